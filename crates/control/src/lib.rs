@@ -1,0 +1,21 @@
+//! What a node, its shims and its tools say to each other, over Unix sockets on one machine.
+//!
+//! Each conversation is one connection: one request, one reply, then both ends close. Both travel as one
+//! JSON document preceded by its length (u32, big endian, at most [`stream::MOST`] bytes). Who asks is known from the socket's peer
+//! credentials, never from the request.
+//!
+//! ```text
+//!  tool ──Request──▶ ternd         RUN/control          (RUN is the node's run directory, /run/tern)
+//!  shim ──Request──▶ ternd         RUN/control          (root, or the user who runs ternd, only)
+//!  ternd ──ShimRequest──▶ shim     RUN/shims/ID.sock
+//! ```
+#![deny(unsafe_code)]
+
+pub mod report;
+pub mod request;
+pub mod shim;
+pub mod stream;
+
+pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport};
+pub use request::{Destination, Lock, Reply, Request};
+pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};

@@ -1,0 +1,135 @@
+//! Requests to the node's daemon, and its replies.
+
+use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
+use serde::{Deserialize, Serialize};
+use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+
+/// Where a process should go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Destination {
+    /// To this node; its home node means the same as `Home`.
+    Node(NodeId),
+    /// Back to its home.
+    Home,
+    /// Wherever the balancer would have it.
+    Balance,
+}
+
+/// Whether the cluster may move a process by itself (`mosrun -l`, `-L`, `-k`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Lock {
+    /// It may.
+    Unlocked,
+    /// Only in an emergency, such as the shutdown of its node.
+    Locked,
+    /// As the caller is.
+    #[default]
+    Keep,
+}
+
+/// What a tool, or one of the node's shims, asks of the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Move a running process; answered when it runs there, or with the reason why not.
+    Migrate {
+        /// The process.
+        pid: HomePid,
+        /// Where to.
+        to: Destination,
+    },
+    /// `mosrun`: move the calling process (known from its credentials) as soon as it has executed its
+    /// program. Answered with `Ready` when a destination is prepared and execve may be called.
+    AtExec {
+        /// Nodes to try, in this order.
+        candidates: Vec<NodeId>,
+        /// May the cluster move it afterwards?
+        lock: Lock,
+    },
+    /// `mosrun` without a node: note the calling process and its lock. Answered with `Done`.
+    Register {
+        /// May the cluster move it?
+        lock: Lock,
+        /// It never migrates, nor do its children (`nomig`).
+        never: bool,
+    },
+    /// The processes of this node that are away, came from elsewhere, or were started with mosrun.
+    Processes,
+    /// The node and what it knows of the others.
+    Status,
+    /// Replace the map of the cluster (the text of `/etc/mosix.map`); checked first, all or nothing.
+    SetMap {
+        /// The file's text.
+        text: String,
+    },
+    /// The map in use, as text.
+    GetMap,
+    /// Leave the cluster: forget the map (`setpe -off`). Refused while processes are away or visiting.
+    MapOff,
+    /// Make a token for one join, valid this many seconds.
+    Token {
+        /// 60 to 604,800.
+        seconds: u32,
+    },
+    /// From a home shim only: have `node` start a shim for a guest.
+    Prepare {
+        /// The destination.
+        node: NodeId,
+        /// The migration that this begins.
+        migration: MigrationId,
+        /// The keys (certificate fingerprints) which the new shim shall accept: home's first, then, for
+        /// an onward journey, the source's.
+        accept: Vec<Fingerprint>,
+        /// The user whose process it is; the guest gets this identity on the destination.
+        uid: u32,
+        /// Its group.
+        gid: u32,
+    },
+    /// From a shim only: for a reconnection, where that node is now and whether the peer shim lives.
+    Locate {
+        /// The peer's node.
+        node: NodeId,
+        /// The peer shim.
+        shim: ShimId,
+    },
+}
+
+/// What the daemon answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It was not done; nothing has changed.
+    Refused(Refusal),
+    /// Done, with nothing to report.
+    Done,
+    /// `AtExec`: execute the program now.
+    Ready,
+    /// The process runs there.
+    Migrated(MigrationReport),
+    /// To `Processes`.
+    Processes(Vec<ProcessRow>),
+    /// To `Status`.
+    Status(StatusReport),
+    /// To `GetMap`.
+    Map(String),
+    /// To `Token`: what `tern join` takes.
+    Token(String),
+    /// To `Prepare`.
+    Prepared {
+        /// `HOST:PORT` of the destination's daemon, which passes connections for the shim on to it.
+        address: String,
+        /// The new shim.
+        shim: ShimId,
+        /// The key to expect of it.
+        fingerprint: Fingerprint,
+    },
+    /// To `Locate`.
+    Located {
+        /// `HOST:PORT` of that node's daemon, if it answered.
+        address: Option<String>,
+        /// `Some(false)` only on proof: that daemon says that the shim is gone, or the node has booted since.
+        alive: Option<bool>,
+    },
+}

@@ -1,0 +1,99 @@
+//! How a shim is started, and what its node's daemon asks of it.
+
+use crate::report::{MigrationReport, ProcessRow, Refusal};
+use crate::request::{Destination, Lock};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+
+/// What ternd writes to a new shim's standard input, as one JSON document, then closes it. The shim listens
+/// on `run_dir/shims/ID.sock`, then writes one line to its standard output: `ready FINGERPRINT` (64
+/// hexadecimal digits: the SHA-256 of its ephemeral certificate), or `failed REASON`, and closes it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ShimStart {
+    /// The name it listens under.
+    pub id: ShimId,
+    /// The node it runs on.
+    pub node: NodeId,
+    /// The node's run directory.
+    pub run_dir: PathBuf,
+    /// The node's cache of file content.
+    pub cache_dir: PathBuf,
+    /// Which half it holds.
+    pub role: ShimRole,
+    /// Seconds without its home after which a guest freezes itself.
+    pub suspend_after: u32,
+    /// Seconds after which home gives a lost guest up.
+    pub give_up_after: u32,
+}
+
+/// The half a shim holds.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShimRole {
+    /// The home half of the family that begins with this process. What to do with it comes as a request.
+    Deputy {
+        /// The process.
+        pid: HomePid,
+    },
+    /// The away half of a family.
+    Guest {
+        /// The family's home.
+        home: NodeId,
+        /// The migration that brings its first member.
+        migration: MigrationId,
+        /// Whose connections it accepts; the first is home's.
+        accept: Vec<Fingerprint>,
+        /// The identity that its guests get on this node.
+        uid: u32,
+        /// Their group.
+        gid: u32,
+    },
+}
+
+/// What ternd asks of a shim.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShimRequest {
+    /// The shim's processes.
+    Processes,
+    /// Is this process one of yours? (`Done`, or `Refused` with `NotFound`.)
+    Owns {
+        /// The process.
+        pid: HomePid,
+    },
+    /// Move a process. Deputy only; ternd has checked the caller's right to do so.
+    Migrate {
+        /// The process.
+        pid: HomePid,
+        /// Where to; never `Balance`.
+        to: Destination,
+    },
+    /// Hold this process until it has called execve, then move it. Deputy only. Answered as soon as the
+    /// process is held and a destination is prepared.
+    AtExec {
+        /// The process.
+        pid: HomePid,
+        /// Nodes to try, in this order.
+        candidates: Vec<NodeId>,
+        /// May the cluster move it afterwards?
+        lock: Lock,
+    },
+    /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
+    /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
+    Connection,
+}
+
+/// What a shim answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShimReply {
+    /// Not done.
+    Refused(Refusal),
+    /// Done.
+    Done,
+    /// Its processes.
+    Processes(Vec<ProcessRow>),
+    /// Moved.
+    Migrated(MigrationReport),
+}

@@ -1,0 +1,124 @@
+//! Identifiers that every part of Tern speaks; nothing else belongs here.
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A node of the cluster: 1 to 65,535, as in `/etc/mosix.map`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub u16);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A process as its home node numbers it (in the pid namespace of that node's daemon).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HomePid(pub i32);
+
+impl fmt::Display for HomePid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Which life of a process this is. It grows by one at each hand-over; the deputy performs the calls of
+/// the current epoch only, so at most one incarnation ever has effects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The life after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+macro_rules! random_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub [u8; 16]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = BadId;
+
+            fn from_str(text: &str) -> Result<Self, BadId> {
+                if text.len() != 32 || !text.is_ascii() {
+                    return Err(BadId);
+                }
+                let mut id = [0; 16];
+                for (byte, at) in id.iter_mut().zip((0..32).step_by(2)) {
+                    *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_e| BadId)?;
+                }
+                Ok(Self(id))
+            }
+        }
+    };
+}
+
+random_id!(
+    /// One migration; the same on both nodes, in their logs and reports.
+    MigrationId
+);
+random_id!(
+    /// One shim process. Whoever knows it can ask to be connected to it; it grants nothing by itself.
+    ShimId
+);
+
+/// The text is not an identifier of 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadId;
+
+impl fmt::Display for BadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not an identifier of 32 hexadecimal digits")
+    }
+}
+
+impl std::error::Error for BadId {}
+
+/// The BLAKE3 hash of a file's whole content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ContentHash(pub [u8; 32]);
+
+impl fmt::Display for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+/// The SHA-256 fingerprint of a certificate (DER); what one shim pins of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Fingerprint(pub [u8; 32]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_survive_text() {
+        let id = ShimId([7; 16]);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert_eq!("xyz".parse::<ShimId>(), Err(BadId));
+        assert_eq!("é".repeat(16).parse::<ShimId>(), Err(BadId));
+    }
+}

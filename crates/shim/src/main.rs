@@ -1,0 +1,2 @@
+//! shim
+fn main() {}
