@@ -11,6 +11,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod door;
 pub mod report;
 pub mod request;
 pub mod shim;

@@ -1,1 +1,22 @@
-//! guest
+//! The away half of a family: runs the programs, answers what may be answered here, forwards the rest.
+//!
+//! * [`sandbox`]: the namespaces that hold guests, and the helper that is their first process
+//! * [`member`]: one guest
+//! * [`arrive`]: an empty process becomes a guest;  [`depart`]: a guest goes home or onward
+//! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
+//! * [`signal`]: signals from home, and the guest's own faults
+//! * [`fork`]: both halves fork
+//! * [`run`]: the one loop that waits for all of it
+
+pub mod arrive;
+pub mod depart;
+pub mod fork;
+pub mod forward;
+pub mod member;
+pub mod run;
+pub mod sandbox;
+pub mod signal;
+pub mod space;
+pub mod special;
+
+pub use run::run;

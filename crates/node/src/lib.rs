@@ -1,1 +1,42 @@
-//! node
+//! The daemon of a node, `ternd`, and what tools need of it: founding and joining a cluster.
+//!
+//! ```text
+//!  tools ──Request──▶ control ─▶ moving ──ShimRequest──▶ shims (one process per migrated family)
+//!                                  │ peers (asking)
+//!                                  ▼
+//!  other nodes ──TLS──▶ listen ─┬▶ serve   a member asks: ping, host a guest, map
+//!                               ├▶ admit   a machine joins
+//!                               └▶ shims   a connection is passed on to a shim
+//! ```
+//! Threads, one for each connection, within limits; no lock is held over a wait for somebody else. All that
+//! must outlive ternd is in files or in the shims.
+#![deny(unsafe_code)]
+
+mod admit;
+pub mod config;
+mod control;
+mod credentials;
+mod daemon;
+mod files;
+pub mod found;
+mod listen;
+pub mod map;
+pub mod message;
+mod moving;
+mod peers;
+mod permission;
+mod procfs;
+mod registry;
+#[cfg(test)]
+mod scratch;
+mod serve;
+mod shims;
+mod slots;
+mod state;
+pub mod token;
+pub mod users;
+
+pub use config::Config;
+pub use daemon::run;
+pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
+pub use permission::check_access;

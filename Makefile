@@ -1,0 +1,51 @@
+# What people type. Each target is a line or two: the work is in scripts/ and in cargo.
+
+prefix  ?= /usr/local
+destdir ?=
+target   = $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: all demo test lint bench docs man fuzz install uninstall deb clean
+
+# Release binaries, and the names that tern is also called by.
+all:
+	cargo build --release --workspace --bins
+	scripts/links $(target)/release
+
+# Programs move around a cluster inside this machine, and their output is compared.
+demo:
+	scripts/demo
+
+test:
+	scripts/setup
+	cargo build --workspace --bins
+	scripts/links $(target)/debug
+	cargo nextest run --workspace
+
+lint:
+	cargo xtask ci-lint
+
+bench:
+	cargo bench --workspace
+
+docs:
+	cargo xtask docs
+	cargo doc --workspace --no-deps
+
+man: all
+	$(target)/release/tern man $(target)/man
+
+# FUZZ names one target, FUZZ_TIME the seconds for each.
+fuzz:
+	scripts/fuzz $(FUZZ)
+
+install: man
+	scripts/install $(target) "$(destdir)" $(prefix)
+
+uninstall:
+	scripts/install --remove "$(destdir)" $(prefix)
+
+deb: man
+	scripts/deb $(target)
+
+clean:
+	cargo clean

@@ -1,0 +1,17 @@
+//! One file per command; each describes its command line and runs it.
+
+pub mod completions;
+pub mod doctor;
+pub mod init;
+pub mod join;
+pub mod lab;
+pub mod man;
+pub mod migrate;
+pub mod mosrun;
+pub mod mps;
+pub mod nomig;
+pub mod runhome;
+pub mod runon;
+pub mod setpe;
+pub mod status;
+pub mod token;

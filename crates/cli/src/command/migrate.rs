@@ -1,0 +1,182 @@
+//! `migrate PID NODE`: move a running process, and say how it went.
+
+use crate::tool::Call;
+use crate::{Failure, client, help, output, place};
+use clap::{Args, Command};
+use std::io::{IsTerminal, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tern_control::{Destination, MigrationReport, Reply, Request};
+use tern_ids::HomePid;
+
+/// How long a move may take before its user hears that it is still under way.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What its words say.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The process, by its pid at home
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it
+    #[arg(value_name = "NODE")]
+    to: String,
+    /// Print the report as one line of JSON: pid, from, to, bytes, freeze_ms, total_ms and more
+    #[arg(long)]
+    json: bool,
+    /// Print nothing, unless it fails
+    #[arg(short, long, conflicts_with = "json")]
+    quiet: bool,
+}
+
+/// The command line.
+pub fn describe() -> Command {
+    Options::augment_args(help::command("migrate"))
+        .about("Move a running process to another node, or home")
+        .long_about(
+            "Move a running process to another node, or home. It returns when the process runs there, and \
+             prints what it took: the bytes sent and how long the process stood still.\n\nYou may move the \
+             processes that you could trace with a debugger; root may move any.",
+        )
+        .after_help(help::closing(
+            "  migrate 1234 2\n  migrate 1234 home\n  migrate $(pgrep flac) beta --json",
+            "When it fails, the process runs on where it was.",
+        ))
+}
+
+/// `migrate …`.
+///
+/// # Errors
+/// The reason why the process was not moved.
+pub fn run(call: &Call<'_>) -> Result<(), Failure> {
+    let Some(options) = help::parse::<Options>(describe(), call)? else {
+        return Ok(());
+    };
+    let to = match &*options.to {
+        "home" => Destination::Home,
+        "balance" => Destination::Balance,
+        word => Destination::Node(place::node(word)?),
+    };
+    let request = Request::Migrate { pid: HomePid(options.pid), to };
+    let progress = !options.quiet && !options.json && std::io::stderr().is_terminal();
+    let reply = if progress {
+        with_progress(request, &format!("{}: moving to {}", options.pid, options.to))?
+    } else {
+        client::ask(&request)?
+    };
+    match reply {
+        Reply::Migrated(report) if options.json => output::print_json(&report),
+        Reply::Migrated(_) if options.quiet => Ok(()),
+        Reply::Migrated(report) => output::print(&line(&report)),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+/// Asks, and while the answer takes long says so on standard error, in one line that goes away again.
+fn with_progress(request: Request, doing: &str) -> Result<Reply, Failure> {
+    let (sender, answer) = mpsc::channel();
+    std::thread::spawn(move || sender.send(client::ask(&request)));
+    show_until(&answer, doing, PATIENCE, &mut std::io::stderr())
+}
+
+/// Waits for an answer; from `patience` on shows the time that has passed, each second.
+fn show_until(
+    answer: &Receiver<Result<Reply, Failure>>,
+    doing: &str,
+    patience: Duration,
+    out: &mut impl Write,
+) -> Result<Reply, Failure> {
+    let begun = Instant::now();
+    let mut wait = patience;
+    let mut shown = false;
+    loop {
+        match answer.recv_timeout(wait) {
+            Ok(reply) => {
+                if shown {
+                    let _ = write!(out, "\r\x1b[K");
+                }
+                return reply;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                // A terminal that takes nothing is no reason to give the answer up.
+                let _ = write!(out, "\r\x1b[K{doing} … {} s", begun.elapsed().as_secs());
+                let _ = out.flush();
+                shown = true;
+                wait = Duration::from_secs(1);
+            }
+            // The thread that asks has panicked, and has said so.
+            Err(RecvTimeoutError::Disconnected) => return Err(Failure::silent(70)),
+        }
+    }
+}
+
+/// `1234 flac: 1 → 2, 12.3 MB, frozen 18 ms`.
+fn line(report: &MigrationReport) -> String {
+    format!(
+        "{} {}: {} → {}, {}, frozen {}\n",
+        report.pid,
+        output::plain(&report.command),
+        report.from,
+        report.to,
+        output::bytes(report.bytes),
+        output::milliseconds(report.freeze_ms),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_ids::{MigrationId, NodeId};
+
+    fn report() -> MigrationReport {
+        MigrationReport {
+            pid: HomePid(1234),
+            command: "flac".into(),
+            migration: MigrationId([1; 16]),
+            from: NodeId(1),
+            to: NodeId(2),
+            bytes: 12_345_678,
+            freeze_ms: 18.2,
+            total_ms: 240.0,
+        }
+    }
+
+    #[test]
+    fn a_move_is_one_line() {
+        assert_eq!(line(&report()), "1234 flac: 1 → 2, 12.3 MB, frozen 18 ms\n");
+    }
+
+    #[test]
+    fn json_has_the_promised_keys() {
+        let json = serde_json::to_value(report()).unwrap();
+        for key in ["pid", "from", "to", "bytes", "freeze_ms", "total_ms"] {
+            assert!(json[key].is_number(), "{key}");
+        }
+    }
+
+    #[test]
+    fn slow_moves_are_shown_and_the_line_is_taken_away() {
+        let (sender, answer) = mpsc::channel();
+        sender.send(Ok(Reply::Done)).unwrap();
+        let mut shown = Vec::new();
+        show_until(&answer, "moving", Duration::from_secs(60), &mut shown).unwrap();
+        assert_eq!(shown, b"", "a quick move shows nothing");
+
+        // The answer comes once the line has been seen.
+        struct Seen(mpsc::Sender<Result<Reply, Failure>>, Vec<u8>);
+        impl Write for Seen {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.1.extend_from_slice(bytes);
+                let _ = self.0.send(Ok(Reply::Done));
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut seen = Seen(sender, Vec::new());
+        show_until(&answer, "moving", Duration::from_millis(1), &mut seen).unwrap();
+        let text = String::from_utf8(seen.1).unwrap();
+        assert!(text.contains("moving … 0 s") && text.ends_with("\r\x1b[K"), "{text:?}");
+    }
+}

@@ -1,0 +1,174 @@
+//! How the pages are found that a process has written to since they were last copied.
+#![expect(unsafe_code, reason = "userfaultfd and mmap have no safe form")]
+
+use super::Finding;
+use super::child::{checked, in_child};
+use crate::output::reason;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// Of linux/userfaultfd.h and linux/fs.h, which libc does not have.
+mod abi {
+    /// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
+    pub(super) const UFFDIO_API: u64 = 0xC018_AA3F;
+    /// `_IOWR(0xAA, 0x00, struct uffdio_register)`.
+    pub(super) const UFFDIO_REGISTER: u64 = 0xC020_AA00;
+    pub(super) const UFFD_API: u64 = 0xAA;
+    pub(super) const UFFD_USER_MODE_ONLY: i32 = 1;
+    pub(super) const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
+    pub(super) const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+    pub(super) const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
+    /// `_IOWR('f', 16, struct pm_scan_arg)`.
+    pub(super) const PAGEMAP_SCAN: u64 = 0xC060_6610;
+    pub(super) const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
+    pub(super) const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+    pub(super) const PAGE_IS_WRITTEN: u64 = 1 << 1;
+    /// The bit of /proc/PID/pagemap.
+    pub(super) const SOFT_DIRTY: u64 = 1 << 55;
+}
+
+pub(super) fn examine() -> Vec<Finding> {
+    let written = in_child(|| Pages::map()?.written_pages_are_seen());
+    let soft_dirty = in_child(|| Pages::map()?.soft_dirty_is_seen());
+    vec![write_tracking(written, soft_dirty), memfd()]
+}
+
+/// Two pages of this process, which end with it.
+struct Pages {
+    start: usize,
+    size: usize,
+}
+
+impl Pages {
+    fn map() -> io::Result<Self> {
+        let size = rustix::param::page_size();
+        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(Self { start: start as usize, size })
+        }
+    }
+
+    fn write_to(&self, page: usize) {
+        let at = (self.start + page * self.size) as *mut u8;
+        // SAFETY: within the mapping, which is writable and nobody else's.
+        unsafe { at.write_volatile(1) };
+    }
+
+    /// Tracks writes with userfaultfd, as the first rounds of a migration do, and answers 1 if exactly the
+    /// written page is found.
+    fn written_pages_are_seen(&self) -> io::Result<u64> {
+        self.write_to(0);
+        self.write_to(1);
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | abi::UFFD_USER_MODE_ONLY;
+        // SAFETY: takes no pointers.
+        let uffd = checked(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })? as i32;
+        let features = abi::UFFD_FEATURE_WP_ASYNC | abi::UFFD_FEATURE_WP_UNPOPULATED;
+        control(uffd, abi::UFFDIO_API, &mut [abi::UFFD_API, features, 0])?;
+        let (start, length) = (self.start as u64, 2 * self.size as u64);
+        control(uffd, abi::UFFDIO_REGISTER, &mut [start, length, abi::UFFDIO_REGISTER_MODE_WP, 0])?;
+        let pagemap = File::open("/proc/self/pagemap")?;
+        self.scan(&pagemap)?;
+        self.write_to(1);
+        let [from, to, _] = self.scan(&pagemap)?;
+        let second = start + self.size as u64;
+        Ok(u64::from((from, to) == (second, start + length)))
+    }
+
+    /// The first region written to since the last scan, and protects it anew.
+    fn scan(&self, pagemap: &File) -> io::Result<[u64; 3]> {
+        let mut region = [0u64; 3];
+        let (start, end) = (self.start as u64, (self.start + 2 * self.size) as u64);
+        let flags = abi::PM_SCAN_WP_MATCHING | abi::PM_SCAN_CHECK_WPASYNC;
+        let written = abi::PAGE_IS_WRITTEN;
+        // struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, then the categories:
+        // inverted, all of, any of, returned.
+        let vector = region.as_mut_ptr() as u64;
+        control(
+            pagemap.as_raw_fd(),
+            abi::PAGEMAP_SCAN,
+            &mut [96, flags, start, end, 0, vector, 1, 0, 0, written, 0, written],
+        )?;
+        Ok(region)
+    }
+
+    /// Tracks writes with the soft-dirty bit; answers 1 if exactly the written page is found.
+    fn soft_dirty_is_seen(&self) -> io::Result<u64> {
+        self.write_to(0);
+        self.write_to(1);
+        std::fs::write("/proc/self/clear_refs", "4")?;
+        self.write_to(1);
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let mut entries = [0; 16];
+        pagemap.read_exact_at(&mut entries, (self.start / self.size * 8) as u64)?;
+        let (first, second) = entries.split_at(8);
+        let dirty = |entry: &[u8]| {
+            entry.try_into().is_ok_and(|entry| u64::from_ne_bytes(entry) & abi::SOFT_DIRTY != 0)
+        };
+        Ok(u64::from(!dirty(first) && dirty(second)))
+    }
+}
+
+/// An ioctl whose argument is a structure of 64-bit fields.
+fn control<const N: usize>(fd: i32, request: u64, argument: &mut [u64; N]) -> io::Result<u64> {
+    // SAFETY: every request of `abi` encodes the size of its structure, which is N fields at each call above;
+    // where a field is itself a pointer (PAGEMAP_SCAN's vector), the caller's array outlives the call.
+    checked(unsafe { libc::ioctl(fd, request, argument.as_mut_ptr()) }.into())
+}
+
+fn write_tracking(written: io::Result<u64>, soft_dirty: io::Result<u64>) -> Finding {
+    let name = "write tracking";
+    let why = |tried: io::Result<u64>| match tried {
+        Ok(_) => "does not find the written page".to_owned(),
+        Err(error) => reason(&error),
+    };
+    match (written, soft_dirty) {
+        (Ok(1), _) => Finding::ok(name, "userfaultfd WP_ASYNC and PAGEMAP_SCAN"),
+        (other, Ok(1)) => Finding::limited(
+            name,
+            format!("only soft-dirty bits (userfaultfd WP_ASYNC: {})", why(other)),
+            "processes with much memory stand still longer when they leave this node; best is kernel 6.7",
+        ),
+        (written, soft_dirty) => Finding::limited(
+            name,
+            format!("none (userfaultfd WP_ASYNC: {}; soft-dirty: {})", why(written), why(soft_dirty)),
+            "processes that leave this node stand still while all of their memory is copied",
+        ),
+    }
+}
+
+fn memfd() -> Finding {
+    let name = "memfd";
+    match rustix::fs::memfd_create("tern-doctor", rustix::fs::MemfdFlags::CLOEXEC) {
+        Ok(_) => Finding::ok(name, "works"),
+        Err(error) => Finding::missing(name, reason(&error.into()), "deputies have no mailboxes: no moves"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::State;
+
+    #[test]
+    fn the_best_way_that_works_is_named() {
+        let no = || Err(io::Error::from_raw_os_error(libc::EINVAL));
+        assert_eq!(write_tracking(Ok(1), no()).state, State::Ok);
+        assert!(write_tracking(no(), Ok(1)).found.starts_with("only soft-dirty"));
+        let none = write_tracking(Ok(0), Ok(0));
+        assert!(none.found.contains("WP_ASYNC: does not find the written page"), "{}", none.found);
+    }
+}

@@ -1,0 +1,181 @@
+//! A shim's door: the socket on which its node's daemon speaks to it, and the wait for everything else.
+//!
+//! Only the user who runs the node is let in; who that is, the kernel says.
+
+use crate::report::{Refusal, RefusalKind};
+use crate::shim::{ShimReply, ShimRequest};
+use crate::stream;
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tern_ids::ShimId;
+
+/// How long the daemon may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A shim's door. The socket file is removed with it.
+#[derive(Debug)]
+pub struct Door {
+    listener: UnixListener,
+    path: PathBuf,
+    children: OwnedFd,
+}
+
+impl Door {
+    /// Opens `RUN/shims/ID.sock`, and has changes of children and tracees of this thread shown by a descriptor
+    /// (SIGCHLD is blocked for it).
+    ///
+    /// # Errors
+    /// If the socket cannot be made.
+    pub fn open(run_dir: &Path, id: ShimId) -> io::Result<Self> {
+        let dir = run_dir.join("shims");
+        fs::create_dir_all(&dir)?;
+        let path = dir.join(format!("{id}.sock"));
+        let listener = UnixListener::bind(&path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path, children: children()? })
+    }
+
+    /// Readable when a child or tracee has changed.
+    #[must_use]
+    pub fn children(&self) -> BorrowedFd<'_> {
+        self.children.as_fd()
+    }
+
+    /// Makes [`children`](Self::children) quiet until the next change. To be called before the changes are
+    /// looked at, so that none falls between.
+    ///
+    /// # Errors
+    /// None that matter; there was nothing then.
+    pub fn clear_children(&self) -> io::Result<()> {
+        let mut info = [0u8; 128];
+        rustix::io::read(&self.children, &mut info)?;
+        Ok(())
+    }
+
+    /// The next who has come with a request, if somebody has.
+    pub fn next(&self) -> Option<Caller> {
+        loop {
+            let (stream, _) = self.listener.accept().ok()?;
+            match Caller::hear(stream) {
+                Ok(caller) => return Some(caller),
+                // Whoever it was has not spoken properly; the next one may.
+                Err(_) => continue,
+            }
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        let _gone = fs::remove_file(&self.path);
+    }
+}
+
+/// One request and the way to answer it.
+#[derive(Debug)]
+pub struct Caller {
+    stream: UnixStream,
+    request: ShimRequest,
+}
+
+impl Caller {
+    fn hear(mut stream: UnixStream) -> io::Result<Self> {
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let request = stream::read(&mut stream)?;
+        Ok(Self { stream, request })
+    }
+
+    /// What is asked.
+    #[must_use]
+    pub fn request(&self) -> &ShimRequest {
+        &self.request
+    }
+
+    /// Answers; a caller who has gone away is no concern of ours.
+    pub fn answer(mut self, reply: &ShimReply) {
+        let _gone = stream::write(&mut self.stream, reply);
+    }
+
+    /// Whether the caller has gone away without waiting for the answer.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
+    }
+
+    /// Takes the connection that comes with [`ShimRequest::Connection`], and acknowledges it.
+    pub fn connection(self) -> Option<TcpStream> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let flags = rustix::net::RecvFlags::CMSG_CLOEXEC;
+        rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags).ok()?;
+        let fd = control.drain().find_map(|m| match m {
+            rustix::net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })?;
+        self.answer(&ShimReply::Done);
+        Some(TcpStream::from(fd))
+    }
+}
+
+/// The answer to what is not ours.
+#[must_use]
+pub fn not_here() -> ShimReply {
+    ShimReply::Refused(Refusal::new(RefusalKind::NotFound, "this shim does not hold it"))
+}
+
+/// Waits until one of these is ready for what is asked of it (POLLIN, POLLOUT), or the time is over.
+///
+/// # Errors
+/// None in practice; being interrupted counts as ready.
+pub fn poll(fds: &[(BorrowedFd<'_>, i16)], most: Duration) -> io::Result<()> {
+    let flags = |events: i16| rustix::event::PollFlags::from_bits_truncate(events.cast_unsigned());
+    let mut all: Vec<_> = fds.iter().map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events))).collect();
+    let time = rustix::time::Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: i64::from(most.subsec_nanos()) };
+    match rustix::event::poll(&mut all, Some(&time)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[allow(unsafe_code, reason = "signalfd has no safe wrapper here")]
+fn children() -> io::Result<OwnedFd> {
+    // SAFETY: all-zero is a valid set, and is filled by the next call anyway.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is valid.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    // SAFETY: `set` is valid.
+    unsafe { libc::sigaddset(&raw mut set, libc::SIGCHLD) };
+    // SAFETY: `set` is valid; the old mask is not asked for.
+    if unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `set` is valid.
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    debug_assert!(fd.as_raw_fd() >= 0);
+    Ok(fd)
+}

@@ -1,0 +1,323 @@
+//! A deputy becomes the process again.
+//!
+//! The skeleton of its address space is still there; only differences are mapped, and only pages with content
+//! come over. Then its last call has to be settled: a call that the guest was in when it was stopped has been
+//! made, or is being made, or has never arrived here.
+//!
+//! ```text
+//!  made                 its result is delivered: memory, rax
+//!  not arrived          the kernel makes it again, natively
+//!  being made, and the
+//!  kernel restarts it   likewise: the interrupted call has had no effect
+//!  being made, and only this thread's kernel state knows the rest (sleeps, polls with a time limit), or the
+//!  kernel would fail it with EINTR: the deputy goes on with it (Lingering), everything else being home
+//! ```
+
+use crate::blob;
+use crate::member::{Current, Member, State};
+use crate::signal::fails_when_interrupted;
+use crate::space::HomeSpace;
+use std::collections::HashMap;
+use tern_image::layout::Layout;
+use tern_image::process::DEFAULT;
+use tern_image::{ProcessImage, Reserve, apply};
+use tern_migrate::message::{CallResult, Conversation, Message};
+use tern_migrate::target;
+use tern_syscall::{Outcome, gather, scatter};
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::pagemap::Run;
+use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::registers::{Registers, restart};
+use tern_tracee::stop::{FOLLOW_EXEC, Siginfo, Stopped};
+use tern_tracee::{Error, Memory, Result};
+
+/// A process on its way home.
+#[derive(Debug, Default)]
+pub(crate) struct Inbound {
+    /// The address space that it has had built here last.
+    pub(crate) layout: Layout,
+    pub(crate) bytes: u64,
+}
+
+/// A process that is home but for its last call.
+#[derive(Debug)]
+pub(crate) struct Lingering {
+    image: Box<ProcessImage>,
+    carried: Vec<Siginfo>,
+}
+
+/// The process memory as the marshaller sees it.
+struct HomeMemory<'a>(&'a Memory);
+
+impl tern_syscall::Memory for HomeMemory<'_> {
+    fn read(&mut self, addr: u64, buf: &mut [u8]) -> std::result::Result<(), tern_syscall::Fault> {
+        self.0.read(addr, buf).map_err(|_e| tern_syscall::Fault)
+    }
+
+    fn write(&mut self, addr: u64, data: &[u8]) -> std::result::Result<(), tern_syscall::Fault> {
+        self.0.write(addr, data).map_err(|_e| tern_syscall::Fault)
+    }
+}
+
+impl Member {
+    fn injection(&mut self, messages: &mut Vec<Message>) -> Result<(Injection, Reserve)> {
+        let astray = || Error::Astray { what: "no deputy".into(), pid: self.pid.0 };
+        let reserve = self.reserve.ok_or_else(astray)?;
+        let stopped = self.halt(messages)?;
+        Ok((Injection::begin(stopped, Site(reserve.start + blob::call_site()))?, reserve))
+    }
+
+    /// Gives the deputy this address space; it goes on with its call afterwards.
+    ///
+    /// # Errors
+    /// If it is gone, or a step fails.
+    pub(crate) fn take_space(&mut self, layout: &Layout, messages: &mut Vec<Message>) -> Result<()> {
+        let reserve = self.checked(layout)?;
+        let (mut injection, _) = self.injection(messages)?;
+        let now = procfs::smaps(self.pid.0)?;
+        let files: HashMap<(u64, u64), u32> =
+            layout.files.iter().enumerate().map(|(at, f)| ((f.device, f.inode), at as u32)).collect();
+        let identify = |m: &Mapping| files.get(&(m.device, m.inode)).copied();
+        let mut steps = apply::plan(&now, layout, Some(reserve), &identify);
+        // A large call's data is not the program's; it goes with the mailbox.
+        let large = self.mailbox.as_ref().and_then(crate::mailbox::Mailbox::large);
+        steps.retain(|s| !matches!((s, large), (apply::Step::Unmap { start, end }, Some((a, b))) if *start < b && a < *end));
+        let memory = Memory::open(self.pid.0)?;
+        // The last page of our range is not used by any call that is under way: the mailbox ends before it.
+        let scratch = reserve.end() - tern_tracee::PAGE;
+        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch, files: &layout.files };
+        let done = apply::carry_out(&steps, &mut space);
+        let stopped = injection.finish()?;
+        self.go_on(stopped)?;
+        done
+    }
+
+    fn checked(&self, layout: &Layout) -> Result<Reserve> {
+        let astray = |what: &str| Error::Astray { what: what.into(), pid: self.pid.0 };
+        layout.check().map_err(astray)?;
+        let reserve = self.reserve.ok_or_else(|| astray("no deputy"))?;
+        if layout.regions.iter().any(|r| reserve.meets(r.start, r.end)) {
+            return Err(astray("its node sent a layout that covers our range"));
+        }
+        Ok(reserve)
+    }
+
+    /// Takes pages; the deputy does not look at them.
+    ///
+    /// # Errors
+    /// If they lie outside its memory.
+    pub(crate) fn take_pages(&self, runs: &[Run], bytes: &[u8]) -> Result<()> {
+        if let Some(reserve) = self.reserve
+            && runs.iter().any(|&(start, len)| reserve.meets(start, start.saturating_add(len)))
+        {
+            return Err(Error::Astray { what: "its node sent pages in our range".into(), pid: self.pid.0 });
+        }
+        target::write_pages(&self.memory, runs, bytes)
+    }
+
+    /// Forgets pages.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub(crate) fn forget(&mut self, runs: &[Run], messages: &mut Vec<Message>) -> Result<()> {
+        let (mut injection, reserve) = self.injection(messages)?;
+        let memory = Memory::open(self.pid.0)?;
+        let safe: Vec<Run> = runs.iter().copied().filter(|&(s, l)| !reserve.meets(s, s.saturating_add(l))).collect();
+        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let done = target::forget(&mut space, self.pid.0, &safe);
+        let stopped = injection.finish()?;
+        self.go_on(stopped)?;
+        done
+    }
+
+    /// Everything is here: makes the deputy the process again. It is returned, stopped, ready to be let go;
+    /// or it lingers, and will be when its call has ended.
+    ///
+    /// # Errors
+    /// If it is gone, or the image is unsound.
+    pub(crate) fn come_home(
+        &mut self,
+        image: Box<ProcessImage>,
+        talk: &Conversation,
+        messages: &mut Vec<Message>,
+    ) -> Result<Option<Stopped>> {
+        image.check().map_err(|what| Error::Astray { what: what.into(), pid: self.pid.0 })?;
+        // Signals that the last life has taken over and not delivered, and those that it has not taken over.
+        let mut carried: Vec<Siginfo> = talk.carried.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
+        let (stopped, settled) = self.settle(&image, talk, messages)?;
+        carried.extend(self.unheard.drain(..).filter(|(count, _)| *count > talk.signals).map(|(_, info)| info));
+        self.actions.clone_from(&image.actions);
+        match settled {
+            Settled::Registers(registers) => self.finish(stopped, &image, &registers, &carried).map(Some),
+            Settled::Linger => {
+                self.state = State::Lingering(Box::new(Lingering { image, carried }));
+                self.go_on(stopped)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Finds out what has become of the call that the guest was in.
+    fn settle(
+        &mut self,
+        image: &ProcessImage,
+        talk: &Conversation,
+        messages: &mut Vec<Message>,
+    ) -> Result<(Stopped, Settled)> {
+        let mut registers = image.thread.registers;
+        loop {
+            let stopped = self.halt(messages)?;
+            if !talk.call_open {
+                return Ok((stopped, Settled::Registers(registers)));
+            }
+            if let Some(mailbox) = &mut self.mailbox
+                && let Some(current) = self.current.take_if(|_| mailbox.is_done())
+            {
+                self.last = Some(made(&current, mailbox.collect(&current.layout)));
+            }
+            if let Some(last) = self.last.take_if(|last| last.number == talk.call) {
+                self.deliver_result(&mut registers, &last.outcome)?;
+                return Ok((stopped, Settled::Registers(registers)));
+            }
+            let Some(current) = self.current.as_ref().filter(|c| c.request.number == talk.call) else {
+                return Ok((stopped, Settled::Registers(registers)));
+            };
+            let now = stopped.registers()?;
+            let code = now.rax.cast_signed();
+            let nr = current.request.call.nr;
+            if !self.is_in_call(&now) {
+                // Just before or behind it: the blob is on its way to it, or to its answer.
+                stopped.resume(0)?;
+                std::thread::yield_now();
+                continue;
+            }
+            if code == restart::BLOCK || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr)) {
+                return Ok((stopped, Settled::Linger));
+            }
+            if restart::is(code) {
+                self.current = None;
+                registers.rax = code.cast_unsigned();
+                return Ok((stopped, Settled::Registers(registers)));
+            }
+            // It has just ended: let the blob say so.
+            stopped.resume(0)?;
+            std::thread::yield_now();
+        }
+    }
+
+    /// Puts the result of a call where the program expects it.
+    fn deliver_result(&self, registers: &mut Registers, outcome: &Outcome) -> Result<()> {
+        let memory = Memory::open(self.pid.0)?;
+        let nr = registers.call().unwrap_or_default() as u32;
+        let mut ret = outcome.ret;
+        if let Ok(gathered) = gather(nr, &registers.arguments(), &mut HomeMemory(&memory))
+            && scatter(&gathered.landings, outcome, &mut HomeMemory(&memory)).is_err()
+        {
+            ret = -i64::from(libc::EFAULT);
+        }
+        registers.rax = ret.cast_unsigned();
+        if !restart::is(ret) {
+            registers.orig_rax = u64::MAX;
+        }
+        Ok(())
+    }
+
+    /// The last step: actions, thread, pending signals; our range is gone afterwards.
+    fn finish(
+        &mut self,
+        stopped: Stopped,
+        image: &ProcessImage,
+        registers: &Registers,
+        carried: &[Siginfo],
+    ) -> Result<Stopped> {
+        let pid = self.pid.0;
+        let reserve = self.reserve.ok_or_else(|| Error::Astray { what: "no deputy".into(), pid })?;
+        let memory = Memory::open(pid)?;
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
+        if let Some((start, end)) = self.mailbox.as_ref().and_then(crate::mailbox::Mailbox::large) {
+            injection.must("release a mailbox", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
+        }
+        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        image.restore(&mut space, &memory, reserve, None)?;
+        injection.stopped()?.set_xstate(&image.thread.xstate)?;
+        for info in carried {
+            // To itself a process may send any siginfo, the kernel's own included.
+            memory.write(reserve.room(), info)?;
+            let own = self.own_pid as u64;
+            let signal = i32::from_le_bytes([info[0], info[1], info[2], info[3]]) as u64;
+            let args = [own, own, signal, reserve.room(), 0, 0];
+            let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
+        }
+        let maps = procfs::maps(pid)?;
+        injection.set_site(Site::in_vdso(&memory, &maps)?);
+        reserve.release(&mut injection)?;
+        injection.stopped()?.set_options(FOLLOW_EXEC)?;
+        (self.reserve, self.mailbox, self.current, self.last) = (None, None, None, None);
+        self.unheard.clear();
+        self.state = State::Resident;
+        injection.finish_with(registers, image.thread.sigmask)
+    }
+
+    /// The call with which a process lingered has ended: it is home now.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn linger_ended(&mut self) -> Result<Option<Stopped>> {
+        let State::Lingering(_) = &self.state else { return Ok(None) };
+        let Some(mailbox) = &mut self.mailbox else { return Ok(None) };
+        if !mailbox.is_done() {
+            return Ok(None);
+        }
+        let Some(current) = self.current.take() else { return Ok(None) };
+        let outcome = mailbox.collect(&current.layout);
+        let State::Lingering(lingering) = std::mem::replace(&mut self.state, State::Resident) else { return Ok(None) };
+        let mut registers = lingering.image.thread.registers;
+        self.deliver_result(&mut registers, &outcome)?;
+        // Nothing that comes now is for a guest: there is none.
+        let stopped = self.halt(&mut Vec::new())?;
+        self.finish(stopped, &lingering.image, &registers, &lingering.carried).map(Some)
+    }
+
+    /// A signal reaches a process that lingers: it gets its program's registers back, with the kernel's own
+    /// code for the interrupted call, and then the signal, all natively. The process is returned stopped, with
+    /// the signal that it is to be let go with.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn signalled_lingering(&mut self, stopped: Stopped, signal: i32) -> Result<Option<(Stopped, i32)>> {
+        let action = self.actions.get(signal as usize - 1).map_or(DEFAULT, |a| a[0]);
+        match crate::signal::judge(action, signal) {
+            crate::signal::Verdict::Ignored => self.go_on(stopped).map(|()| None),
+            crate::signal::Verdict::Natural => stopped.resume(signal).map(|()| None),
+            crate::signal::Verdict::Forward => {
+                let State::Lingering(mut lingering) = std::mem::replace(&mut self.state, State::Resident) else {
+                    return Ok(Some((stopped, signal)));
+                };
+                let now = stopped.registers()?;
+                let info = stopped.siginfo()?;
+                let mut registers = lingering.image.thread.registers;
+                if self.is_in_call(&now) {
+                    registers.rax = now.rax;
+                    if !restart::is(now.rax.cast_signed()) {
+                        registers.orig_rax = u64::MAX;
+                    }
+                }
+                lingering.carried.push(info);
+                let stopped = self.finish(stopped, &lingering.image, &registers, &lingering.carried)?;
+                Ok(Some((stopped, 0)))
+            }
+        }
+    }
+}
+
+enum Settled {
+    /// The program goes on with these.
+    Registers(Registers),
+    /// The deputy goes on with the call.
+    Linger,
+}
+
+/// The result of a call.
+pub(crate) fn made(current: &Current, outcome: Outcome) -> CallResult {
+    CallResult { number: current.request.number, outcome, child: current.child, file: None }
+}

@@ -1,0 +1,70 @@
+//! execve comes home: the deputy executes the program natively, the old guest is dropped, and the new image,
+//! being nearly empty, is sent where the old one was.
+
+use crate::family::Family;
+use crate::member::{State, Task};
+use crate::out::halt_resident;
+use tern_control::Destination;
+use tern_ids::HomePid;
+use tern_migrate::message::Message;
+use tern_tracee::procfs;
+use tern_tracee::stop::{FOLLOW_EXEC, Stopped};
+use tern_tracee::{Memory, Result};
+
+impl Family {
+    /// A process has executed a program.
+    pub(crate) fn executed(&mut self, pid: HomePid, stopped: Stopped) -> Result<()> {
+        let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
+        let was_away = member.is_away();
+        let at_exec = matches!(member.state, State::AtExec);
+        let interrupted = matches!(member.state, State::Outbound(_));
+        stopped.set_options(FOLLOW_EXEC)?;
+        // What was known of the old image is gone with it.
+        (member.reserve, member.mailbox, member.current, member.last) = (None, None, None, None);
+        member.state = State::Resident;
+        member.memory = Memory::open(pid.0)?;
+        member.command = procfs::command_line(pid.0);
+        member.files.forget();
+        for action in &mut member.actions {
+            // Handlers are reset by exec; ignored signals stay ignored.
+            action[0] = u64::from(action[0] == tern_image::process::IGNORE);
+        }
+        let peer = member.peer;
+        if was_away {
+            member.used = (member.used.0 + member.used.1, 0);
+            member.epoch = member.epoch.next();
+            self.tell_peer(peer, pid, &Message::Drop);
+        }
+        if interrupted {
+            self.refuse(pid, "it executed another program just then; try again");
+            self.tell_peer(peer, pid, &Message::Drop);
+        }
+        if !was_away && !at_exec {
+            self.let_go(pid, stopped, 0);
+            return Ok(());
+        }
+        // The stop is inside execve, whose return value is still to be set: go on to the edge of user mode.
+        tern_tracee::stop::interrupt(pid.0)?;
+        stopped.resume(0)?;
+        let stopped = tern_tracee::stop::wait_stop(pid.0)?;
+        let stopped = if stopped.stop == tern_tracee::Stop::Interrupt { stopped } else {
+            stopped.resume(0)?;
+            halt_resident(pid.0)?
+        };
+        let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
+        if was_away {
+            let node = self.peers[peer].node;
+            // A move that somebody waits for goes on with the new image.
+            let from = self.start.node;
+            member.task.get_or_insert_with(|| Task::new(None, Destination::Node(node), from));
+            if self.peers[peer].link.is_none() {
+                member.reason = "its node was out of reach when it executed a program".into();
+                self.refuse(pid, "its node is out of reach");
+                self.let_go(pid, stopped, 0);
+                return Ok(());
+            }
+        }
+        self.begin_out(pid, stopped, peer);
+        Ok(())
+    }
+}

@@ -1,0 +1,425 @@
+//! A family at home: its processes, the shims that hold its guests, and what happens between them.
+
+use crate::back::Inbound;
+use crate::mailbox::Bell;
+use crate::member::{Member, State, Task};
+use crate::out::Leaving;
+use crate::peer::Peer;
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+use tern_control::door::Door;
+use tern_control::shim::{ShimReply, ShimStart};
+use tern_control::{Destination, MigrationReport, Refusal, RefusalKind};
+use tern_ids::{HomePid, NodeId};
+use tern_migrate::message::{Departure, Message};
+use tern_migrate::source::{SendError, Sending};
+use tern_migrate::{Phase, fault};
+use tern_tracee::stop::Stopped;
+use tern_wire::{Ephemeral, Link};
+
+/// What threads of ours report.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A destination is prepared for a process, or not.
+    Prepared(HomePid, Result<Box<Peer>, Refusal>),
+    /// A peer was reached again, or is known to be gone, or neither.
+    Sought(usize, Found),
+}
+
+/// What came of looking for a lost peer.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Link(Box<Link>),
+    Gone,
+    Nothing,
+}
+
+/// The home half of a family.
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) start: ShimStart,
+    pub(crate) key: std::sync::Arc<Ephemeral>,
+    pub(crate) door: Door,
+    pub(crate) bell: Bell,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) members: HashMap<HomePid, Member>,
+    pub(crate) events: (Sender<Event>, Receiver<Event>),
+    /// When it became empty; it ends a moment later.
+    pub(crate) empty_since: Instant,
+}
+
+impl Family {
+    // ---- telling
+
+    pub(crate) fn tell(&mut self, pid: HomePid, message: &Message) {
+        if let Some(peer) = self.members.get(&pid).map(|m| m.peer) {
+            self.tell_peer(peer, pid, message);
+        }
+    }
+
+    pub(crate) fn tell_peer(&mut self, peer: usize, pid: HomePid, message: &Message) {
+        if self.peers.get_mut(peer).is_some_and(|p| p.link.is_some() && p.tell(pid, message, &[]).is_err()) {
+            self.lose(peer);
+        }
+    }
+
+    /// Ends the task of a process unsuccessfully.
+    pub(crate) fn refuse(&mut self, pid: HomePid, why: &str) {
+        self.refuse_with(pid, Refusal::new(RefusalKind::CannotMove, why));
+    }
+
+    pub(crate) fn refuse_with(&mut self, pid: HomePid, refusal: Refusal) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.reason.clone_from(&refusal.message);
+        if let Some(task) = member.task.take() {
+            tracing::info!(id = %task.migration, %pid, why = refusal.message, "it did not move");
+            if let Some(caller) = task.caller {
+                caller.answer(&ShimReply::Refused(refusal));
+            }
+        }
+    }
+
+    /// Ends the task of a process successfully.
+    fn report(&mut self, pid: HomePid) {
+        let home = self.start.node;
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.migrations += 1;
+        let to = if member.is_away() { self.peers[member.peer].node } else { home };
+        let Some(task) = member.task.take() else { return };
+        let report = MigrationReport {
+            pid,
+            command: tern_tracee::procfs::status(pid.0)
+                .map_or_else(|_| member.command.clone(), |s| String::from_utf8_lossy(&s.name).into_owned()),
+            migration: task.migration,
+            from: task.from,
+            to,
+            bytes: task.bytes,
+            freeze_ms: task.frozen.map_or(0.0, |f| f.elapsed().as_secs_f64() * 1e3),
+            total_ms: task.begun.elapsed().as_secs_f64() * 1e3,
+        };
+        tracing::info!(id = %task.migration, %pid, from = %report.from, to = %report.to, report.bytes, report.freeze_ms, "moved");
+        if let Some(caller) = task.caller {
+            caller.answer(&ShimReply::Migrated(report));
+        }
+    }
+
+    /// Lets a process that is home go on by itself: from now on we are nothing to it.
+    pub(crate) fn let_go(&mut self, pid: HomePid, stopped: Stopped, signal: i32) {
+        if let Err(error) = stopped.detach(signal) {
+            tracing::debug!(%error, "it was gone already");
+        }
+        self.members.remove(&pid);
+    }
+
+    /// A process of ours is gone or astray.
+    pub(crate) fn lost(&mut self, pid: HomePid, error: &tern_tracee::Error) {
+        if error.is_gone() {
+            // Its end is reported by its own stop; if that has been taken already it is none of ours any more.
+            if tern_tracee::procfs::status(pid.0).map_or(true, |s| s.state == b'Z') {
+                self.ended_at_home(pid);
+            }
+            return;
+        }
+        tracing::error!(%pid, %error, "a process cannot be held any more");
+        self.refuse(pid, &error.to_string());
+        tern_tracee::pidfd::kill(pid.0);
+    }
+
+    /// A process has ended, at home: so has its guest.
+    pub(crate) fn ended_at_home(&mut self, pid: HomePid) {
+        self.refuse_with(pid, Refusal::new(RefusalKind::NotFound, "it has ended"));
+        let Some(member) = self.members.remove(&pid) else { return };
+        let mut peers = vec![member.peer];
+        match member.state {
+            State::Outbound(outbound) | State::Going(outbound) => peers.push(outbound.peer),
+            State::Onward(next) => peers.push(next),
+            _ => {}
+        }
+        peers.dedup();
+        for peer in peers {
+            self.tell_peer(peer, pid, &Message::Drop);
+        }
+    }
+
+    // ---- out
+
+    /// Begins to send a stopped process to a peer; it runs on meanwhile.
+    pub(crate) fn begin_out(&mut self, pid: HomePid, stopped: Stopped, peer: usize) {
+        let home = self.start.node;
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
+            Ok(Ok(())) => None,
+            Ok(Err(reason)) => Some(reason.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = why {
+            self.refuse(pid, &why);
+            self.let_go(pid, stopped, 0);
+            return;
+        }
+        match member.prepare(stopped, peer, home) {
+            Ok((stopped, offer)) => {
+                let sent = self.peers[peer].tell(pid, &Message::Offer(Box::new(offer)), &[]);
+                if sent.is_err() {
+                    self.lose(peer);
+                    self.stay_home(pid, Some(stopped), "the link to that node was cut");
+                } else if let Err(error) = stopped.resume(0) {
+                    self.lost(pid, &error);
+                }
+            }
+            Err(error) => {
+                // Half prepared: let go of it as it is; what we reserved is only address space.
+                self.refuse(pid, &error.to_string());
+                self.members.remove(&pid);
+            }
+        }
+    }
+
+    /// The move out is off: the process runs on at home, untouched.
+    pub(crate) fn stay_home(&mut self, pid: HomePid, stopped: Option<Stopped>, why: &str) {
+        self.refuse(pid, why);
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let held = match &mut member.state {
+            State::Outbound(outbound) => outbound.stopped.take(),
+            _ => None,
+        };
+        let back = match stopped.or(held) {
+            Some(stopped) => Ok(stopped),
+            None => crate::out::halt_resident(pid.0),
+        };
+        match back.and_then(|stopped| member.run_on(stopped)) {
+            Ok(stopped) => self.let_go(pid, stopped, 0),
+            Err(error) => self.lost(pid, &error),
+        }
+    }
+
+    /// Works on an outbound process with its link.
+    fn with_outbound(
+        &mut self,
+        pid: HomePid,
+        work: impl FnOnce(&mut Option<Sending>, &mut Leaving<'_>, &mut Link) -> Result<bool, SendError>,
+    ) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
+        let (stopped, image) = (outbound.stopped.take(), outbound.image.take());
+        let mut leaving = Leaving { member, stopped, image };
+        let done = match self.peers.get_mut(outbound.peer).and_then(|p| p.link.as_mut()) {
+            Some(link) => work(&mut outbound.sending, &mut leaving, link),
+            None => Err(tern_wire::LinkError::Closed.into()),
+        };
+        (outbound.stopped, outbound.image) = (leaving.stopped.take(), leaving.image.take());
+        if let Some(task) = &mut member.task {
+            task.bytes = outbound.sending.as_ref().map_or(0, Sending::bytes);
+            task.frozen = outbound.sending.as_ref().and_then(|s| s.frozen);
+        }
+        let peer = outbound.peer;
+        member.state = State::Outbound(outbound);
+        if let Err(error) = done {
+            self.tell_peer(peer, pid, &Message::Drop);
+            self.stay_home(pid, None, &error.to_string());
+        }
+    }
+
+    pub(crate) fn accepted(&mut self, pid: HomePid) {
+        let source = match self.members.get_mut(&pid).map(|m| &mut m.state) {
+            Some(State::Outbound(outbound)) => outbound.source.take(),
+            Some(State::Onward(next)) => {
+                let next = *next;
+                return self.depart_onward(pid, next);
+            }
+            _ => None,
+        };
+        let Some(source) = source else { return };
+        self.with_outbound(pid, |sending, leaving, link| {
+            *sending = Some(Sending::begin(source, leaving, link)?);
+            Ok(false)
+        });
+    }
+
+    pub(crate) fn wanted(&mut self, pid: HomePid, indices: &[u32]) {
+        self.with_outbound(pid, |sending, leaving, link| match sending {
+            Some(sending) => sending.wanted(indices, leaving, link).map(|()| false),
+            None => Ok(false),
+        });
+    }
+
+    /// Sends on, for every process on its way out.
+    pub(crate) fn go_on_sending(&mut self) {
+        let outbound: Vec<HomePid> =
+            self.members.values().filter(|m| matches!(m.state, State::Outbound(_))).map(|m| m.pid).collect();
+        for pid in outbound {
+            self.with_outbound(pid, |sending, leaving, link| match sending {
+                Some(sending) => sending.advance(leaving, link),
+                None => Ok(false),
+            });
+        }
+    }
+
+    /// The destination holds everything: **the point of no return**. From here on the new life's calls are
+    /// performed, and the old one's, if there were any, are not.
+    pub(crate) fn hand_over(&mut self, pid: HomePid) {
+        fault::point("home", Phase::HandOver);
+        let bell = self.bell.clone();
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        if let State::Onward(next) = member.state {
+            let old = std::mem::replace(&mut member.peer, next);
+            member.epoch = member.epoch.next();
+            member.used = (member.used.0 + member.used.1, 0);
+            let epoch = member.epoch;
+            self.tell_peer(next, pid, &Message::Go(epoch));
+            self.tell_peer(old, pid, &Message::Drop);
+            return;
+        }
+        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
+        let (Some(stopped), Some(image)) = (outbound.stopped.take(), outbound.image.take()) else {
+            member.state = State::Outbound(outbound);
+            return self.stay_home(pid, None, "its node was ready before it was sent");
+        };
+        let before = member.epoch;
+        member.epoch = before.next();
+        if let Err(error) = member.become_deputy(stopped, &image, bell) {
+            // Nothing has been told to the guest: it never runs.
+            tracing::error!(%pid, %error, "a deputy could not be made");
+            let peer = outbound.peer;
+            self.tell_peer(peer, pid, &Message::Drop);
+            return self.lost(pid, &error);
+        }
+        let epoch = member.epoch;
+        member.peer = outbound.peer;
+        outbound.image = Some(image);
+        let peer = outbound.peer;
+        member.state = State::Going(outbound);
+        self.tell_peer(peer, pid, &Message::Go(epoch));
+        fault::point("home", Phase::Resume);
+    }
+
+    /// The guest runs.
+    pub(crate) fn running(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        match std::mem::replace(&mut member.state, State::Away) {
+            State::Going(outbound) => {
+                // The guest does not wait for this: it may even have called already, and is served next.
+                self.report(pid);
+                let Some(member) = self.members.get_mut(&pid) else { return };
+                if let Some(image) = outbound.image {
+                    member.free_memory(&image);
+                }
+            }
+            State::Onward(_) => self.report(pid),
+            other => member.state = other,
+        }
+    }
+
+    /// A link broke, or a node refused, before its guest can have done anything: everything is taken back.
+    pub(crate) fn revoke(&mut self, pid: HomePid, why: &str) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Going(outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
+        let Some(image) = outbound.image else { return };
+        member.epoch = member.epoch.next();
+        match member.revoke(&image) {
+            Ok(stopped) => {
+                self.refuse(pid, why);
+                self.let_go(pid, stopped, 0);
+            }
+            Err(error) => self.lost(pid, &error),
+        }
+    }
+
+    // ---- onward and home
+
+    pub(crate) fn begin_onward(&mut self, pid: HomePid, next: usize) {
+        let home = self.start.node;
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        match member.offer(home) {
+            Ok(offer) => {
+                member.state = State::Onward(next);
+                self.tell_peer(next, pid, &Message::Offer(Box::new(offer)));
+            }
+            Err(error) => self.refuse(pid, &error.to_string()),
+        }
+    }
+
+    fn depart_onward(&mut self, pid: HomePid, next: usize) {
+        let Some(migration) = self.members.get(&pid).and_then(|m| m.task.as_ref()).map(|t| t.migration) else { return };
+        let peer = &self.peers[next];
+        let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
+        let departure = Departure::Onward { migration, address, shim, fingerprint };
+        self.tell(pid, &Message::Depart(departure));
+    }
+
+    pub(crate) fn begin_home(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let Some(migration) = member.task.as_ref().map(|t| t.migration) else { return };
+        member.state = State::Inbound(Box::new(Inbound::default()));
+        self.tell(pid, &Message::Depart(Departure::Home(migration)));
+    }
+
+    /// The guest did not go, and runs on where it is.
+    pub(crate) fn stayed(&mut self, pid: HomePid, why: &str) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        match std::mem::replace(&mut member.state, State::Away) {
+            State::Onward(next) => self.tell_peer(next, pid, &Message::Drop),
+            State::Inbound(_) => {}
+            other => {
+                member.state = other;
+                return;
+            }
+        }
+        self.refuse(pid, why);
+    }
+
+    /// Everything of an inbound process is here.
+    pub(crate) fn arrived_home(
+        &mut self,
+        pid: HomePid,
+        image: Box<tern_image::ProcessImage>,
+        talk: &tern_migrate::message::Conversation,
+    ) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Inbound(inbound) = &member.state else { return };
+        if let Some(task) = &mut member.task {
+            task.bytes = inbound.bytes;
+        }
+        fault::point("home", Phase::HandOver);
+        // The point of no return of a journey home: this life ends here, and no call of its guest is performed
+        // any more, whatever becomes of the message that tells it so.
+        member.epoch = member.epoch.next();
+        member.used = (member.used.0 + member.used.1, 0);
+        let mut messages = Vec::new();
+        let peer = member.peer;
+        let home = member.come_home(image, talk, &mut messages);
+        self.tell_peer(peer, pid, &Message::Drop);
+        match home {
+            Ok(Some(stopped)) => {
+                self.report(pid);
+                self.let_go(pid, stopped, 0);
+            }
+            Ok(None) => self.report(pid),
+            Err(error) => self.lost(pid, &error),
+        }
+    }
+
+    /// Where a process' program runs now.
+    pub(crate) fn node_of(&self, member: &Member) -> NodeId {
+        if member.is_away() { self.peers[member.peer].node } else { self.start.node }
+    }
+
+    /// Fetches a process home for a call that only home can make.
+    pub(crate) fn fetch(&mut self, pid: HomePid, why: &str) {
+        let (home, mut stays) = (self.start.node, false);
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        if !matches!(member.state, State::Away) {
+            return;
+        }
+        if member.had_to_come_home() {
+            stays = true;
+        }
+        let from = self.peers[member.peer].node;
+        member.reason = if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
+        tracing::info!(%pid, reason = member.reason, "it is fetched home");
+        let _ = home;
+        member.task = Some(Task::new(None, Destination::Home, from));
+        self.begin_home(pid);
+    }
+}

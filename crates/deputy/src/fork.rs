@@ -1,0 +1,77 @@
+//! The home half of a fork: a real child of the real parent, a deputy itself.
+
+use crate::blob;
+use crate::family::Family;
+use crate::mailbox::{Bell, Mailbox};
+use crate::member::{Member, State};
+use std::collections::VecDeque;
+use tern_ids::HomePid;
+use tern_image::content::HomeFiles;
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::stop::{self, Stop, Stopped};
+use tern_tracee::{Error, Memory, Result, procfs};
+
+impl Family {
+    /// A deputy has forked: its child, which shares the parent's mailbox until now, gets one of its own and waits
+    /// for calls.
+    pub(crate) fn forked(&mut self, pid: HomePid, stopped: Stopped) -> Result<()> {
+        let child = HomePid(stopped.message()? as i32);
+        let cache = self.start.cache_dir.clone();
+        let bell = self.bell.clone();
+        let Some(parent) = self.members.get_mut(&pid) else { return stopped.resume(0) };
+        match parent.child(child, &cache, bell) {
+            Ok(member) => {
+                if let Some(current) = &mut parent.current {
+                    current.child = Some(child);
+                }
+                self.members.insert(child, member);
+            }
+            Err(error) => {
+                tracing::error!(%error, %child, "a child could not be held");
+                tern_tracee::pidfd::kill(child.0);
+            }
+        }
+        stopped.resume(0)
+    }
+}
+
+impl Member {
+    fn child(&self, pid: HomePid, cache: &std::path::Path, bell: Bell) -> Result<Member> {
+        let reserve = self.reserve.ok_or_else(|| Error::Astray { what: "forked at home".into(), pid: pid.0 })?;
+        let mut stopped = stop::wait_stop(pid.0)?;
+        while stopped.stop != Stop::Interrupt {
+            stopped.resume(0)?;
+            stopped = stop::wait_stop(pid.0)?;
+        }
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
+        let mailbox = Mailbox::make(&mut injection, reserve, bell)?;
+        let registers = Self::blob_registers(injection.before(), reserve);
+        let mask = injection.mask();
+        injection.finish_with(&registers, mask)?.resume(0)?;
+        Ok(Member {
+            pid,
+            own_pid: procfs::status(pid.0)?.own_pid,
+            command: self.command.clone(),
+            uid: self.uid,
+            state: State::Away,
+            epoch: self.epoch,
+            peer: self.peer,
+            reserve: Some(reserve),
+            memory: Memory::open(pid.0)?,
+            files: HomeFiles::new(pid.0, cache),
+            machine: self.machine.clone(),
+            mailbox: Some(mailbox),
+            current: None,
+            last: None,
+            signals: 0,
+            unheard: VecDeque::new(),
+            actions: self.actions.clone(),
+            task: None,
+            migrations: 0,
+            reason: String::new(),
+            homecomings: VecDeque::new(),
+            used: (0, 0),
+            job_stopped: false,
+        })
+    }
+}

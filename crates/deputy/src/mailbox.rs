@@ -1,0 +1,243 @@
+//! The mailbox of one deputy: memory shared with it, through which it is given calls.
+//!
+//! Fast calls are waited for on the spot, so that they cost two wake-ups; slow ones are handed to a waiter
+//! thread, which shows their end by a descriptor of the main loop.
+
+use crate::blob::{DONE, HEADER, IDLE, NUMBER, REQUEST, RESULT, STATE};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+use tern_image::Reserve;
+use tern_syscall::{Layout, Outcome};
+use tern_tracee::inject::Injection;
+use tern_tracee::pidfd::Pidfd;
+use tern_tracee::shared::{self, Shared};
+use tern_tracee::{Error, Result};
+
+/// Bytes of data behind the header. The last page is left for injected calls.
+const SMALL: usize = Reserve::ROOM - HEADER - tern_tracee::PAGE as usize;
+/// How long a call is waited for on the spot.
+const SOON: Duration = Duration::from_micros(60);
+
+/// A deputy's mailbox.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    header: Arc<Shared>,
+    data: Data,
+    slow: Sender<()>,
+}
+
+/// Where a call's data lies: behind the header, or for a large call in a mapping of its own.
+#[derive(Debug)]
+struct Data {
+    small: Shared,
+    small_at: u64,
+    large: Option<(Shared, u64)>,
+}
+
+/// Shows the main loop that some deputy's slow call has ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(crate) fn ring(&self) {
+        let _full_is_rung = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn clear(&self) {
+        let _was_not_rung = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
+
+impl Mailbox {
+    /// Makes a mailbox in a process under injection, over the writable part of its reserved range.
+    ///
+    /// # Errors
+    /// If the process is gone, or has no room for a descriptor for a moment.
+    pub(crate) fn make(injection: &mut Injection, reserve: Reserve, bell: Bell) -> Result<Self> {
+        let (pid, name) = (injection.pid(), reserve.start);
+        let make = &mut |nr, args| injection.call(nr, args);
+        let (memory, _) = map(make, pid, name, Reserve::ROOM, Some(reserve.room()))?;
+        Self::over(memory, reserve, bell)
+    }
+
+    fn over(memory: OwnedFd, reserve: Reserve, bell: Bell) -> Result<Self> {
+        let header = Arc::new(Shared::map(memory.as_fd(), Reserve::ROOM)?);
+        let small = Shared::map(memory.as_fd(), Reserve::ROOM)?;
+        let (slow, wanted) = channel::<()>();
+        let word = Arc::clone(&header);
+        std::thread::spawn(move || {
+            while wanted.recv().is_ok() {
+                while shared::wait_while(word.word(STATE), REQUEST, None) == REQUEST {}
+                bell.ring();
+            }
+        });
+        let data = Data { small, small_at: reserve.room() + HEADER as u64, large: None };
+        Ok(Self { header, data, slow })
+    }
+
+    /// The addresses, in the deputy, of the mapping for large calls.
+    pub(crate) fn large(&self) -> Option<(u64, u64)> {
+        self.data.large.as_ref().map(|(memory, at)| (*at, at + memory.len() as u64))
+    }
+
+    /// Whether the data of this call fits what there is.
+    pub(crate) fn fits(&self, size: usize) -> bool {
+        size <= SMALL || self.data.large.as_ref().is_some_and(|l| size <= l.0.len())
+    }
+
+    /// Makes room for a large call, by calls that the deputy makes itself.
+    ///
+    /// # Errors
+    /// If it has no memory or descriptor left: ENOMEM or EMFILE, as the call itself might have got.
+    pub(crate) fn grow(&mut self, pid: i32, size: usize) -> std::result::Result<(), i32> {
+        let size = size.next_multiple_of(1 << 20);
+        let old = self.data.large.take();
+        if let Some((memory, at)) = old {
+            self.call_raw(libc::SYS_munmap, [at, memory.len() as u64, 0, 0, 0, 0]);
+        }
+        let name = self.data.small_at - HEADER as u64 - tern_tracee::PAGE;
+        let made = map(&mut |nr, args| Ok(self.call_raw(nr, args)), pid, name, size, None);
+        let (memory, at) = made.map_err(|_e| libc::ENOMEM)?;
+        let memory = Shared::map(memory.as_fd(), size).map_err(|_e| libc::ENOMEM)?;
+        self.data.large = Some((memory, at));
+        Ok(())
+    }
+
+    /// Writes a call and its data, and has the deputy make it.
+    ///
+    /// # Errors
+    /// If the data does not fit.
+    pub(crate) fn post(&mut self, layout: &Layout) -> std::result::Result<(), i32> {
+        let (memory, offset, at) = self.data.of(layout.size());
+        layout.fill(at, memory.bytes(offset)).map_err(|_e| libc::ENOMEM)?;
+        self.post_raw(i64::from(layout.nr()), layout.args(at));
+        Ok(())
+    }
+
+    /// The arguments with which a call was posted.
+    pub(crate) fn arguments(&mut self, layout: &Layout) -> [u64; 6] {
+        let (_, _, at) = self.data.of(layout.size());
+        layout.args(at)
+    }
+
+    /// Writes a call's data again, after it was changed.
+    pub(crate) fn refill(&mut self, layout: &Layout) {
+        let (memory, offset, at) = self.data.of(layout.size());
+        let _fitted_before = layout.fill(at, memory.bytes(offset));
+    }
+
+    fn post_raw(&mut self, nr: i64, args: [u64; 6]) {
+        let bytes = self.data.small.bytes(0);
+        for (at, word) in [nr.cast_unsigned()].iter().chain(&args).enumerate() {
+            let at = NUMBER + at * 8;
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let state = self.header.word(STATE);
+        state.store(REQUEST, std::sync::atomic::Ordering::Release);
+        shared::wake(state);
+    }
+
+    /// Waits a moment for the call to end; true if it has.
+    pub(crate) fn soon(&self) -> bool {
+        shared::wait_while(self.header.word(STATE), REQUEST, Some(SOON)) == DONE
+    }
+
+    /// Has the bell rung when the call ends.
+    pub(crate) fn ring_later(&self) {
+        let _thread_lives = self.slow.send(());
+    }
+
+    /// Whether the call has ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.header.word(STATE).load(std::sync::atomic::Ordering::Acquire) == DONE
+    }
+
+    /// Takes the result of a call that has ended.
+    pub(crate) fn collect(&mut self, layout: &Layout) -> Outcome {
+        let ret = self.result();
+        let (memory, offset, _) = self.data.of(layout.size());
+        let outcome = layout.collect(ret, memory.bytes(offset));
+        self.rest();
+        outcome
+    }
+
+    fn result(&mut self) -> i64 {
+        let bytes = &self.data.small.bytes(0)[RESULT..RESULT + 8];
+        i64::from_le_bytes(bytes.try_into().unwrap_or_default())
+    }
+
+    fn rest(&mut self) {
+        self.header.word(STATE).store(IDLE, std::sync::atomic::Ordering::Release);
+    }
+
+    /// Has the deputy, which is idle, make a call without data that does not wait.
+    pub(crate) fn call_raw(&mut self, nr: i64, args: [u64; 6]) -> i64 {
+        self.post_raw(nr, args);
+        // A deputy that was killed never answers.
+        let most = Some(Duration::from_secs(5));
+        if shared::wait_while(self.header.word(STATE), REQUEST, most) != DONE {
+            return -i64::from(libc::ESRCH);
+        }
+        let ret = self.result();
+        self.rest();
+        ret
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // Lets a waiter go, whose deputy may never answer any more.
+        let state = self.header.word(STATE);
+        state.store(IDLE, std::sync::atomic::Ordering::Release);
+        shared::wake(state);
+    }
+}
+
+impl Data {
+    /// The memory for a call of this size, the offset of its data there, and its address in the deputy.
+    fn of(&mut self, size: usize) -> (&mut Shared, usize, u64) {
+        match &mut self.large {
+            Some((memory, at)) if size > SMALL => (memory, 0, *at),
+            _ => (&mut self.small, HEADER, self.small_at),
+        }
+    }
+}
+
+/// Has a process make shared memory and map it, at `at` or where there is room; its descriptor comes to us and
+/// is closed there. `name` is the address of any string in the process.
+fn map(
+    call: &mut dyn FnMut(i64, [u64; 6]) -> Result<i64>,
+    pid: i32,
+    name: u64,
+    size: usize,
+    at: Option<u64>,
+) -> Result<(OwnedFd, u64)> {
+    let mut must = |operation, nr, args| match call(nr, args)? {
+        ret @ -4095..0 => {
+            let source = std::io::Error::from_raw_os_error((-ret) as i32);
+            Err(Error::Refused { operation, pid, source })
+        }
+        ret => Ok(ret.cast_unsigned()),
+    };
+    let number = must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
+    let memory = Pidfd::open(pid)?.descriptor(number as i32)?;
+    rustix::fs::ftruncate(&memory, size as u64)
+        .map_err(|e| Error::Refused { operation: "size a mailbox", pid, source: e.into() })?;
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = libc::MAP_SHARED | if at.is_some() { libc::MAP_FIXED } else { 0 };
+    let args = [at.unwrap_or(0), size as u64, prot, flags as u64, number, 0];
+    let mapped = must("map a mailbox", libc::SYS_mmap, args);
+    must("close a mailbox", libc::SYS_close, [number, 0, 0, 0, 0, 0])?;
+    Ok((memory, mapped?))
+}

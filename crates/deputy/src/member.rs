@@ -1,0 +1,139 @@
+//! One process of the family, at home.
+
+use crate::back::{Inbound, Lingering};
+use crate::mailbox::Mailbox;
+use crate::out::Outbound;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use tern_control::Destination;
+use tern_control::door::Caller;
+use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
+use tern_image::Reserve;
+use tern_image::content::HomeFiles;
+use tern_image::process::Action;
+use tern_migrate::message::{CallRequest, CallResult, Machine};
+use tern_syscall::Layout;
+use tern_tracee::Memory;
+use tern_tracee::stop::Siginfo;
+
+/// A process whose home this is.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) pid: HomePid,
+    /// Its pid as it sees it.
+    pub(crate) own_pid: i32,
+    pub(crate) command: String,
+    pub(crate) uid: u32,
+    pub(crate) state: State,
+    /// Its life. The deputy performs this life's calls and no other's.
+    pub(crate) epoch: Epoch,
+    /// The guest shim that holds this life: an index into the family's peers.
+    pub(crate) peer: usize,
+    pub(crate) reserve: Option<Reserve>,
+    pub(crate) memory: Memory,
+    pub(crate) files: HomeFiles,
+    pub(crate) machine: Option<Machine>,
+    pub(crate) mailbox: Option<Mailbox>,
+    /// The call that the deputy is making.
+    pub(crate) current: Option<Current>,
+    /// The last call that it has made, in case its result did not arrive.
+    pub(crate) last: Option<CallResult>,
+    /// How many signals have been sent to the guest, and those that it may not have taken over.
+    pub(crate) signals: u64,
+    pub(crate) unheard: VecDeque<(u64, Siginfo)>,
+    /// What each signal does in the program.
+    pub(crate) actions: Vec<Action>,
+    /// A move that somebody waits for.
+    pub(crate) task: Option<Task>,
+    pub(crate) migrations: u32,
+    /// Why it came home, or stays.
+    pub(crate) reason: String,
+    /// When it had to come home lately.
+    pub(crate) homecomings: VecDeque<Instant>,
+    /// CPU time of its guests, in milliseconds: of lives that are over, and of the present one.
+    pub(crate) used: (u64, u64),
+    /// Stopped by job control.
+    pub(crate) job_stopped: bool,
+}
+
+/// Where a process stands.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Running at home; on its way out if there is something in it.
+    Resident,
+    /// At home, held until it has executed its program.
+    AtExec,
+    /// Going out; it runs at home until it is frozen.
+    Outbound(Box<Outbound>),
+    /// Its guest has been told to go; what is needed to take that back until it is known to run.
+    Going(Box<Outbound>),
+    /// Away; this is its deputy.
+    Away,
+    /// Away, going on to another node (an index into the peers).
+    Onward(usize),
+    /// Away, coming home.
+    Inbound(Box<Inbound>),
+    /// Home, but for its last call, which the deputy is still making.
+    Lingering(Box<Lingering>),
+}
+
+/// A call that the deputy is making.
+#[derive(Debug)]
+pub(crate) struct Current {
+    pub(crate) request: CallRequest,
+    pub(crate) layout: Layout,
+    pub(crate) since: Instant,
+    /// The child of a fork.
+    pub(crate) child: Option<HomePid>,
+}
+
+/// A move under way.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) migration: MigrationId,
+    /// Who waits; nobody for moves that we decided on ourselves.
+    pub(crate) caller: Option<Caller>,
+    pub(crate) to: Destination,
+    pub(crate) from: NodeId,
+    pub(crate) begun: Instant,
+    pub(crate) frozen: Option<Instant>,
+    pub(crate) bytes: u64,
+}
+
+impl Task {
+    pub(crate) fn new(caller: Option<Caller>, to: Destination, from: NodeId) -> Self {
+        let mut id = [0; 16];
+        let flags = rustix::rand::GetRandomFlags::empty();
+        let _always_enough = rustix::rand::getrandom(&mut id, flags);
+        Self { migration: MigrationId(id), caller, to, from, begun: Instant::now(), frozen: None, bytes: 0 }
+    }
+}
+
+/// It had to come home this often within [`WITHIN`]: it stays.
+const TOO_OFTEN: usize = 3;
+const WITHIN: Duration = Duration::from_secs(60);
+
+impl Member {
+    /// Whether its program runs elsewhere.
+    pub(crate) fn is_away(&self) -> bool {
+        !matches!(self.state, State::Resident | State::AtExec | State::Outbound(_) | State::Lingering(_))
+    }
+
+    /// Notes that it had to come home; true if that was once too often.
+    pub(crate) fn had_to_come_home(&mut self) -> bool {
+        let now = Instant::now();
+        self.homecomings.push_back(now);
+        self.homecomings.retain(|when| now.duration_since(*when) < WITHIN);
+        self.homecomings.len() >= TOO_OFTEN
+    }
+
+    /// What `mps` says of it.
+    pub(crate) fn state_name(&self) -> &'static str {
+        match self.state {
+            State::Resident | State::AtExec | State::Lingering(_) => "home",
+            State::Outbound(_) | State::Going(_) | State::Onward(_) | State::Inbound(_) => "migrating",
+            State::Away => "running",
+        }
+    }
+}
+

@@ -1,0 +1,266 @@
+//! A process becomes a deputy.
+//!
+//! ```text
+//!  Resident ── a destination is prepared ─▶ Outbound ── image sent, Ready ─▶ Going ── Running ─▶ Away
+//!      ▲                                       │                               │
+//!      └──────── anything fails: it runs on ───┴─── the link breaks first ─────┘
+//! ```
+//! Until its guest is known to run the process' memory is kept, and whoever finds that the guest cannot have
+//! done anything yet (all that it does, it does through us) may take everything back with a further life.
+
+use crate::blob;
+use crate::mailbox::{Bell, Mailbox};
+use crate::member::{Member, State};
+use crate::signal::mend;
+use crate::space::HomeSpace;
+use std::fs::File;
+use tern_image::layout::Layout;
+use tern_image::pages::Finder;
+use tern_image::process::IGNORE;
+use tern_image::{FileRef, ProcessImage, Reserve};
+use tern_migrate::message::{Conversation, Offer};
+use tern_migrate::source::{Movable, SendError, Sending, Source, machine};
+use tern_tracee::dirty::Tracker;
+use tern_tracee::inject::{self, Injection, Site};
+use tern_tracee::procfs;
+use tern_tracee::stop::{self, EXIT_KILL, FOLLOW, FOLLOW_EXEC, Stop, Stopped};
+use tern_tracee::{Error, Memory, PAGE, Result};
+
+/// Processes smaller than this (KiB) are stopped and copied at once.
+const WORTH_TRACKING: u64 = 8 << 10;
+
+/// A process on its way out.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    /// Where it will be held.
+    pub(crate) peer: usize,
+    pub(crate) source: Option<Source>,
+    pub(crate) sending: Option<Sending>,
+    /// Once it stands still.
+    pub(crate) stopped: Option<Stopped>,
+    /// As it was captured.
+    pub(crate) image: Option<Box<ProcessImage>>,
+}
+
+/// Brings a process that runs at home to a stand. Signals are delivered on the way, as if we were not there.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn halt_resident(pid: i32) -> Result<Stopped> {
+    stop::interrupt(pid)?;
+    loop {
+        let stopped = stop::wait_stop(pid)?;
+        match stopped.stop {
+            Stop::Interrupt => {
+                let mut registers = stopped.registers()?;
+                let before = registers;
+                mend(&mut registers);
+                if registers != before {
+                    stopped.set_registers(&registers)?;
+                }
+                return Ok(stopped);
+            }
+            Stop::Signal(signal) => stopped.resume(signal)?,
+            Stop::Group(_) => return Ok(stopped),
+            _ => stopped.resume(0)?,
+        }
+    }
+}
+
+impl Member {
+    /// Prepares a stopped process for its departure: reserves our range in it, tracks its writes if that is
+    /// worth it, and says what is offered. It is still stopped afterwards.
+    ///
+    /// # Errors
+    /// If it is gone, or has no room; it is as before.
+    pub(crate) fn prepare(&mut self, stopped: Stopped, peer: usize, home: tern_ids::NodeId) -> Result<(Stopped, Offer)> {
+        let pid = self.pid.0;
+        let (mut injection, maps, memory) = inject::through_vdso(stopped)?;
+        let reserve = Reserve::take(&mut injection)?;
+        // A child that it forks before it leaves has no use for our range.
+        let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
+        injection.must("keep our range to one process", libc::SYS_madvise, dont_fork)?;
+        let mut tracker = None;
+        if procfs::status(pid)?.resident_kib >= WORTH_TRACKING {
+            tracker = Tracker::begin(pid, &mut |nr, args| injection.call(nr, args)).ok();
+        }
+        let machine = machine(&memory, &maps, tern_tracee::registers::xstate_len()?)?;
+        let stopped = injection.finish()?;
+        let source = Source::new(self.pid, Memory::open(pid)?, Finder::new(pid, tracker)?);
+        self.reserve = Some(reserve);
+        self.machine = Some(machine);
+        self.memory = memory;
+        let outbound = Outbound { peer, source: Some(source), sending: None, stopped: None, image: None };
+        self.state = State::Outbound(Box::new(outbound));
+        let offer = self.offer(home);
+        Ok((stopped, offer?))
+    }
+
+    /// What is offered to a node.
+    ///
+    /// # Errors
+    /// If the process has not been prepared.
+    pub(crate) fn offer(&self, home: tern_ids::NodeId) -> Result<Offer> {
+        let astray = || Error::Astray { what: "offered before it was prepared".into(), pid: self.pid.0 };
+        let clock = |clock| {
+            let now = rustix::time::clock_gettime(clock);
+            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+        };
+        Ok(Offer {
+            version: tern_image::VERSION,
+            migration: self.task.as_ref().map(|t| t.migration).ok_or_else(astray)?,
+            pid: self.pid,
+            epoch: self.epoch.next(),
+            home,
+            own_pid: self.own_pid,
+            command: self.command.clone(),
+            reserve: self.reserve.ok_or_else(astray)?,
+            clocks: [clock(rustix::time::ClockId::Monotonic), clock(rustix::time::ClockId::Boottime)],
+            machine: self.machine.clone().ok_or_else(astray)?,
+        })
+    }
+
+    /// Takes the preparations back: the process runs on at home, untouched.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn run_on(&mut self, stopped: Stopped) -> Result<Stopped> {
+        self.state = State::Resident;
+        let Some(reserve) = self.reserve.take() else { return Ok(stopped) };
+        let (mut injection, _, _) = inject::through_vdso(stopped)?;
+        reserve.release(&mut injection)?;
+        injection.finish()
+    }
+
+    /// Makes the stopped process, whose image has been taken, the deputy of its next life, and sets it
+    /// waiting for calls.
+    ///
+    /// # Errors
+    /// If it is gone, or lacks a descriptor for a moment: it is then to be resumed from its image.
+    pub(crate) fn become_deputy(&mut self, stopped: Stopped, image: &ProcessImage, bell: Bell) -> Result<()> {
+        let pid = self.pid.0;
+        let astray = || Error::Astray { what: "made a deputy before it was prepared".into(), pid };
+        let reserve = self.reserve.ok_or_else(astray)?;
+        let (mut injection, _, memory) = inject::through_vdso(stopped)?;
+        // The code first: with it in place, a failure can still be taken back through the vDSO.
+        memory.write(reserve.start, blob::code())?;
+        let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        injection.must("protect the blob", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
+        let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
+        injection.must("let our range be forked", libc::SYS_madvise, do_fork)?;
+        image.thread.withdraw(&mut injection)?;
+        self.default_handlers(&mut injection, &memory, reserve, image)?;
+        let mailbox = Mailbox::make(&mut injection, reserve, bell)?;
+        // If we die, the guest is lost with us: the deputy must end, not wait for ever.
+        injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
+        let registers = Self::blob_registers(injection.before(), reserve);
+        let mask = injection.mask();
+        self.mailbox = Some(mailbox);
+        self.actions = image.actions.clone();
+        injection.finish_with(&registers, mask)?.resume(0)
+    }
+
+    /// Registers with which a deputy begins to wait for calls.
+    pub(crate) fn blob_registers(
+        from: &tern_tracee::Registers,
+        reserve: Reserve,
+    ) -> tern_tracee::Registers {
+        let cleared = from.calling(reserve.start, 0, &[0; 6]);
+        tern_tracee::Registers { rbx: reserve.room(), ..cleared }
+    }
+
+    /// Where the program has handlers, the deputy has the default action: their code is not there any more.
+    fn default_handlers(
+        &self,
+        injection: &mut Injection,
+        memory: &Memory,
+        reserve: Reserve,
+        image: &ProcessImage,
+    ) -> Result<()> {
+        for (at, action) in image.actions.iter().enumerate().filter(|(_, a)| a[0] > IGNORE) {
+            let mut space = HomeSpace { injection, memory, scratch: reserve.room(), files: &[] };
+            let default = [0, action[1], action[2], action[3]];
+            tern_image::process::set_action(&mut space, memory, reserve, at as u64 + 1, &default)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a deputy whose guest cannot have begun back to what it was, and lets it run.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn revoke(&mut self, image: &ProcessImage) -> Result<Stopped> {
+        let astray = || Error::Astray { what: "revoked without having gone".into(), pid: self.pid.0 };
+        let reserve = self.reserve.ok_or_else(astray)?;
+        let stopped = self.halt(&mut Vec::new())?;
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
+        let memory = Memory::open(self.pid.0)?;
+        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        image.restore(&mut space, &memory, reserve, None)?;
+        injection.stopped()?.set_xstate(&image.thread.xstate)?;
+        injection.stopped()?.set_options(FOLLOW_EXEC)?;
+        let maps = procfs::maps(self.pid.0)?;
+        injection.set_site(Site::in_vdso(&memory, &maps)?);
+        reserve.release(&mut injection)?;
+        (self.reserve, self.mailbox, self.state) = (None, None, State::Resident);
+        injection.finish_with(&image.thread.registers, image.thread.sigmask)
+    }
+
+    /// Frees the memory of a deputy whose guest runs: all private pages but those that hold the arguments and
+    /// the environment, which `ps` reads.
+    pub(crate) fn free_memory(&mut self, image: &ProcessImage) {
+        let keep = (image.bounds[7] & !(PAGE - 1), image.bounds[10].next_multiple_of(PAGE));
+        let Some(mailbox) = &mut self.mailbox else { return };
+        for region in image.layout.regions.iter().filter(|r| r.is_private()) {
+            let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
+            for (start, end) in parts.into_iter().filter(|(start, end)| start < end) {
+                // Locked or sealed memory stays; that costs room, nothing else.
+                let _stays = mailbox.call_raw(libc::SYS_madvise, [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+            }
+        }
+    }
+}
+
+/// What sending needs of a process at home.
+pub(crate) struct Leaving<'a> {
+    pub(crate) member: &'a mut Member,
+    pub(crate) stopped: Option<Stopped>,
+    pub(crate) image: Option<Box<ProcessImage>>,
+}
+
+impl Movable for Leaving<'_> {
+    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
+        let maps = procfs::smaps(self.member.pid.0)?;
+        Ok(Layout::describe(&maps, self.member.reserve, &mut self.member.files)?)
+    }
+
+    fn content(&mut self, file: &FileRef) -> std::io::Result<File> {
+        open_mapped(self.member, file)
+    }
+
+    fn freeze(&mut self) -> Result<bool> {
+        self.stopped = Some(halt_resident(self.member.pid.0)?);
+        Ok(true)
+    }
+
+    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, Conversation)> {
+        let pid = self.member.pid.0;
+        let astray = || Error::Astray { what: "captured while it ran".into(), pid };
+        let reserve = self.member.reserve.ok_or_else(astray)?;
+        let (mut injection, _, memory) = inject::through_vdso(self.stopped.take().ok_or_else(astray)?)?;
+        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let image = ProcessImage::capture(&mut space, &memory, reserve, layout);
+        self.stopped = Some(injection.finish()?);
+        let image = image?;
+        self.image = Some(Box::new(image.clone()));
+        let talk = Conversation { call: 0, call_open: false, signals: self.member.signals, carried: Vec::new() };
+        Ok((image, talk))
+    }
+}
+
+/// Opens a file that a process maps.
+pub(crate) fn open_mapped(member: &Member, file: &FileRef) -> std::io::Result<File> {
+    let maps = procfs::maps(member.pid.0).map_err(std::io::Error::other)?;
+    let mapping = maps.iter().find(|m| (m.device, m.inode) == (file.device, file.inode));
+    member.files.open(mapping.ok_or(std::io::ErrorKind::NotFound)?)
+}

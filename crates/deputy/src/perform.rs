@@ -1,0 +1,180 @@
+//! Calls that guests ask for, made by their deputies.
+//!
+//! A call is made only for the life that home has recorded, once, and only when that life has seen every
+//! signal that was sent to it: otherwise it is told to take the signal first and call again, as a signal that
+//! arrives just before a call does natively.
+
+use crate::back::made;
+use crate::family::Family;
+use crate::member::{Current, Member, State};
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_image::layout::Files;
+use tern_migrate::message::{CallRequest, CallResult, Message};
+use tern_syscall::{Arg, Outcome};
+use tern_tracee::procfs;
+use tern_tracee::registers::restart;
+
+/// What a rejected call looks like to the program.
+fn refused(number: u64, errno: i32) -> CallResult {
+    let outcome = Outcome { ret: -i64::from(errno), outs: Vec::new() };
+    CallResult { number, outcome, child: None, file: None }
+}
+
+impl Family {
+    /// Takes a call from the guest of `pid`.
+    pub(crate) fn called(&mut self, pid: HomePid, request: CallRequest) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.homecoming_reason_is_old();
+        if request.epoch != member.epoch || !member.is_away() {
+            return;
+        }
+        // An earlier life may still be remembered by its results; whoever calls runs.
+        if let Some(last) = member.last.as_ref().filter(|last| last.number == request.number) {
+            let again = Message::Result(Box::new(last.clone()));
+            self.tell(pid, &again);
+            return;
+        }
+        if member.current.as_ref().is_some_and(|c| c.request.number == request.number) {
+            return;
+        }
+        while member.unheard.front().is_some_and(|(count, _)| *count <= request.signals) {
+            member.unheard.pop_front();
+        }
+        let number = request.number;
+        if !member.unheard.is_empty() {
+            let mut crossed = refused(number, 0);
+            crossed.outcome.ret = restart::NOINTR;
+            self.tell(pid, &Message::Result(Box::new(crossed)));
+            return;
+        }
+        match member.post(request) {
+            Ok(true) => self.ended(pid),
+            Ok(false) => {}
+            Err(errno) => self.tell(pid, &Message::Result(Box::new(refused(number, errno)))),
+        }
+    }
+
+    /// Looks for calls that have ended.
+    pub(crate) fn collect_ended(&mut self) {
+        self.bell.clear();
+        let ended: Vec<HomePid> = self.members.values().filter(|m| m.has_ended()).map(|m| m.pid).collect();
+        for pid in ended {
+            self.ended(pid);
+        }
+    }
+
+    /// The call of `pid` has ended: its result goes to the guest.
+    fn ended(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        if matches!(member.state, State::Lingering(_)) {
+            self.finish_lingering(pid);
+            return;
+        }
+        let (Some(current), Some(mailbox)) = (member.current.take(), &mut member.mailbox) else { return };
+        let outcome = mailbox.collect(&current.layout);
+        let mut result = made(&current, outcome);
+        if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
+            result.file = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
+        }
+        member.last = Some(result.clone());
+        self.tell(pid, &Message::Result(Box::new(result)));
+    }
+
+    pub(crate) fn finish_lingering(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        match member.linger_ended() {
+            Ok(Some(stopped)) => self.let_go(pid, stopped, 0),
+            Ok(None) => {}
+            Err(error) => self.lost(pid, &error),
+        }
+    }
+}
+
+impl Member {
+    /// Whether its deputy has made a call whose result has not been taken.
+    fn has_ended(&self) -> bool {
+        self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)
+    }
+
+    fn homecoming_reason_is_old(&mut self) {
+        if self.is_away() && !self.reason.is_empty() && self.homecomings.is_empty() {
+            self.reason.clear();
+        }
+    }
+
+    /// Has the deputy make a call; true if it has ended already.
+    fn post(&mut self, mut request: CallRequest) -> std::result::Result<bool, i32> {
+        self.adapt(&mut request.call);
+        let layout = request.call.clone().lay_out().map_err(|malformed| {
+            tracing::warn!(pid = %self.pid, %malformed, "a guest sent a call that is none");
+            libc::ENOSYS
+        })?;
+        let mailbox = self.mailbox.as_mut().ok_or(libc::ESRCH)?;
+        if !mailbox.fits(layout.size()) {
+            mailbox.grow(self.pid.0, layout.size())?;
+        }
+        mailbox.post(&layout)?;
+        let waits = forks_or_ends(request.call.nr);
+        self.current = Some(Current { request, layout, since: Instant::now(), child: None });
+        // A fork's event must be seen to before it can end.
+        if !waits && mailbox.soon() {
+            return Ok(true);
+        }
+        mailbox.ring_later();
+        Ok(false)
+    }
+
+    /// Changes a call with a local part into what home's part of it is.
+    fn adapt(&mut self, call: &mut tern_syscall::Call) {
+        match i64::from(call.nr) {
+            // Handlers are the guest's: here the signal has its default action, and is forwarded.
+            libc::SYS_rt_sigaction => {
+                let [Arg::Value(signal), Arg::Bytes(action), ..] = &mut call.args else { return };
+                let Some(known) = self.actions.get_mut((*signal as usize).wrapping_sub(1)) else { return };
+                if let Some((words, [])) = action.as_chunks::<8>().into() {
+                    for (word, bytes) in known.iter_mut().zip(words) {
+                        *word = u64::from_le_bytes(*bytes);
+                    }
+                }
+                if known[0] > 1
+                    && let Some(handler) = action.get_mut(..8)
+                {
+                    handler.fill(0);
+                }
+            }
+            // The child's memory and ids are the guest's affair; here it is a plain child.
+            libc::SYS_clone | libc::SYS_vfork | libc::SYS_fork => {
+                call.nr = libc::SYS_fork as u32;
+                call.args = [const { Arg::Value(0) }; 6];
+            }
+            // Any address will do: the mapping only holds the file for the way home.
+            libc::SYS_mmap => {
+                call.args[0] = Arg::Value(0);
+                if let Arg::Value(flags) = &mut call.args[3] {
+                    *flags &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The file of a mapping that the deputy has just made. If it was mapped already, once is enough.
+    fn mapped(&mut self, at: u64, request: &CallRequest) -> Option<tern_image::FileRef> {
+        let maps = procfs::maps(self.pid.0).ok()?;
+        let mapping = maps.iter().find(|m| m.start <= at && at < m.end && m.inode != 0)?;
+        let file = self.files.identify(mapping).ok();
+        let same = |m: &&procfs::Mapping| (m.device, m.inode) == (mapping.device, mapping.inode);
+        if maps.iter().filter(same).count() > 1
+            && let (Some(mailbox), Arg::Value(length)) = (&mut self.mailbox, &request.call.args[1])
+        {
+            mailbox.call_raw(libc::SYS_munmap, [at, *length, 0, 0, 0, 0]);
+        }
+        file
+    }
+}
+
+fn forks_or_ends(nr: u32) -> bool {
+    let nr = i64::from(nr);
+    [libc::SYS_fork, libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group].contains(&nr)
+}

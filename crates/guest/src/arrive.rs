@@ -1,0 +1,346 @@
+//! An empty process becomes a guest.
+//!
+//! ```text
+//!  offer   judged; a process with the right pid is made in the sandbox          → Accepted
+//!  space   its own memory is removed, the filter installed, regions mapped      → Want
+//!  pages   written, round by round
+//!  image   bounds, actions, thread                                              → Ready
+//!  go      registers; it runs                                                   → Running
+//! ```
+//! A failure before `Go` ends the process here; at its old place nothing has happened.
+
+use crate::member::{Member, State};
+use crate::sandbox::Sandbox;
+use crate::space::{GuestSpace, Shown, apply};
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::time::Instant;
+use tern_image::content::Cache;
+use tern_image::{Layout, ProcessImage, Reserve};
+use tern_migrate::message::{Conversation, Machine, Offer};
+use tern_migrate::target;
+use tern_tracee::inject::{self, Injection, SYSCALL, Site};
+use tern_tracee::listener::{Instruction, Listener};
+use tern_tracee::pagemap::Run;
+use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::stop::Stopped;
+use tern_tracee::{Error, Memory, PAGE, Result};
+
+/// A guest in the making.
+#[derive(Debug)]
+pub struct Arriving {
+    /// What was offered.
+    pub offer: Offer,
+    injection: Option<Injection>,
+    listener: Option<Rc<Listener>>,
+    shown: Shown,
+    layout: Option<Layout>,
+    missing: HashSet<u32>,
+    image: Option<(Box<ProcessImage>, Conversation)>,
+}
+
+/// Why a process may not come here.
+///
+/// # Errors
+/// With the sentence for home.
+pub fn judge(offer: &Offer, ours: &Machine) -> std::result::Result<(), String> {
+    if offer.version != tern_image::VERSION {
+        return Err(format!("image version {} is not known here ({})", offer.version, tern_image::VERSION));
+    }
+    let theirs = &offer.machine;
+    let missing: Vec<&str> =
+        theirs.cpu_flags.iter().filter(|f| ours.cpu_flags.binary_search(f).is_err()).map(String::as_str).collect();
+    if !missing.is_empty() {
+        return Err(format!("the processor here lacks {}", missing.join(", ")));
+    }
+    // Without faulting CPUID the program could find features here that home does not have.
+    if theirs.cpu_flags != ours.cpu_flags || theirs.xstate_len != ours.xstate_len {
+        return Err("the processor here has other features than home's".into());
+    }
+    if theirs.vdso != ours.vdso {
+        return Err("the kernel here has another vDSO than home's".into());
+    }
+    if offer.own_pid <= 1 {
+        return Err("the first process of a namespace cannot be moved".into());
+    }
+    Ok(())
+}
+
+impl Arriving {
+    /// Begins, with a fresh process of the sandbox.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn begin(offer: Offer, child: Stopped) -> Result<Member> {
+        let host = child.pid();
+        let memory = Memory::open(host)?;
+        let injection = Injection::begin(child, inject::own_site())?;
+        let (pid, own_pid, epoch, reserve) = (offer.pid, offer.own_pid, offer.epoch, offer.reserve);
+        let arriving = Self {
+            offer,
+            injection: Some(injection),
+            listener: None,
+            shown: Shown::new(),
+            layout: None,
+            missing: HashSet::new(),
+            image: None,
+        };
+        Ok(Member {
+            pid,
+            own_pid,
+            host,
+            epoch,
+            reserve,
+            memory,
+            listener: None,
+            shown: HashMap::new(),
+            image: None,
+            talk: Conversation::default(),
+            open: None,
+            raised: HashMap::new(),
+            mask_after: None,
+            state: State::Arriving(Box::new(arriving)),
+            held_back: Vec::new(),
+            borrowed: false,
+            since: Instant::now(),
+        })
+    }
+
+    /// Takes an address space; says which files' content is missing. When none is, the space is built.
+    ///
+    /// # Errors
+    /// If it is unsound, or cannot be built.
+    pub fn take_space(&mut self, layout: Layout, memory: &Memory, cache: &mut Cache) -> Result<Vec<u32>> {
+        layout.check().map_err(|what| self.astray(what))?;
+        if layout.regions.iter().any(|r| self.offer.reserve.meets(r.start, r.end)) {
+            return Err(self.astray("a layout that covers our range"));
+        }
+        let missing = layout.files.iter().enumerate().filter(|(_, f)| !cache.has(f)).map(|(at, _)| at as u32);
+        self.missing = missing.collect();
+        self.layout = Some(layout);
+        self.build(memory, cache)?;
+        Ok(self.missing.iter().copied().collect())
+    }
+
+    /// Takes a piece of a file's content.
+    ///
+    /// # Errors
+    /// If it is not the content that was announced.
+    pub fn take_file(&mut self, file: u32, offset: u64, piece: &[u8], memory: &Memory, cache: &mut Cache) -> Result<()> {
+        let layout = self.layout.as_ref();
+        let reference = layout.and_then(|l| l.files.get(file as usize)).filter(|_| self.missing.contains(&file));
+        let reference = reference.ok_or_else(|| self.astray("a file that was not wanted"))?;
+        let complete = cache.put(reference, offset, piece);
+        if complete.map_err(|e| self.astray(&e.to_string()))? {
+            self.missing.remove(&file);
+            self.build(memory, cache)?;
+        }
+        Ok(())
+    }
+
+    fn build(&mut self, memory: &Memory, cache: &Cache) -> Result<()> {
+        if !self.missing.is_empty() {
+            return Ok(());
+        }
+        let Some(layout) = &self.layout else { return Ok(()) };
+        let Some(injection) = &mut self.injection else { return Ok(()) };
+        let reserve = self.offer.reserve;
+        let listener = match &self.listener {
+            Some(listener) => Rc::clone(listener),
+            None => {
+                empty(injection, memory, layout, reserve)?;
+                let listener = Rc::new(Listener::install(injection, reserve.room(), &filter())?);
+                self.listener = Some(Rc::clone(&listener));
+                listener
+            }
+        };
+        let mut space = GuestSpace { injection, listener: &listener, cache, files: &layout.files };
+        apply(&mut space, layout, reserve, &mut self.shown)
+    }
+
+    /// The listening end of its filter, once it has one.
+    #[must_use]
+    pub fn listener(&self) -> Option<&Rc<Listener>> {
+        self.listener.as_ref()
+    }
+
+    /// Takes pages.
+    ///
+    /// # Errors
+    /// If they lie outside its memory.
+    pub fn take_pages(&mut self, runs: &[Run], bytes: &[u8], memory: &Memory) -> Result<()> {
+        let reserve = self.offer.reserve;
+        // Before the space is built this process still is a copy of ourselves.
+        if self.listener.is_none() || !self.missing.is_empty() {
+            return Err(self.astray("pages before their address space"));
+        }
+        if runs.iter().any(|&(start, len)| reserve.meets(start, start.saturating_add(len))) {
+            return Err(self.astray("pages in our range"));
+        }
+        target::write_pages(memory, runs, bytes)
+    }
+
+    /// Forgets pages.
+    ///
+    /// # Errors
+    /// If they lie outside its memory.
+    pub fn forget(&mut self, runs: &[Run], cache: &Cache) -> Result<()> {
+        let reserve = self.offer.reserve;
+        if runs.iter().any(|&(start, len)| reserve.meets(start, start.saturating_add(len))) {
+            return Err(self.astray("pages in our range"));
+        }
+        let astray = self.astray("pages before their address space");
+        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else { return Err(astray) };
+        let pid = injection.pid();
+        let mut space = GuestSpace { injection, listener, cache, files: &[] };
+        target::forget(&mut space, pid, runs)
+    }
+
+    /// Takes the rest; the process could be resumed after it.
+    ///
+    /// # Errors
+    /// If it is unsound, or cannot be restored here.
+    pub fn take_image(
+        &mut self,
+        image: Box<ProcessImage>,
+        talk: Conversation,
+        memory: &Memory,
+        cache: &Cache,
+    ) -> Result<()> {
+        image.check().map_err(|what| self.astray(what))?;
+        let (offer, astray) = (&self.offer, self.astray("an image before its address space"));
+        let title = Member::title(offer.home, offer.pid, &offer.command);
+        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else { return Err(astray) };
+        let mut space = GuestSpace { injection, listener, cache, files: &image.layout.files };
+        image.restore(&mut space, memory, offer.reserve, Some(&title))?;
+        injection.stopped()?.set_xstate(&image.thread.xstate)?;
+        self.image = Some((image, talk));
+        Ok(())
+    }
+
+    /// Everything is there: the guest with its registers, stopped; what it is to go on with.
+    ///
+    /// # Errors
+    /// If something is missing, or the guest is gone.
+    pub fn finish(mut self) -> Result<Arrived> {
+        let astray = self.astray("a start without an image");
+        let (Some(injection), Some((image, talk)), Some(listener)) =
+            (self.injection.take(), self.image.take(), self.listener.take())
+        else {
+            return Err(astray);
+        };
+        let stopped = injection.finish_with(&image.thread.registers, image.thread.sigmask)?;
+        Ok(Arrived { stopped, image, talk, listener, shown: self.shown })
+    }
+
+    fn astray(&self, what: &str) -> Error {
+        let pid = self.injection.as_ref().map_or(0, Injection::pid);
+        Error::Astray { what: format!("its sender sent {what}"), pid }
+    }
+}
+
+/// A guest ready to run.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Itself.
+    pub stopped: Stopped,
+    /// Its image.
+    pub image: Box<ProcessImage>,
+    /// Its calls and signals.
+    pub talk: Conversation,
+    /// The listening end of its filter.
+    pub listener: Rc<Listener>,
+    /// How its files are shown.
+    pub shown: Shown,
+}
+
+/// The filter that every guest runs under, from the table of calls.
+fn filter() -> Vec<Instruction> {
+    tern_syscall::filter().iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect()
+}
+
+/// Turns a copy of ourselves into an empty process: our range with the stub, the kernel's own mappings where
+/// the process had them, nothing else; no descriptors, no capabilities.
+fn empty(injection: &mut Injection, memory: &Memory, layout: &Layout, reserve: Reserve) -> Result<()> {
+    let pid = injection.pid();
+    let now = procfs::maps(pid)?;
+    let kernels: Vec<&Mapping> = now.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]").collect();
+    let targets: Vec<u64> = layout.kernels().map(|r| r.start).collect();
+    let same = kernels.len() == targets.len() && kernels.iter().zip(layout.kernels()).all(|(m, r)| m.len() == r.len());
+    if !same {
+        return Err(Error::Astray { what: "the kernel's own mappings are not those of its home".into(), pid });
+    }
+    let code = inject::own_site().0;
+    if reserve.meets(code & !(PAGE - 1), code + 2) {
+        return Err(Error::Astray { what: "our code lies where our range must be".into(), pid });
+    }
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let fixed = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    // First away from where anything is or will be: old and new places may overlap. Then our range.
+    let away = gap(&now, layout, reserve);
+    let mut at = away;
+    for m in &kernels {
+        mremap(injection, m.start, m.len(), at)?;
+        at += m.len();
+    }
+    injection.must("map our range", libc::SYS_mmap, [reserve.start, Reserve::LEN, prot, fixed, u64::MAX, 0])?;
+    memory.write(reserve.start, &SYSCALL)?;
+    let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    injection.must("protect the stub", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
+    injection.set_site(Site(reserve.start));
+    for (start, end) in [(0, reserve.start.min(away)), (reserve.end().min(at), reserve.start.max(away)), (reserve.end().max(at), tern_tracee::TASK_END)] {
+        if start < end {
+            injection.must("remove our memory", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
+        }
+    }
+    let mut at = away;
+    for (m, target) in kernels.iter().zip(targets) {
+        mremap(injection, at, m.len(), target)?;
+        at += m.len();
+    }
+    injection.must("close descriptors", libc::SYS_close_range, [0, u64::from(u32::MAX), 0, 0, 0, 0])?;
+    drop_capabilities(injection, memory, reserve)
+}
+
+fn mremap(injection: &mut Injection, from: u64, len: u64, to: u64) -> Result<()> {
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    injection.must("place the vDSO", libc::SYS_mremap, [from, len, len, flags, to, 0]).map(drop)
+}
+
+/// An address range that is free now and in the layout, large enough for the kernel's own mappings.
+fn gap(now: &[Mapping], layout: &Layout, reserve: Reserve) -> u64 {
+    const ROOM: u64 = 1 << 20;
+    let free = |start: u64| {
+        let end = start + ROOM;
+        !now.iter().any(|m| m.start < end && start < m.end)
+            && !layout.regions.iter().any(|r| r.start < end && start < r.end)
+            && !reserve.meets(start, end)
+    };
+    (1u64..).map(|n| n << 32).find(|&start| free(start)).unwrap_or(1 << 32)
+}
+
+fn drop_capabilities(injection: &mut Injection, memory: &Memory, reserve: Reserve) -> Result<()> {
+    // struct __user_cap_header_struct: version 3, pid 0 (itself); then two empty sets of three words.
+    let mut bytes = 0x2008_0522_u32.to_le_bytes().to_vec();
+    bytes.resize(8 + 24, 0);
+    memory.write(reserve.room(), &bytes)?;
+    let args = [reserve.room(), reserve.room() + 8, 0, 0, 0, 0];
+    injection.must("drop capabilities", libc::SYS_capset, args).map(drop)
+}
+
+/// A sandbox for the family of this offer.
+///
+/// # Errors
+/// If it cannot be made here.
+pub fn sandbox(offer: &Offer, uid: u32, gid: u32) -> std::io::Result<Sandbox> {
+    // Home's clocks were read before they travelled, so ours may lag behind home's by the time of one
+    // message, and are never ahead: a process that moves, which takes longer, sees them go forward only.
+    let shift = |clock, home: u64| {
+        let now = rustix::time::clock_gettime(clock);
+        let now = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+        home.cast_signed() - now
+    };
+    let [monotonic, boot] = offer.clocks;
+    let shifts = [shift(rustix::time::ClockId::Monotonic, monotonic), shift(rustix::time::ClockId::Boottime, boot)];
+    Sandbox::make(uid, gid, shifts)
+}

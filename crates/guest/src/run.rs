@@ -1,0 +1,770 @@
+//! The one loop of a guest shim: it waits for home, for its guests' traps and stops, and for its node.
+
+use crate::arrive::{self, Arriving};
+use crate::depart::{Departing, Going};
+use crate::forward::Failed;
+use crate::member::{Member, State};
+use crate::sandbox::Sandbox;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use tern_control::shim::{ShimReply, ShimRequest, ShimStart};
+use tern_control::{ProcessRow, door::Door};
+use tern_ids::{Fingerprint, HomePid, NodeId};
+use tern_image::content::Cache;
+use tern_migrate::message::{Arrived, Departure, Inbox, Machine, Message, Offer, send};
+use tern_migrate::source::{SendError, Sending};
+use tern_migrate::{Phase, fault};
+use tern_tracee::listener::Listener;
+use tern_tracee::stop::{self, Change, Siginfo, Stop};
+use tern_tracee::{Memory, procfs};
+use tern_wire::{Ephemeral, Link, Preamble};
+
+/// How often the link is shown to be alive.
+const BEAT: Duration = Duration::from_secs(1);
+/// How long a peer may take to prove who it is.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+
+/// The away half of one family on one node.
+#[derive(Debug)]
+struct Family {
+    start: ShimStart,
+    home_node: NodeId,
+    accept: Vec<Fingerprint>,
+    identity: (u32, u32),
+    key: Ephemeral,
+    door: Door,
+    home: Option<Link>,
+    /// From a source on an onward journey.
+    sources: Vec<(Link, Inbox)>,
+    inbox: Inbox,
+    heard: Instant,
+    spoke: Instant,
+    sandbox: Option<Sandbox>,
+    cache: Cache,
+    machine: Machine,
+    members: HashMap<HomePid, Member>,
+    by_host: HashMap<i32, HomePid>,
+    /// There has been a guest: when the last is gone, so are we.
+    populated: bool,
+}
+
+/// Runs the shim until its family has left this node.
+///
+/// # Errors
+/// If it cannot begin.
+pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
+    let tern_control::ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
+        anyhow::bail!("this shim was not told to hold guests");
+    };
+    let me = std::process::id() as i32;
+    let machine = tern_migrate::source::machine(&Memory::open(me)?, &procfs::maps(me)?, xstate_len()?)?;
+    let mut family = Family {
+        home_node: home,
+        accept,
+        identity: (uid, gid),
+        key,
+        door,
+        home: None,
+        sources: Vec::new(),
+        inbox: Inbox::default(),
+        heard: Instant::now(),
+        spoke: Instant::now(),
+        sandbox: None,
+        cache: Cache::new(&start.cache_dir),
+        machine,
+        members: HashMap::new(),
+        by_host: HashMap::new(),
+        populated: false,
+        start,
+    };
+    while !family.is_over() {
+        family.turn()?;
+    }
+    tracing::info!("the family has left");
+    if let Some(home) = &mut family.home {
+        let _best_effort = home.drain(Instant::now() + Duration::from_secs(1));
+    }
+    Ok(())
+}
+
+/// How long this machine's extended register area is, as ptrace shows it.
+fn xstate_len() -> anyhow::Result<u32> {
+    Ok(tern_tracee::registers::xstate_len()?)
+}
+
+impl Family {
+    fn is_over(&self) -> bool {
+        let give_up = Duration::from_secs(u64::from(self.start.give_up_after));
+        // Home gives up first; a guest that outlived that would be alone.
+        let lost = self.home.is_none() && self.heard.elapsed() > give_up + Duration::from_secs(5);
+        (self.populated && self.members.is_empty()) || lost
+    }
+
+    fn turn(&mut self) -> anyhow::Result<()> {
+        self.wait()?;
+        self.answer_node();
+        self.take_stops();
+        self.take_messages();
+        self.take_traps();
+        self.go_on_departing();
+        self.report_the_dying();
+        self.keep_alive();
+        Ok(())
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        let listeners = self.listeners();
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.door.as_fd(), libc::POLLIN), (self.door.children(), libc::POLLIN)];
+        let busy = self.members.values().any(|m| matches!(m.state, State::Departing(_)));
+        for link in self.home.iter().chain(self.sources.iter().map(|s| &s.0)) {
+            fds.push((link.as_fd(), if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }));
+        }
+        for member in self.members.values() {
+            if let State::Departing(departing) = &member.state
+                && let Some(link) = &departing.link
+            {
+                fds.push((link.as_fd(), if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }));
+            }
+        }
+        fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
+        let buffered = self.home.iter().chain(self.sources.iter().map(|s| &s.0)).any(Link::has_frame);
+        let full = self.home.as_ref().is_some_and(Link::wants_write);
+        let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
+        tern_control::door::poll(&fds, if buffered { Duration::ZERO } else { timeout })?;
+        Ok(())
+    }
+
+    fn listeners(&self) -> Vec<Rc<Listener>> {
+        let mut all: Vec<Rc<Listener>> = Vec::new();
+        for listener in self.members.values().filter_map(|m| m.listener.as_ref()) {
+            if !all.iter().any(|l| Rc::ptr_eq(l, listener)) {
+                all.push(Rc::clone(listener));
+            }
+        }
+        all
+    }
+
+    // ---- the node
+
+    fn answer_node(&mut self) {
+        while let Some(caller) = self.door.next() {
+            match caller.request() {
+                ShimRequest::Processes => caller.answer(&ShimReply::Processes(self.rows())),
+                ShimRequest::Owns { .. } => caller.answer(&tern_control::door::not_here()),
+                ShimRequest::Connection => {
+                    if let Some(socket) = caller.connection() {
+                        self.connected(socket);
+                    }
+                }
+                _ => caller.answer(&tern_control::door::not_here()),
+            }
+        }
+    }
+
+    fn rows(&self) -> Vec<ProcessRow> {
+        let row = |m: &Member| ProcessRow {
+            pid: m.pid,
+            uid: self.identity.0,
+            r#where: None,
+            from: Some(self.home_node),
+            state: match m.state {
+                State::Arriving(_) | State::Departing(_) | State::Frozen(_) => "migrating",
+                State::Held(_) => "suspended",
+                _ => "running",
+            }
+            .into(),
+            cpu_seconds: procfs::stat(m.host).map_or(0.0, |s| s.cpu_seconds()),
+            migrations: u32::try_from(m.epoch.0).unwrap_or(u32::MAX),
+            reason: m.open.as_ref().and_then(|o| o.homeward.clone()).unwrap_or_default(),
+            command: m.command(),
+        };
+        self.members.values().map(row).collect()
+    }
+
+    fn connected(&mut self, socket: std::net::TcpStream) {
+        let link = tern_wire::pinned_server(&self.key, &self.accept)
+            .map_err(io::Error::other)
+            .and_then(|tls| Link::accept(socket, &tls, Instant::now() + HANDSHAKE).map_err(io::Error::other));
+        let link = match link {
+            Ok(link) => link,
+            Err(error) => return tracing::warn!(%error, "a connection was refused"),
+        };
+        if link.peer_fingerprint() != self.accept.first().copied() {
+            self.sources.push((link, Inbox::default()));
+            return;
+        }
+        tracing::debug!("home is connected");
+        self.home = Some(link);
+        self.inbox = Inbox::default();
+        self.heard = Instant::now();
+        let pids: Vec<HomePid> = self.members.keys().copied().collect();
+        for pid in pids {
+            self.present(pid);
+        }
+    }
+
+    /// Tells home, on a new link, where a guest stands, and asks again for what is open.
+    fn present(&mut self, pid: HomePid) {
+        let (Some(member), Some(home)) = (self.members.get_mut(&pid), self.home.as_mut()) else { return };
+        if matches!(member.state, State::Arriving(_)) {
+            // Home has given this migration up when the link broke.
+            self.end(pid);
+            return;
+        }
+        let told = send(home, pid, &Message::Present(member.epoch, member.talk.signals), &[]);
+        let asked = member.ask_again(Some(home));
+        if told.is_err() || asked.is_err() {
+            self.lose_home();
+        }
+    }
+
+    // ---- guests
+
+    fn take_stops(&mut self) {
+        let _drained = self.door.clear_children();
+        while let Ok(Some((host, change))) = stop::wait(-1, false) {
+            let Some(pid) = self.by_host.get(&host).copied() else {
+                self.stray(host, change);
+                continue;
+            };
+            let Some(member) = self.members.get_mut(&pid) else { continue };
+            match change {
+                Change::Stopped(stopped) => {
+                    if let Err(error) = take_stop(member, stopped) {
+                        self.failed(pid, &error.into());
+                    }
+                }
+                Change::Exited(_) | Change::Killed(..) => {
+                    // Not by us: then it would be no member any more.
+                    tracing::warn!(%pid, ?change, "a guest ended here");
+                    self.tell(pid, &Message::Died(libc::SIGKILL));
+                    self.remove(pid);
+                }
+            }
+        }
+    }
+
+    /// A stop of the helper, or of a process that is no guest (any more).
+    fn stray(&mut self, host: i32, change: Change) {
+        match change {
+            Change::Stopped(stopped) => {
+                let _gone = stopped.resume(0);
+            }
+            _ if self.sandbox.as_ref().is_some_and(|s| s.helper() == host) => {
+                tracing::error!("the guests' helper was killed, and all guests with it");
+                for pid in self.members.keys().copied().collect::<Vec<_>>() {
+                    self.tell(pid, &Message::Died(libc::SIGKILL));
+                    self.remove(pid);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn take_traps(&mut self) {
+        for listener in self.listeners() {
+            // A few at a time, so that home is heard in between.
+            for _ in 0..64 {
+                let trap = match listener.receive() {
+                    Ok(Some(trap)) => trap,
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "a trap was lost");
+                        break;
+                    }
+                };
+                let pid = self.by_host.get(&trap.pid).copied();
+                let Some((pid, member)) = pid.and_then(|p| self.members.get_mut(&p).map(|m| (p, m))) else {
+                    let _refused = listener.fail(trap.id, libc::EPERM);
+                    continue;
+                };
+                if let Err(error) = member.trapped(trap, self.home.as_mut()) {
+                    self.failed(pid, &error);
+                }
+            }
+        }
+    }
+
+    fn failed(&mut self, pid: HomePid, error: &Failed) {
+        match error {
+            Failed::Link(error) => {
+                tracing::warn!(%error, "the link to home is cut");
+                self.lose_home();
+            }
+            Failed::Guest(error) => {
+                // If it was killed, its end is reported by its own stop.
+                if !error.is_gone() {
+                    tracing::error!(%pid, %error, "a guest cannot go on here");
+                    self.tell(pid, &Message::Died(libc::SIGKILL));
+                    self.end(pid);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, pid: HomePid, message: &Message) {
+        let Some(home) = &mut self.home else { return };
+        if send(home, pid, message, &[]).is_err() {
+            self.lose_home();
+        }
+    }
+
+    fn lose_home(&mut self) {
+        if self.home.take().is_none() {
+            return;
+        }
+        // Migrations that home has not decided are off: what was coming is ended, what was going stays.
+        let pids: Vec<HomePid> = self.members.keys().copied().collect();
+        for pid in pids {
+            match self.members.get(&pid).map(|m| &m.state) {
+                Some(State::Arriving(_)) => self.end(pid),
+                Some(State::Departing(_)) => self.stay(pid, None),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends a guest: kills it and waits until its pid is free.
+    fn end(&mut self, pid: HomePid) {
+        if let Some(member) = self.members.get(&pid) {
+            let host = member.host;
+            tern_tracee::pidfd::kill(host);
+            loop {
+                match stop::wait(host, true) {
+                    Ok(Some((_, Change::Stopped(stopped)))) => drop(stopped.resume(0)),
+                    Ok(None) => {}
+                    Ok(Some(_)) | Err(_) => break,
+                }
+            }
+        }
+        self.remove(pid);
+    }
+
+    fn remove(&mut self, pid: HomePid) {
+        if let Some(member) = self.members.remove(&pid) {
+            self.by_host.remove(&member.host);
+        }
+    }
+
+    fn report_the_dying(&mut self) {
+        let mut dying = Vec::new();
+        for member in self.members.values_mut() {
+            if let State::Dying { signal, told } = &mut member.state
+                && !std::mem::replace(told, true)
+            {
+                dying.push((member.pid, *signal));
+            }
+        }
+        for (pid, signal) in dying {
+            self.tell(pid, &Message::Died(signal));
+        }
+    }
+
+    // ---- home
+
+    fn keep_alive(&mut self) {
+        if self.home.is_some() && self.spoke.elapsed() > BEAT {
+            self.spoke = Instant::now();
+            let used: Vec<(HomePid, u64)> = self
+                .members
+                .values()
+                .filter(|m| m.is_live())
+                .map(|m| (m.pid, procfs::stat(m.host).map_or(0, |s| (s.cpu_seconds() * 1000.0) as u64)))
+                .collect();
+            self.tell(HomePid(0), &Message::Beat);
+            for (pid, ms) in used {
+                self.tell(pid, &Message::Used(ms));
+            }
+        }
+        let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
+        if self.heard.elapsed() > suspend && self.populated {
+            if self.home.is_some() {
+                tracing::warn!("home has not been heard for {suspend:?}");
+                self.lose_home();
+            }
+            for member in self.members.values_mut().filter(|m| matches!(m.state, State::Running) && m.can_halt()) {
+                match member.halt() {
+                    Ok(stopped) => member.state = State::Held(stopped),
+                    Err(error) => tracing::warn!(%error, "a guest could not be suspended"),
+                }
+            }
+        }
+    }
+
+    fn take_messages(&mut self) {
+        loop {
+            let Some(home) = &mut self.home else { break };
+            let taken = match home.receive() {
+                Ok(Some(frame)) => self.inbox.take(frame).map_err(|e| e.to_string()),
+                Ok(None) => break,
+                Err(error) => Err(error.to_string()),
+            };
+            match taken {
+                Ok(Some(arrived)) => {
+                    self.heard = Instant::now();
+                    self.take_message(arrived);
+                }
+                Ok(None) => self.heard = Instant::now(),
+                Err(error) => {
+                    tracing::warn!(error, "the link to home is cut");
+                    self.lose_home();
+                }
+            }
+        }
+        self.take_from_sources();
+        self.take_from_next();
+    }
+
+    fn take_from_sources(&mut self) {
+        let mut sources = std::mem::take(&mut self.sources);
+        sources.retain_mut(|(link, inbox)| loop {
+            match link.receive() {
+                Ok(Some(frame)) => match inbox.take(frame) {
+                    Ok(Some(arrived)) => {
+                        let pid = arrived.pid;
+                        if let Err(error) = self.receive_part(arrived, Some(link)) {
+                            tracing::warn!(%pid, %error, "an arrival failed");
+                            self.decline(pid, &error.to_string());
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(_) => return false,
+                },
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        });
+        self.sources.append(&mut sources);
+    }
+
+    fn take_message(&mut self, arrived: Arrived) {
+        let pid = arrived.pid;
+        let failed = match &arrived.message {
+            Message::Offer(offer) => self.offered(offer),
+            Message::Space(_) | Message::File { .. } | Message::Pages(_) | Message::Forget(_) | Message::Image(..) => {
+                let done = self.receive_part(arrived, None);
+                if let Err(error) = done {
+                    tracing::warn!(%pid, %error, "an arrival failed");
+                    self.decline(pid, &error.to_string());
+                }
+                Ok(())
+            }
+            Message::Go(epoch) => self.go(pid, *epoch),
+            Message::Depart(departure) => self.depart(pid, departure),
+            Message::Drop => {
+                self.end(pid);
+                Ok(())
+            }
+            Message::Thaw => self.thaw(pid),
+            Message::Want(indices) => self.wanted(pid, indices),
+            Message::Result(_) => self.result(arrived),
+            Message::Content { hash, offset } => {
+                let (hash, offset) = (*hash, *offset);
+                match self.members.get_mut(&pid) {
+                    Some(member) => member.take_content(hash, offset, arrived.bytes(), &mut self.cache),
+                    None => Ok(()),
+                }
+            }
+            Message::Signal(count, info) => match (self.members.get_mut(&pid), Siginfo::try_from(info.as_slice())) {
+                (Some(member), Ok(info)) => member.raise(*count, info).map_err(Failed::from),
+                _ => Ok(()),
+            },
+            Message::Stop(stop) => self.job_control(pid, *stop),
+            _ => Ok(()),
+        };
+        if let Err(error) = failed {
+            self.failed(pid, &error);
+        }
+    }
+
+    // ---- arrivals
+
+    fn offered(&mut self, offer: &Offer) -> Result<(), Failed> {
+        let pid = offer.pid;
+        // A process that has executed another program comes again under its old pid.
+        self.end(pid);
+        let span = tracing::info_span!("migration", id = %offer.migration, %pid);
+        let _in = span.enter();
+        fault::point("guest", Phase::Offer);
+        let begun = arrive::judge(offer, &self.machine).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
+        match begun {
+            Ok(member) => {
+                tracing::info!(command = offer.command, "an offer was accepted");
+                self.by_host.insert(member.host, pid);
+                self.members.insert(pid, member);
+                self.populated = true;
+                self.tell(pid, &Message::Accepted);
+            }
+            Err(why) => {
+                tracing::info!(why, "an offer was declined");
+                self.populated |= self.members.is_empty();
+                self.tell(pid, &Message::Declined(why));
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, offer: &Offer) -> anyhow::Result<Member> {
+        if self.sandbox.is_none() {
+            self.sandbox = Some(arrive::sandbox(offer, self.identity.0, self.identity.1)?);
+        }
+        let Some(sandbox) = &self.sandbox else { anyhow::bail!("no sandbox") };
+        Ok(Arriving::begin(offer.clone(), sandbox.fork(offer.own_pid)?)?)
+    }
+
+    fn decline(&mut self, pid: HomePid, why: &str) {
+        if matches!(self.members.get(&pid).map(|m| &m.state), Some(State::Arriving(_))) {
+            self.end(pid);
+            self.tell(pid, &Message::Declined(why.into()));
+        }
+    }
+
+    /// Takes a part of an arriving process; answers go to `source` if it comes from another node.
+    fn receive_part(&mut self, arrived: Arrived, source: Option<&mut Link>) -> Result<(), Failed> {
+        let pid = arrived.pid;
+        if matches!(self.members.get(&pid).map(|m| &m.state), Some(State::Running)) || !self.members.contains_key(&pid) {
+            return Ok(());
+        }
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        let State::Arriving(arriving) = &mut member.state else { return Ok(()) };
+        let bytes_at = arrived.bytes();
+        match &arrived.message {
+            Message::Space(layout) => {
+                fault::point("guest", Phase::Prepare);
+                let had = arriving.listener().is_some();
+                let missing = arriving.take_space((**layout).clone(), &member.memory, &mut self.cache)?;
+                keep(self.sandbox.as_ref(), arriving, had)?;
+                match source.or(self.home.as_mut()) {
+                    Some(link) => send(link, pid, &Message::Want(missing), &[])?,
+                    None => return Ok(()),
+                }
+            }
+            Message::File { file, offset } => {
+                let had = arriving.listener().is_some();
+                arriving.take_file(*file, *offset, bytes_at, &member.memory, &mut self.cache)?;
+                keep(self.sandbox.as_ref(), arriving, had)?;
+            }
+            Message::Pages(runs) => arriving.take_pages(runs, bytes_at, &member.memory)?,
+            Message::Forget(runs) => arriving.forget(runs, &self.cache)?,
+            Message::Image(image, talk) => {
+                fault::point("guest", Phase::Freeze);
+                arriving.take_image(image.clone(), talk.clone(), &member.memory, &self.cache)?;
+                self.tell(pid, &Message::Ready);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn go(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> Result<(), Failed> {
+        fault::point("guest", Phase::HandOver);
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        let State::Arriving(arriving) = std::mem::replace(&mut member.state, State::Running) else { return Ok(()) };
+        let arrived = arriving.finish()?;
+        member.epoch = epoch;
+        member.image = Some(arrived.image);
+        member.talk = arrived.talk;
+        member.listener = Some(arrived.listener);
+        member.shown = arrived.shown;
+        member.since = Instant::now();
+        member.raise_carried()?;
+        arrived.stopped.resume(0)?;
+        tracing::info!(%pid, ?epoch, "a guest runs");
+        self.tell(pid, &Message::Running);
+        fault::point("guest", Phase::Resume);
+        Ok(())
+    }
+
+    // ---- results and job control
+
+    fn result(&mut self, arrived: Arrived) -> Result<(), Failed> {
+        let pid = arrived.pid;
+        let Message::Result(result) = arrived.message else { return Ok(()) };
+        let Some(member) = self.members.get_mut(&pid).filter(|m| m.is_live()) else { return Ok(()) };
+        let Some((open, result)) = member.answered(*result)? else { return Ok(()) };
+        if let Some(child) = result.child {
+            let Some(sandbox) = &self.sandbox else { return Ok(()) };
+            match member.fork(&open, child, result.outcome.ret as i32, sandbox) {
+                Ok(child) => {
+                    self.by_host.insert(child.host, child.pid);
+                    self.members.insert(child.pid, child);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a fork failed here");
+                    self.tell(child, &Message::Died(libc::SIGKILL));
+                }
+            }
+            return Ok(());
+        }
+        member.local_part(open, result, &mut self.cache, self.home.as_mut())
+    }
+
+    fn job_control(&mut self, pid: HomePid, stop: bool) -> Result<(), Failed> {
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        if stop {
+            if matches!(member.state, State::Running) && member.can_halt() {
+                let stopped = member.halt()?;
+                member.state = State::Held(stopped);
+            }
+            return Ok(());
+        }
+        self.thaw(pid)
+    }
+
+    fn thaw(&mut self, pid: HomePid) -> Result<(), Failed> {
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        match std::mem::replace(&mut member.state, State::Running) {
+            State::Frozen(stopped) | State::Held(stopped) => stopped.resume(0)?,
+            State::Departing(departing) => {
+                member.state = State::Departing(departing);
+                self.stay(pid, None);
+            }
+            other => member.state = other,
+        }
+        Ok(())
+    }
+
+    // ---- departures
+
+    fn depart(&mut self, pid: HomePid, departure: &Departure) -> Result<(), Failed> {
+        let Some(member) = self.members.get_mut(&pid) else {
+            self.tell(pid, &Message::Stayed("it is not here".into()));
+            return Ok(());
+        };
+        if let State::Held(stopped) = std::mem::replace(&mut member.state, State::Running) {
+            stopped.resume(0)?;
+        } else if !member.can_depart() {
+            self.tell(pid, &Message::Stayed("busy: it is in the middle of a vfork; try again".into()));
+            return Ok(());
+        }
+        match self.begin_departure(pid, departure) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.tell(pid, &Message::Stayed(error.to_string()));
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_departure(&mut self, pid: HomePid, departure: &Departure) -> anyhow::Result<()> {
+        let mut link = match departure {
+            Departure::Home(_) => None,
+            Departure::Onward { address, shim, fingerprint, .. } => {
+                let tls = tern_wire::pinned_client(&self.key, *fingerprint)?;
+                Some(Link::connect(address, Preamble::Shim(*shim), &tls, Instant::now() + HANDSHAKE)?)
+            }
+        };
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        let source = member.prepare_departure(&self.cache)?;
+        let mut going = Going { member, cache: &self.cache, stopped: None };
+        let out = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
+        let sending = Sending::begin(source, &mut going, out)?;
+        let departure = departure.clone();
+        member.state = State::Departing(Box::new(Departing { departure, link, sending, stopped: None }));
+        Ok(())
+    }
+
+    fn with_departing(
+        &mut self,
+        pid: HomePid,
+        go: impl FnOnce(&mut Sending, &mut Going<'_>, &mut Link) -> Result<bool, SendError>,
+    ) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Departing(mut departing) = std::mem::replace(&mut member.state, State::Running) else { return };
+        let mut going = Going { member, cache: &self.cache, stopped: departing.stopped.take() };
+        let done = match departing.link.as_mut().or(self.home.as_mut()) {
+            Some(link) => go(&mut departing.sending, &mut going, link),
+            None => Err(tern_wire::LinkError::Closed.into()),
+        };
+        departing.stopped = going.stopped.take();
+        match (done, departing.stopped.take()) {
+            (Ok(true), Some(stopped)) => {
+                member.state = State::Frozen(stopped);
+                // An onward link is kept until everything has left it.
+                if let Some(mut link) = departing.link.take() {
+                    let _best_effort = link.drain(Instant::now() + Duration::from_secs(10));
+                }
+                self.tell(pid, &Message::Frozen);
+            }
+            (Ok(_), stopped) => {
+                departing.stopped = stopped;
+                member.state = State::Departing(departing);
+            }
+            (Err(error), stopped) => {
+                departing.stopped = stopped;
+                member.state = State::Departing(departing);
+                self.stay(pid, Some(error.to_string()));
+            }
+        }
+    }
+
+    fn wanted(&mut self, pid: HomePid, indices: &[u32]) -> Result<(), Failed> {
+        self.with_departing(pid, |sending, going, link| sending.wanted(indices, going, link).map(|()| false));
+        Ok(())
+    }
+
+    fn take_from_next(&mut self) {
+        let pids: Vec<HomePid> = self.members.keys().copied().collect();
+        for pid in pids {
+            loop {
+                let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state) else { break };
+                let Some(link) = &mut departing.link else { break };
+                match link.receive() {
+                    Ok(Some(frame)) => match Inbox::default().take(frame) {
+                        Ok(Some(Arrived { message: Message::Want(indices), .. })) => drop(self.wanted(pid, &indices)),
+                        _ => self.stay(pid, Some("the next node broke the protocol".into())),
+                    },
+                    Ok(None) => break,
+                    Err(error) => self.stay(pid, Some(error.to_string())),
+                }
+            }
+        }
+    }
+
+    fn go_on_departing(&mut self) {
+        let departing = |m: &&Member| matches!(m.state, State::Departing(_));
+        let pids: Vec<HomePid> = self.members.values().filter(departing).map(|m| m.pid).collect();
+        for pid in pids {
+            self.with_departing(pid, |sending, going, link| sending.advance(going, link));
+        }
+    }
+
+    /// A departure is off: the guest runs on.
+    fn stay(&mut self, pid: HomePid, why: Option<String>) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else { return };
+        if let Some(stopped) = departing.stopped {
+            let _gone = stopped.resume(0);
+        }
+        if let Some(why) = why {
+            self.tell(pid, &Message::Stayed(why));
+        }
+    }
+}
+
+/// Has the helper hold a guest's listener too, once there is one.
+fn keep(sandbox: Option<&Sandbox>, arriving: &Arriving, had: bool) -> Result<(), Failed> {
+    match (sandbox, arriving.listener()) {
+        (Some(sandbox), Some(listener)) if !had => Ok(sandbox.keep(listener.as_fd())?),
+        _ => Ok(()),
+    }
+}
+
+fn take_stop(member: &mut Member, stopped: stop::Stopped) -> tern_tracee::Result<()> {
+    if let State::Forking(forking) = &member.state
+        && stopped.stop == Stop::Signal(libc::SIGTRAP)
+    {
+        stopped.set_registers(&forking.after)?;
+        stopped.set_sigmask(forking.mask)?;
+        member.state = State::Running;
+        return stopped.resume(0);
+    }
+    match stopped.stop {
+        Stop::Signal(signal) => member.deliver(stopped, signal),
+        _ if matches!(member.state, State::Forking(_)) => stopped.step(0),
+        _ => stopped.resume(0),
+    }
+}

@@ -1,0 +1,135 @@
+//! Signals from home, and the guest's own faults.
+//!
+//! A signal arrives at home, where the pid is; home's kernel decides what becomes of it, and only what a
+//! handler must see is sent here. It is raised here with an ordinary signal of the same number, whose siginfo
+//! is replaced by the original at the delivery stop; the guest's kernel does the rest. A signal that comes up
+//! here without having been sent is a fault of the guest's own (its handler runs here; without one it is
+//! home's to end the process), or somebody on this node meddling, which is dropped.
+
+use crate::member::{Member, State};
+use tern_image::process::{DEFAULT, IGNORE};
+use tern_tracee::pidfd::signal_thread;
+use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
+use tern_tracee::{Error, Result};
+
+/// Faults that a program's own instructions raise.
+fn is_fault(signal: i32) -> bool {
+    matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS)
+}
+
+/// The signal number in a siginfo.
+#[must_use]
+pub fn number(info: &Siginfo) -> i32 {
+    i32::from_le_bytes([info[0], info[1], info[2], info[3]])
+}
+
+/// Why it was sent (`si_code`).
+fn code(info: &Siginfo) -> i32 {
+    i32::from_le_bytes([info[8], info[9], info[10], info[11]])
+}
+
+impl Member {
+    /// Takes a signal over from home: from now on it is this life's to deliver.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn raise(&mut self, count: u64, info: Siginfo) -> Result<()> {
+        // Sent again after a reconnection.
+        if count <= self.talk.signals {
+            return Ok(());
+        }
+        self.talk.signals = count;
+        let signal = number(&info);
+        self.raised.entry(signal).or_default().push_back(info);
+        if self.talk.call_open {
+            // A handler that ran before the call is asked for again would make that call's place.
+            self.held_back.push(signal);
+            return Ok(());
+        }
+        signal_thread(self.host, self.host, signal)
+    }
+
+    /// Raises what was held back, now that the open call has been asked for again.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn raise_held_back(&mut self) -> Result<()> {
+        self.held_back.drain(..).try_for_each(|signal| signal_thread(self.host, self.host, signal))
+    }
+
+    /// Raises again what another life of the process had taken over and not delivered.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn raise_carried(&mut self) -> Result<()> {
+        for info in std::mem::take(&mut self.talk.carried) {
+            let Ok(info) = Siginfo::try_from(info) else { continue };
+            let signal = number(&info);
+            if !(1..=64).contains(&signal) {
+                continue;
+            }
+            self.raised.entry(signal).or_default().push_back(info);
+            self.held_back.push(signal);
+        }
+        if self.talk.call_open { Ok(()) } else { self.raise_held_back() }
+    }
+
+    /// Whether a signal from home is waiting here.
+    #[must_use]
+    pub fn has_raised(&self) -> bool {
+        self.raised.values().any(|infos| !infos.is_empty())
+    }
+
+    /// Goes on from a stop before the delivery of a signal.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub fn deliver(&mut self, stopped: Stopped, signal: i32) -> Result<()> {
+        if let Some(info) = self.raised.get_mut(&signal).and_then(std::collections::VecDeque::pop_front) {
+            stopped.set_siginfo(&info)?;
+            return match self.mask_after.take() {
+                Some(mask) => self.enter_handler(stopped, signal, mask),
+                None => stopped.resume(signal),
+            };
+        }
+        if !is_fault(signal) || code(&stopped.siginfo()?) <= 0 {
+            return stopped.resume(0);
+        }
+        let action = self.image.as_ref().and_then(|i| i.actions.get(signal as usize - 1)).map_or(DEFAULT, |a| a[0]);
+        let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
+        if action == DEFAULT || action == IGNORE || blocked {
+            // It stands still until home, told by the main loop, has ended its deputy.
+            self.state = State::Dying { signal, told: false };
+            drop(stopped);
+            return Ok(());
+        }
+        stopped.resume(signal)
+    }
+
+    /// Lets a handler begin that interrupted a call with a mask of its own, and sees to it that the program
+    /// gets its own mask back when the handler returns: the mask in the handler's frame is the call's, since
+    /// the call was performed elsewhere and this kernel never knew another one.
+    fn enter_handler(&mut self, stopped: Stopped, signal: i32, mask: u64) -> Result<()> {
+        // struct rt_sigframe: return address 8, then ucontext: flags 8, link 8, stack 24, registers 256, mask.
+        const MASK_IN_FRAME: u64 = 8 + 8 + 8 + 24 + 256;
+        let before = stopped.registers()?.rip;
+        stopped.step(signal)?;
+        loop {
+            let stopped = stop::wait_stop(self.host)?;
+            match stopped.stop {
+                Stop::Signal(libc::SIGTRAP) => {
+                    let now = stopped.registers()?;
+                    if now.rip != before {
+                        self.memory.write(now.rsp + MASK_IN_FRAME, &mask.to_le_bytes())?;
+                    }
+                    return stopped.resume(0);
+                }
+                Stop::Interrupt => stopped.step(0)?,
+                stop => {
+                    let what = format!("{stop:?} at the beginning of a handler");
+                    return Err(Error::Astray { what, pid: self.host });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Calls with a local part: what home does and what is done here must agree.
+//!
+//! Home goes first; what it refuses is not done here either. The local part is the guest's own call let
+//! through, which harms nobody but the guest whatever its arguments, or one that we make in its place.
+
+use crate::forward::{Failed, Sent};
+use crate::member::{Member, OpenCall};
+use crate::space::GuestSpace;
+use tern_image::content::Cache;
+use tern_migrate::message::{CallResult, Message, send};
+use tern_syscall::Special;
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::listener::Notification;
+use tern_wire::Link;
+
+/// Whether something is done here after home has succeeded.
+#[must_use]
+pub fn has_local_part(special: Special) -> bool {
+    matches!(special, Special::Mmap | Special::RtSigaction | Special::RtSigprocmask | Special::Fork)
+}
+
+impl Member {
+    /// Takes a call with a local part.
+    ///
+    /// # Errors
+    /// As [`trapped`](Self::trapped).
+    pub fn special(&mut self, trap: Notification, special: Special, home: Option<&mut Link>) -> Sent {
+        let asks_only = match special {
+            Special::RtSigaction | Special::RtSigprocmask => trap.args[1] == 0,
+            _ => false,
+        };
+        if asks_only {
+            return Ok(self.pass(trap.id)?);
+        }
+        self.ask_home(trap, home)
+    }
+
+    /// Does the local part of a call that home has done.
+    ///
+    /// # Errors
+    /// If the guest is gone, or home out of reach.
+    pub fn local_part(
+        &mut self,
+        open: OpenCall,
+        result: CallResult,
+        cache: &mut Cache,
+        home: Option<&mut Link>,
+    ) -> Sent {
+        match open.trap.nr as i64 {
+            libc::SYS_rt_sigaction => self.note_action(&open),
+            libc::SYS_mmap => self.map(open, result, cache, home),
+            _ => Ok(self.pass(open.trap.id)?),
+        }
+    }
+
+    fn note_action(&mut self, open: &OpenCall) -> Sent {
+        let [signal, at, ..] = open.trap.args;
+        let mut action = [0u64; 4];
+        for (word, at) in action.iter_mut().zip((at..).step_by(8)) {
+            *word = self.memory.word(at)?;
+        }
+        let known = self.image.as_mut().and_then(|i| i.actions.get_mut((signal as usize).wrapping_sub(1)));
+        if let Some(known) = known {
+            *known = action;
+        }
+        Ok(self.pass(open.trap.id)?)
+    }
+
+    fn map(
+        &mut self,
+        mut open: OpenCall,
+        result: CallResult,
+        cache: &mut Cache,
+        home: Option<&mut Link>,
+    ) -> Sent {
+        let Some(file) = result.file else {
+            return Ok(self.reply(open.trap.id, -i64::from(libc::ENODEV))?);
+        };
+        let (hash, ready) = (file.hash, cache.has(&file));
+        open.file = Some(file);
+        self.open = Some(open);
+        if ready {
+            return Ok(self.map_now(cache)?);
+        }
+        match home {
+            Some(home) => Ok(send(home, self.pid, &Message::WantContent(hash), &[])?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a piece of the content that a mapping waits for.
+    ///
+    /// # Errors
+    /// If it is not that content, or the guest is gone.
+    pub fn take_content(&mut self, hash: tern_ids::ContentHash, offset: u64, piece: &[u8], cache: &mut Cache) -> Sent {
+        let wanted = self.open.as_ref().and_then(|o| o.file.as_ref()).filter(|f| f.hash == hash);
+        let Some(file) = wanted else { return Ok(()) };
+        let complete = cache.put(file, offset, piece);
+        let astray = |e: std::io::Error| tern_tracee::Error::Astray { what: e.to_string(), pid: self.host };
+        if complete.map_err(astray)? {
+            self.map_now(cache)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the mapping whose content is here, in the guest's place.
+    fn map_now(&mut self, cache: &Cache) -> tern_tracee::Result<()> {
+        let (Some(open), Some(listener)) = (self.open.take(), self.listener.clone()) else { return Ok(()) };
+        let Some(file) = open.file else { return Ok(()) };
+        // `open` is ours now: halting would ask for it again, but it is answered below.
+        let stopped = self.halt_in(open.trap.id)?;
+        let mut injection = Injection::begin(stopped, Site(self.reserve.start))?;
+        let mut registers = *injection.before();
+        let mut space = GuestSpace { injection: &mut injection, listener: &listener, cache, files: &[] };
+        let at = space.map(&file, open.trap.args)?;
+        if at > 0 {
+            let maps = tern_tracee::procfs::maps(self.host)?;
+            let shown = maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
+            if let Some(m) = shown {
+                self.shown.insert((m.device, m.inode), file);
+            }
+        }
+        registers.rax = at.cast_unsigned();
+        registers.orig_rax = u64::MAX;
+        let mask = injection.mask();
+        injection.finish_with(&registers, mask)?.resume(0)
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::Link(error.into())
+    }
+}

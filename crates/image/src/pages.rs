@@ -1,0 +1,179 @@
+//! Which pages have to be sent.
+//!
+//! ```text
+//!  first look            all content of private regions             the process runs
+//!  each further look     what was written since the last            the process runs
+//!  last look             what was written since the last            the process stands still
+//! ```
+//! Where writes cannot be tracked, each look sends a region's whole content again, after telling the other
+//! side to forget what it has; so the first look is then made only once the process stands still.
+
+use crate::layout::{Layout, Region};
+use std::collections::HashMap;
+use tern_tracee::dirty::Tracker;
+use tern_tracee::pagemap::{Pagemap, Run};
+use tern_tracee::{Memory, PAGE, Result};
+
+/// What one look found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Pages to forget: their content is zero, or their file's, whatever was sent before.
+    pub forget: Vec<Run>,
+    /// Pages to send.
+    pub send: Vec<Run>,
+}
+
+impl Look {
+    /// Bytes to send.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.send.iter().map(|r| r.1).sum()
+    }
+}
+
+/// Finds the pages to send, look by look.
+#[derive(Debug)]
+pub struct Finder {
+    pagemap: Pagemap,
+    tracker: Option<Tracker>,
+    /// What the other side may have something of, by start of region; with the end.
+    sent: HashMap<u64, u64>,
+    looks: u32,
+}
+
+impl Finder {
+    /// For one process; without a tracker every look finds everything.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn new(pid: i32, tracker: Option<Tracker>) -> Result<Self> {
+        Ok(Self { pagemap: Pagemap::open(pid)?, tracker, sent: HashMap::new(), looks: 0 })
+    }
+
+    /// Whether looks after the first are cheap.
+    #[must_use]
+    pub fn tracks(&self) -> bool {
+        self.tracker.is_some()
+    }
+
+    /// Looks at the whole address space.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn look(&mut self, layout: &Layout) -> Result<Look> {
+        let mut look = Look::default();
+        for region in layout.regions.iter().filter(|r| r.is_private()) {
+            self.look_at(region, &mut look)?;
+        }
+        self.looks += 1;
+        Ok(look)
+    }
+
+    /// How often it has looked.
+    #[must_use]
+    pub fn looks(&self) -> u32 {
+        self.looks
+    }
+
+    fn look_at(&mut self, region: &Region, look: &mut Look) -> Result<()> {
+        let (start, end) = (region.start, region.end);
+        let seen = self.sent.get(&start) == Some(&end);
+        if seen
+            && let Some(written) = self.pagemap.written(start, end)? {
+                look.forget.extend(written.dropped);
+                look.send.extend(written.content);
+                return Ok(());
+            }
+        // New to us, or mapped anew at the same place: track it from here, then take all it has. The order
+        // matters: a page written between the two is found by both.
+        if self.looks > 0 {
+            look.forget.push((start, end - start));
+        }
+        if let Some(tracker) = &self.tracker
+            && tracker.cover(start, end).is_ok() {
+                let _arms_the_range = self.pagemap.written(start, end)?;
+            }
+        look.send.extend(self.pagemap.content(start, end)?);
+        self.sent.insert(start, end);
+        Ok(())
+    }
+}
+
+/// Cuts runs into pieces of at most `most` bytes, so that they can be sent one by one.
+#[must_use]
+pub fn cut(runs: &[Run], most: u64) -> Vec<Vec<Run>> {
+    let mut pieces = Vec::new();
+    let mut piece: Vec<Run> = Vec::new();
+    let mut room = most;
+    for &(mut start, mut len) in runs {
+        while len > 0 {
+            let now = len.min(room);
+            piece.push((start, now));
+            (start, len, room) = (start + now, len - now, room - now);
+            if room == 0 {
+                pieces.push(std::mem::take(&mut piece));
+                room = most;
+            }
+        }
+    }
+    if !piece.is_empty() {
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// Drops from a piece that was read the pages that are all zero; only right for a page's first sending, over
+/// memory that is zero until then.
+pub fn drop_zero(runs: &mut Vec<Run>, bytes: &mut Vec<u8>) {
+    const ZERO: [u8; PAGE as usize] = [0; PAGE as usize];
+    if !bytes.chunks_exact(PAGE as usize).any(|page| page == ZERO) {
+        return;
+    }
+    let mut kept: Vec<Run> = Vec::new();
+    let mut content = Vec::with_capacity(bytes.len());
+    let pages = runs.iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE as usize));
+    for (addr, page) in pages.zip(bytes.chunks_exact(PAGE as usize)) {
+        if page == ZERO {
+            continue;
+        }
+        content.extend_from_slice(page);
+        match kept.last_mut() {
+            Some(last) if last.0 + last.1 == addr => last.1 += PAGE,
+            _ => kept.push((addr, PAGE)),
+        }
+    }
+    (*runs, *bytes) = (kept, content);
+}
+
+/// Reads a piece's bytes.
+///
+/// # Errors
+/// If a page is gone: the process has unmapped it since, and the next look will show that.
+pub fn read(memory: &Memory, piece: &[Run]) -> Result<Vec<u8>> {
+    let total: u64 = piece.iter().map(|r| r.1).sum();
+    let mut bytes = vec![0; total as usize];
+    memory.read_runs(piece, &mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cut() {
+        let pieces = cut(&[(0x1000, 0x3000), (0x9000, 0x1000)], 0x2000);
+        assert_eq!(pieces, [vec![(0x1000, 0x2000)], vec![(0x3000, 0x1000), (0x9000, 0x1000)]]);
+        assert!(cut(&[], 4096).is_empty());
+    }
+
+    #[test]
+    fn zero_pages_are_dropped() {
+        let mut runs = vec![(0x1000, 0x3000), (0x9000, 0x1000)];
+        let mut bytes = vec![1; 0x4000];
+        bytes[0x1000..0x2000].fill(0);
+        drop_zero(&mut runs, &mut bytes);
+        assert_eq!(runs, [(0x1000, 0x1000), (0x3000, 0x1000), (0x9000, 0x1000)]);
+        assert_eq!(bytes, vec![1; 0x3000]);
+    }
+}

@@ -1,0 +1,279 @@
+//! A process: what is its own besides its threads and pages, and whether it can be moved at all.
+
+use crate::apply::Space;
+use crate::layout::Layout;
+use crate::reserve::Reserve;
+use crate::thread::ThreadImage;
+use serde::{Deserialize, Serialize};
+use tern_tracee::{Memory, Result, procfs};
+
+/// Why a process cannot be moved now. Each reason has a code, which is what scripts look for, and a sentence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each variant's message says what it is")]
+pub enum Unmovable {
+    #[error("shared memory: it maps {0:?} writable and shared")]
+    SharedMemory(String),
+    #[error("threads: it has {0} threads, and only single-threaded processes are moved yet")]
+    Threads(u32),
+    #[error("device mapping: it maps {0:?}")]
+    DeviceMapping(String),
+    #[error("huge pages: it uses hugetlb memory")]
+    HugePages,
+    #[error("shadow stack: it runs with a hardware shadow stack")]
+    ShadowStack,
+    #[error("userfaultfd: it handles its own page faults")]
+    Userfaultfd,
+    #[error("special mapping: it maps {0:?}, which exists only on this node")]
+    SpecialMapping(String),
+    #[error("file: the mapped file {0:?} cannot be read")]
+    UnreadableFile(String),
+    #[error("traced: process {0} is tracing it")]
+    Traced(i32),
+    #[error("32-bit: it runs 32-bit code")]
+    ThirtyTwoBit,
+    #[error("seccomp: it runs under a filter of its own")]
+    Seccomp,
+    #[error("shared address space: it shares its memory with process {0} (vfork or clone)")]
+    SharedAddressSpace(i32),
+    #[error("special descriptor: it holds an {0}")]
+    SpecialDescriptor(String),
+    #[error("no memory: it is a kernel thread, or ending")]
+    NoMemory,
+    #[error("init: it is the first process of its namespace")]
+    Init,
+    #[error("pid: its number {0} in its own namespace is beyond what the other node gives")]
+    Pid(i32),
+}
+
+impl Unmovable {
+    /// The word before the colon.
+    #[must_use]
+    pub fn code(&self) -> String {
+        let text = self.to_string();
+        text.split(':').next().unwrap_or_default().to_owned()
+    }
+}
+
+/// Looks at a process from outside, without stopping it: cheap reasons why it cannot be moved. `tracer` is
+/// our own pid if we trace it already, 0 otherwise.
+///
+/// # Errors
+/// `Err` if the process is gone; `Ok(Err)` with the reason.
+pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
+    let status = procfs::status(pid)?;
+    let reason = if status.tracer != 0 && status.tracer != tracer {
+        Some(Unmovable::Traced(status.tracer))
+    } else if status.resident_kib == 0 {
+        Some(Unmovable::NoMemory)
+    } else if status.own_pid == 1 {
+        Some(Unmovable::Init)
+    } else if status.threads > 1 {
+        Some(Unmovable::Threads(status.threads))
+    } else if status.seccomp != 0 {
+        Some(Unmovable::Seccomp)
+    } else if status.shadow_stack {
+        Some(Unmovable::ShadowStack)
+    } else {
+        special_descriptor(pid)?.or_else(|| shared_address_space(pid, status.parent))
+    };
+    Ok(reason.map_or(Ok(()), Err))
+}
+
+fn special_descriptor(pid: i32) -> Result<Option<Unmovable>> {
+    let special = [&b"anon_inode:[io_uring]"[..], b"anon_inode:[userfaultfd]", b"anon_inode:[perf_event]"];
+    let all = procfs::descriptors(pid)?;
+    let found = all.iter().find(|link| special.contains(&link.as_slice()));
+    Ok(found.map(|link| Unmovable::SpecialDescriptor(String::from_utf8_lossy(link).into_owned())))
+}
+
+fn shared_address_space(pid: i32, parent: i32) -> Option<Unmovable> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let relatives = children.split_ascii_whitespace().filter_map(|c| c.parse().ok()).chain([parent]);
+    relatives.filter(|r| *r > 0).find(|r| same_memory(pid, *r)).map(Unmovable::SharedAddressSpace)
+}
+
+#[allow(unsafe_code, reason = "kcmp has no wrapper")]
+fn same_memory(a: i32, b: i32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: integers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) == 0 }
+}
+
+/// A signal's action as the kernel has it: handler, flags, restorer, mask.
+pub type Action = [u64; 4];
+
+/// How many signals there are.
+pub const SIGNALS: usize = 64;
+
+/// The handler values that are no handlers.
+pub const DEFAULT: u64 = 0;
+/// See [`DEFAULT`].
+pub const IGNORE: u64 = 1;
+
+/// A process on paper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessImage {
+    /// [`crate::VERSION`].
+    pub version: u16,
+    /// The name that `ps` shows first.
+    pub command: Vec<u8>,
+    /// Start and end of code, data, then: start of the heap, its end, start of the stack, start and end of the
+    /// arguments and of the environment (prctl_mm_map's order, but for its last three).
+    pub bounds: [u64; 11],
+    /// The auxiliary vector.
+    pub auxv: Vec<u8>,
+    /// personality(2).
+    pub personality: u64,
+    /// What each signal does, 1 to 64.
+    pub actions: Vec<Action>,
+    /// The address space.
+    pub layout: Layout,
+    /// Its thread.
+    pub thread: ThreadImage,
+}
+
+impl ProcessImage {
+    /// Reads the process under injection, but for its pages. Its memory is changed only in our own range, and
+    /// in a critical section of rseq, which is left.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn capture(space: &mut dyn Space, memory: &Memory, reserve: Reserve, layout: Layout) -> Result<Self> {
+        let pid = space.injection().pid();
+        let thread = ThreadImage::capture(space, memory, reserve)?;
+        let stat = procfs::stat(pid)?;
+        let brk = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
+        let f = |n| stat.field(n);
+        let bounds = [f(26), f(27), f(45), f(46), f(47), brk, f(28), f(48), f(49), f(50), f(51)];
+        let personality = space.call("read the personality", libc::SYS_personality, [0xffff_ffff, 0, 0, 0, 0, 0])?;
+        let actions = actions(space, memory, reserve)?;
+        let command = procfs::status(pid)?.name;
+        let auxv = procfs::auxv(pid)?;
+        let version = crate::VERSION;
+        Ok(Self { version, command, bounds, auxv, personality, actions, layout, thread })
+    }
+
+    /// Brings the image of a guest up to date: what a process that runs away from home changes by itself.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn recapture(&mut self, space: &mut dyn Space, memory: &Memory, reserve: Reserve, layout: Layout) -> Result<()> {
+        self.thread = ThreadImage::capture(space, memory, reserve)?;
+        self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
+        self.layout = layout;
+        Ok(())
+    }
+
+    /// Gives a process, whose address space has this layout already, everything but its registers.
+    ///
+    /// `title` is what `ps` shall show on this node; none at home, where the arguments are the process' own.
+    ///
+    /// # Errors
+    /// If the process is gone or a call fails.
+    pub fn restore(
+        &self,
+        space: &mut dyn Space,
+        memory: &Memory,
+        reserve: Reserve,
+        title: Option<&str>,
+    ) -> Result<()> {
+        let scratch = reserve.room();
+        for (at, action) in self.actions.iter().enumerate() {
+            set_action(space, memory, reserve, at as u64 + 1, action)?;
+        }
+        if let Some(title) = title {
+            self.set_bounds(space, memory, reserve, title)?;
+            if self.personality != 0 {
+                space.call("set the personality", libc::SYS_personality, [self.personality, 0, 0, 0, 0, 0])?;
+            }
+            let mut name = title.as_bytes().to_vec();
+            name.truncate(15);
+            name.push(0);
+            memory.write_forced(scratch, &name)?;
+            let args = [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0];
+            space.call("set the name", libc::SYS_prctl, args)?;
+        }
+        self.thread.restore(space, memory, reserve)
+    }
+
+    fn set_bounds(&self, space: &mut dyn Space, memory: &Memory, reserve: Reserve, title: &str) -> Result<()> {
+        // The title lies at the end of our range, so that `ps` here shows it instead of the arguments.
+        let mut title = title.as_bytes().to_vec();
+        title.truncate(2000);
+        title.push(0);
+        let title_at = reserve.end() - 2048;
+        memory.write_forced(title_at, &title)?;
+        let mut words: Vec<u64> = self.bounds.to_vec();
+        words[7] = title_at;
+        words[8] = title_at + title.len() as u64;
+        let scratch = reserve.room();
+        let auxv = &self.auxv[..self.auxv.len().min(46 * 8)];
+        let auxv_at = scratch + 256;
+        memory.write_forced(auxv_at, auxv)?;
+        words.push(auxv_at);
+        let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        bytes.extend_from_slice(&(auxv.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&u32::MAX.to_le_bytes()); // exe_fd -1: not changed
+        memory.write_forced(scratch, &bytes)?;
+        const PR_SET_MM_MAP: u64 = 14;
+        let args = [libc::PR_SET_MM as u64, PR_SET_MM_MAP, scratch, bytes.len() as u64, 0, 0];
+        space.call("set the bounds of memory", libc::SYS_prctl, args).map(drop)
+    }
+
+    /// Checks what came from another node.
+    ///
+    /// # Errors
+    /// With what is wrong.
+    pub fn check(&self) -> std::result::Result<(), &'static str> {
+        self.layout.check()?;
+        if self.version != crate::VERSION {
+            return Err("an image of another version");
+        }
+        if self.actions.len() != SIGNALS || self.command.len() > 64 || self.auxv.len() > 4096 {
+            return Err("an image of the wrong shape");
+        }
+        // A guest's own code selector; anything else is a fault of the sender.
+        if !self.thread.registers.is_64_bit() {
+            return Err("an image of 32-bit code");
+        }
+        Ok(())
+    }
+}
+
+/// Reads what each signal does.
+///
+/// # Errors
+/// If the process is gone.
+pub fn actions(space: &mut dyn Space, memory: &Memory, reserve: Reserve) -> Result<Vec<Action>> {
+    let scratch = reserve.room();
+    let mut all = Vec::with_capacity(SIGNALS);
+    for signal in 1..=SIGNALS as u64 {
+        space.call("read a signal's action", libc::SYS_rt_sigaction, [signal, 0, scratch, 8, 0, 0])?;
+        let mut action = [0u64; 4];
+        for (word, at) in action.iter_mut().zip((scratch..).step_by(8)) {
+            *word = memory.word(at)?;
+        }
+        all.push(action);
+    }
+    Ok(all)
+}
+
+/// Sets what a signal does; SIGKILL and SIGSTOP are left out.
+///
+/// # Errors
+/// If the process is gone.
+pub fn set_action(
+    space: &mut dyn Space,
+    memory: &Memory,
+    reserve: Reserve,
+    signal: u64,
+    action: &Action,
+) -> Result<()> {
+    if signal == libc::SIGKILL as u64 || signal == libc::SIGSTOP as u64 {
+        return Ok(());
+    }
+    let scratch = reserve.room();
+    let bytes: Vec<u8> = action.iter().flat_map(|w| w.to_le_bytes()).collect();
+    memory.write_forced(scratch, &bytes)?;
+    space.call("set a signal's action", libc::SYS_rt_sigaction, [signal, scratch, 0, 8, 0, 0]).map(drop)
+}

@@ -1,0 +1,70 @@
+//! The range that deputy and guest keep free for us, at the same address.
+//!
+//! ```text
+//!  offset     at home                              away
+//!       0     the blob (code)                      the stub: one `syscall` instruction
+//!    4096     mailbox header  ┐ shared with the    scratch for injected calls
+//!    8192     mailbox data    ┘ home shim          scratch
+//! ```
+
+use serde::{Deserialize, Serialize};
+use tern_tracee::inject::Injection;
+use tern_tracee::procfs::Mapping;
+use tern_tracee::{PAGE, Result};
+
+/// Where the range lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reserve {
+    /// Its first address.
+    pub start: u64,
+}
+
+impl Reserve {
+    /// Its length in bytes.
+    pub const LEN: u64 = 256 << 10;
+    /// Length of the part behind the code page.
+    pub const ROOM: usize = (Self::LEN - PAGE) as usize;
+
+    /// Address behind the last.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start + Self::LEN
+    }
+
+    /// Where the writable part begins.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.start + PAGE
+    }
+
+    /// Whether the two ranges meet.
+    #[must_use]
+    pub fn meets(&self, start: u64, end: u64) -> bool {
+        start < self.end() && self.start < end
+    }
+
+    /// Chooses a free place in a process, and maps it there: readable and writable, private.
+    ///
+    /// # Errors
+    /// If the process is gone, or will not have so much more address space.
+    pub fn take(injection: &mut Injection) -> Result<Self> {
+        let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        let args = [0, Self::LEN, prot, flags, u64::MAX, 0];
+        Ok(Self { start: injection.must("reserve addresses", libc::SYS_mmap, args)? })
+    }
+
+    /// Removes the range from a process.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn release(&self, injection: &mut Injection) -> Result<()> {
+        injection.must("release addresses", libc::SYS_munmap, [self.start, Self::LEN, 0, 0, 0, 0]).map(drop)
+    }
+
+    /// Whether a mapping is part of it.
+    #[must_use]
+    pub fn holds(&self, mapping: &Mapping) -> bool {
+        self.start <= mapping.start && mapping.end <= self.end()
+    }
+}

@@ -1,0 +1,298 @@
+//! The control groups of a lab: `tern-lab/NAME/{switch,node1,node2,…}` in every hierarchy that is of use.
+//!
+//! They limit and count CPU time, and they are how a lab is found and ended: each of its processes is in
+//! them from its first instant. A node's processes are in the leaf `main` of its group, so that under
+//! cgroup v2 its daemon can make further groups beside that.
+
+use crate::error::{LabError, Result, Tried};
+use crate::mounts::{self, Mount};
+use crate::options::Name;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// 5 ms: with the kernel's 100 ms a node that has used up its quota answers 69 ms late.
+const PERIOD_US: u64 = 5_000;
+/// The least quota that the kernel takes; slower nodes get longer periods.
+const LEAST_QUOTA_US: u64 = 1_000;
+const TOP: &str = "tern-lab";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    unified: bool,
+    cpu: bool,
+    cpuacct: bool,
+}
+
+/// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2.
+#[derive(Debug, Clone)]
+pub(crate) struct Hierarchies(Vec<Hierarchy>);
+
+impl Hierarchies {
+    /// Looks them up.
+    pub(crate) fn find() -> Result<Self> {
+        let mounts = mounts::table().tried(|| "read /proc/self/mountinfo".to_owned())?;
+        let all: Vec<_> = mounts.iter().filter_map(of_mount).collect();
+        if !all.iter().any(|h| h.cpu) {
+            return Err(LabError::Unsupported(
+                "no mounted control group hierarchy has the cpu controller; mount one, as with: \
+                 mount -t cgroup -o cpu none /sys/fs/cgroup/cpu"
+                    .to_owned(),
+            ));
+        }
+        Ok(Self(all))
+    }
+
+    /// The groups of a whole lab.
+    pub(crate) fn lab(&self, lab: &Name) -> Group {
+        Group { hierarchies: self.0.clone(), path: Path::new(TOP).join(lab.as_str()) }
+    }
+
+    /// The groups of one part of a lab.
+    pub(crate) fn part(&self, lab: &Name, part: &str) -> Group {
+        Group { hierarchies: self.0.clone(), path: Path::new(TOP).join(lab.as_str()).join(part) }
+    }
+}
+
+fn of_mount(mount: &Mount) -> Option<Hierarchy> {
+    let has = |controller: &str| mount.options.iter().any(|o| o == controller);
+    let found = match mount.kind.as_str() {
+        "cgroup" => {
+            Hierarchy { mount: mount.at.clone(), unified: false, cpu: has("cpu"), cpuacct: has("cpuacct") }
+        }
+        "cgroup2" => {
+            let offered = fs::read_to_string(mount.at.join("cgroup.controllers")).unwrap_or_default();
+            let cpu = offered.split_whitespace().any(|c| c == "cpu");
+            // Version 2 counts CPU time without a controller.
+            Hierarchy { mount: mount.at.clone(), unified: true, cpu, cpuacct: true }
+        }
+        _ => return None,
+    };
+    (found.cpu || found.cpuacct).then_some(found)
+}
+
+/// One group, in all hierarchies.
+#[derive(Debug, Clone)]
+pub(crate) struct Group {
+    hierarchies: Vec<Hierarchy>,
+    path: PathBuf,
+}
+
+impl Group {
+    fn directories(&self) -> impl Iterator<Item = (&Hierarchy, PathBuf)> {
+        self.hierarchies.iter().map(|h| (h, h.mount.join(&self.path)))
+    }
+
+    /// Makes it, with its leaf `main`. `speed` limits it to this many CPUs.
+    pub(crate) fn make(&self, speed: Option<f64>) -> Result<()> {
+        for (hierarchy, directory) in self.directories() {
+            let leaf = directory.join("main");
+            // Another lab's end may remove the empty parent between two steps of this.
+            let mut made = fs::create_dir_all(&leaf);
+            for _ in 0..10 {
+                if made.is_ok() {
+                    break;
+                }
+                made = fs::create_dir_all(&leaf);
+            }
+            made.tried(|| format!("make the control group {}", leaf.display()))?;
+            if let Some(speed) = speed.filter(|_| hierarchy.cpu) {
+                limit(hierarchy, &self.path, speed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `cgroup.procs` of its leaf in each hierarchy: who writes 0 there becomes a member.
+    pub(crate) fn doors(&self) -> Result<Vec<OwnedFd>> {
+        self.directories()
+            .map(|(_, directory)| {
+                let door = directory.join("main/cgroup.procs");
+                let opened = fs::OpenOptions::new().write(true).open(&door);
+                Ok(opened.tried(|| format!("open {}", door.display()))?.into())
+            })
+            .collect()
+    }
+
+    /// Makes this process a member.
+    pub(crate) fn join(&self) -> Result<()> {
+        for door in self.doors()? {
+            rustix::io::write(door, b"0")
+                .tried(|| format!("join the control group {}", self.path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Its processes and those of the groups in it; none if it does not exist.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mut all = BTreeSet::new();
+        for (_, directory) in self.directories() {
+            walk(&directory, &mut |group| {
+                let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+                all.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 0));
+            });
+        }
+        all.into_iter().collect()
+    }
+
+    /// Whether any process is in it, visible from this pid namespace or not.
+    pub(crate) fn occupied(&self) -> bool {
+        let mut occupied = false;
+        for (_, directory) in self.directories() {
+            walk(&directory, &mut |group| {
+                occupied |= fs::read(group.join("cgroup.procs")).is_ok_and(|text| !text.is_empty());
+            });
+        }
+        occupied
+    }
+
+    /// Kills all its processes and waits until they are gone; those that are not after `patience` are returned.
+    pub(crate) fn kill(&self, patience: Duration) -> std::result::Result<(), Vec<i32>> {
+        let end = Instant::now() + patience;
+        loop {
+            for (_, directory) in self.directories().filter(|(h, _)| h.unified) {
+                // At once and race-free, since kernel 5.14; what follows does it on others, by and by.
+                let _ = fs::write(directory.join("cgroup.kill"), "1");
+            }
+            let left = self.processes();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(left);
+            }
+            for pid in left.iter().filter_map(|p| rustix::process::Pid::from_raw(*p)) {
+                // It may be dead already.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Removes it and the groups in it, which must be empty, then its parents if nothing else is in them.
+    /// A group that does not exist is removed already.
+    pub(crate) fn remove(&self, patience: Duration) -> io::Result<()> {
+        let end = Instant::now() + patience;
+        for (hierarchy, directory) in self.directories() {
+            // A group stays busy for a moment after its last process has died.
+            while let Err(error) = remove_tree(&directory) {
+                if Instant::now() > end {
+                    return Err(error);
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+            let top = hierarchy.mount.join(TOP);
+            for parent in directory.ancestors().skip(1).take_while(|p| p.starts_with(&top)) {
+                // Other labs may be in it.
+                if fs::remove_dir(parent).is_err() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// CPU time used by its processes, the ended ones included, since the group was made.
+    pub(crate) fn cpu_time(&self) -> Result<Duration> {
+        for (hierarchy, directory) in self.directories() {
+            if hierarchy.unified {
+                let text = fs::read_to_string(directory.join("cpu.stat")).unwrap_or_default();
+                let used = text.lines().find_map(|l| l.strip_prefix("usage_usec "));
+                if let Some(micros) = used.and_then(|u| u.trim().parse().ok()) {
+                    return Ok(Duration::from_micros(micros));
+                }
+            } else if hierarchy.cpuacct {
+                let text = fs::read_to_string(directory.join("cpuacct.usage")).unwrap_or_default();
+                if let Ok(nanos) = text.trim().parse() {
+                    return Ok(Duration::from_nanos(nanos));
+                }
+            }
+        }
+        Err(LabError::Unsupported(format!("no control group counts the CPU time of {}", self.path.display())))
+    }
+}
+
+/// Quota and period, in µs, for this many CPUs.
+fn quota(speed: f64) -> (u64, u64) {
+    let quota = (speed * PERIOD_US as f64).round() as u64;
+    if quota >= LEAST_QUOTA_US {
+        (quota, PERIOD_US)
+    } else {
+        (LEAST_QUOTA_US, (LEAST_QUOTA_US as f64 / speed).round() as u64)
+    }
+}
+
+fn limit(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
+    let (quota, period) = quota(speed);
+    let directory = hierarchy.mount.join(path);
+    let write =
+        |file: PathBuf, text: String| fs::write(&file, text).tried(|| format!("write to {}", file.display()));
+    if hierarchy.unified {
+        // The controller is handed down one level at a time.
+        let mut above = hierarchy.mount.clone();
+        for part in path.components() {
+            write(above.join("cgroup.subtree_control"), "+cpu".to_owned())?;
+            above.push(part);
+        }
+        write(directory.join("cpu.max"), format!("{quota} {period}"))
+    } else {
+        // The period first: a quota is checked against the one that is set.
+        write(directory.join("cpu.cfs_period_us"), period.to_string())?;
+        write(directory.join("cpu.cfs_quota_us"), quota.to_string())
+    }
+}
+
+/// The group and all groups in it, the innermost first.
+fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
+    let Ok(entries) = fs::read_dir(group) else { return };
+    for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+        walk(&entry.path(), visit);
+    }
+    visit(group);
+}
+
+fn remove_tree(group: &Path) -> io::Result<()> {
+    let mut result = Ok(());
+    walk(group, &mut |group| {
+        if let Err(error) = fs::remove_dir(group)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            result = Err(error);
+        }
+    });
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn periods_are_short_unless_the_node_is_very_slow() {
+        assert_eq!(quota(1.0), (5_000, 5_000));
+        assert_eq!(quota(0.72), (3_600, 5_000));
+        assert_eq!(quota(1.5), (7_500, 5_000));
+        assert_eq!(quota(0.1), (1_000, 10_000));
+        assert_eq!(quota(0.01), (1_000, 100_000));
+    }
+
+    #[test]
+    fn hierarchies_are_told_apart() {
+        let mount = |kind: &str, options: &[&str]| Mount {
+            at: "/nowhere".into(),
+            kind: kind.to_owned(),
+            options: options.iter().map(|&o| o.to_owned()).collect(),
+        };
+        let both = of_mount(&mount("cgroup", &["rw", "cpu", "cpuacct"])).unwrap();
+        assert!(both.cpu && both.cpuacct && !both.unified);
+        assert_eq!(of_mount(&mount("cgroup", &["rw", "memory"])), None);
+        assert_eq!(of_mount(&mount("ext4", &["rw"])), None);
+        let second = of_mount(&mount("cgroup2", &["rw"])).unwrap();
+        assert!(second.unified && !second.cpu && second.cpuacct);
+    }
+}

@@ -1,0 +1,120 @@
+//! Makes a Tern cluster of a lab's nodes, with the commands that a user would give. All that the lab knows
+//! of Tern is in this file.
+
+use crate::error::{LabError, Result, Tried};
+use crate::lab::Lab;
+use crate::node::Node;
+use crate::process::command_name;
+use crate::signals;
+use crate::state::State;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long ternd may take to answer, and the nodes to find each other.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Configures and starts ternd on all nodes; returns when node 1 says that all are up.
+pub(crate) fn start(lab: &Lab) -> Result<()> {
+    let programs = State::load(lab.name())?.programs();
+    check_programs(&programs)?;
+    let first = lab.node(1);
+    let address = first.address().to_string();
+    tern(&first, &["init", "--node", "1", "--name", "node1", "--address", &address])?;
+    start_daemon(&first)?;
+    for node in lab.nodes().skip(1) {
+        let token = tern(&first, &["token"])?;
+        let (number, own) = (node.number().to_string(), node.address().to_string());
+        tern(&node, &["join", &address, token.trim(), "--node", &number, "--address", &own])?;
+        start_daemon(&node)?;
+    }
+    wait_for(&first, "not all nodes are up", |status| {
+        let nodes = status["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+        nodes.len() == lab.nodes().count() && nodes.iter().all(|n| n["up"] == true)
+    })
+}
+
+/// Starts ternd on a node that is configured; returns when it answers.
+pub(crate) fn start_daemon(node: &Node) -> Result<()> {
+    node.daemon("ternd", &[], "ternd")?;
+    wait_for(node, "ternd does not answer", |_| true)
+}
+
+/// Kills ternd and nothing else, and starts it anew.
+pub(crate) fn restart_daemon(node: &Node) -> Result<()> {
+    let daemons = || -> Result<Vec<i32>> {
+        Ok(node.processes()?.into_iter().filter(|&pid| command_name(pid) == "ternd").collect())
+    };
+    let found = daemons()?;
+    if found.is_empty() {
+        let message = "it does not run".to_owned();
+        return Err(LabError::Failed { what: format!("ternd on node {}", node.number()), message });
+    }
+    for pid in found.iter().filter_map(|&p| Pid::from_raw(p)) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let end = Instant::now() + PATIENCE;
+    while daemons()?.iter().any(|pid| found.contains(pid)) {
+        if Instant::now() > end {
+            return Err(LabError::Undying { lab: node.lab.clone(), pids: found });
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    start_daemon(node)
+}
+
+fn check_programs(programs: &Path) -> Result<()> {
+    let missing = ["tern", "ternd"].into_iter().find(|p| !programs.join(p).is_file());
+    missing.map_or(Ok(()), |program| {
+        Err(LabError::Unsupported(format!(
+            "no {program} in {}, so no cluster can be made of the nodes; build it with cargo build, or give --bare",
+            programs.display()
+        )))
+    })
+}
+
+/// Runs `tern` in the node; returns what it prints.
+fn tern(node: &Node, arguments: &[&str]) -> Result<String> {
+    let mut command = node.command("tern");
+    command.args(arguments).stdin(Stdio::null());
+    let output = command.output().tried(|| "run tern".to_owned())?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    // The token is a secret: it is not repeated.
+    let what = format!("tern {} on node {}", arguments.first().copied().unwrap_or_default(), node.number());
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(LabError::Failed { what, message: said.trim().replace('\n', ", ") })
+}
+
+/// Waits until `tern status` of the node is as it should be.
+fn wait_for(node: &Node, else_say: &str, good: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let status = tern(node, &["status", "--json"]);
+        if let Ok(status) = status.as_ref().map(|s| serde_json::from_str(s).unwrap_or_default())
+            && good(&status)
+        {
+            return Ok(());
+        }
+        if let Some(signal) = signals::noted() {
+            return Err(LabError::Interrupted(signal.signal));
+        }
+        if Instant::now() > end {
+            let log = node.directory().join("ternd.log");
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            let last = text.lines().last().unwrap_or("nothing");
+            let said = status.map_or_else(|e| e.to_string(), |s| s.trim().replace('\n', " "));
+            return Err(LabError::Failed {
+                what: format!("the cluster of lab {}", node.lab),
+                message: format!("{else_say} after 30 s; tern status: {said}; ternd's last words: {last}"),
+            });
+        }
+        thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,109 @@
+//! A program in a node: it runs there as if started there, and this process stands for it here: it stops
+//! when the program stops, passes on the signals that it gets, and ends as the program ends.
+
+use crate::cgroup::Hierarchies;
+use crate::error::{Result, Tried};
+use crate::init;
+use crate::options::Name;
+use crate::signals::{self, Mask};
+use crate::spaces::{self, Entry};
+use crate::state::State;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+
+/// As a shell says it.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
+/// Whether the program keeps this process as its parent, and its terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    Attached,
+    Detached,
+}
+
+/// Runs the program in the node, with this process's environment, directory, terminal and open standard
+/// files; returns its exit code, or ends this process by the signal that ended it. The caller has one thread.
+pub(crate) fn enter(lab: &Name, node: u16, how: How, program: &OsStr, arguments: &[OsString]) -> Result<u8> {
+    let state = State::load(lab)?;
+    let init = state.init(node)?.open().tried(|| format!("find node {node}"))?;
+    let groups = Hierarchies::find()?.part(lab, &format!("node{node}")).doors()?;
+    let directory = env::current_dir().unwrap_or_else(|_e| "/".into());
+    let directory = CString::new(directory.as_os_str().as_bytes()).unwrap_or_default();
+    spaces::bear_children_in(&init).tried(|| format!("enter node {node}"))?;
+    let mut command = match how {
+        How::Attached => Command::new(program),
+        How::Detached => {
+            let mut spawner = Command::new(&state.helper);
+            std::os::unix::process::CommandExt::arg0(&mut spawner, init::INIT_NAME);
+            spawner.arg("spawn").arg(program);
+            spawner
+        }
+    };
+    command.args(arguments).env("PATH", search_path(&state.programs()));
+    let all = Mask::full();
+    let before = all.set();
+    spaces::in_node(&mut command, Entry { init, groups, directory }, before);
+    let had_terminal = holds_terminal();
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "tern lab: cannot run {}: {error}", Path::new(program).display());
+            return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE });
+        }
+    };
+    let pid = Pid::from_child(&child);
+    // The pipes, if any, are the program's: it must be the only one to hold them.
+    let status = attend(pid, &all)?;
+    if had_terminal {
+        // An interactive shell has taken it for its jobs, and could not name us, who are outside its namespace.
+        let _ = rustix::termios::tcsetpgrp(std::io::stdin(), rustix::process::getpgrp());
+    }
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ok(code as u8),
+        (None, Some(signal)) => signals::die_of(signal),
+        (None, None) => Ok(NOT_RUNNABLE),
+    }
+}
+
+/// Waits for the child, with all signals blocked.
+fn attend(child: Pid, all: &Mask) -> Result<WaitStatus> {
+    loop {
+        let waited = waitpid(Some(child), WaitOptions::NOHANG | WaitOptions::UNTRACED);
+        if let Some((_, status)) = waited.tried(|| "wait for the program".to_owned())? {
+            if !status.stopped() {
+                return Ok(status);
+            }
+            // So that the shell which started us sees its job stop.
+            let _ = kill_process(rustix::process::getpid(), Signal::STOP);
+            let _ = kill_process(child, Signal::CONT);
+            continue;
+        }
+        let received = all.wait();
+        // What the terminal sends, it sends to the child as well.
+        if received.from_process
+            && received.signal != libc::SIGCHLD
+            && let Some(signal) = Signal::from_named_raw(received.signal)
+        {
+            let _ = kill_process(child, signal);
+        }
+    }
+}
+
+/// Whether this process is in the foreground of the terminal that is its standard input.
+fn holds_terminal() -> bool {
+    rustix::termios::tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == rustix::process::getpgrp())
+}
+
+/// The tools come first: what was built just now, not what the machine has installed.
+fn search_path(programs: &Path) -> OsString {
+    let mut path = programs.as_os_str().to_owned();
+    path.push(":");
+    path.push(env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into()));
+    path
+}

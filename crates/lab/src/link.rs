@@ -1,0 +1,148 @@
+//! What connects the nodes: `switch|hub|p2p[:RATE[,DELAY[,LOSS]]]`, as `switch:1gbit,0.2ms,1%`.
+
+use crate::error::LabError;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How the cables run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// A cable from each node to a switch; each has its own rate in each direction.
+    #[default]
+    Switch,
+    /// One medium that all share, with one rate for all of them together.
+    Hub,
+    /// A cable between each two nodes, each with its own rate.
+    P2p,
+}
+
+/// What connects the nodes of a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Link {
+    /// How the cables run.
+    pub shape: Shape,
+    /// Bits per second, 1 kbit to 100 Gbit; `None`: as fast as the machine.
+    pub rate: Option<u64>,
+    /// From node to node, one way: a round trip takes twice as long. At most 10 s.
+    pub delay: Duration,
+    /// The share of frames that get lost, 0 to 1.
+    pub loss: f64,
+}
+
+impl Link {
+    /// Whether the kernel's switch and TBF do not suffice.
+    pub(crate) fn needs_wire(&self) -> bool {
+        self.shape == Shape::Hub || !self.delay.is_zero() || self.loss > 0.0
+    }
+
+    pub(crate) fn most_nodes(&self) -> u16 {
+        // Each two nodes have a cable and a bridge: 120 of them for 16 nodes.
+        if self.shape == Shape::P2p { 16 } else { u16::MAX }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.shape {
+            Shape::Switch => "switch",
+            Shape::Hub => "hub",
+            Shape::P2p => "p2p",
+        })?;
+        let mut before = ":";
+        if let Some(rate) = self.rate {
+            write!(f, ":{rate}bit")?;
+            before = ",";
+        }
+        if !self.delay.is_zero() {
+            write!(f, "{before}{}us", self.delay.as_micros())?;
+            before = ",";
+        }
+        if self.loss > 0.0 {
+            write!(f, "{before}{}%", self.loss * 100.0)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Link {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self, LabError> {
+        let bad = |why: String| {
+            LabError::BadOption(format!(
+                "{why}; a link is switch, hub or p2p, then :RATE,DELAY,LOSS as in switch:1gbit,0.2ms,1%"
+            ))
+        };
+        let (shape, rest) = text.split_once(':').unwrap_or((text, ""));
+        let shape = match shape {
+            "switch" => Shape::Switch,
+            "hub" => Shape::Hub,
+            "p2p" => Shape::P2p,
+            other => return Err(bad(format!("no link is called {other:?}"))),
+        };
+        let mut link = Self { shape, ..Self::default() };
+        // Each part is known by its unit, so that any of them may be left out.
+        for part in rest.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let unit_at = part.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(part.len());
+            let (number, unit) = part.split_at(unit_at);
+            let number: f64 = number.parse().map_err(|_e| bad(format!("{part:?} has no number")))?;
+            let bits = |times: f64| Some((number * times) as u64);
+            let time = |seconds: f64| Duration::try_from_secs_f64(number * seconds).unwrap_or(Duration::MAX);
+            match unit.to_ascii_lowercase().as_str() {
+                "bit" => link.rate = bits(1.0),
+                "kbit" => link.rate = bits(1e3),
+                "mbit" => link.rate = bits(1e6),
+                "gbit" => link.rate = bits(1e9),
+                "us" => link.delay = time(1e-6),
+                "ms" => link.delay = time(1e-3),
+                "s" => link.delay = time(1.0),
+                "%" => link.loss = number / 100.0,
+                _ => return Err(bad(format!("{part:?} has no unit that is known"))),
+            }
+        }
+        if link.rate.is_some_and(|r| !(1_000..=100_000_000_000).contains(&r)) {
+            return Err(bad("a rate is 1kbit to 100gbit".to_owned()));
+        }
+        if link.delay > Duration::from_secs(10) || link.loss > 1.0 {
+            return Err(bad("a delay is at most 10s, a loss at most 100%".to_owned()));
+        }
+        Ok(link)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(text: &str) -> Link {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn words_become_links() {
+        let full = link("switch:1gbit,0.2ms,1%");
+        assert_eq!(
+            (full.shape, full.rate, full.delay),
+            (Shape::Switch, Some(1_000_000_000), Duration::from_micros(200))
+        );
+        assert!((full.loss - 0.01).abs() < 1e-9);
+        assert_eq!(link("hub:10mbit").rate, Some(10_000_000));
+        assert_eq!(link("p2p:,5ms").delay, Duration::from_millis(5));
+        assert_eq!(link("switch"), Link::default());
+        for bad in
+            ["", "ring", "switch:fast", "switch:5", "hub:1bit", "switch:11s", "p2p:101%", "switch:-1ms"]
+        {
+            assert!(bad.parse::<Link>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn links_survive_text() {
+        for text in ["switch", "hub:10mbit", "p2p:100mbit,0.2ms", "switch:1gbit,3ms,2%", "switch:1ms"] {
+            assert_eq!(link(&link(text).to_string()), link(text), "{text}");
+        }
+    }
+}

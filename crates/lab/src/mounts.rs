@@ -1,0 +1,70 @@
+//! The mount table of this process, read from `/proc/self/mountinfo`.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// Where it is.
+    pub(crate) at: PathBuf,
+    /// The type of its file system.
+    pub(crate) kind: String,
+    /// The options of its file system, as the cgroup controllers.
+    pub(crate) options: Vec<String>,
+}
+
+/// All of them, in the order in which they were mounted.
+pub(crate) fn table() -> io::Result<Vec<Mount>> {
+    Ok(std::fs::read_to_string("/proc/self/mountinfo")?.lines().filter_map(parse).collect())
+}
+
+fn parse(line: &str) -> Option<Mount> {
+    // The optional fields vary in number, and end with a hyphen.
+    let (front, back) = line.split_once(" - ")?;
+    let at = front.split(' ').nth(4)?;
+    let mut back = back.split(' ');
+    let kind = back.next()?.to_owned();
+    let options = back.nth(1)?.split(',').map(str::to_owned).collect();
+    Some(Mount { at: unescape(at), kind, options })
+}
+
+/// The kernel writes blanks and such as `\040`.
+fn unescape(text: &str) -> PathBuf {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = text.get(at + 1..at + 4).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match (bytes[at], octal) {
+            (b'\\', Some(byte)) => {
+                out.push(byte);
+                at += 4;
+            }
+            (byte, _) => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_become_mounts() {
+        let mount =
+            parse("36 35 98:0 /x /mnt/a\\040b rw,noatime master:1 shared:2 - cgroup cgroup rw,cpu,cpuacct")
+                .unwrap();
+        assert_eq!(mount.at, PathBuf::from("/mnt/a b"));
+        assert_eq!(mount.kind, "cgroup");
+        assert_eq!(mount.options, ["rw", "cpu", "cpuacct"]);
+        assert_eq!(parse("nonsense"), None);
+        assert!(table().unwrap().iter().any(|m| m.at == *"/"));
+    }
+}

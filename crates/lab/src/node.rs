@@ -1,0 +1,110 @@
+//! One node of a lab, and what can be run in it.
+
+use crate::cgroup::Hierarchies;
+use crate::error::{LabError, Result, Tried};
+use crate::init;
+use crate::options::Name;
+use crate::state::{self, State};
+use std::ffi::OsStr;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A node. It may be up or down, and change without notice: it is only a name.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub(crate) lab: Name,
+    pub(crate) number: u16,
+    pub(crate) helper: PathBuf,
+    pub(crate) address: Ipv4Addr,
+}
+
+impl Node {
+    /// 1 for the first.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Its address in the lab.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// A command that runs this program in the node: a process of its pid, mount, net, uts and ipc namespaces
+    /// and of its control groups. The program is looked for in the node, the lab's own directory of programs
+    /// first; directory, environment and standard files are passed on, and so are the exit status, a death by
+    /// signal, and signals sent to the child (SIGKILL, too). The child's pid is that of a process outside that
+    /// stands for it. Exit codes of its own: 127 no such program, 126 it cannot be run, 125 no such node.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = init::command(&self.helper, "enter", &self.lab);
+        command.arg(self.number.to_string()).arg(program);
+        command
+    }
+
+    /// Starts a program that stays: a child of the node's init, in a session of its own, its output appended
+    /// to `LOG.log` in the node's directory on the machine ([`Node::directory`]). Returns when it runs.
+    ///
+    /// # Errors
+    /// The program cannot be started, or the node is down.
+    pub fn daemon(&self, program: impl AsRef<OsStr>, arguments: &[&str], log: &str) -> Result<()> {
+        let program = program.as_ref();
+        let at = self.directory().join(format!("{log}.log"));
+        let open = fs::create_dir_all(self.directory())
+            .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(&at))
+            .and_then(|file| Ok((file.try_clone()?, file)));
+        let (out, err) = open.tried(|| format!("open {}", at.display()))?;
+        let mut command = init::command(&self.helper, "daemon", &self.lab);
+        command.arg(self.number.to_string()).arg(program).args(arguments).current_dir("/");
+        let status = command.stdin(Stdio::null()).stdout(out).stderr(err).status();
+        if status.tried(|| format!("start {}", self.helper.display()))?.success() {
+            return Ok(());
+        }
+        let text = fs::read_to_string(&at).unwrap_or_default();
+        let message = text.lines().last().unwrap_or("no message").to_owned();
+        Err(LabError::Failed {
+            what: format!("{} on node {}", Path::new(program).display(), self.number),
+            message,
+        })
+    }
+
+    /// The node's directory on the machine, for logs.
+    pub fn directory(&self) -> PathBuf {
+        state::node_directory(&self.lab, self.number)
+    }
+
+    /// A file of the node as the machine sees it.
+    ///
+    /// # Errors
+    /// The node is down.
+    pub fn path(&self, inside: impl AsRef<Path>) -> Result<PathBuf> {
+        let inside = inside.as_ref();
+        Ok(PathBuf::from(format!("/proc/{}/root", self.init_pid()?))
+            .join(inside.strip_prefix("/").unwrap_or(inside)))
+    }
+
+    /// The pid of the node's init, as the machine numbers it.
+    ///
+    /// # Errors
+    /// The node is down.
+    pub fn init_pid(&self) -> Result<i32> {
+        Ok(State::load(&self.lab)?.init(self.number)?.pid)
+    }
+
+    /// All processes of the node, as the machine numbers them.
+    ///
+    /// # Errors
+    /// There are no control groups.
+    pub fn processes(&self) -> Result<Vec<i32>> {
+        Ok(Hierarchies::find()?.part(&self.lab, &format!("node{}", self.number)).processes())
+    }
+
+    /// CPU time used in the node since the lab was made, by processes that have ended as well.
+    ///
+    /// # Errors
+    /// The lab is down.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        Hierarchies::find()?.part(&self.lab, &format!("node{}", self.number)).cpu_time()
+    }
+}

@@ -1,0 +1,201 @@
+//! What a lab shall be like, checked before anything is made.
+
+use crate::error::{LabError, Result};
+use crate::link::Link;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Most nodes of one lab.
+const MOST_NODES: u16 = 64;
+/// The share of the machine's CPUs that one lab may have: 1.5 of two. What is left answers the keyboard and
+/// carries the packets.
+const SHARE: f64 = 0.75;
+
+/// The name of a lab: 1 to 40 letters, digits and hyphens. Several labs live side by side under different names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+impl Name {
+    /// A name that no other lab of this machine has: the prefix, the process id and a counter.
+    ///
+    /// # Errors
+    /// The prefix is no name, or too long.
+    pub fn unique(prefix: &str) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)).parse()
+    }
+
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self("lab".to_owned())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Name {
+    type Err = LabError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+        if text.is_empty() || text.len() > 40 || !text.bytes().all(good) {
+            return Err(LabError::BadOption(format!(
+                "a lab's name is 1 to 40 letters, digits and hyphens, which {text:?} is not"
+            )));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = LabError;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+/// What a lab shall be like.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Under which name others find it.
+    pub name: Name,
+    /// 1 to 64 (with point-to-point cables: 16).
+    pub nodes: u16,
+    /// The speed of each node in CPUs of this machine: none (all alike), one for all, or one each. Scaled
+    /// down together if they add up to more than three quarters of the machine.
+    pub speeds: Vec<f64>,
+    /// What connects the nodes.
+    pub link: Link,
+    /// Makes losses the same each time. With a seed, the user-space wire is used even where the kernel has netem.
+    pub seed: Option<u64>,
+    /// Whether to make a Tern cluster of the nodes: configure ternd and start it in each.
+    pub daemon: bool,
+    /// The binary to start as init; `None`: `TERN_LAB_HELPER`, or this program, or the `tern` beside it.
+    pub helper: Option<PathBuf>,
+}
+
+impl Default for Options {
+    /// Two nodes named `lab` on an unlimited switch, nothing running in them.
+    fn default() -> Self {
+        Self {
+            name: Name::default(),
+            nodes: 2,
+            speeds: Vec::new(),
+            link: Link::default(),
+            seed: None,
+            daemon: false,
+            helper: None,
+        }
+    }
+}
+
+impl Options {
+    /// Two nodes, nothing running in them, under a name that starts like this and is nobody else's.
+    ///
+    /// # Errors
+    /// The prefix is no name.
+    pub fn unique(prefix: &str) -> Result<Self> {
+        Ok(Self { name: Name::unique(prefix)?, ..Self::default() })
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let most = self.link.most_nodes().min(MOST_NODES);
+        if self.nodes == 0 || self.nodes > most {
+            return Err(LabError::BadOption(format!(
+                "a lab of this kind has 1 to {most} nodes, not {}",
+                self.nodes
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The speed of each node, and whether it is less than what was asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Speeds {
+    pub(crate) each: Vec<f64>,
+    pub(crate) scaled: bool,
+}
+
+/// Works out each node's share of a machine with this many CPUs.
+pub(crate) fn speeds(asked: &[f64], nodes: u16, cpus: usize) -> Result<Speeds> {
+    let nodes = usize::from(nodes);
+    let cpus = cpus as f64;
+    if let Some(bad) = asked.iter().find(|s| !s.is_finite() || **s < 0.01 || **s > cpus) {
+        return Err(LabError::BadOption(format!("a node's speed is 0.01 to {cpus} CPUs here, not {bad}")));
+    }
+    let mut each = match asked {
+        [] => vec![1.0; nodes],
+        [one] => vec![*one; nodes],
+        many if many.len() == nodes => many.to_vec(),
+        many => {
+            return Err(LabError::BadOption(format!(
+                "{} speeds for {nodes} nodes; give one, or one each",
+                many.len()
+            )));
+        }
+    };
+    let sum: f64 = each.iter().sum();
+    let most = cpus * SHARE;
+    let scaled = sum > most;
+    if scaled {
+        each.iter_mut().for_each(|s| *s *= most / sum);
+    }
+    Ok(Speeds { each, scaled: scaled && !asked.is_empty() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe_as_file_names() {
+        assert!("lab".parse::<Name>().is_ok());
+        for bad in ["", "..", "a/b", "a b", "é", &"x".repeat(41)] {
+            assert!(bad.parse::<Name>().is_err(), "{bad:?}");
+        }
+        assert!(serde_json::from_str::<Name>("\"../x\"").is_err());
+        assert_ne!(Name::unique("t").unwrap(), Name::unique("t").unwrap());
+    }
+
+    #[test]
+    fn speeds_fit_into_the_machine() {
+        assert_eq!(speeds(&[], 3, 2).unwrap(), Speeds { each: vec![0.5; 3], scaled: false });
+        assert_eq!(speeds(&[0.5, 0.25], 2, 2).unwrap(), Speeds { each: vec![0.5, 0.25], scaled: false });
+        let scaled = speeds(&[2.0, 1.0], 2, 2).unwrap();
+        assert!(scaled.scaled);
+        assert_eq!(scaled.each, [1.0, 0.5]);
+        assert!(speeds(&[1.0, 1.0], 3, 2).is_err());
+        assert!(speeds(&[f64::NAN], 1, 2).is_err());
+        assert!(speeds(&[0.0], 1, 2).is_err());
+    }
+
+    #[test]
+    fn node_counts_are_checked() {
+        assert!(Options { nodes: 0, ..Options::default() }.check().is_err());
+        assert!(Options { nodes: 64, ..Options::default() }.check().is_ok());
+        let cables = "p2p".parse().unwrap();
+        assert!(Options { nodes: 17, link: cables, ..Options::default() }.check().is_err());
+    }
+}

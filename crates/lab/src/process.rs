@@ -1,0 +1,79 @@
+//! A process of this machine that is remembered, known again by its start time when its number is reused.
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// A process, as this machine numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    /// In clock ticks since boot.
+    started: u64,
+}
+
+impl Process {
+    /// The process that has this number now.
+    pub(crate) fn now(pid: i32) -> io::Result<Self> {
+        Ok(Self { pid, started: started(pid)? })
+    }
+
+    /// Whether it still runs; a zombie does not.
+    pub(crate) fn alive(self) -> bool {
+        started(self.pid).is_ok_and(|s| s == self.started)
+    }
+
+    /// A descriptor of it. `NotFound` if it has ended.
+    pub(crate) fn open(self) -> io::Result<OwnedFd> {
+        let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::NotFound)?;
+        let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        // Only now is it certain whom the descriptor means.
+        if self.alive() { Ok(fd) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Kills it, if it is there.
+    pub(crate) fn kill(self) {
+        if let Ok(fd) = self.open() {
+            // It may have ended by itself.
+            let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
+        }
+    }
+}
+
+/// When the process with this number started; `NotFound` for none and for a zombie.
+fn started(pid: i32) -> io::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command name is in parentheses and may contain anything: the fields are counted from its end.
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    let mut fields = after.split_whitespace();
+    let state = fields.next().unwrap_or("Z");
+    let started = fields.nth(18).and_then(|f| f.parse().ok());
+    match started {
+        Some(started) if state != "Z" && state != "X" => Ok(started),
+        _ => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// The command name of the process with this number, empty if there is none.
+pub(crate) fn command_name(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_again() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::now(child.id() as i32).unwrap();
+        assert!(process.alive());
+        assert!(!Process { started: process.started + 1, ..process }.alive());
+        assert!(Process { started: process.started + 1, ..process }.open().is_err());
+        process.kill();
+        child.wait().unwrap();
+        assert!(!process.alive());
+        assert!(Process::now(-1).is_err());
+    }
+}

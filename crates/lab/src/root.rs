@@ -1,0 +1,245 @@
+//! A node's file tree: the machine's own files under a writable layer of the node's, with its own /proc,
+//! /sys, /run and /dev/shm. Runs in the node's init, before anything else does.
+
+use crate::error::{LabError, Result, Tried};
+use crate::mounts::{self, Mount};
+use crate::options::Name;
+use crate::state::{self, State};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::{mount, mount_bind, mount_bind_recursive, mount_change, unmount};
+use rustix::process::{fchdir, pivot_root};
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Where the lab's tmpfs is, in the mount namespace of the switch: the writable layers of all nodes. They
+/// survive the nodes, and end with the switch.
+pub(crate) fn layers(lab: &Name) -> PathBuf {
+    state::directory(lab).join("layers")
+}
+
+/// What a freshly installed machine would not have: the machine's own Tern, if it is a member of a cluster.
+const NOT_THE_NODES: [&str; 4] = ["/etc/tern", "/etc/mosix.map", "/var/lib/tern", "/var/cache/tern"];
+/// Below these, every node has its own.
+const OWN: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
+
+/// Mounts it and makes it this process's root.
+pub(crate) fn build(state: &State, node: u16) -> Result<()> {
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .tried(|| "make the mounts private".to_owned())?;
+    let layer = layers(&state.name).join(format!("node{node}"));
+    let fresh = !layer.exists();
+    let root = layer.join("root");
+    fs::create_dir_all(&root).tried(|| format!("make {}", root.display()))?;
+    let table = mounts::table().tried(|| "read /proc/self/mountinfo".to_owned())?;
+    overlay(Path::new("/"), &layer.join("rootfs"), &root)?;
+    for (at, mount) in table.iter().filter(|m| carried_over(m, &layer)).enumerate() {
+        carry_over(mount, &layer.join(format!("mount{at}")), &root);
+    }
+    enter(&root)?;
+    let own = Own { state, node, boot_id: uuid() };
+    own.write(fresh)
+}
+
+/// Opens `/`, for going there again once it is no longer the root.
+fn open_directory(path: &Path) -> Result<std::os::fd::OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .tried(|| format!("open {}", path.display()))
+}
+
+/// Mounts the rest, and changes the root.
+fn enter(root: &Path) -> Result<()> {
+    let old = open_directory(Path::new("/"))?;
+    let new = open_directory(root)?;
+    fchdir(&new).tried(|| "enter the node's root".to_owned())?;
+    pivot_root(".", ".").tried(|| "make the node's root the root".to_owned())?;
+    // Sources are seen from the old root, where we stand; targets from the new one, so that no symbolic link
+    // leads out of it.
+    fchdir(&old).tried(|| "return to the old root".to_owned())?;
+    let tried = |at: &str| format!("mount {at} in the node");
+    let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", safe, None).tried(|| tried("/proc"))?;
+    // Anew, since it shows the devices of the network namespace that mounts it.
+    mount("sysfs", "/sys", "sysfs", safe, None).tried(|| tried("/sys"))?;
+    if Path::new("sys/fs/cgroup").exists() {
+        mount_bind_recursive("./sys/fs/cgroup", "/sys/fs/cgroup").tried(|| tried("/sys/fs/cgroup"))?;
+    }
+    mount_bind_recursive("./dev", "/dev").tried(|| tried("/dev"))?;
+    let tmpfs = |at: &str, mode: &str| {
+        let options = CString::new(format!("mode={mode}")).map_err(std::io::Error::from);
+        options.and_then(|o| {
+            Ok(mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, o.as_c_str())?)
+        })
+    };
+    tmpfs("/run", "755").tried(|| tried("/run"))?;
+    if Path::new("/dev/shm").is_dir() {
+        tmpfs("/dev/shm", "1777").tried(|| tried("/dev/shm"))?;
+    }
+    if Path::new("/dev/mqueue").is_dir() {
+        // Not every kernel has it.
+        let _ = mount("mqueue", "/dev/mqueue", "mqueue", safe, None);
+    }
+    unmount(".", UnmountFlags::DETACH).tried(|| "leave the old root".to_owned())?;
+    rustix::process::chdir("/").tried(|| "go to the root".to_owned())
+}
+
+/// Mounts `lower` at `at`, changes going to `layer`.
+fn overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
+    let (upper, work) = (layer.join("upper"), layer.join("work"));
+    for directory in [&upper, &work] {
+        fs::create_dir_all(directory).tried(|| format!("make {}", directory.display()))?;
+    }
+    let mut options = Vec::new();
+    for (key, path) in [("lowerdir", lower), (",upperdir", upper.as_path()), (",workdir", work.as_path())] {
+        options.extend_from_slice(key.as_bytes());
+        options.push(b'=');
+        // Colons and commas separate layers and options.
+        for &byte in path.as_os_str().as_bytes() {
+            if matches!(byte, b':' | b',' | b'\\') {
+                options.push(b'\\');
+            }
+            options.push(byte);
+        }
+    }
+    let options =
+        CString::new(options).map_err(std::io::Error::from).tried(|| "name the layers".to_owned())?;
+    mount("overlay", at, "overlay", MountFlags::empty(), options.as_c_str())
+        .tried(|| format!("mount an overlay over {}", lower.display()))
+}
+
+/// Whether a mount of the machine must be mounted in the node as well, to show the same files.
+fn carried_over(mount: &Mount, layer: &Path) -> bool {
+    let virtual_kinds = [
+        "proc",
+        "sysfs",
+        "devtmpfs",
+        "devpts",
+        "cgroup",
+        "cgroup2",
+        "mqueue",
+        "autofs",
+        "rpc_pipefs",
+        "binfmt_misc",
+    ];
+    mount.at != Path::new("/")
+        && !virtual_kinds.contains(&mount.kind.as_str())
+        && !OWN.iter().any(|own| mount.at.starts_with(own))
+        && !layer.starts_with(&mount.at)
+}
+
+/// Shows a mount of the machine in the node, changes going to the node's layer where that is possible, and
+/// as it is where not. One that cannot be shown at all is left out: the node works without it.
+fn carry_over(mount: &Mount, layer: &Path, root: &Path) {
+    let Ok(below) = mount.at.strip_prefix("/") else { return };
+    let at = root.join(below);
+    if mount.at.is_dir() && overlay(&mount.at, layer, &at).is_ok() {
+        return;
+    }
+    let _ = mount_bind(&mount.at, &at);
+}
+
+/// A random version 4 UUID.
+fn uuid() -> String {
+    let mut b: [u8; 16] = rand::random();
+    b[6] = b[6] & 0x0f | 0x40;
+    b[8] = b[8] & 0x3f | 0x80;
+    let hex: String = b.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// What makes a machine this machine and no other.
+struct Own<'a> {
+    state: &'a State,
+    node: u16,
+    boot_id: String,
+}
+
+impl Own<'_> {
+    /// `fresh`: it boots for the first time.
+    fn write(&self, fresh: bool) -> Result<()> {
+        let write = |at: &str, text: String| fs::write(at, text).tried(|| format!("write {at} in the node"));
+        let name = format!("node{}", self.node);
+        rustix::system::sethostname(name.as_bytes()).tried(|| "set the host name".to_owned())?;
+        for directory in ["/run/lock", "/run/user"] {
+            fs::create_dir_all(directory).tried(|| format!("make {directory} in the node"))?;
+        }
+        // Each start of a node is a boot.
+        let boot_id = "/proc/sys/kernel/random/boot_id";
+        write("/run/boot-id", format!("{}\n", self.boot_id))?;
+        mount_bind("/run/boot-id", boot_id).tried(|| format!("mount {boot_id} in the node"))?;
+        raise_pid_max();
+        if !fresh {
+            return Ok(());
+        }
+        for path in NOT_THE_NODES {
+            let removed = match fs::symlink_metadata(path) {
+                Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+                Ok(_) => fs::remove_file(path),
+                Err(_) => Ok(()),
+            };
+            removed.tried(|| format!("remove {path} in the node"))?;
+        }
+        write("/etc/hostname", format!("{name}\n"))?;
+        write("/etc/machine-id", format!("{}\n", uuid().replace('-', "")))?;
+        write("/etc/hosts", self.hosts())
+    }
+
+    fn hosts(&self) -> String {
+        let mut text = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n".to_owned();
+        let plan = self.state.plan();
+        for node in 1..=self.state.count() {
+            text += &format!("{} node{node}\n", plan.address(node));
+        }
+        text
+    }
+}
+
+/// Since Linux 6.14 each pid namespace has its own, and begins with the most; before, it is the machine's.
+fn raise_pid_max() {
+    let at = "/proc/sys/kernel/pid_max";
+    let now = fs::read_to_string(at).ok().and_then(|t| t.trim().parse::<u32>().ok());
+    if now.is_some_and(|n| n < 4_194_304) {
+        // A node works with few pids as well.
+        let _ = fs::write(at, "4194304");
+    }
+}
+
+/// For the switch: a mount namespace with the tmpfs for all layers.
+pub(crate) fn hold_layers(lab: &Name) -> Result<()> {
+    let at = layers(lab);
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .and_then(|()| mount("tern-lab", &at, "tmpfs", MountFlags::empty(), c"mode=755"))
+        .map_err(|e| LabError::Io { what: format!("mount {}", at.display()), source: e.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mounts_with_files_are_carried_over() {
+        let mount = |at: &str, kind: &str| Mount { at: at.into(), kind: kind.into(), options: vec![] };
+        let layer = Path::new("/run/tern-lab/x/layers/node1");
+        assert!(carried_over(&mount("/home", "ext4"), layer));
+        assert!(carried_over(&mount("/tmp", "tmpfs"), layer));
+        for (at, kind) in [
+            ("/", "ext4"),
+            ("/dev/shm", "tmpfs"),
+            ("/run", "tmpfs"),
+            ("/x", "proc"),
+            ("/run/user/0", "tmpfs"),
+        ] {
+            assert!(!carried_over(&mount(at, kind), layer), "{at}");
+        }
+    }
+
+    #[test]
+    fn uuids_are_what_the_kernel_would_write() {
+        let id = uuid();
+        assert_eq!(id.len(), 36);
+        assert_eq!(&id[14..15], "4");
+        assert_ne!(id, uuid());
+    }
+}

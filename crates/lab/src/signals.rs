@@ -1,0 +1,128 @@
+//! Signals of the lab's own processes: waiting for them, noting them, dying of them.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// A signal mask.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask(libc::sigset_t);
+
+impl Mask {
+    /// All signals.
+    pub(crate) fn full() -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigfillset initialises the set that it is given.
+        unsafe {
+            libc::sigfillset(set.as_mut_ptr());
+            Self(set.assume_init())
+        }
+    }
+
+    /// This one only.
+    pub(crate) fn only(signal: i32) -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set; sigaddset refuses a number that is no signal.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            let mut set = set.assume_init();
+            libc::sigaddset(&raw mut set, signal);
+            Self(set)
+        }
+    }
+
+    /// Blocks these signals only, in the calling thread; returns what was blocked before. Async-signal-safe.
+    pub(crate) fn set(&self) -> Self {
+        let mut old = *self;
+        // SAFETY: both sets are initialised and live for the call.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const self.0, &raw mut old.0) };
+        old
+    }
+
+    /// Waits for one of these signals, which must be blocked.
+    pub(crate) fn wait(&self) -> Received {
+        loop {
+            let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+            // SAFETY: the set is initialised, and `info` has room for what the kernel writes.
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.0, info.as_mut_ptr()) };
+            if signal > 0 {
+                // SAFETY: sigwaitinfo has filled it in.
+                let code = unsafe { info.assume_init() }.si_code;
+                return Received { signal, from_process: code <= 0 };
+            }
+        }
+    }
+}
+
+/// A signal that has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) signal: i32,
+    /// Sent by a process (kill), not by the kernel (the terminal, which sends it to the whole foreground).
+    pub(crate) from_process: bool,
+}
+
+const FROM_PROCESS: i32 = 0x100;
+static NOTED: AtomicI32 = AtomicI32::new(0);
+
+/// From now on SIGINT, SIGTERM and SIGHUP do not end this process but are noted. Programs that it starts are
+/// not affected.
+pub(crate) fn note_interrupts() {
+    extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+        // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
+        let from_process = unsafe { (*info).si_code } <= 0;
+        NOTED.store(signal | if from_process { FROM_PROCESS } else { 0 }, Ordering::SeqCst);
+    }
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = note;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: an all-zero sigaction is valid; the handler touches one atomic only, so it is
+        // async-signal-safe. A signal that was ignored (nohup) stays ignored.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, ptr::null(), &raw mut action);
+            if action.sa_sigaction != libc::SIG_IGN {
+                action.sa_sigaction = handler as usize;
+                action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+                libc::sigemptyset(&raw mut action.sa_mask);
+                libc::sigaction(signal, &raw const action, ptr::null_mut());
+            }
+        }
+    }
+}
+
+fn decode(noted: i32) -> Option<Received> {
+    (noted != 0).then_some(Received { signal: noted & 0xff, from_process: noted & FROM_PROCESS != 0 })
+}
+
+/// The signal that was noted last, if any; it stays noted.
+pub(crate) fn noted() -> Option<Received> {
+    decode(NOTED.load(Ordering::SeqCst))
+}
+
+/// The same, and forgets it.
+pub(crate) fn take_noted() -> Option<Received> {
+    decode(NOTED.swap(0, Ordering::SeqCst))
+}
+
+/// Children shall be waited for, whatever the parent of this process thought of them.
+pub(crate) fn expect_children() {
+    // SAFETY: sets a default disposition.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Ends this process by the signal that ended its child, so that whoever waits for it sees the same. Leaves
+/// no core file: the child has left one.
+pub(crate) fn die_of(signal: i32) -> ! {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain calls with valid arguments.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+    let open = Mask::only(signal);
+    // SAFETY: the set is initialised.
+    unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const open.0, ptr::null_mut()) };
+    // Not reached for a signal that kills; for any other, this is what a shell would say.
+    std::process::exit(128 + signal)
+}

@@ -1,0 +1,86 @@
+//! Into and out of namespaces, and what happens between fork and exec.
+
+use crate::signals::Mask;
+use rustix::process::Signal;
+use rustix::thread::{
+    LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags, move_into_link_name_space,
+    move_into_thread_name_spaces, unshare_unsafe,
+};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Takes this process, which has one thread, out of these namespaces into new ones.
+pub(crate) fn leave(flags: UnshareFlags) -> io::Result<()> {
+    // SAFETY: the flags used here (namespaces) do not unshare memory or descriptors.
+    Ok(unsafe { unshare_unsafe(flags) }?)
+}
+
+/// Moves this process into the mount namespace of that one.
+pub(crate) fn join_mounts(process: &OwnedFd) -> io::Result<()> {
+    Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::MOUNT)?)
+}
+
+/// From now on children of this process are born in the pid namespace of that one.
+pub(crate) fn bear_children_in(process: &OwnedFd) -> io::Result<()> {
+    Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::PROCESS_ID)?)
+}
+
+/// The command shall run in this network namespace, and otherwise here.
+pub(crate) fn in_network(command: &mut Command, network: OwnedFd) {
+    // SAFETY: one system call.
+    unsafe {
+        command.pre_exec(move || {
+            Ok(move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?)
+        });
+    }
+}
+
+/// The command shall have a session of its own, without a terminal.
+pub(crate) fn in_own_session(command: &mut Command) {
+    // SAFETY: one system call. It fails only for the leader of a process group, which a fresh child is not.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(())
+        });
+    }
+}
+
+/// All that a command needs to become a process of a node; opened beforehand, while it can be found.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// A descriptor of the node's init.
+    pub(crate) init: OwnedFd,
+    /// `cgroup.procs` of the node's groups, open for writing.
+    pub(crate) groups: Vec<OwnedFd>,
+    /// Where it should be, if that exists in the node; else it is in `/`.
+    pub(crate) directory: CString,
+}
+
+/// The command shall run in the node, with this signal mask. It must be born in the node's pid namespace
+/// ([`bear_children_in`]), and is killed when its parent, the calling thread, dies.
+pub(crate) fn in_node(command: &mut Command, entry: Entry, mask: Mask) {
+    let spaces = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::NETWORK
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+    // SAFETY: system calls only, on what was made before the fork; nothing allocates or takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            for group in &entry.groups {
+                // 0 means the writer.
+                rustix::io::write(group, b"0")?;
+            }
+            move_into_thread_name_spaces(entry.init.as_fd(), spaces)?;
+            if rustix::process::chdir(entry.directory.as_c_str()).is_err() {
+                rustix::process::chdir(c"/")?;
+            }
+            mask.set();
+            Ok(())
+        });
+    }
+}

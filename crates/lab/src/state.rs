@@ -1,0 +1,167 @@
+//! What a lab remembers of itself, in `/run/tern-lab/NAME/state.json`, so that `tern lab exec` and the
+//! others find it from any process.
+
+use crate::error::{LabError, Result, Tried};
+use crate::faults::Cable;
+use crate::link::Link;
+use crate::options::Name;
+use crate::process::Process;
+use crate::topology::Plan;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const ALL: &str = "/run/tern-lab";
+
+/// A lab as it is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) name: Name,
+    pub(crate) link: Link,
+    pub(crate) seed: Option<u64>,
+    /// Whether ternd belongs in each node.
+    pub(crate) daemon: bool,
+    /// What init and its kin are started from.
+    pub(crate) helper: PathBuf,
+    /// The kernel's netem is used for delay and loss.
+    pub(crate) netem: bool,
+    pub(crate) switch: Option<Process>,
+    pub(crate) wire: Option<Process>,
+    /// Node 1 first.
+    pub(crate) nodes: Vec<NodeState>,
+    pub(crate) cuts: BTreeSet<Cable>,
+}
+
+/// One node of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct NodeState {
+    /// In CPUs.
+    pub(crate) speed: f64,
+    /// Its pid 1; `None` while it is down.
+    pub(crate) init: Option<Process>,
+}
+
+impl State {
+    /// What is written there.
+    pub(crate) fn load(name: &Name) -> Result<Self> {
+        let at = directory(name).join("state.json");
+        match fs::read(&at) {
+            Ok(text) => serde_json::from_slice(&text).tried(|| format!("understand {}", at.display())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(LabError::NotUp(name.clone())),
+            Err(e) => Err(e).tried(|| format!("read {}", at.display())),
+        }
+    }
+
+    /// Writes it; readers see the old or the new, never a half.
+    pub(crate) fn save(&self) -> Result<()> {
+        let at = directory(&self.name).join("state.json");
+        let new = at.with_extension("new");
+        let text = serde_json::to_vec(self).tried(|| "write the lab's state".to_owned())?;
+        fs::write(&new, text).and_then(|()| fs::rename(&new, &at)).tried(|| format!("write {}", at.display()))
+    }
+
+    /// What is connected to what.
+    pub(crate) fn plan(&self) -> Plan {
+        Plan::new(&self.name, &self.link, self.count())
+    }
+
+    /// How many nodes.
+    pub(crate) fn count(&self) -> u16 {
+        u16::try_from(self.nodes.len()).unwrap_or(u16::MAX)
+    }
+
+    /// The node with this number, counted from 1.
+    pub(crate) fn node(&self, number: u16) -> Result<&NodeState> {
+        let found = usize::from(number).checked_sub(1).and_then(|at| self.nodes.get(at));
+        found.ok_or(LabError::NoNode { node: number, nodes: self.count() })
+    }
+
+    /// The same, to change it.
+    pub(crate) fn node_mut(&mut self, number: u16) -> Result<&mut NodeState> {
+        let nodes = self.count();
+        let found = usize::from(number).checked_sub(1).and_then(|at| self.nodes.get_mut(at));
+        found.ok_or(LabError::NoNode { node: number, nodes })
+    }
+
+    /// Pid 1 of that node, if it is up.
+    pub(crate) fn init(&self, number: u16) -> Result<Process> {
+        self.node(number)?.init.filter(|p| p.alive()).ok_or(LabError::NodeDown(number))
+    }
+
+    /// The process that holds the switch.
+    pub(crate) fn switch(&self) -> Result<Process> {
+        self.switch.ok_or_else(|| LabError::NotUp(self.name.clone()))
+    }
+
+    /// Where the tools and ternd are: beside the helper.
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.helper.parent().map_or_else(|| PathBuf::from("/"), Path::to_path_buf)
+    }
+}
+
+/// The directory of a lab.
+pub(crate) fn directory(name: &Name) -> PathBuf {
+    Path::new(ALL).join(name.as_str())
+}
+
+/// The directory of one of its nodes, for what the machine shall see: logs.
+pub(crate) fn node_directory(name: &Name, node: u16) -> PathBuf {
+    directory(name).join(format!("node{node}"))
+}
+
+/// Makes the directory of a lab; false if it is there already.
+pub(crate) fn claim(name: &Name) -> Result<bool> {
+    let at = directory(name);
+    for _ in 0..10 {
+        fs::create_dir_all(ALL).tried(|| format!("make {ALL}"))?;
+        match fs::create_dir(&at) {
+            Ok(()) => return Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+            // Another lab's end has removed the empty parent just now.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e).tried(|| format!("make {}", at.display())),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::NotFound)).tried(|| format!("make {}", at.display()))
+}
+
+/// Removes the directory of a lab, if it is there.
+pub(crate) fn remove(name: &Name) -> Result<()> {
+    let at = directory(name);
+    match fs::remove_dir_all(&at) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(e).tried(|| format!("remove {}", at.display()));
+        }
+        _ => {}
+    }
+    // Other labs may be in it.
+    let _ = fs::remove_dir(ALL);
+    Ok(())
+}
+
+/// Held by whoever changes a lab.
+#[derive(Debug)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read")] File);
+
+/// Waits for the lock of a lab for at most `patience`; `None` if another still holds it then.
+pub(crate) fn lock(name: &Name, patience: Duration) -> Result<Option<Lock>> {
+    let at = directory(name);
+    let end = Instant::now() + patience;
+    loop {
+        let file = match File::open(&at) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(LabError::NotUp(name.clone())),
+            Err(e) => return Err(e).tried(|| format!("open {}", at.display())),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(Lock(file))),
+            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(5)),
+            Err(_) => return Ok(None),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What is connected to what, under which names and addresses; and the lines for `ip` and `tc` that make it
+//! so. Nothing here does anything.
+//!
+//! Each network interface of a node is one end of a veth pair, whose other end, the port, is in the switch's
+//! network namespace. Ports of one segment are joined by a bridge, or by the wire process.
+
+use crate::link::{Link, Shape};
+use crate::options::Name;
+use std::net::Ipv4Addr;
+
+/// Where frames disappear: pairs of nodes are cut by sending what they send each other into it, since kernels
+/// need not have a "drop" action for tc.
+const HOLE: &str = "hole";
+
+/// One network interface of a node and the port it is plugged into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Port {
+    /// Which of the bridges or media, counted from 0.
+    pub(crate) segment: usize,
+    pub(crate) node: u16,
+    /// Its name in the node.
+    pub(crate) interface: String,
+    /// The name of the other end, in the switch.
+    pub(crate) port: String,
+    /// The hardware address in the node.
+    pub(crate) mac: String,
+    /// With point-to-point cables: the node at the other end.
+    pub(crate) peer: Option<u16>,
+}
+
+/// The network of a lab.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) link: Link,
+    pub(crate) ports: Vec<Port>,
+    octet: u8,
+}
+
+impl Plan {
+    /// Works it out; always the same for the same lab.
+    pub(crate) fn new(lab: &Name, link: &Link, nodes: u16) -> Self {
+        let octet = octet(lab);
+        let mut ports = Vec::new();
+        if link.shape == Shape::P2p {
+            let pairs = (1..=nodes).flat_map(|a| (a + 1..=nodes).map(move |b| (a, b)));
+            for (segment, (a, b)) in pairs.enumerate() {
+                ports.push(port(octet, segment, a, Some(b)));
+                ports.push(port(octet, segment, b, Some(a)));
+            }
+        } else {
+            ports.extend((1..=nodes).map(|node| port(octet, 0, node, None)));
+        }
+        Self { link: *link, ports, octet }
+    }
+
+    /// The address of a node: 10.X.0.N, with X derived from the lab's name.
+    pub(crate) fn address(&self, node: u16) -> Ipv4Addr {
+        let [high, low] = node.to_be_bytes();
+        Ipv4Addr::new(10, self.octet, high, low)
+    }
+
+    /// The ports of one node.
+    pub(crate) fn ports_of(&self, node: u16) -> impl Iterator<Item = &Port> {
+        self.ports.iter().filter(move |p| p.node == node)
+    }
+
+    /// How many segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        self.ports.iter().map(|p| p.segment + 1).max().unwrap_or(0)
+    }
+
+    /// For `ip` in the switch, once. `wired`: the wire process joins the ports, not bridges.
+    pub(crate) fn switch_lines(&self, wired: bool) -> Vec<String> {
+        let mut lines = vec![
+            format!("link add {HOLE} type veth peer name {HOLE}-end"),
+            format!("link set {HOLE} addrgenmode none up"),
+            format!("link set {HOLE}-end addrgenmode none up"),
+        ];
+        for segment in 0..if wired { 0 } else { self.segments() } {
+            // Snooping would hold back multicast until somebody asks for it; no simple switch does.
+            lines.push(format!("link add br{segment} type bridge mcast_snooping 0"));
+            lines.push(format!("link set br{segment} addrgenmode none up"));
+        }
+        lines
+    }
+
+    /// For `ip` in the switch: cables to a node whose init has this pid. The ports are left down.
+    pub(crate) fn plug_lines(&self, node: u16, init: i32, wired: bool) -> Vec<String> {
+        let mut lines = Vec::new();
+        for Port { segment, interface, port, mac, .. } in self.ports_of(node) {
+            lines.push(format!("link add {port} type veth peer name {interface} address {mac} netns {init}"));
+            let master = if wired { String::new() } else { format!(" master br{segment}") };
+            lines.push(format!("link set {port} addrgenmode none{master}"));
+        }
+        lines
+    }
+
+    /// For `tc` in the switch: how frames go to this node. `netem`: the kernel makes delay and loss.
+    pub(crate) fn shape_lines(&self, node: u16, netem: bool) -> Vec<String> {
+        let mut lines = Vec::new();
+        for Port { port, .. } in self.ports_of(node) {
+            if netem {
+                let micros = self.link.delay.as_micros();
+                let percent = self.link.loss * 100.0;
+                lines.push(format!(
+                    "qdisc add dev {port} root handle 1: netem delay {micros}us loss {percent}% limit 50000"
+                ));
+                lines.extend(self.bucket(&format!("{port} parent 1:1 handle 10:")));
+            } else {
+                lines.extend(self.bucket(&format!("{port} root")));
+            }
+            lines.push(format!("qdisc add dev {port} clsact"));
+        }
+        lines
+    }
+
+    /// For `ip` in the node.
+    pub(crate) fn node_lines(&self, node: u16, wired: bool) -> Vec<String> {
+        let own = self.address(node);
+        let mut lines = vec!["link set lo up".to_owned()];
+        for Port { interface, peer, .. } in self.ports_of(node) {
+            // Nothing is sent unasked: seeded losses hit the same frames each time.
+            lines.push(format!("link set {interface} addrgenmode none"));
+            if self.small_frames(wired) {
+                lines.push(format!("link set {interface} gso_max_segs 1"));
+            }
+            lines.push(match peer {
+                Some(peer) => format!("addr add {own} peer {}/32 dev {interface}", self.address(*peer)),
+                None => format!("addr add {own}/24 dev {interface}"),
+            });
+            lines.push(format!("link set {interface} up"));
+        }
+        lines
+    }
+
+    /// For `tc` in the node: how fast it sends.
+    pub(crate) fn node_shape_lines(&self, node: u16) -> Vec<String> {
+        self.ports_of(node).filter_map(|p| self.bucket(&format!("{} root", p.interface))).collect()
+    }
+
+    /// For `tc` in the switch: frames from `from` no longer reach `to` through a shared segment, or do again.
+    pub(crate) fn block_line(&self, from: &Port, to: &Port, block: bool) -> String {
+        let Port { port, .. } = to;
+        let pref = from.node;
+        if block {
+            format!(
+                "filter add dev {port} egress protocol all pref {pref} u32 match ether src {} \
+                 action mirred egress redirect dev {HOLE}",
+                from.mac
+            )
+        } else {
+            format!("filter del dev {port} egress pref {pref}")
+        }
+    }
+
+    /// Whether the node must send frames as they go over a real cable, not 64 KiB at a time. Such a frame would
+    /// be lost, or hold a hub, as a whole; and if TBF has to cut it up, because it is larger than the bucket,
+    /// TCP believes that it has left, and floods the queue (measured at 20 Mbit/s: more retransmissions than
+    /// segments).
+    fn small_frames(&self, wired: bool) -> bool {
+        wired && (self.link.loss > 0.0 || self.link.shape == Shape::Hub)
+            || self.link.rate.is_some_and(|rate| bucket_size(rate) < 66_000)
+    }
+
+    /// The rate's qdisc; none for a hub, whose one rate is the medium's.
+    fn bucket(&self, place: &str) -> Option<String> {
+        let rate = self.link.rate.filter(|_| self.link.shape != Shape::Hub)?;
+        let burst = bucket_size(rate);
+        Some(format!("qdisc add dev {place} tbf rate {rate}bit burst {burst} latency 50ms"))
+    }
+}
+
+/// Bytes in 2 ms, but at least two frames. A larger bucket makes slow links look fast.
+fn bucket_size(rate: u64) -> u64 {
+    (rate / 8 / 500).max(3_100)
+}
+
+fn port(octet: u8, segment: usize, node: u16, peer: Option<u16>) -> Port {
+    let [high, low] = node.to_be_bytes();
+    // A node's interfaces are numbered in the order of their peers.
+    let index = peer.map_or(0, |peer| if peer < node { peer - 1 } else { peer - 2 });
+    let port = peer.map_or_else(|| format!("p{node}"), |peer| format!("p{node}-{peer}"));
+    let mac = format!("02:7e:{octet:02x}:{segment:02x}:{high:02x}:{low:02x}");
+    Port { segment, node, interface: format!("eth{index}"), port, mac, peer }
+}
+
+/// 16 to 215, from the name by FNV-1a.
+fn octet(lab: &Name) -> u8 {
+    let hash =
+        lab.as_str().bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    16 + (hash % 200) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn plan(link: &str, nodes: u16) -> Plan {
+        Plan::new(&Name::default(), &link.parse().unwrap(), nodes)
+    }
+
+    #[test]
+    fn a_switch_has_one_port_a_node() {
+        let plan = plan("switch:100mbit", 3);
+        assert_eq!(plan.segments(), 1);
+        assert_eq!(plan.ports.iter().map(|p| p.port.as_str()).collect::<Vec<_>>(), ["p1", "p2", "p3"]);
+        assert!(plan.ports.iter().all(|p| p.interface == "eth0"));
+        assert_eq!(plan.address(2).octets()[2..], [0, 2]);
+        assert_eq!(
+            plan.node_shape_lines(1),
+            ["qdisc add dev eth0 root tbf rate 100000000bit burst 25000 latency 50ms"]
+        );
+    }
+
+    #[test]
+    fn cables_join_each_two_nodes() {
+        let plan = plan("p2p", 4);
+        assert_eq!(plan.segments(), 6);
+        for node in 1..=4 {
+            let names: BTreeSet<_> = plan.ports_of(node).map(|p| p.interface.clone()).collect();
+            assert_eq!(names, ["eth0", "eth1", "eth2"].map(str::to_owned).into(), "node {node}");
+        }
+        for segment in 0..6 {
+            let ends: Vec<_> = plan.ports.iter().filter(|p| p.segment == segment).collect();
+            assert_eq!(ends.len(), 2);
+            assert_eq!(ends[0].peer, Some(ends[1].node));
+        }
+        let macs: BTreeSet<_> = plan.ports.iter().map(|p| &p.mac).collect();
+        assert_eq!(macs.len(), plan.ports.len());
+        assert!(plan.ports.iter().all(|p| p.port.len() < 16), "interface names have 15 letters at most");
+    }
+
+    #[test]
+    fn netem_carries_the_rate_as_its_child() {
+        let lines = plan("switch:10mbit,5ms,1%", 1).shape_lines(1, true);
+        assert!(lines[0].contains("root handle 1: netem delay 5000us loss 1%"), "{lines:?}");
+        assert!(lines[1].contains("p1 parent 1:1 handle 10: tbf rate 10000000bit burst 3100"), "{lines:?}");
+    }
+
+    #[test]
+    fn slow_and_lossy_links_get_small_frames() {
+        let small = |link: &str, wired| {
+            plan(link, 2).node_lines(1, wired).iter().any(|l| l.contains("gso_max_segs 1"))
+        };
+        assert!(small("switch:100mbit", false) && small("p2p:,1%", true) && small("hub", true));
+        assert!(!small("switch:1gbit", false) && !small("switch:1ms", true) && !small("switch", false));
+    }
+
+    #[test]
+    fn a_hub_leaves_the_rate_to_the_medium() {
+        assert!(plan("hub:10mbit", 2).node_shape_lines(1).is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! A shell in a node, on a terminal: job control works. Needs root.
+
+mod trial;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use trial::{lab, program};
+
+/// What the terminal shows.
+struct Screen {
+    lines: Receiver<Vec<u8>>,
+    text: String,
+}
+
+impl Screen {
+    /// Waits until it shows this after all that was waited for before.
+    fn wait_for(&mut self, what: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(at) = self.text.find(what) {
+                self.text.drain(..at + what.len());
+                return;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(bytes) => self.text += &String::from_utf8_lossy(&bytes),
+                Err(_) => panic!("no {what:?} in {:?}", self.text),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shell_in_a_node_has_job_control() {
+    let lab = lab("switch", 1);
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let slave = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let slave = File::options().read(true).write(true).open(slave).unwrap();
+    let mut shell = program(&["exec", "1", "--", "bash", "--norc", "-i"], lab.name());
+    shell.env("PS1", "$(hostname)> ").stdin(slave.try_clone().unwrap());
+    shell.stdout(slave.try_clone().unwrap()).stderr(slave);
+    // SAFETY: system calls only.
+    unsafe {
+        shell.pre_exec(|| {
+            rustix::process::setsid()?;
+            rustix::process::ioctl_tiocsctty(std::io::stdin())?;
+            Ok(())
+        });
+    }
+    let mut child = shell.spawn().unwrap();
+    // What is left of the slave's descriptors here would keep the terminal open.
+    drop(shell);
+    let mut keyboard = File::from(master);
+    let mut screen = keyboard.try_clone().unwrap();
+    let (shown, lines) = channel();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = screen.read(&mut buffer) {
+            if shown.send(buffer[..n].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    let mut screen = Screen { lines, text: String::new() };
+    let mut key = |text: &str| keyboard.write_all(text.as_bytes()).unwrap();
+    screen.wait_for("node1> ");
+    key("sleep 1000\n");
+    screen.wait_for("sleep 1000");
+    let sleeping = || trial::says(&lab.node(1), "ps -eo comm").contains("sleep");
+    trial::wait_until("sleep runs", sleeping);
+    key("\x1a");
+    screen.wait_for("Stopped");
+    screen.wait_for("node1> ");
+    key("jobs -l; fg\n");
+    // Both of them say so, but only then does the shell let it go on.
+    screen.wait_for("sleep 1000");
+    screen.wait_for("sleep 1000");
+    let in_front = || trial::says(&lab.node(1), "ps -eo stat,comm | grep sleep; :").contains("S+");
+    trial::wait_until("sleep runs in the foreground", in_front);
+    key("\x03");
+    screen.wait_for("node1> ");
+    trial::wait_until("sleep was interrupted", || !sleeping());
+    key("exit 9\n");
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}

@@ -1,0 +1,135 @@
+//! What the lab's tests share: labs of their own, sockets in nodes, waiting for conditions.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::{self, File};
+use std::io;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+use tern_lab::{Lab, Name, Node, Options};
+
+/// The program that is the lab's command line and its init.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tern-lab");
+
+/// Options for a lab of this test's own.
+pub(crate) fn options(link: &str, nodes: u16) -> Options {
+    let own = Options::unique("test").unwrap();
+    Options { nodes, link: link.parse().unwrap(), helper: Some(PROGRAM.into()), ..own }
+}
+
+/// A lab; it goes down when the test ends, however it ends.
+pub(crate) fn lab(link: &str, nodes: u16) -> Lab {
+    up(&options(link, nodes))
+}
+
+/// The same with more options.
+pub(crate) fn up(options: &Options) -> Lab {
+    Lab::up(options).unwrap_or_else(|e| panic!("no lab: {e}"))
+}
+
+/// Runs a shell script in the node.
+pub(crate) fn sh(node: &Node, script: &str) -> Output {
+    node.command("sh").args(["-c", script]).output().unwrap()
+}
+
+/// What a shell script prints in the node; it must succeed.
+pub(crate) fn says(node: &Node, script: &str) -> String {
+    let output = sh(node, script);
+    assert!(output.status.success(), "{script} on node {}: {output:?}", node.number());
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Waits until it is so, for at most 20 s.
+pub(crate) fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !so() {
+        assert!(Instant::now() < end, "never: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Does this in the node's network.
+pub(crate) fn in_network<T: Send + 'static>(node: &Node, act: impl FnOnce() -> T + Send + 'static) -> T {
+    let space = File::open(format!("/proc/{}/ns/net", node.init_pid().unwrap())).unwrap();
+    // A thread of its own, which takes the namespace with it when it ends.
+    let thread = thread::spawn(move || {
+        move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        act()
+    });
+    thread.join().unwrap()
+}
+
+/// A datagram socket in the node, bound to this port.
+pub(crate) fn datagrams(node: &Node, port: u16) -> UdpSocket {
+    let socket = in_network(node, move || UdpSocket::bind(("0.0.0.0", port)).unwrap());
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    socket
+}
+
+/// A connection from one node to another: both its ends.
+pub(crate) fn connection(from: &Node, to: &Node, port: u16) -> (TcpStream, TcpStream) {
+    let listener = in_network(to, move || TcpListener::bind(("0.0.0.0", port)).unwrap());
+    let address = to.address();
+    let near = in_network(from, move || TcpStream::connect((address, port)).unwrap());
+    (near, listener.accept().unwrap().0)
+}
+
+/// Whether a datagram gets from one node to the other within a second or two.
+pub(crate) fn reaches(from: &Node, to: &Node) -> bool {
+    let (near, far) = (datagrams(from, 0), datagrams(to, 0));
+    let port = far.local_addr().unwrap().port();
+    let mut buffer = [0; 16];
+    (0..4).any(|_| {
+        // Without a neighbour the kernel refuses, after a while.
+        let _ = near.send_to(b"tern", (to.address(), port));
+        far.recv(&mut buffer).is_ok_and(|n| &buffer[..n] == b"tern")
+    })
+}
+
+/// All that there is of a lab, outside of the test's own memory.
+pub(crate) fn traces(name: &Name) -> Vec<String> {
+    let name = name.as_str();
+    let mut found = Vec::new();
+    let mut directories = vec![PathBuf::from("/run/tern-lab").join(name)];
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        directories.push(hierarchy.path().join("tern-lab").join(name));
+    }
+    directories.push(Path::new("/sys/fs/cgroup/tern-lab").join(name));
+    found.extend(directories.iter().filter(|d| d.exists()).map(|d| d.display().to_string()));
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    found.extend(mounts.lines().filter(|l| l.contains(name)).map(str::to_owned));
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(words) = fs::read(process.path().join("cmdline")) else { continue };
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let is_pid = process.file_name().to_string_lossy().parse::<u32>().is_ok();
+        if is_pid && words.contains("tern-lab") && words.split(' ').any(|w| w == name) {
+            found.push(format!("{} {words}", process.file_name().to_string_lossy()));
+        }
+    }
+    found
+}
+
+/// Waits until nothing of the lab is left.
+pub(crate) fn assert_gone(name: &Name) {
+    wait_until("nothing is left of the lab", || {
+        let found = traces(name);
+        found.is_empty()
+    });
+}
+
+/// `tern-lab` with these words, for a lab.
+pub(crate) fn program(words: &[&str], name: &Name) -> Command {
+    let mut command = Command::new(PROGRAM);
+    let (verb, rest) = words.split_first().unwrap();
+    command.arg(verb).args(["--lab", name.as_str()]).args(rest);
+    command
+}
+
+/// Whether the error is that nothing came in time.
+pub(crate) fn timed_out(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}

@@ -1,0 +1,284 @@
+//! What two shims say to each other about one process. The frame's tag is its pid at home.
+//!
+//! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
+//! files follow their description within the same message, uncopied.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::HashMap;
+use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_image::{Layout, ProcessImage, Reserve};
+use tern_syscall::{Call, Outcome};
+use tern_tracee::pagemap::Run;
+use tern_wire::{Frame, Link, LinkError};
+
+/// More of this message follows in the next frame of this tag and kind.
+pub const MORE: u16 = 1;
+/// A frame's payload is cut at this many bytes.
+const CUT: usize = 1 << 20;
+/// The longest message: a call may carry 64 MiB, and what describes it.
+pub const MOST_MESSAGE: usize = 80 << 20;
+
+/// Asks a node to take a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// [`tern_image::VERSION`].
+    pub version: u16,
+    /// The migration.
+    pub migration: MigrationId,
+    /// The process, as home numbers it.
+    pub pid: HomePid,
+    /// The life that the process would begin there.
+    pub epoch: Epoch,
+    /// Its home.
+    pub home: NodeId,
+    /// Its pid as it sees it itself.
+    pub own_pid: i32,
+    /// Its command line, for `ps` there.
+    pub command: String,
+    /// Our range in it.
+    pub reserve: Reserve,
+    /// Home's monotonic and boot clocks now, in nanoseconds.
+    pub clocks: [u64; 2],
+    /// What the process may have found out about its processor, and the vDSO that it has.
+    pub machine: Machine,
+}
+
+/// What of a machine a process can see, and must find again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The processor's features, as the kernel lists them, sorted.
+    pub cpu_flags: Vec<String>,
+    /// Length of the extended register area.
+    pub xstate_len: u32,
+    /// Hash of the vDSO's code, and the lengths of the kernel's mappings in order of address.
+    pub vdso: ([u8; 32], Vec<u64>),
+}
+
+/// State of calls and signals that travels with a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Conversation {
+    /// Number of the last call that was sent home.
+    pub call: u64,
+    /// Whether that call's result has not been delivered: it is asked for again under the same number.
+    pub call_open: bool,
+    /// How many signals have been taken over from home.
+    pub signals: u64,
+    /// Those among them that it has not been delivered yet, as siginfo, in order for each number.
+    pub carried: Vec<Vec<u8>>,
+}
+
+/// A system call to be performed by the deputy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallRequest {
+    /// Which life makes it; home performs only the current one's.
+    pub epoch: Epoch,
+    /// Counts up by one a call. A number that home has seen before is the same call asked for again.
+    pub number: u64,
+    /// How many signals this life had taken over when it made the call. If home has sent more, the call is
+    /// not performed: the program must see the signal first, as it would have at home.
+    pub signals: u64,
+    /// The call.
+    pub call: Call,
+}
+
+/// Its result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallResult {
+    /// The call's number.
+    pub number: u64,
+    /// What the kernel returned (restart codes included) and wrote.
+    pub outcome: Outcome,
+    /// After a fork: the child as home numbers it.
+    pub child: Option<HomePid>,
+    /// After a mapping of a file: the file.
+    pub file: Option<tern_image::FileRef>,
+}
+
+/// All messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// home → guest
+    Offer(Box<Offer>),
+    /// guest → home: it may come.
+    Accepted,
+    /// guest → home: it may not; why.
+    Declined(String),
+    /// sender → receiver: the address space to build.
+    Space(Box<Layout>),
+    /// receiver → sender: indices of files whose content is wanted.
+    Want(Vec<u32>),
+    /// sender → receiver: a piece of a file's content follows.
+    File {
+        /// Index in the last layout.
+        file: u32,
+        /// Where the piece belongs.
+        offset: u64,
+    },
+    /// sender → receiver: the content of these pages follows.
+    Pages(Vec<Run>),
+    /// sender → receiver: these pages hold nothing.
+    Forget(Vec<Run>),
+    /// sender → receiver: the rest; the process stands still.
+    Image(Box<ProcessImage>, Conversation),
+    /// receiver → home: the process could be resumed here.
+    Ready,
+    /// home → guest: resume it, as this life.
+    Go(Epoch),
+    /// guest → home: it runs.
+    Running,
+    /// home → guest: send the process away.
+    Depart(Departure),
+    /// guest → home: it did not go; why. It runs on.
+    Stayed(String),
+    /// guest → home: it stands still, its image is under way.
+    Frozen,
+    /// home → guest: the process is elsewhere now; end your copy.
+    Drop,
+    /// home → guest: it did not work out; let your copy run on.
+    Thaw,
+    /// guest → home
+    Call(Box<CallRequest>),
+    /// home → guest
+    Result(Box<CallResult>),
+    /// home → guest: a signal for the process: its number in the count, and its siginfo.
+    Signal(u64, Vec<u8>),
+    /// home → guest: stand still (job control), or go on.
+    Stop(bool),
+    /// guest → home: the program was killed by this signal, raised by itself there.
+    Died(i32),
+    /// guest → home: the program needs something that only home has; fetch it home, and why.
+    FetchHome(String),
+    /// guest → home: the content of this file is wanted, for a mapping that home has just made.
+    WantContent(ContentHash),
+    /// home → guest: a piece of it follows.
+    Content {
+        /// The file's hash.
+        hash: ContentHash,
+        /// Where the piece belongs.
+        offset: u64,
+    },
+    /// guest → home, on a new link: this life is here, and has taken over so many signals.
+    Present(Epoch, u64),
+    /// Nothing; shows that the link is alive.
+    Beat,
+    /// guest → home: CPU time that the guest has used, in milliseconds.
+    Used(u64),
+}
+
+/// Where a guest is to go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// Home, over the link on which this arrives.
+    Home(MigrationId),
+    /// To another guest shim.
+    Onward {
+        /// The migration.
+        migration: MigrationId,
+        /// That node's daemon.
+        address: String,
+        /// The shim there.
+        shim: ShimId,
+        /// Its key.
+        fingerprint: Fingerprint,
+    },
+}
+
+impl Message {
+    fn kind(&self) -> u8 {
+        // Only for logs and for telling messages with bytes behind them; the payload says what it is.
+        match self {
+            Self::Pages(_) => 1,
+            Self::File { .. } | Self::Content { .. } => 2,
+            _ => 0,
+        }
+    }
+}
+
+/// Queues a message, with bytes behind it where its kind has some.
+///
+/// # Errors
+/// Those of the link; the message may then have arrived in part, which is as good as not at all.
+pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
+    let mut head = vec![0; 4];
+    head = postcard::to_extend(message, head).map_err(|_e| LinkError::Closed)?;
+    let length = (head.len() - 4) as u32;
+    head[..4].copy_from_slice(&length.to_le_bytes());
+    let tag = u64::from(pid.0.cast_unsigned());
+    let kind = message.kind();
+    if head.len() + bytes.len() <= CUT {
+        return link.queue(kind, tag, &[&head, bytes]);
+    }
+    let whole = head.chunks(CUT).chain(bytes.chunks(CUT));
+    let count = whole.clone().count();
+    for (at, piece) in whole.enumerate() {
+        let flags = if at + 1 < count { MORE } else { 0 };
+        link.queue_flagged(kind, flags, tag, &[piece])?;
+    }
+    Ok(())
+}
+
+/// A message that has arrived.
+#[derive(Debug)]
+pub struct Arrived {
+    /// About whom.
+    pub pid: HomePid,
+    /// The message.
+    pub message: Message,
+    /// The whole payload; the bytes behind the message begin at `rest`.
+    payload: Vec<u8>,
+    rest: usize,
+}
+
+impl Arrived {
+    /// The bytes behind the message.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.payload.get(self.rest..).unwrap_or_default()
+    }
+}
+
+/// Puts messages together from frames.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    partial: HashMap<(u64, u8), Vec<u8>>,
+}
+
+/// The peer sent what is no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer sent something that is no message")]
+pub struct NoMessage;
+
+impl Inbox {
+    /// Takes a frame; gives the message that it completes.
+    ///
+    /// # Errors
+    /// If it is no message. The link is to be closed then.
+    pub fn take(&mut self, frame: Frame) -> Result<Option<Arrived>, NoMessage> {
+        let key = (frame.tag, frame.kind);
+        let pid = i32::try_from(frame.tag).map_err(|_e| NoMessage)?;
+        let mut payload = frame.payload;
+        if let Some(mut before) = self.partial.remove(&key) {
+            before.extend_from_slice(&payload);
+            payload = before;
+        }
+        let held: usize = self.partial.values().map(Vec::len).sum();
+        if payload.len() + held > MOST_MESSAGE {
+            return Err(NoMessage);
+        }
+        if frame.flags & MORE != 0 {
+            self.partial.insert(key, payload);
+            return Ok(None);
+        }
+        let (length, body) = payload.split_first_chunk::<4>().ok_or(NoMessage)?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let message = decode(body.get(..length).ok_or(NoMessage)?)?;
+        Ok(Some(Arrived { pid: HomePid(pid), message, rest: 4 + length, payload }))
+    }
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, NoMessage> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(NoMessage),
+    }
+}

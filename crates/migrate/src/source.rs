@@ -1,0 +1,306 @@
+//! The sending half: a process' memory, round by round, piece by piece.
+//!
+//! [`Source`] does not wait: its owner calls [`Source::pump`] whenever the link has room, so that the family's
+//! other members are served meanwhile, and the process itself while it still runs.
+
+use crate::journey::Phase;
+use crate::message::{Conversation, Message, send};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_image::pages::{self, Finder};
+use tern_image::{FileRef, Layout, ProcessImage, content};
+use tern_tracee::pagemap::Run;
+use tern_tracee::{Memory, Result};
+use tern_wire::Link;
+
+/// Bytes of pages in one message.
+const PIECE: u64 = 256 << 10;
+/// No more is queued while the link holds this many unsent bytes.
+const AHEAD: usize = 2 << 20;
+/// A round that would send no more than this is sent while the process stands still.
+const SMALL: u64 = 2 << 20;
+/// After so many rounds it is frozen whatever is left: it writes faster than we send.
+const MOST_ROUNDS: u32 = 5;
+
+#[derive(Debug)]
+enum Item {
+    File { file: u32, offset: u64 },
+    Pages(Vec<Run>),
+}
+
+/// A process being sent.
+#[derive(Debug)]
+pub struct Source {
+    pid: HomePid,
+    memory: Memory,
+    finder: Finder,
+    queue: VecDeque<Item>,
+    contents: Vec<Option<File>>,
+    sizes: Vec<u64>,
+    /// Bytes queued so far.
+    pub bytes: u64,
+    last_round: u64,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// The link is full; pump again when it has room.
+    Wait,
+    /// Everything found so far is on its way.
+    Drained,
+}
+
+impl Source {
+    /// Begins to send the process that `memory` and `finder` look at.
+    #[must_use]
+    pub fn new(pid: HomePid, memory: Memory, finder: Finder) -> Self {
+        let (queue, contents, sizes) = Default::default();
+        Self { pid, memory, finder, queue, contents, sizes, bytes: 0, last_round: u64::MAX }
+    }
+
+    /// Whether rounds while the process runs are worth it: the first look can be followed by cheap ones.
+    #[must_use]
+    pub fn can_precopy(&self) -> bool {
+        self.finder.tracks()
+    }
+
+    /// Queues the content of a file that the receiver wants.
+    pub fn want(&mut self, index: u32, file: File, size: u64) {
+        let at = index as usize;
+        if self.contents.len() <= at {
+            self.contents.resize_with(at + 1, || None);
+            self.sizes.resize(at + 1, 0);
+        }
+        self.contents[at] = Some(file);
+        self.sizes[at] = size;
+        self.queue.push_back(Item::File { file: index, offset: 0 });
+    }
+
+    /// Looks for pages to send, and queues them.
+    ///
+    /// # Errors
+    /// If the process is gone, or the link is closed.
+    pub fn look(&mut self, layout: &Layout, link: &mut Link) -> std::result::Result<(), SendError> {
+        let found = self.finder.look(layout)?;
+        self.last_round = found.bytes();
+        for forget in found.forget.chunks(4096) {
+            send(link, self.pid, &Message::Forget(forget.to_vec()), &[])?;
+        }
+        self.queue.extend(pages::cut(&found.send, PIECE).into_iter().map(Item::Pages));
+        Ok(())
+    }
+
+    /// Whether it is time to freeze the process, after a drained round.
+    #[must_use]
+    pub fn should_freeze(&self) -> bool {
+        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || self.last_round <= SMALL
+    }
+
+    /// Sends as much as the link will take now.
+    ///
+    /// # Errors
+    /// If the process is gone, a file is unreadable, or the link is closed.
+    pub fn pump(&mut self, link: &mut Link) -> std::result::Result<Next, SendError> {
+        while link.unsent() < AHEAD {
+            let Some(item) = self.queue.pop_front() else { return Ok(Next::Drained) };
+            match item {
+                Item::Pages(mut runs) => {
+                    // A page that has been unmapped since it was found is found again as forgotten.
+                    let Ok(mut bytes) = pages::read(&self.memory, &runs) else {
+                        self.send_page_by_page(&runs, link)?;
+                        continue;
+                    };
+                    if self.finder.looks() == 1 {
+                        pages::drop_zero(&mut runs, &mut bytes);
+                    }
+                    self.bytes += bytes.len() as u64;
+                    send(link, self.pid, &Message::Pages(runs), &bytes)?;
+                }
+                Item::File { file, offset } => self.send_file(file, offset, link)?,
+            }
+        }
+        Ok(Next::Wait)
+    }
+
+    fn send_page_by_page(&mut self, runs: &[Run], link: &mut Link) -> std::result::Result<(), SendError> {
+        let step = tern_tracee::PAGE;
+        for page in runs.iter().flat_map(|&(start, len)| (start..start + len).step_by(step as usize)) {
+            if let Ok(bytes) = pages::read(&self.memory, &[(page, step)]) {
+                self.bytes += step;
+                send(link, self.pid, &Message::Pages(vec![(page, step)]), &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, index: u32, offset: u64, link: &mut Link) -> std::result::Result<(), SendError> {
+        let size = self.sizes[index as usize];
+        let Some(file) = self.contents.get(index as usize).and_then(Option::as_ref) else { return Ok(()) };
+        let piece = content::read_piece(file, offset, PIECE as usize, size).map_err(SendError::File)?;
+        let next = offset + piece.len() as u64;
+        self.bytes += piece.len() as u64;
+        send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
+        if next < size {
+            self.queue.push_front(Item::File { file: index, offset: next });
+        } else {
+            self.contents[index as usize] = None;
+        }
+        Ok(())
+    }
+}
+
+/// A process that is to be sent, as its owner holds it.
+pub trait Movable {
+    /// Its address space now.
+    ///
+    /// # Errors
+    /// With the reason, if it cannot be moved.
+    fn describe(&mut self) -> std::result::Result<Layout, SendError>;
+
+    /// The content of a file that it maps.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    fn content(&mut self, file: &FileRef) -> std::io::Result<File>;
+
+    /// Stops it; false if this is not the moment, and it runs on.
+    ///
+    /// # Errors
+    /// If it is gone.
+    fn freeze(&mut self) -> Result<bool>;
+
+    /// Captures it, stopped, with this address space.
+    ///
+    /// # Errors
+    /// If it is gone.
+    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, Conversation)>;
+}
+
+/// A migration from its sender's side, from the first address space to the image.
+#[derive(Debug)]
+pub struct Sending {
+    source: Source,
+    layout: Layout,
+    awaits_want: bool,
+    /// When it was stopped.
+    pub frozen: Option<Instant>,
+    sent: bool,
+}
+
+impl Sending {
+    /// Begins: describes the address space to the receiver, which answers with what it wants.
+    ///
+    /// # Errors
+    /// If the process cannot be moved, or the link is closed. The process runs on.
+    pub fn begin(source: Source, process: &mut dyn Movable, link: &mut Link) -> std::result::Result<Self, SendError> {
+        let layout = process.describe()?;
+        send(link, source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
+        Ok(Self { source, layout, awaits_want: true, frozen: None, sent: false })
+    }
+
+    /// Bytes of content sent so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes
+    }
+
+    /// Takes the receiver's answer to an address space.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance); also if it wants what there is not.
+    pub fn wanted(
+        &mut self,
+        indices: &[u32],
+        process: &mut dyn Movable,
+        link: &mut Link,
+    ) -> std::result::Result<(), SendError> {
+        if !std::mem::take(&mut self.awaits_want) {
+            return Ok(());
+        }
+        for &index in indices {
+            let none = || SendError::File(std::io::ErrorKind::NotFound.into());
+            let file = self.layout.files.get(index as usize).ok_or_else(none)?;
+            let content = process.content(file).map_err(SendError::File)?;
+            self.source.want(index, content, file.size);
+        }
+        if self.frozen.is_some() || self.source.can_precopy() {
+            self.source.look(&self.layout, link)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on as far as the link has room; true when the image has been queued.
+    ///
+    /// # Errors
+    /// If the process is gone or cannot be moved after all, or the link is closed. If it was frozen, it is still.
+    pub fn advance(&mut self, process: &mut dyn Movable, link: &mut Link) -> std::result::Result<bool, SendError> {
+        while !self.awaits_want && !self.sent {
+            if self.source.pump(link)? == Next::Wait {
+                return Ok(false);
+            }
+            if self.frozen.is_some() {
+                let (image, talk) = process.capture(self.layout.clone())?;
+                send(link, self.source.pid, &Message::Image(Box::new(image), talk), &[])?;
+                self.sent = true;
+            } else {
+                if self.source.should_freeze() {
+                    crate::fault::point("source", Phase::Freeze);
+                    if !process.freeze()? {
+                        return Ok(false);
+                    }
+                    self.frozen = Some(Instant::now());
+                }
+                let layout = process.describe()?;
+                if layout == self.layout {
+                    self.source.look(&self.layout, link)?;
+                } else {
+                    send(link, self.source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
+                    (self.layout, self.awaits_want) = (layout, true);
+                }
+            }
+        }
+        Ok(self.sent)
+    }
+}
+
+/// Why sending stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The process is gone or astray.
+    #[error(transparent)]
+    Process(#[from] tern_tracee::Error),
+    /// The link is closed.
+    #[error("the link was cut: {0}")]
+    Link(#[from] tern_wire::LinkError),
+    /// It cannot be moved.
+    #[error(transparent)]
+    Unmovable(#[from] tern_image::Unmovable),
+    /// A mapped file could not be read.
+    #[error("a mapped file: {0}")]
+    File(std::io::Error),
+}
+
+/// What a process sees of the machine it runs on: for the offer, and for judging one.
+///
+/// # Errors
+/// If the process is gone or has no vDSO.
+pub fn machine(memory: &Memory, maps: &[tern_tracee::procfs::Mapping], xstate_len: u32) -> Result<crate::message::Machine> {
+    let mut code = Vec::new();
+    let mut lengths = Vec::new();
+    for m in maps.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]") {
+        lengths.push(m.len());
+        if m.name == b"[vdso]" {
+            code.resize(m.len() as usize, 0);
+            memory.read(m.start, &mut code)?;
+        }
+    }
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = text.lines().find_map(|l| l.strip_prefix("flags")).unwrap_or_default();
+    let mut cpu_flags: Vec<String> =
+        flags.trim_start_matches([' ', '\t', ':']).split_ascii_whitespace().map(str::to_owned).collect();
+    cpu_flags.sort_unstable();
+    Ok(crate::message::Machine { cpu_flags, xstate_len, vdso: (*blake3::hash(&code).as_bytes(), lengths) })
+}

@@ -1,0 +1,268 @@
+//! `ternd.toml`, and where a node keeps its things.
+//!
+//! Root's node uses the system's directories; a plain user's node those of the XDG base directories.
+
+use crate::map::PORT;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+use tern_ids::NodeId;
+
+/// The name of the configuration in the configuration directory.
+pub const FILE: &str = "ternd.toml";
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the line.
+        problem: String,
+    },
+    /// A plain user without the variables that say where his things are.
+    #[error("neither {0} nor HOME is set, so there is no place for this node's files")]
+    NoPlace(&'static str),
+}
+
+/// The file, key for key.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// This node's number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<u16>,
+    /// `HOST` or `HOST:PORT` under which others reach it; a loopback address is also all it listens on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The TCP port; 7101, or what the map says of this node, if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// For sockets; `/run/tern`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_dir: Option<PathBuf>,
+    /// For file content of guests; `/var/cache/tern`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_dir: Option<PathBuf>,
+    /// The map; `/etc/mosix.map`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub map: Option<PathBuf>,
+    /// Seconds without its home after which a guest freezes; 5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspend_after: Option<u32>,
+    /// Seconds after which home gives a lost guest up; 60.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub give_up_after: Option<u32>,
+    /// Whether this node takes guests; true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guests: Option<bool>,
+    /// The nodes that may host this node's processes; all if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<Vec<u16>>,
+    /// Whether processes of root may be moved by others than root; false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub move_root: Option<bool>,
+    /// The node that founded the cluster, and admits new ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub founder: Option<u16>,
+    /// The shim program; `tern-shim` beside ternd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shim: Option<PathBuf>,
+}
+
+/// The configuration in effect.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where `ternd.toml` and the node's identity are.
+    pub config_dir: PathBuf,
+    /// As said, without what was left out.
+    pub file: File,
+    /// For sockets.
+    pub run_dir: PathBuf,
+    /// For file content of guests.
+    pub cache_dir: PathBuf,
+    /// The map.
+    pub map: PathBuf,
+    /// Seconds.
+    pub suspend_after: u32,
+    /// Seconds.
+    pub give_up_after: u32,
+    /// Whether this node takes guests.
+    pub guests: bool,
+    /// The nodes that may host this node's processes; `None` is all.
+    pub trust: Option<Vec<NodeId>>,
+    /// Whether processes of root may be moved by others.
+    pub move_root: bool,
+    /// The shim program.
+    pub shim: PathBuf,
+    /// This program, for checks that it makes as another user.
+    pub ternd: PathBuf,
+}
+
+impl Config {
+    /// Reads `DIRECTORY/ternd.toml`; without it everything has its default.
+    ///
+    /// # Errors
+    /// If it is there and unreadable or wrong.
+    pub fn load(config_dir: &Path) -> Result<Self, ConfigError> {
+        let path = config_dir.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(source) => return Err(ConfigError::Read { path, source }),
+        };
+        let wrong = |problem: String| ConfigError::Wrong { path: path.clone(), problem };
+        let file: File = toml::from_str(&text).map_err(|e| wrong(e.to_string().trim().replace('\n', " ")))?;
+        if file.node == Some(0) || file.trust.iter().flatten().any(|node| *node == 0) {
+            return Err(wrong("nodes are 1 to 65535".into()));
+        }
+        if file.port == Some(0) {
+            return Err(wrong("port must be 1 to 65535".into()));
+        }
+        let (suspend_after, give_up_after) =
+            (file.suspend_after.unwrap_or(5), file.give_up_after.unwrap_or(60));
+        if suspend_after == 0 || give_up_after <= suspend_after {
+            return Err(wrong("give_up_after must be more than suspend_after, and that more than 0".into()));
+        }
+        let own = |source| ConfigError::Read { path: "/proc/self/exe".into(), source };
+        let ternd = env::current_exe().map_err(own)?;
+        Ok(Self {
+            run_dir: file.run_dir.clone().map_or_else(run_dir, Ok)?,
+            cache_dir: file.cache_dir.clone().map_or_else(cache_dir, Ok)?,
+            map: file.map.clone().unwrap_or_else(|| default_map(config_dir)),
+            suspend_after,
+            give_up_after,
+            guests: file.guests.unwrap_or(true),
+            trust: file.trust.as_ref().map(|trust| trust.iter().copied().map(NodeId).collect()),
+            move_root: file.move_root.unwrap_or(false),
+            shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
+            ternd,
+            config_dir: config_dir.to_owned(),
+            file,
+        })
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// An XDG directory, or its default below the home directory.
+fn xdg(variable: &'static str, below_home: &str) -> Result<PathBuf, ConfigError> {
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute(variable)
+        .or_else(|| absolute("HOME").map(|home| home.join(below_home)))
+        .map(|dir| dir.join("tern"))
+        .ok_or(ConfigError::NoPlace(variable))
+}
+
+/// `/etc/tern`, or the user's.
+///
+/// # Errors
+/// If a plain user has no home.
+pub fn config_dir() -> Result<PathBuf, ConfigError> {
+    if is_root() { Ok("/etc/tern".into()) } else { xdg("XDG_CONFIG_HOME", ".config") }
+}
+
+/// Where tools look for a node's control socket: `TERN_RUN_DIR`, `/run/tern`, or the user's.
+fn run_dir() -> Result<PathBuf, ConfigError> {
+    match env::var_os("TERN_RUN_DIR") {
+        Some(dir) => Ok(dir.into()),
+        None if is_root() => Ok("/run/tern".into()),
+        None => xdg("XDG_RUNTIME_DIR", ".local/run"),
+    }
+}
+
+fn cache_dir() -> Result<PathBuf, ConfigError> {
+    if is_root() { Ok("/var/cache/tern".into()) } else { xdg("XDG_CACHE_HOME", ".cache") }
+}
+
+/// MOSIX's own place for the node of the system; beside the configuration for any other.
+pub(crate) fn default_map(config_dir: &Path) -> PathBuf {
+    if is_root() && config_dir == Path::new("/etc/tern") {
+        "/etc/mosix.map".into()
+    } else {
+        config_dir.join("mosix.map")
+    }
+}
+
+/// `HOST:PORT` from `HOST` or `HOST:PORT`.
+pub(crate) fn with_port(address: &str) -> String {
+    let bare_v6 = address.parse::<std::net::Ipv6Addr>().is_ok();
+    if bare_v6 {
+        format!("[{address}]:{PORT}")
+    } else if address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+        address.to_owned()
+    } else {
+        format!("{address}:{PORT}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn load(text: &str) -> Result<Config, ConfigError> {
+        let dir = Scratch::new("config");
+        fs::write(dir.0.join(FILE), text).unwrap();
+        Config::load(&dir.0)
+    }
+
+    #[test]
+    fn nothing_said_is_the_default() {
+        let config = load("").unwrap();
+        assert_eq!((config.suspend_after, config.give_up_after, config.guests), (5, 60, true));
+        assert!(config.trust.is_none() && !config.move_root);
+        assert!(Config::load(Path::new("/nonexistent")).is_ok());
+    }
+
+    #[test]
+    fn what_is_said_is_kept_and_can_be_written_back() {
+        let text = "node = 3\nrun_dir = \"/x\"\nguests = false\ntrust = [1, 2]\n";
+        let config = load(text).unwrap();
+        assert_eq!(config.run_dir, Path::new("/x"));
+        assert_eq!((config.guests, config.trust), (false, Some(vec![NodeId(1), NodeId(2)])));
+        assert_eq!(toml::from_str::<File>(&toml::to_string(&config.file).unwrap()).unwrap(), config.file);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("nodes = 1", "unknown field `nodes`"),
+            ("node = 0", "1 to 65535"),
+            ("node = 70000", "u16"),
+            ("port = 0", "port"),
+            ("guests = 1", "boolean"),
+            ("suspend_after = 60", "give_up_after"),
+            ("trust = [0]", "1 to 65535"),
+            ("x", "ternd.toml"),
+        ] {
+            let message = load(text).unwrap_err().to_string();
+            assert!(message.contains(part) && !message.contains('\n'), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn ports_are_added() {
+        for (given, whole) in [
+            ("a", "a:7101"),
+            ("a:1", "a:1"),
+            ("10.0.0.1", "10.0.0.1:7101"),
+            ("fd00::1", "[fd00::1]:7101"),
+            ("[fd00::1]:9", "[fd00::1]:9"),
+        ] {
+            assert_eq!(with_port(given), whole);
+        }
+    }
+}

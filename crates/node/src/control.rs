@@ -1,0 +1,217 @@
+//! The control socket: requests of tools and shims of this node.
+
+use crate::map::{Map, MapError};
+use crate::message::PeerReply;
+use crate::moving::{self, Preparation};
+use crate::permission::Caller;
+use crate::slots::{Slot, Slots};
+use crate::state::{Node, kernel};
+use crate::{credentials, peers, serve, shims};
+use anyhow::{Context, Result};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use tern_control::{
+    NodeRow, ProcessRow, Refusal, RefusalKind, Reply, Request, ShimReply, ShimRequest, StatusReport, stream,
+};
+use tern_ids::NodeId;
+
+/// Conversations at once, in all and of one user.
+const MOST: (usize, usize) = (1024, 256);
+
+/// How long a caller may take to say what it wants, or to take the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a node may take to show that it is up.
+const PING: Duration = Duration::from_secs(1);
+
+/// Makes the socket that everybody may use; one that is left over is replaced. The caller holds the lock of
+/// the run directory, so that it is nobody's.
+pub(crate) fn bind(node: &Node) -> Result<UnixListener> {
+    let path = node.config.run_dir.join("control");
+    let _left_over = fs::remove_file(&path);
+    let listener =
+        UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Serves for ever.
+pub(crate) fn run(listener: &UnixListener, node: &Arc<Node>) -> ! {
+    let slots = Slots::new(MOST.0, MOST.1);
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => enter(node, &slots, socket),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a request");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn enter(node: &Arc<Node>, slots: &Arc<Slots<u32>>, socket: UnixStream) {
+    let caller = match credentials::of_peer(&socket) {
+        Ok(caller) => caller,
+        Err(error) => return tracing::warn!(%error, "a caller without credentials"),
+    };
+    let Some(slot) = slots.take(caller.uid) else {
+        return tracing::warn!(uid = caller.uid, "too many requests at once; one was dropped");
+    };
+    let node = node.clone();
+    let serve = move || {
+        let slot: Slot<u32> = slot;
+        if let Err(error) = converse(&node, caller, socket) {
+            tracing::debug!(uid = caller.uid, %error, "a request failed");
+        }
+        drop(slot);
+    };
+    if let Err(error) = thread::Builder::new().name("control".into()).spawn(serve) {
+        tracing::warn!(%error, "no thread for a request");
+    }
+}
+
+fn converse(node: &Arc<Node>, caller: Caller, mut socket: UnixStream) -> Result<()> {
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    let request = match stream::read::<Request>(&mut socket) {
+        Ok(request) => request,
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            let said = "this ternd does not know such a request; is it of another version than the tool?";
+            let refusal = Refusal::new(RefusalKind::BadRequest, said);
+            return Ok(stream::write(&mut socket, &Reply::Refused(refusal))?);
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let reply = answer(node, caller, request).unwrap_or_else(Reply::Refused);
+    Ok(stream::write(&mut socket, &reply)?)
+}
+
+fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, Refusal> {
+    match request {
+        Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
+        Request::AtExec { candidates, lock } => moving::at_exec(node, caller, &candidates, lock),
+        Request::Register { lock, never } => {
+            moving::register(node, caller, lock, never).map(|()| Reply::Done)
+        }
+        Request::Processes => Ok(Reply::Processes(processes(node))),
+        Request::Status => Ok(Reply::Status(status(node))),
+        Request::GetMap => Ok(Reply::Map(node.map().text().into())),
+        Request::SetMap { text } => {
+            caller.must_own_node("change the map")?;
+            set_map(node, &text)
+        }
+        Request::MapOff => {
+            caller.must_own_node("take the node out of the cluster")?;
+            let (away, guests) = serve::counts(node);
+            if away + guests > 0 {
+                let said = format!("{away} processes are away and {guests} guests are here");
+                return Err(Refusal::new(RefusalKind::Unavailable, said).hint("mps shows them"));
+            }
+            node.forget_map().map(|()| Reply::Done)
+        }
+        Request::Token { seconds } => {
+            caller.must_own_node("make tokens")?;
+            token(node, seconds)
+        }
+        Request::Prepare { node: to, migration, accept, uid, gid } => {
+            caller.must_own_node("prepare a node")?;
+            moving::prepare(node, Preparation { to, migration, accept, uid, gid })
+        }
+        Request::Locate { node: on, shim } => {
+            caller.must_own_node("ask for shims")?;
+            Ok(moving::locate(node, on, shim))
+        }
+    }
+}
+
+fn set_map(node: &Arc<Node>, text: &str) -> Result<Reply, Refusal> {
+    let bad = |e: MapError| Refusal::new(RefusalKind::BadRequest, e.to_string());
+    let map = Map::parse(text).and_then(|map| map.with(node.me())).map_err(bad)?;
+    if map.nodes().is_empty() {
+        return Err(bad(MapError::WithoutMe(node.me())));
+    }
+    node.change_map(|old| Ok(map.at_version(old.version().saturating_add(1))))?;
+    peers::spread(node, node.others());
+    Ok(Reply::Done)
+}
+
+fn token(node: &Node, seconds: u32) -> Result<Reply, Refusal> {
+    let Some(authority) = &node.authority else {
+        let founder =
+            node.config.file.founder.map_or_else(|| "the founding node".into(), |id| format!("node {id}"));
+        let said = "only the node that founded the cluster admits new ones";
+        return Err(Refusal::new(RefusalKind::Unavailable, said).hint(format!("tern token, on {founder}")));
+    };
+    if !(60..=604_800).contains(&seconds) {
+        return Err(Refusal::new(RefusalKind::BadRequest, "a token is valid for 60 to 604800 seconds"));
+    }
+    let token = node.tokens.make(node.me(), authority.fingerprint(), seconds, 1);
+    let failed = |e| Refusal::new(RefusalKind::Internal, format!("cannot keep the token: {e}"));
+    token.map(|token| Reply::Token(token.to_string())).map_err(failed)
+}
+
+fn processes(node: &Node) -> Vec<ProcessRow> {
+    let replies = shims::ask_all(&node.config.run_dir, &ShimRequest::Processes);
+    let mut rows: Vec<_> = replies
+        .into_iter()
+        .flat_map(|(_, reply)| match reply {
+            ShimReply::Processes(rows) => rows,
+            _ => Vec::new(),
+        })
+        .collect();
+    let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
+    rows.extend(node.registry.rows(&own, node.me()));
+    rows.sort_by_key(|row| (row.from, row.pid));
+    rows
+}
+
+fn status(node: &Arc<Node>) -> StatusReport {
+    let (away, guests) = serve::counts(node);
+    let mut nodes: Vec<_> = peers::ping_all(node, PING).into_iter().map(|answer| row(node, answer)).collect();
+    let open = if node.takes_guests().is_ok() { "" } else { ", takes no guests" };
+    nodes.push(NodeRow {
+        node: node.me(),
+        host: node.map().host(node.me()).unwrap_or_default(),
+        up: true,
+        rtt_ms: None,
+        note: format!("this node, linux {}{open}", kernel()),
+    });
+    nodes.sort_by_key(|row| row.node);
+    StatusReport {
+        node: node.me(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        cluster: node.identity.cluster().into(),
+        nodes,
+        away,
+        guests,
+    }
+}
+
+fn row(node: &Node, (peer, answer): (NodeId, Result<peers::Answer, Refusal>)) -> NodeRow {
+    let host = node.map().host(peer).unwrap_or_default();
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(refusal) => return NodeRow { node: peer, host, up: false, rtt_ms: None, note: refusal.message },
+    };
+    let mut note = format!("ternd {}", plain(&answer.hello.version));
+    if let PeerReply::Pong { kernel, guests, open } = &answer.reply {
+        note += &format!(", linux {}, {guests} guests", plain(kernel));
+        if !open {
+            note += ", takes no guests";
+        }
+    }
+    let off = answer.clock_ahead.unsigned_abs();
+    if u128::from(off) > peers::MOST_CLOCK_OFFSET.as_nanos() + answer.round_trip.as_nanos() / 2 {
+        note += &format!(", clock off by {} ms: no destination", off / 1_000_000);
+    }
+    NodeRow { node: peer, host, up: true, rtt_ms: Some(answer.round_trip.as_secs_f64() * 1e3), note }
+}
+
+/// What another node says, fit for a terminal.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
+}

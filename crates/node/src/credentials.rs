@@ -1,0 +1,41 @@
+//! Who is at the other end of a Unix socket.
+
+use crate::permission::Caller;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+/// The credentials with which the peer connected (`SO_PEERCRED`). Not rustix's: its type holds no pid 0, and
+/// that is what a peer in a foreign pid namespace has.
+#[allow(unsafe_code, reason = "getsockopt has no safe form that knows of foreign pid namespaces")]
+pub(crate) fn of_peer(socket: &UnixStream) -> io::Result<Caller> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the pointers are to a ucred and its length, both valid for the call and written by it alone.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if outcome != 0 || length as usize != size_of::<libc::ucred>() {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Caller { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_is_our_own() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let caller = of_peer(&a).unwrap();
+        assert_eq!(caller.pid, std::process::id() as i32);
+        assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
+    }
+}

@@ -1,0 +1,60 @@
+//! `ternd`: the daemon of one node.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tern_node::{Config, config};
+use tracing_subscriber::EnvFilter;
+
+/// The daemon of a Tern node
+#[derive(Debug, Parser)]
+#[command(name = "ternd", version, about)]
+struct Words {
+    /// The configuration; identity and certificates are beside it [default: /etc/tern/ternd.toml, or
+    /// ~/.config/tern/ternd.toml for a plain user]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Exit with 0 if that user may read that process
+    #[arg(long, hide = true, num_args = 3, value_names = ["PID", "UID", "GID"])]
+    check_access: Option<Vec<u32>>,
+}
+
+fn main() -> ExitCode {
+    let words = Words::parse();
+    let filter = EnvFilter::try_from_env("TERN_LOG").unwrap_or_else(|_unset| EnvFilter::new("info"));
+    // The journal adds the time itself.
+    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    if journal {
+        log.without_time().init();
+    } else {
+        log.init();
+    }
+    if let Some([pid, uid, gid]) = words.check_access.as_deref() {
+        return i32::try_from(*pid).map_or(2, |pid| tern_node::check_access(pid, *uid, *gid)).into();
+    }
+    match run(words.config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ternd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(file: Option<PathBuf>) -> Result<()> {
+    let config_dir = match file {
+        Some(file) => {
+            anyhow::ensure!(
+                file.file_name().is_some_and(|name| name == config::FILE) && file.exists(),
+                "{} is no configuration; it must be a file named ternd.toml",
+                file.display()
+            );
+            let whole = std::path::absolute(&file).with_context(|| format!("{}", file.display()))?;
+            whole.parent().map(PathBuf::from).unwrap_or_default()
+        }
+        None => config::config_dir()?,
+    };
+    tern_node::run(Config::load(&config_dir)?)
+}

@@ -1,0 +1,231 @@
+//! Moving a process: finding or starting the home shim that holds it, and telling it what to do.
+
+use crate::message::{PeerReply, PeerRequest};
+use crate::permission::{Caller, may_move};
+use crate::procfs::process;
+use crate::slots::lock;
+use crate::state::Node;
+use crate::{peers, shims};
+use std::time::Duration;
+use tern_control::{Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole};
+use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+
+/// How long a node may take to start a shim.
+const PREPARE: Duration = Duration::from_secs(15);
+
+/// How long a node may take to say whether a shim lives.
+const LOCATE: Duration = Duration::from_secs(2);
+
+fn refused(kind: RefusalKind, message: impl Into<String>) -> Refusal {
+    Refusal::new(kind, message)
+}
+
+fn gone(pid: HomePid) -> Refusal {
+    refused(RefusalKind::NotFound, format!("there is no process {pid}"))
+}
+
+/// A process that is being given its first shim; one at a time.
+struct Turn<'a> {
+    node: &'a Node,
+    pid: HomePid,
+}
+
+impl<'a> Turn<'a> {
+    fn take(node: &'a Node, pid: HomePid) -> Result<Self, Refusal> {
+        if !lock(&node.moving).insert(pid.0) {
+            let busy = format!("process {pid} is being moved already");
+            return Err(refused(RefusalKind::Unavailable, busy).hint("try again when that is done"));
+        }
+        Ok(Self { node, pid })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.node.moving).remove(&self.pid.0);
+    }
+}
+
+/// `migrate PID …`.
+pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination) -> Result<Reply, Refusal> {
+    let started = process(pid.0).filter(|_| pid.0 > 1).ok_or_else(|| gone(pid))?.start;
+    may_move(&node.config, caller, pid.0)?;
+    let to = match to {
+        Destination::Balance => {
+            return Err(
+                refused(RefusalKind::Unsupported, "this ternd does not balance yet").hint("name a node")
+            );
+        }
+        Destination::Node(other) if other == node.me() => Destination::Home,
+        Destination::Node(other) => {
+            if !node.map().contains(other) {
+                return Err(refused(RefusalKind::NotFound, format!("there is no node {other} in the map")));
+            }
+            trusted(node, other)?;
+            Destination::Node(other)
+        }
+        Destination::Home => Destination::Home,
+    };
+    if to != Destination::Home && node.registry.never_moves(pid.0) {
+        let said = format!("process {pid} was started with nomig, or by one that was");
+        return Err(refused(RefusalKind::CannotMove, said));
+    }
+    let request = ShimRequest::Migrate { pid, to };
+    if let Some(shim) = shims::owner(&node.config.run_dir, pid) {
+        return relay(node, shim, &request);
+    }
+    if to == Destination::Home {
+        return Err(refused(RefusalKind::BadRequest, format!("process {pid} is at home already")));
+    }
+    let turn = Turn::take(node, pid)?;
+    // Somebody else's turn may have ended since we asked.
+    let shim = match shims::owner(&node.config.run_dir, pid) {
+        Some(shim) => shim,
+        None => shims::start(&node.config, node.me(), ShimRole::Deputy { pid })?.0,
+    };
+    // The number may be another process's by now, which the caller may not be allowed to move.
+    if process(pid.0).is_none_or(|found| found.start != started) {
+        return Err(gone(pid));
+    }
+    let reply = relay(node, shim, &request);
+    drop(turn);
+    reply
+}
+
+/// `mosrun -N`: the calling process, as soon as it has executed its program.
+pub(crate) fn at_exec(
+    node: &Node,
+    caller: Caller,
+    candidates: &[NodeId],
+    wish: Lock,
+) -> Result<Reply, Refusal> {
+    let pid = HomePid(caller.pid);
+    register(node, caller, wish, false)?;
+    // What comes after this node in the list is never tried, since this node always takes its own.
+    let away: Vec<_> = candidates.iter().copied().take_while(|candidate| *candidate != node.me()).collect();
+    let or_here = away.len() < candidates.len();
+    if away.is_empty() {
+        if or_here {
+            return Ok(Reply::Ready);
+        }
+        return Err(refused(RefusalKind::BadRequest, "no node was named"));
+    }
+    let outcome = send_at_exec(node, pid, away, wish);
+    match outcome {
+        Err(refusal) if or_here && refusal.kind == RefusalKind::Unavailable => Ok(Reply::Ready),
+        outcome => outcome,
+    }
+}
+
+fn send_at_exec(node: &Node, pid: HomePid, candidates: Vec<NodeId>, wish: Lock) -> Result<Reply, Refusal> {
+    if node.registry.never_moves(pid.0) {
+        return Err(refused(RefusalKind::CannotMove, "nothing that nomig has started moves"));
+    }
+    let map = node.map();
+    if let Some(unknown) = candidates.iter().find(|candidate| !map.contains(**candidate)) {
+        return Err(refused(RefusalKind::NotFound, format!("there is no node {unknown} in the map")));
+    }
+    let candidates: Vec<_> = {
+        let allowed = candidates.iter().copied().filter(|candidate| trusted(node, *candidate).is_ok());
+        allowed.collect()
+    };
+    if candidates.is_empty() {
+        return Err(refused(RefusalKind::NotAllowed, "none of these nodes may host this node's processes"));
+    }
+    let turn = Turn::take(node, pid)?;
+    let shim = match shims::owner(&node.config.run_dir, pid) {
+        Some(shim) => shim,
+        None => shims::start(&node.config, node.me(), ShimRole::Deputy { pid })?.0,
+    };
+    let reply = relay(node, shim, &ShimRequest::AtExec { pid, candidates, lock: wish });
+    drop(turn);
+    match reply? {
+        Reply::Done => Ok(Reply::Ready),
+        other => Ok(other),
+    }
+}
+
+/// Notes the calling process.
+pub(crate) fn register(node: &Node, caller: Caller, wish: Lock, never: bool) -> Result<(), Refusal> {
+    if caller.pid <= 0 {
+        let said = "the calling process is in another pid namespace than ternd";
+        return Err(refused(RefusalKind::Unsupported, said));
+    }
+    node.registry
+        .register(caller.pid, wish, never)
+        .map_err(|e| refused(RefusalKind::Internal, format!("cannot note process {}: {e}", caller.pid)))
+}
+
+/// Asks a shim, and waits however long it takes: a migration takes as long as the memory is large.
+fn relay(node: &Node, shim: ShimId, request: &ShimRequest) -> Result<Reply, Refusal> {
+    match shims::ask(&node.config.run_dir, shim, request, None) {
+        Ok(ShimReply::Refused(refusal)) => Err(refusal),
+        Ok(ShimReply::Done) => Ok(Reply::Done),
+        Ok(ShimReply::Processes(rows)) => Ok(Reply::Processes(rows)),
+        Ok(ShimReply::Migrated(report)) => {
+            tracing::info!(pid = %report.pid, migration = %report.migration, from = %report.from,
+                to = %report.to, freeze_ms = report.freeze_ms, total_ms = report.total_ms, "migrated");
+            Ok(Reply::Migrated(report))
+        }
+        Err(error) => {
+            tracing::error!(%shim, %error, "a shim did not answer");
+            Err(refused(RefusalKind::Internal, format!("the process's shim did not answer: {error}"))
+                .hint(format!("{}/shims/{shim}.log says why", node.config.run_dir.display())))
+        }
+    }
+}
+
+/// Passes if that node may host processes of this one.
+fn trusted(node: &Node, other: NodeId) -> Result<(), Refusal> {
+    if node.config.trust.as_ref().is_none_or(|trust| trust.contains(&other)) {
+        return Ok(());
+    }
+    let said = format!("node {other} is not trusted with this node's processes");
+    Err(refused(RefusalKind::NotAllowed, said).hint("trust in ternd.toml lists the nodes that are"))
+}
+
+/// What a home shim needs for a journey, in one piece.
+pub(crate) struct Preparation {
+    pub(crate) to: NodeId,
+    pub(crate) migration: MigrationId,
+    pub(crate) accept: Vec<Fingerprint>,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// From a home shim: has the destination start a shim for the guest.
+pub(crate) fn prepare(node: &Node, wanted: Preparation) -> Result<Reply, Refusal> {
+    let Preparation { to, migration, accept, uid, gid } = wanted;
+    let span = tracing::info_span!("migration", id = %migration, %to);
+    let _inside = span.enter();
+    if to == node.me() {
+        return Err(refused(RefusalKind::BadRequest, format!("node {to} is this node")));
+    }
+    trusted(node, to)?;
+    let answer = peers::ask(node, to, &PeerRequest::Host { migration, accept, uid, gid }, PREPARE)?;
+    let PeerReply::Hosted { shim, fingerprint } = answer.reply else {
+        return Err(refused(RefusalKind::Internal, format!("node {to} gave an answer to another question")));
+    };
+    let address = node.map().address(to);
+    let address = address.map_err(|e| refused(RefusalKind::Unavailable, format!("node {to}: {e}")))?;
+    tracing::info!(%shim, "prepared");
+    Ok(Reply::Prepared { address, shim, fingerprint })
+}
+
+/// From a shim that has lost its peer: where that is now, and whether it lives. Only that node's own daemon
+/// can say that it does not.
+pub(crate) fn locate(node: &Node, on: NodeId, shim: ShimId) -> Reply {
+    if on == node.me() {
+        let alive = Some(shims::is_alive(&node.config.run_dir, shim));
+        return Reply::Located { address: node.map().address(on).ok(), alive };
+    }
+    match peers::ask(node, on, &PeerRequest::ShimAlive { shim }, LOCATE).map(|answer| answer.reply) {
+        Ok(PeerReply::Alive(alive)) => {
+            Reply::Located { address: node.map().address(on).ok(), alive: Some(alive) }
+        }
+        outcome => {
+            tracing::debug!(%on, %shim, ?outcome, "not located");
+            Reply::Located { address: None, alive: None }
+        }
+    }
+}

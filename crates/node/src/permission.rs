@@ -1,0 +1,105 @@
+//! Who may do what: a user may move what he could ptrace, and only root or the owner of the node changes it.
+//!
+//! Whether he could ptrace a process, the kernel says: a short-lived child of ours becomes that user and tries
+//! to open `/proc/PID/environ`, which takes the right to read another process (`PTRACE_MODE_READ`; Yama, which
+//! restricts attaching further, is not asked).
+
+use crate::config::Config;
+use crate::procfs;
+use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::fs::File;
+use std::io;
+use std::process::{Command, Stdio};
+use tern_control::{Refusal, RefusalKind};
+
+/// Who asks, from the socket's credentials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// In this daemon's pid namespace; 0 if it is in none of ours.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Caller {
+    pub(crate) fn is_root(self) -> bool {
+        self.uid == 0
+    }
+
+    /// Root, or the user whose node this is.
+    pub(crate) fn owns_node(self) -> bool {
+        self.is_root() || self.uid == geteuid().as_raw()
+    }
+
+    /// Passes if the caller owns the node.
+    pub(crate) fn must_own_node(self, what: &str) -> Result<(), Refusal> {
+        if self.owns_node() {
+            return Ok(());
+        }
+        Err(Refusal::new(RefusalKind::NotAllowed, format!("only root may {what}")))
+    }
+}
+
+/// Exit codes of the child.
+const YES: u8 = 0;
+const NO: u8 = 1;
+const GONE: u8 = 2;
+const BROKEN: u8 = 3;
+
+/// Passes if this caller may move this process.
+pub(crate) fn may_move(config: &Config, caller: Caller, pid: i32) -> Result<(), Refusal> {
+    let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
+    let (_, effective) = Some(pid).filter(|pid| *pid > 0).and_then(procfs::users).ok_or_else(gone)?;
+    if caller.is_root() {
+        return Ok(());
+    }
+    let denied = |why: &str| Refusal::new(RefusalKind::NotAllowed, format!("process {pid} {why}"));
+    if effective == 0 && !config.move_root {
+        return Err(denied("is root's, and only root may move it"));
+    }
+    if !geteuid().is_root() && caller.uid != geteuid().as_raw() {
+        return Err(denied("cannot be moved by you: this node's ternd runs for another user"));
+    }
+    let [pid_word, uid, gid] = [pid.to_string(), caller.uid.to_string(), caller.gid.to_string()];
+    let status = Command::new(&config.ternd)
+        .args(["--check-access", &pid_word, &uid, &gid])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status();
+    let code = status.as_ref().ok().and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok());
+    match code {
+        Some(YES) => Ok(()),
+        Some(NO) => Err(denied("is not yours to move")),
+        Some(GONE) => Err(gone()),
+        _ => {
+            tracing::error!(?status, "the check of a caller's rights failed");
+            Err(Refusal::new(RefusalKind::Internal, "the check of your rights failed; ternd's log says why"))
+        }
+    }
+}
+
+/// The child: becomes the user for good and tries. Returns the exit code.
+pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
+    if (geteuid().as_raw(), getegid().as_raw()) != (uid, gid)
+        && let Err(error) = become_user(Uid::from_raw(uid), Gid::from_raw(gid))
+    {
+        tracing::error!(%error, uid, gid, "cannot become that user");
+        return BROKEN;
+    }
+    match File::open(format!("/proc/{pid}/environ")) {
+        Ok(_) => YES,
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => GONE,
+        Err(_) => NO,
+    }
+}
+
+/// This process has one thread, so that what is said for the thread holds for all of it. The groups beyond
+/// the first do not matter to ptrace, and are none.
+fn become_user(uid: Uid, gid: Gid) -> rustix::io::Result<()> {
+    if geteuid().is_root() {
+        set_thread_groups(&[])?;
+    }
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)
+}

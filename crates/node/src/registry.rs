@@ -1,0 +1,211 @@
+//! The processes that were started with mosrun or nomig, and what was said of them.
+//!
+//! One small file each, named by the process, so that a restarted ternd knows them, and a start costs the
+//! same however many there are.
+
+use crate::procfs::{self, process};
+use crate::slots::lock;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::{fs, io};
+use tern_control::{Lock, ProcessRow};
+use tern_ids::HomePid;
+
+/// How many starts lie between two looks for processes that have ended.
+const BETWEEN_SWEEPS: usize = 64;
+
+/// What is known of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    /// When the process started, so that a later one with the same number is not taken for it.
+    start: u64,
+    locked: bool,
+    never: bool,
+}
+
+/// All registered processes.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    directory: PathBuf,
+    entries: Mutex<HashMap<i32, Entry>>,
+}
+
+impl Registry {
+    /// Reads what an earlier ternd left.
+    pub(crate) fn open(run_dir: &Path) -> io::Result<Self> {
+        let directory = run_dir.join("processes");
+        fs::create_dir_all(&directory)?;
+        let mut entries = HashMap::new();
+        for file in fs::read_dir(&directory)?.flatten() {
+            let read = file.file_name().to_str().and_then(|name| name.parse().ok()).and_then(|pid| {
+                let entry = Entry::parse(&fs::read_to_string(file.path()).ok()?)?;
+                Some((pid, entry)).filter(|_| lives(pid, entry))
+            });
+            match read {
+                Some((pid, entry)) => drop(entries.insert(pid, entry)),
+                None => drop(fs::remove_file(file.path())),
+            }
+        }
+        Ok(Self { directory, entries: Mutex::new(entries) })
+    }
+
+    /// Notes a process; what is `Keep` it takes from its nearest registered ancestor.
+    pub(crate) fn register(&self, pid: i32, wish: Lock, never: bool) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let start = process(pid).ok_or_else(gone)?.start;
+        let inherited = self.nearest(pid);
+        let locked = match wish {
+            Lock::Locked => true,
+            Lock::Unlocked => false,
+            Lock::Keep => inherited.is_some_and(|entry| entry.locked),
+        };
+        let never = never || inherited.is_some_and(|entry| entry.never);
+        let entry = Entry { start, locked, never };
+        fs::write(self.directory.join(pid.to_string()), entry.to_string())?;
+        let mut entries = lock(&self.entries);
+        entries.insert(pid, entry);
+        if entries.len().is_multiple_of(BETWEEN_SWEEPS) {
+            let ended: Vec<_> = entries.iter().filter(|(pid, entry)| !lives(**pid, **entry)).collect();
+            let ended: Vec<_> = ended.into_iter().map(|(pid, _)| *pid).collect();
+            for pid in ended {
+                entries.remove(&pid);
+                let _gone = fs::remove_file(self.directory.join(pid.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the process, or one that it descends from, was started with nomig.
+    pub(crate) fn never_moves(&self, pid: i32) -> bool {
+        self.nearest(pid).is_some_and(|entry| entry.never)
+    }
+
+    /// The entry of the process, or of its nearest ancestor that has one.
+    fn nearest(&self, pid: i32) -> Option<Entry> {
+        let entries = lock(&self.entries).clone();
+        let mut at = pid;
+        // A process can move to another parent while we climb, so there is an end to it.
+        for _ in 0..10_000 {
+            let found = process(at)?;
+            if let Some(entry) = entries.get(&at).filter(|entry| entry.start == found.start) {
+                return Some(*entry);
+            }
+            at = found.parent;
+        }
+        None
+    }
+
+    /// A row for each that lives, except those that a shim has told of.
+    pub(crate) fn rows(&self, except: &[HomePid], node: tern_ids::NodeId) -> Vec<ProcessRow> {
+        let entries = lock(&self.entries).clone();
+        let row = |(pid, entry): (i32, Entry)| {
+            let found = process(pid).filter(|found| found.start == entry.start && !found.zombie)?;
+            let reason = match entry {
+                Entry { never: true, .. } => "started with nomig",
+                Entry { locked: true, .. } => "locked",
+                _ => "",
+            };
+            Some(ProcessRow {
+                pid: HomePid(pid),
+                uid: procfs::users(pid)?.0,
+                r#where: Some(node),
+                from: None,
+                state: "home".into(),
+                cpu_seconds: found.cpu_seconds,
+                migrations: 0,
+                reason: reason.into(),
+                command: procfs::command(pid),
+            })
+        };
+        entries.into_iter().filter(|(pid, _)| !except.contains(&HomePid(*pid))).filter_map(row).collect()
+    }
+}
+
+fn lives(pid: i32, entry: Entry) -> bool {
+    process(pid).is_some_and(|found| found.start == entry.start)
+}
+
+impl Entry {
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let [start, locked, never] = words[..] else { return None };
+        Some(Self { start: start.parse().ok()?, locked: locked.parse().ok()?, never: never.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {}", self.start, self.locked, self.never)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use std::process::{Child, Command};
+    use tern_ids::NodeId;
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn new() -> Self {
+            let child = Command::new("sleep").arg("100").spawn().unwrap();
+            // The new program's words come a moment after its spawn is reported.
+            while procfs::command(child.id() as i32) != "sleep 100" {
+                std::thread::yield_now();
+            }
+            Self(child)
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ended = self.0.kill();
+            let _status = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn what_was_said_is_inherited_and_survives_a_restart() {
+        let dir = Scratch::new("registry");
+        let registry = Registry::open(&dir.0).unwrap();
+        let (child, own) = (Sleeper::new(), std::process::id() as i32);
+        assert!(!registry.never_moves(child.pid()));
+        registry.register(own, Lock::Locked, true).unwrap();
+        assert!(registry.never_moves(child.pid()), "a child of a process started with nomig");
+        registry.register(child.pid(), Lock::Keep, false).unwrap();
+        drop(registry);
+        let registry = Registry::open(&dir.0).unwrap();
+        assert!(registry.never_moves(child.pid()));
+        let rows = registry.rows(&[HomePid(own)], NodeId(1));
+        assert_eq!(rows.len(), 1);
+        assert_eq!(
+            (rows[0].pid, &*rows[0].state, &*rows[0].reason),
+            (HomePid(child.pid()), "home", "started with nomig")
+        );
+        assert_eq!(rows[0].command, "sleep 100");
+    }
+
+    #[test]
+    fn the_ended_are_forgotten() {
+        let dir = Scratch::new("ended");
+        let registry = Registry::open(&dir.0).unwrap();
+        let child = Sleeper::new();
+        let pid = child.pid();
+        registry.register(pid, Lock::Unlocked, false).unwrap();
+        drop(child);
+        assert!(registry.rows(&[], NodeId(1)).is_empty());
+        Registry::open(&dir.0).unwrap();
+        assert!(!dir.0.join("processes").join(pid.to_string()).exists());
+        assert!(registry.register(pid, Lock::Unlocked, false).is_err());
+        // A file that is none of ours is no reason to fail.
+        fs::write(dir.0.join("processes/x"), "y").unwrap();
+        assert!(Registry::open(&dir.0).is_ok());
+    }
+}

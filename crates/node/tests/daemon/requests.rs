@@ -1,0 +1,96 @@
+//! Requests that change the node, and requests that are none.
+
+use crate::cluster::{Cluster, is_root, until};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use tern_control::{RefusalKind, Reply, Request};
+use tern_ids::{MigrationId, NodeId, ShimId};
+
+#[test]
+fn plain_users_look_and_change_nothing() {
+    if !is_root() {
+        return eprintln!("only root can try this");
+    }
+    let cluster = Cluster::found("");
+    let node = &cluster.nodes[0];
+    let text = node.map();
+    for request in [
+        Request::Token { seconds: 60 },
+        Request::SetMap { text },
+        Request::MapOff,
+        Request::Prepare {
+            node: NodeId(2),
+            migration: MigrationId([0; 16]),
+            accept: Vec::new(),
+            uid: 0,
+            gid: 0,
+        },
+        Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
+    ] {
+        match node.ask_as(54_321, &request) {
+            Reply::Refused(refusal) => assert_eq!(refusal.kind, RefusalKind::NotAllowed, "{request:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(node.ask_as(54_321, &Request::Status), Reply::Status(_)));
+    assert!(matches!(node.ask_as(54_321, &Request::GetMap), Reply::Map(_)));
+    assert!(matches!(node.ask_as(54_321, &Request::Processes), Reply::Processes(_)));
+}
+
+#[test]
+fn maps_are_taken_as_a_whole_or_not_at_all() {
+    let cluster = Cluster::of(2);
+    let node = &cluster.nodes[0];
+    let before = node.map();
+    for (text, part) in [
+        ("1 a 1\nx\n", "line 2: three words"),
+        ("2 127.0.0.1 1\n", "this node, 1, is not in it"),
+        ("", "this node, 1, is not in it"),
+    ] {
+        let refusal = node.refusal(&Request::SetMap { text: text.into() });
+        assert!(refusal.kind == RefusalKind::BadRequest && refusal.message.contains(part), "{refusal:?}");
+        assert_eq!(node.map(), before);
+    }
+    let more = format!("{before}7 127.0.0.9 2\n");
+    assert_eq!(node.ask(&Request::SetMap { text: more }), Reply::Done);
+    let after = node.map();
+    assert!(after.contains("7 127.0.0.9 2\n") && after.starts_with("# version 3\n"), "{after}");
+    until("the other node has it", || cluster.nodes[1].map() == after);
+    assert_eq!(std::fs::read_to_string(node.dir.join("mosix.map")).unwrap(), after);
+    assert_eq!(node.status().nodes.len(), 4);
+}
+
+#[test]
+fn a_node_that_left_stays_away() {
+    let cluster = Cluster::of(2);
+    assert_eq!(cluster.nodes[1].ask(&Request::MapOff), Reply::Done);
+    assert_eq!(cluster.nodes[1].map(), "");
+    // The other one finds its map old, and must not put it back.
+    cluster.nodes[0].status();
+    let status = cluster.nodes[1].status();
+    assert_eq!((status.nodes.len(), &*cluster.nodes[1].map()), (1, ""));
+}
+
+#[test]
+fn nonsense_is_answered_or_dropped() {
+    let cluster = Cluster::found("");
+    let control = cluster.nodes[0].run_dir().join("control");
+    for (bytes, answered) in [
+        (&b"\0\0\0\x02{}"[..], true),
+        (b"\xff\xff\xff\xff", true),
+        (b"\0\0\0\x09\"nothing\"", true),
+        (b"", false),
+        (b"\0\0", false),
+        (b"\0\0\0\x05{", false),
+    ] {
+        let mut socket = UnixStream::connect(&control).unwrap();
+        socket.write_all(bytes).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply = Vec::new();
+        socket.read_to_end(&mut reply).unwrap();
+        assert_eq!(!reply.is_empty(), answered, "{bytes:?}");
+    }
+    assert!(matches!(cluster.nodes[0].ask(&Request::Status), Reply::Status(_)));
+    let refusal = cluster.nodes[0].refusal(&Request::Token { seconds: 59 });
+    assert_eq!(refusal.kind, RefusalKind::BadRequest);
+}

@@ -1,0 +1,91 @@
+//! Those who are not let in, and who must do no harm.
+
+use crate::cluster::{Cluster, until};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+use tern_ids::{NodeId, ShimId};
+use tern_wire::{Authority, Identity, Link, LinkError, Preamble};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+/// The daemon still answers its peers.
+fn assert_alive(cluster: &Cluster) {
+    let status = cluster.nodes[1].status();
+    assert!(status.nodes.iter().all(|row| row.up), "{status:?}; {}", cluster.nodes[0].log());
+}
+
+#[test]
+fn garbage_leaves_the_daemon_alive() {
+    let cluster = Cluster::of(2);
+    let address = ("127.0.0.1", cluster.nodes[0].port);
+    let node = Preamble::Node.to_bytes();
+    let garbage: [&[u8]; 8] = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"TERN",
+        &[0xff; 100_000],
+        &[&node[..], &[0x16, 3, 1, 0xff, 0xff]].concat(),
+        &[&node[..], &[0; 70_000]].concat(),
+        &[&Preamble::Join.to_bytes()[..], &[7; 3000]].concat(),
+        &Preamble::Shim(ShimId([9; 16])).to_bytes(),
+    ];
+    for bytes in garbage {
+        let mut socket = TcpStream::connect(address).unwrap();
+        let _maybe_closed_already = socket.write_all(bytes);
+        let _maybe_closed_already = socket.shutdown(Shutdown::Write);
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // It closes, perhaps after an alert, and perhaps with a reset.
+        let mut rest = Vec::new();
+        let ended = socket.read_to_end(&mut rest);
+        assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
+    }
+    assert_alive(&cluster);
+}
+
+#[test]
+fn many_silent_connections_keep_nobody_out_for_long() {
+    let cluster = Cluster::of(2);
+    let address = ("127.0.0.1", cluster.nodes[0].port);
+    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // While they are there they take what one address may have, and no more; after the deadline they are gone.
+    until("the daemon has thrown them out", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
+    drop(silent);
+    assert_alive(&cluster);
+}
+
+#[test]
+fn another_clusters_certificate_is_refused() {
+    let cluster = Cluster::of(2);
+    let address = format!("127.0.0.1:{}", cluster.nodes[0].port);
+    let imposter = Authority::create("alpha").unwrap();
+    let own = Identity::issued_by(&imposter, NodeId(2)).unwrap();
+    // It does not believe the real node …
+    let refused = Link::connect(&address, Preamble::Node, &own.cluster_client(NodeId(1)).unwrap(), soon());
+    assert!(matches!(refused, Err(LinkError::Tls(_))), "{refused:?}");
+    // … and if it did, the real node would not believe it: a shim's certificate stands for any other here.
+    let seen = Identity::load(&cluster.nodes[1].dir).unwrap();
+    let real = Link::connect(&address, Preamble::Node, &seen.cluster_client(NodeId(1)).unwrap(), soon());
+    let fingerprint = real.unwrap().peer_fingerprint().unwrap();
+    let shim = tern_wire::Ephemeral::generate().unwrap();
+    let tls = tern_wire::pinned_client(&shim, fingerprint).unwrap();
+    let told = Link::connect(&address, Preamble::Node, &tls, soon()).and_then(|mut link| link.recv(soon()));
+    assert!(matches!(told, Err(LinkError::Tls(_) | LinkError::Closed)), "{told:?}");
+    assert_alive(&cluster);
+}
+
+#[test]
+fn a_member_that_talks_nonsense_is_cut_off() {
+    let cluster = Cluster::of(2);
+    let address = format!("127.0.0.1:{}", cluster.nodes[0].port);
+    let member = Identity::load(&cluster.nodes[1].dir).unwrap();
+    let tls = member.cluster_client(NodeId(1)).unwrap();
+    for (kind, payload) in [(1, &[0xff; 40][..]), (1, &[]), (9, b"x"), (1, &[0; 200_000])] {
+        let mut link = Link::connect(&address, Preamble::Node, &tls, soon()).unwrap();
+        link.send(kind, 0, &[payload], soon()).unwrap();
+        assert!(matches!(link.recv(soon()), Err(LinkError::Closed)));
+    }
+    assert_alive(&cluster);
+}

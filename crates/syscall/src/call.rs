@@ -1,0 +1,192 @@
+//! A call on its way home: numbers as they are, and what lay behind the pointers, but never an address of
+//! the guest's.
+
+use crate::row::Timeout;
+use crate::shape::Shape;
+use crate::table;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+use std::time::Duration;
+
+/// A system call, gathered from the guest. What arrives at home is hostile until [`Call::lay_out`] has
+/// accepted it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Its number.
+    pub nr: u32,
+    /// Its arguments; those that the row does not name are `Value(0)`.
+    pub args: [Arg; 6],
+}
+
+/// One argument of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Arg {
+    /// A number, a descriptor, or NULL.
+    Value(u64),
+    /// A pointer that the guest cannot use. The kernel gets one that it cannot use either, and judges it.
+    Bad,
+    /// A pointer to memory that the kernel only writes; its length follows from the other arguments.
+    Room,
+    /// What the kernel reads: a struct, text with its NUL, data.
+    Bytes(ByteBuf),
+    /// An iovec array.
+    Segments(Segments),
+    /// The message of sendmsg and recvmsg, or the messages of sendmmsg and recvmmsg.
+    Messages(Vec<Message>),
+    /// Strings with their NULs, one after the other.
+    Strings(ByteBuf),
+}
+
+/// The memory that an iovec array names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segments {
+    /// The length of each segment.
+    pub lens: Vec<u32>,
+    /// The data of all segments when it is sent; empty when it is to be received.
+    pub bytes: ByteBuf,
+}
+
+/// A struct msghdr.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// msg_name
+    pub name: Area,
+    /// msg_iov
+    pub segments: Segments,
+    /// msg_control
+    pub control: Area,
+}
+
+/// A part of a message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Area {
+    /// NULL.
+    Null,
+    /// So many bytes for the kernel to write.
+    Room(u32),
+    /// What the kernel reads.
+    Bytes(ByteBuf),
+}
+
+/// What the deputy's kernel answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The raw result: -errno, or one of the kernel's restart codes, when negative.
+    pub ret: i64,
+    /// What it wrote, in the order of [`Gathered::landings`](crate::Gathered::landings). Empty where it
+    /// wrote nothing; those at the end are left out.
+    pub outs: Vec<ByteBuf>,
+}
+
+impl Call {
+    /// The arguments as the router and the table see them: numbers, and 1 for any pointer but NULL.
+    #[must_use]
+    pub fn values(&self) -> [u64; 6] {
+        std::array::from_fn(|i| match self.args[i] {
+            Arg::Value(value) => value,
+            _ => 1,
+        })
+    }
+
+    /// The signal mask that the call carries for its own time, if it carries one.
+    #[must_use]
+    pub fn mask(&self) -> Option<u64> {
+        let arg = usize::from(table::row(self.nr)?.mask?);
+        let Arg::Bytes(bytes) = self.args.get(arg)? else { return None };
+        // A mask pair is the size, and the mask if there is one.
+        let mask = match table::row(self.nr)?.shapes(&self.values()).get(arg)? {
+            Shape::MaskPair => bytes.get(8..16)?,
+            _ => bytes.get(..8)?,
+        };
+        Some(u64::from_le_bytes(mask.try_into().ok()?))
+    }
+
+    /// Takes the time that has passed off the call's timeout, before it is made again after an interruption
+    /// that left the timeout as it was. Never below zero, which then only polls.
+    pub fn shorten(&mut self, passed: Duration) {
+        let Some(wait) = table::row(self.nr).and_then(|row| row.wait) else { return };
+        match wait.timeout {
+            Timeout::Millis(arg) => {
+                if let Arg::Value(value) = &mut self.args[usize::from(arg)]
+                    && let Ok(left) = u64::try_from(*value as i32)
+                {
+                    *value = left.saturating_sub(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX));
+                }
+            }
+            Timeout::Timespec(arg) => {
+                if let Arg::Bytes(bytes) = &mut self.args[usize::from(arg)]
+                    && let Ok(words) = <&mut [u8; 16]>::try_from(bytes.as_mut_slice())
+                {
+                    *words = less(*words, passed);
+                }
+            }
+            Timeout::None | Timeout::TimeLeft(_) | Timeout::Absolute(_) => {}
+        }
+    }
+}
+
+/// A timespec, less this time. One that the kernel would refuse stays as it is.
+fn less(timespec: [u8; 16], passed: Duration) -> [u8; 16] {
+    let words = u128::from_le_bytes(timespec);
+    let (seconds, nanos) = (words as i64, (words >> 64) as i64);
+    let (Ok(whole), Ok(part @ 0..1_000_000_000)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
+        return timespec;
+    };
+    let left = Duration::new(whole, part).saturating_sub(passed);
+    (u128::from(left.as_secs()) | u128::from(left.subsec_nanos()) << 64).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(nr: i64, args: [Arg; 6]) -> Call {
+        Call { nr: nr as u32, args }
+    }
+
+    fn bytes(bytes: &[u8]) -> Arg {
+        Arg::Bytes(ByteBuf::from(bytes))
+    }
+
+    fn timespec(seconds: i64, nanos: i64) -> Arg {
+        bytes(&[seconds.to_le_bytes(), nanos.to_le_bytes()].concat())
+    }
+
+    #[test]
+    fn millisecond_timeouts_shorten_to_zero_and_for_ever_stays() {
+        let waiting = |ms: i32| call(libc::SYS_epoll_wait, [0, 1, 8, ms as u64, 0, 0].map(Arg::Value));
+        let mut c = waiting(500);
+        c.shorten(Duration::from_micros(120_900));
+        assert_eq!(c.args[3], Arg::Value(380));
+        c.shorten(Duration::from_secs(9));
+        assert_eq!(c.args[3], Arg::Value(0));
+        let mut c = waiting(-1);
+        c.shorten(Duration::from_secs(9));
+        assert_eq!(c, waiting(-1));
+    }
+
+    #[test]
+    fn timespec_timeouts_shorten() {
+        let mut args = [0; 6].map(Arg::Value);
+        args[3] = timespec(2, 100);
+        let mut c = call(libc::SYS_semtimedop, args.clone());
+        c.shorten(Duration::from_millis(500));
+        assert_eq!(c.args[3], timespec(1, 500_000_100));
+        args[3] = timespec(2, 1_000_000_000);
+        let mut c = call(libc::SYS_semtimedop, args);
+        c.shorten(Duration::from_millis(500));
+        assert_eq!(c.args[3], timespec(2, 1_000_000_000), "the kernel is to refuse it itself");
+    }
+
+    #[test]
+    fn masks_are_found() {
+        let mut args = [0; 6].map(Arg::Value);
+        args[3] = bytes(&7u64.to_le_bytes());
+        assert_eq!(call(libc::SYS_ppoll, args.clone()).mask(), Some(7));
+        assert_eq!(call(libc::SYS_poll, args.clone()).mask(), None);
+        args[5] = bytes(&[8u64.to_le_bytes(), 9u64.to_le_bytes()].concat());
+        assert_eq!(call(libc::SYS_pselect6, args.clone()).mask(), Some(9));
+        args[5] = bytes(&8u64.to_le_bytes());
+        assert_eq!(call(libc::SYS_pselect6, args).mask(), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! `docs/syscalls.md`, from the table.
+
+use crate::limits;
+use crate::route::{Route, Rule};
+use crate::row::{Arguments, Row};
+use crate::table;
+use std::fmt::Write;
+
+/// The page: every call, by number, with its route, its arguments and the reason.
+#[must_use]
+pub fn markdown() -> String {
+    let mut page = format!(
+        "# Where each system call runs\n\n\
+         Generated from `crates/syscall/src/table/` by `cargo run -p tern-syscall --example page > \
+         docs/syscalls.md`. Do not edit.\n\n\
+         * **Here**: natively, where the guest is; not trapped.\n\
+         * **Home**: performed by the deputy.\n\
+         * **Both**: a local and a home part that agree.\n\
+         * **Homeward**: brings the process home, for the reason that `mps` shows.\n\
+         * **Refuse**: answered with this errno.\n\n\
+         A number without a row is refused with ENOSYS. Arguments are shown for calls that can be made at \
+         home; what is not shown is ignored there.\n\n\
+         What differs from a local call:\n\n\
+         * One call carries at most {} MiB of data. A larger read or write is cut to that, as the kernel \
+         itself cuts at 2 GiB; a blocking write to a stream is continued until all is written.\n\
+         * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
+         Calls that consume what they read are checked before.\n\
+         * Padding between directory entries, and between control messages, is overwritten with anything; the \
+         kernel leaves it as it was.\n\
+         * A write from memory of which only the beginning can be read answers EFAULT instead of writing \
+         the beginning.\n\n\
+         | nr | call | route | arguments | why |\n|---:|---|---|---|---|\n",
+        limits::PAYLOAD >> 20
+    );
+    for row in table::rows() {
+        let (nr, name, note) = (row.nr, row.name, row.note);
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "| {nr} | `{name}` | {} | {} | {note} |", rule(&row.rule), arguments(row));
+    }
+    page
+}
+
+fn rule(rule: &Rule) -> String {
+    match rule {
+        Rule::Always(Route::Here) => "Here".into(),
+        Rule::Always(Route::Home) => "Home".into(),
+        Rule::Always(Route::Both(special)) => format!("Both ({special:?})"),
+        Rule::Always(Route::Homeward(reason)) => format!("Homeward: {reason}"),
+        Rule::Always(Route::Refuse(errno)) => format!("Refuse: {}", errno_name(*errno)),
+        Rule::HereIf(_, _, words) | Rule::By(_, words) => (*words).into(),
+    }
+}
+
+fn arguments(row: &Row) -> String {
+    if matches!(row.rule, Rule::Always(Route::Here | Route::Homeward(_) | Route::Refuse(_))) {
+        return "–".into();
+    }
+    match row.arguments {
+        Arguments::Fixed([]) => "none".into(),
+        Arguments::Fixed(shapes) => shapes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" · "),
+        Arguments::By(_, words) => words.into(),
+    }
+}
+
+fn errno_name(errno: i32) -> String {
+    match errno {
+        libc::ENOSYS => "ENOSYS".into(),
+        libc::ENOSPC => "ENOSPC".into(),
+        libc::EINVAL => "EINVAL".into(),
+        libc::EOPNOTSUPP => "EOPNOTSUPP".into(),
+        other => format!("errno {other}"),
+    }
+}

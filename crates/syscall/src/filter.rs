@@ -1,0 +1,260 @@
+//! The guest's seccomp filter, generated from the table: what may run natively passes, everything else is
+//! notified to the shim.
+//!
+//! ```text
+//! arch is not x86-64          kill
+//! number ≥ 0x4000_0000        ENOSYS, as without x32
+//! binary tree over numbers    allow · notify · test of an argument → allow or notify
+//! ```
+//!
+//! The tree looks only at the number, so that the kernel caches the calls that are always allowed.
+
+use crate::route::{Route, Rule, Test};
+use crate::table;
+
+/// One instruction of classic BPF: `struct sock_filter`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SockFilter {
+    /// Operation.
+    pub code: u16,
+    /// Instructions to skip if true.
+    pub jt: u8,
+    /// Instructions to skip if false.
+    pub jf: u8,
+    /// Operand.
+    pub k: u32,
+}
+
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// Offsets in struct seccomp_data.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const ARGS: u32 = 16;
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const X32: u32 = 0x4000_0000;
+
+/// What to do with the numbers from `from` up to the next.
+struct Range {
+    from: u32,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy)]
+enum Verdict {
+    Allow,
+    Notify,
+    Ask(Test),
+}
+
+/// The filter. It is installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and WAIT_KILLABLE_RECV.
+#[must_use]
+pub fn filter() -> Vec<SockFilter> {
+    let mut program = vec![
+        load(ARCH),
+        SockFilter { code: IF_EQUAL, jt: 1, jf: 0, k: AUDIT_ARCH_X86_64 },
+        verdict(libc::SECCOMP_RET_KILL_PROCESS),
+        load(NUMBER),
+        SockFilter { code: IF_AT_LEAST, jt: 0, jf: 1, k: X32 },
+        verdict(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+    ];
+    tree(&ranges(), &mut program);
+    program
+}
+
+/// Neighbours with one verdict together; each test is a range of its own.
+fn ranges() -> Vec<Range> {
+    let mut ranges = vec![Range { from: 0, verdict: Verdict::Notify }];
+    for nr in 0..=table::NUMBERS {
+        let verdict = match table::row(nr).map(|row| row.rule) {
+            Some(Rule::Always(Route::Here)) => Verdict::Allow,
+            Some(Rule::HereIf(test, ..)) => Verdict::Ask(test),
+            _ => Verdict::Notify,
+        };
+        match (ranges.last_mut(), verdict) {
+            (Some(Range { verdict: Verdict::Allow, .. }), Verdict::Allow)
+            | (Some(Range { verdict: Verdict::Notify, .. }), Verdict::Notify) => {}
+            (Some(last), verdict) if last.from == nr => last.verdict = verdict,
+            (_, verdict) => ranges.push(Range { from: nr, verdict }),
+        }
+    }
+    ranges
+}
+
+/// Finds the range of the number in the accumulator.
+fn tree(ranges: &[Range], program: &mut Vec<SockFilter>) {
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    let Some(middle) = high.first() else { return };
+    if low.is_empty() {
+        return leaf(middle.verdict, program);
+    }
+    let mut below = Vec::new();
+    tree(low, &mut below);
+    // A conditional jump reaches 255 instructions; the unconditional one behind it reaches any.
+    match u8::try_from(below.len()) {
+        Ok(jt) => program.push(SockFilter { code: IF_AT_LEAST, jt, jf: 0, k: middle.from }),
+        Err(_) => {
+            program.push(SockFilter { code: IF_AT_LEAST, jt: 0, jf: 1, k: middle.from });
+            program.push(SockFilter { code: JUMP, jt: 0, jf: 0, k: below.len() as u32 });
+        }
+    }
+    program.append(&mut below);
+    tree(high, program);
+}
+
+fn leaf(what: Verdict, program: &mut Vec<SockFilter>) {
+    match what {
+        Verdict::Allow => program.push(verdict(libc::SECCOMP_RET_ALLOW)),
+        Verdict::Notify => program.push(verdict(libc::SECCOMP_RET_USER_NOTIF)),
+        Verdict::Ask(Test::Masked { arg, mask, value }) => program.extend([
+            load(ARGS + 8 * u32::from(arg)),
+            SockFilter { code: AND, jt: 0, jf: 0, k: mask },
+            SockFilter { code: IF_EQUAL, jt: 1, jf: 0, k: value },
+            verdict(libc::SECCOMP_RET_USER_NOTIF),
+            verdict(libc::SECCOMP_RET_ALLOW),
+        ]),
+        Verdict::Ask(Test::OneOf { arg, values }) => {
+            program.push(load(ARGS + 8 * u32::from(arg)));
+            // Each jumps over the comparisons that follow it and over the notification.
+            for (&k, over) in values.iter().zip((1..=values.len() as u8).rev()) {
+                program.push(SockFilter { code: IF_EQUAL, jt: over, jf: 0, k });
+            }
+            program.push(verdict(libc::SECCOMP_RET_USER_NOTIF));
+            program.push(verdict(libc::SECCOMP_RET_ALLOW));
+        }
+    }
+}
+
+fn load(offset: u32) -> SockFilter {
+    SockFilter { code: LOAD, jt: 0, jf: 0, k: offset }
+}
+
+fn verdict(k: u32) -> SockFilter {
+    SockFilter { code: RETURN, jt: 0, jf: 0, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::route;
+
+    /// Runs the program as the kernel would, and says whether it looked at an argument.
+    fn run(program: &[SockFilter], arch: u32, nr: u32, args: &[u64; 6]) -> (u32, bool) {
+        let (mut at, mut a, mut looked) = (0, 0u32, false);
+        loop {
+            let SockFilter { code, jt, jf, k } = program[at];
+            at += 1;
+            match code {
+                LOAD => {
+                    a = match k {
+                        NUMBER => nr,
+                        ARCH => arch,
+                        _ => {
+                            looked = true;
+                            assert_eq!((k - ARGS) % 8, 0);
+                            args[(k - ARGS) as usize / 8] as u32
+                        }
+                    }
+                }
+                AND => a &= k,
+                JUMP => at += k as usize,
+                IF_EQUAL => at += usize::from(if a == k { jt } else { jf }),
+                IF_AT_LEAST => at += usize::from(if a >= k { jt } else { jf }),
+                RETURN => return (k, looked),
+                _ => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    fn samples() -> Vec<[u64; 6]> {
+        let words = [
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            11,
+            0x20,
+            0x21,
+            0x22,
+            0x32,
+            0x1002,
+            0x1005,
+            0xffff_ffff,
+            u64::MAX,
+            0x1_0000_0000,
+            0x1_0000_0022,
+            0x4_0022,
+            0x5401,
+            0x5413,
+        ];
+        let mut samples = Vec::new();
+        for first in words {
+            for fourth in words {
+                samples.push([first, 2, 3, fourth, u64::MAX, 0]);
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn the_filter_and_the_router_agree() {
+        let program = filter();
+        for nr in 0..600 {
+            for args in samples() {
+                let verdict = run(&program, AUDIT_ARCH_X86_64, nr, &args).0;
+                let expected = match route(nr, &args) {
+                    Route::Here => libc::SECCOMP_RET_ALLOW,
+                    _ => libc::SECCOMP_RET_USER_NOTIF,
+                };
+                assert_eq!(verdict, expected, "call {nr} with {args:x?}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_architectures_die_and_x32_does_not_exist() {
+        let program = filter();
+        let args = [0; 6];
+        let i386 = 0x4000_0003;
+        assert_eq!(run(&program, i386, 12, &args).0, libc::SECCOMP_RET_KILL_PROCESS);
+        for nr in [X32, X32 + 12, u32::MAX] {
+            let nosys = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+            assert_eq!(run(&program, AUDIT_ARCH_X86_64, nr, &args).0, nosys);
+            assert_eq!(route(nr, &args), Route::Refuse(libc::ENOSYS));
+        }
+    }
+
+    #[test]
+    fn what_is_always_allowed_never_looks_at_arguments() {
+        let program = filter();
+        for row in table::rows() {
+            let looked = run(&program, AUDIT_ARCH_X86_64, row.nr, &[0; 6]).1;
+            assert_eq!(looked, matches!(row.rule, Rule::HereIf(..)), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn the_program_is_short_and_its_jumps_stay_inside() {
+        let program = filter();
+        assert!(program.len() < 400, "{} instructions; the kernel takes 4096", program.len());
+        for (at, op) in program.iter().enumerate() {
+            let reach = match op.code {
+                JUMP => op.k as usize,
+                IF_EQUAL | IF_AT_LEAST => usize::from(op.jt.max(op.jf)),
+                _ => 0,
+            };
+            assert!(at + 1 + reach < program.len() + usize::from(op.code == RETURN), "instruction {at}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! iovec arrays.
+
+use super::{Gather, Gatherer};
+use crate::call::Segments;
+use crate::limits;
+use crate::scatter::Landing;
+use crate::shape::Way;
+use serde_bytes::ByteBuf;
+
+const IOVEC: u64 = 16;
+
+impl Gatherer<'_> {
+    /// The memory that `count` entries at `addr` name. `None`: a bad pointer, or a count that the kernel
+    /// refuses before it looks. A later entry that is bad ends the call there, as a short count.
+    pub(super) fn iovec(&mut self, way: Way, addr: u64, count: u64) -> Result<Option<Segments>, Gather> {
+        if count > limits::SEGMENTS {
+            return Ok(None);
+        }
+        let Some(entries) = self.read(addr, count * IOVEC) else { return Ok(None) };
+        let mut entries: Vec<(u64, u64)> =
+            entries.as_chunks::<16>().0.iter().map(|entry| pair(*entry)).collect();
+        if entries.iter().any(|&(_, len)| (len as i64) < 0) {
+            return Err(Gather::Errno(libc::EINVAL));
+        }
+        self.trim(&mut entries);
+        match way {
+            Way::Send => Ok(self.sent(&entries)),
+            Way::Receive => Ok(self.received(entries)),
+        }
+    }
+
+    /// Leaves out what has already been moved, and what is more than one call carries.
+    fn trim(&mut self, entries: &mut Vec<(u64, u64)>) {
+        let mut skip = self.skip;
+        for (base, len) in entries.iter_mut() {
+            let now = skip.min(*len);
+            (*base, *len) = (base.wrapping_add(now), *len - now);
+            skip -= now;
+            if *len > self.room {
+                *len = self.room;
+                self.cut = true;
+            }
+            self.room -= *len;
+        }
+        if self.skip > 0 {
+            entries.retain(|&(_, len)| len > 0);
+        }
+    }
+
+    fn sent(&mut self, entries: &[(u64, u64)]) -> Option<Segments> {
+        let total: u64 = entries.iter().map(|&(_, len)| len).sum();
+        let mut lens = Vec::with_capacity(entries.len());
+        let mut bytes = vec![0; usize::try_from(total).ok()?];
+        let mut at = 0;
+        for &(base, len) in entries {
+            let end = at + usize::try_from(len).ok()?;
+            if at < end && self.mem.read(base, &mut bytes[at..end]).is_err() {
+                if at == 0 {
+                    return None;
+                }
+                break;
+            }
+            lens.push(u32::try_from(len).ok()?);
+            at = end;
+        }
+        bytes.truncate(at);
+        Some(Segments { lens, bytes: ByteBuf::from(bytes) })
+    }
+
+    fn received(&mut self, mut entries: Vec<(u64, u64)>) -> Option<Segments> {
+        if self.probe
+            && let Some(bad) =
+                entries.iter().position(|&(base, len)| len > 0 && !self.mem.writable(base, len))
+        {
+            entries.truncate(bad);
+            if entries.iter().all(|&(_, len)| len == 0) {
+                return None;
+            }
+        }
+        let lens = entries.iter().map(|&(_, len)| u32::try_from(len)).collect::<Result<_, _>>().ok()?;
+        self.landings.push(Landing { spans: entries, forgiving: false });
+        Some(Segments { lens, bytes: ByteBuf::new() })
+    }
+}
+
+fn pair(entry: [u8; 16]) -> (u64, u64) {
+    let entry = u128::from_le_bytes(entry);
+    (entry as u64, (entry >> 64) as u64)
+}

@@ -1,0 +1,421 @@
+//! Home's half: from a [`Call`] to bytes in the deputy's mailbox, and from there to an [`Outcome`].
+//!
+//! The call is hostile. Every length is computed from the table and the numbers, compared with what has
+//! come, and limited; nothing is placed where another part lies.
+
+mod message;
+
+use crate::call::{Arg, Call, Outcome, Segments};
+use crate::limits;
+use crate::memory::Fault;
+use crate::route::{Route, route};
+use crate::shape::{Amount, Len, Shape, Way, When};
+use crate::table;
+use serde_bytes::ByteBuf;
+
+/// An address that no process has: the kernel answers EFAULT where it uses it.
+const BAD_ADDRESS: u64 = 0xffff_ffff_ffff_f000;
+
+/// The call is not what a shim would have gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It is not performed at home.
+    #[error("system call {0} is not performed by a deputy")]
+    NotHome(u32),
+    /// An argument has not the shape that the table says.
+    #[error("system call {nr}: argument {arg} has not the shape of its row")]
+    Shape {
+        /// The call.
+        nr: u32,
+        /// The argument, from 0.
+        arg: usize,
+    },
+    /// It would need more mailbox than one call may have.
+    #[error("system call {0} asks for more than {max} bytes of mailbox", max = limits::MAILBOX)]
+    TooBig(u32),
+}
+
+/// A call laid out for a mailbox, at any address. The mailbox stays as it is until the call has ended: one
+/// that was interrupted and is continued by restart_syscall still writes where its first pointers pointed.
+#[derive(Debug)]
+pub struct Layout {
+    nr: u32,
+    args: [Slot; 6],
+    size: usize,
+    pieces: Vec<Piece>,
+    pointers: Vec<Pointer>,
+    outs: Vec<Out>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Value(u64),
+    /// An offset in the mailbox.
+    At(usize),
+}
+
+/// Bytes that must be in the mailbox before the call.
+#[derive(Debug)]
+struct Piece {
+    at: usize,
+    bytes: Vec<u8>,
+}
+
+/// A pointer within a piece, to an offset in the mailbox.
+#[derive(Debug)]
+struct Pointer {
+    piece: usize,
+    at: usize,
+    to: usize,
+}
+
+/// Bytes that the kernel may have written when the call returns.
+#[derive(Debug)]
+struct Out {
+    at: usize,
+    len: usize,
+    amount: Written,
+    when: When,
+    /// The piece that was there before; what has not changed is not sent back.
+    before: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Written {
+    Whole,
+    Result {
+        size: u32,
+        add: u32,
+    },
+    /// As a number in the mailbox says: its offset, and its four or eight bytes.
+    Field {
+        at: usize,
+        wide: bool,
+    },
+    /// As the length behind this argument says.
+    Pointed(u8),
+}
+
+impl Call {
+    /// Lays a call out, without trusting anything in it. Calls with a local part ([`Route::Both`]) are laid
+    /// out too; whether and how the deputy makes those is for its own code to say.
+    ///
+    /// # Errors
+    /// [`Malformed`] when no guest's shim would have sent it; the deputy must not make the call.
+    pub fn lay_out(self) -> Result<Layout, Malformed> {
+        let (nr, values) = (self.nr, self.values());
+        let (Route::Home | Route::Both(_), Some(row)) = (route(nr, &values), table::row(nr)) else {
+            return Err(Malformed::NotHome(nr));
+        };
+        let shapes = row.shapes(&values);
+        let mut lengths = [None; 6];
+        for (length, arg) in lengths.iter_mut().zip(&self.args) {
+            if let Arg::Bytes(bytes) = arg {
+                *length = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
+            }
+        }
+        let mut layout = Layout {
+            nr,
+            args: values.map(Slot::Value),
+            size: 0,
+            pieces: Vec::new(),
+            pointers: Vec::new(),
+            outs: Vec::new(),
+        };
+        let sizes = Sizes { values, shapes, lengths };
+        let mut strings = 0;
+        for (i, arg) in self.args.into_iter().enumerate() {
+            let malformed = Malformed::Shape { nr, arg: i };
+            match (shapes.get(i), arg) {
+                (None, Arg::Value(_)) => layout.args[i] = Slot::Value(0),
+                (Some(Shape::Value | Shape::Fd), Arg::Value(value)) => layout.args[i] = Slot::Value(value),
+                (None | Some(Shape::Value | Shape::Fd), _) => return Err(malformed),
+                (Some(_), Arg::Value(0)) => {}
+                (Some(_), Arg::Value(_)) => return Err(malformed),
+                (Some(_), Arg::Bad) => layout.args[i] = Slot::Value(BAD_ADDRESS),
+                (Some(shape), arg) => {
+                    let at = layout.pointer(shape, arg, &sizes, &mut strings).ok_or(malformed)?;
+                    layout.args[i] = Slot::At(at);
+                }
+            }
+            if layout.size > limits::MAILBOX {
+                return Err(Malformed::TooBig(nr));
+            }
+        }
+        Ok(layout)
+    }
+}
+
+/// What lengths are computed from.
+struct Sizes {
+    values: [u64; 6],
+    shapes: &'static [Shape],
+    /// The first four bytes of arguments that have bytes.
+    lengths: [Option<u32>; 6],
+}
+
+impl Sizes {
+    fn bytes(&self, len: &Len, bytes: Option<&[u8]>) -> Option<usize> {
+        let len = match len {
+            Len::Pointed(arg) => {
+                let arg = usize::from(*arg);
+                self.shapes.get(arg)?.room(self.lengths[arg]?)?
+            }
+            Len::Inside(inside) => {
+                let number = bytes?.get(inside.at as usize..)?.first_chunk()?;
+                inside.bytes(u32::from_le_bytes(*number))?
+            }
+            len => len.by_args(&self.values)?,
+        };
+        usize::try_from(len).ok().filter(|&len| len <= limits::MAILBOX)
+    }
+}
+
+impl Layout {
+    /// The call's number.
+    #[must_use]
+    pub fn nr(&self) -> u32 {
+        self.nr
+    }
+
+    /// The bytes of mailbox that the call needs, outputs included.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The arguments of the call, for a mailbox at this address in the deputy, which should begin a page:
+    /// data is then aligned as direct I/O needs it.
+    #[must_use]
+    pub fn args(&self, base: u64) -> [u64; 6] {
+        self.args.map(|slot| match slot {
+            Slot::Value(value) => value,
+            Slot::At(at) => base.wrapping_add(at as u64),
+        })
+    }
+
+    /// Writes what the kernel is to read into the mailbox, whose address in the deputy is `base`. Memory
+    /// that the kernel only writes is left as it is. May be repeated, to make the call again.
+    ///
+    /// # Errors
+    /// [`Fault`] when the mailbox is smaller than [`Layout::size`]; a part may have been written.
+    pub fn fill(&self, base: u64, mailbox: &mut [u8]) -> Result<(), Fault> {
+        for piece in &self.pieces {
+            mailbox
+                .get_mut(piece.at..piece.at + piece.bytes.len())
+                .ok_or(Fault)?
+                .copy_from_slice(&piece.bytes);
+        }
+        for pointer in &self.pointers {
+            let at = self.pieces[pointer.piece].at + pointer.at;
+            let to = base.wrapping_add(pointer.to as u64);
+            mailbox.get_mut(at..at + 8).ok_or(Fault)?.copy_from_slice(&to.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Takes from the mailbox what the kernel may have written, given the call's raw result. What the
+    /// mailbox says about lengths is not trusted beyond the room that there was.
+    #[must_use]
+    pub fn collect(&self, ret: i64, mailbox: &[u8]) -> Outcome {
+        let mut outs: Vec<ByteBuf> = self.outs.iter().map(|out| self.taken(out, ret, mailbox)).collect();
+        let used = outs.iter().rposition(|out| !out.is_empty()).map_or(0, |last| last + 1);
+        outs.truncate(used);
+        Outcome { ret, outs }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn out_lens(&self) -> Vec<u64> {
+        self.outs.iter().map(|out| out.len as u64).collect()
+    }
+
+    fn taken(&self, out: &Out, ret: i64, mailbox: &[u8]) -> ByteBuf {
+        let happened = match out.when {
+            // What went in and came back unchanged is recognised by its content.
+            _ if out.before.is_some() => true,
+            When::AtLeast(least) => ret >= least,
+            When::Interrupted => ret == -i64::from(libc::EINTR) || ret == -ERESTART_RESTARTBLOCK,
+        };
+        if !happened {
+            return ByteBuf::new();
+        }
+        let len = match out.amount {
+            Written::Whole => out.len as u64,
+            Written::Result { size, add } => {
+                (ret as u64).saturating_mul(size.into()).saturating_add(add.into())
+            }
+            Written::Field { at, wide } => field(mailbox, at, wide),
+            Written::Pointed(arg) => match self.args[usize::from(arg)] {
+                Slot::At(at) => field(mailbox, at, false),
+                Slot::Value(_) => 0,
+            },
+        };
+        let len = usize::try_from(len).map_or(out.len, |len| len.min(out.len));
+        let taken = mailbox.get(out.at..out.at + len).unwrap_or_default();
+        match out.before {
+            Some(piece) if self.pieces[piece].bytes == taken => ByteBuf::new(),
+            _ => ByteBuf::from(taken),
+        }
+    }
+
+    /// Lays out what a pointer points to; its offset.
+    fn pointer(&mut self, shape: &Shape, arg: Arg, sizes: &Sizes, strings: &mut usize) -> Option<usize> {
+        match (shape, arg) {
+            (Shape::Text(max), Arg::Bytes(text)) => {
+                let max = *max as usize;
+                let ended = text.iter().position(|&b| b == 0).is_some_and(|nul| nul + 1 == text.len());
+                let endless = text.len() == max && !text.contains(&0);
+                (text.len() <= max && (ended || endless)).then(|| self.place(text.into_vec()).0)
+            }
+            (Shape::Page, Arg::Bytes(bytes)) => {
+                let mut page = bytes.into_vec();
+                // The kernel takes the whole page: what follows must be nobody else's.
+                let fits = page.len() <= limits::PATH as usize;
+                page.resize(limits::PATH as usize, 0);
+                fits.then(|| self.place(page).0)
+            }
+            (Shape::In(len), Arg::Bytes(bytes)) => {
+                let fits = sizes.bytes(len, Some(&bytes))? == bytes.len();
+                fits.then(|| self.place(bytes.into_vec()).0)
+            }
+            (Shape::InOut(len), Arg::Bytes(bytes)) => {
+                let fits = sizes.bytes(len, Some(&bytes))? == bytes.len();
+                fits.then(|| self.place_in_out(bytes))
+            }
+            (Shape::TimeLeft(len), Arg::Bytes(bytes)) => {
+                (bytes.len() == *len as usize).then(|| self.place_in_out(bytes))
+            }
+            (Shape::Length { .. }, Arg::Bytes(bytes)) => {
+                let length = u32::from_le_bytes(bytes.as_slice().try_into().ok()?);
+                (shape.carried(length)? == length).then(|| self.place_in_out(bytes))
+            }
+            (Shape::Out(len, amount, when), Arg::Room) => {
+                let len = sizes.bytes(len, None)?;
+                let at = self.room(len);
+                let amount = match *amount {
+                    Amount::Whole => Written::Whole,
+                    Amount::Result { size, add } => Written::Result { size, add },
+                    Amount::Pointed(arg) => Written::Pointed(arg),
+                    Amount::Itself => Written::Field { at, wide: false },
+                };
+                self.outs.push(Out { at, len, amount, when: *when, before: None });
+                Some(at)
+            }
+            (Shape::Segments(way, count), Arg::Segments(segments)) => {
+                let entries = segments.lens.len();
+                let amount = Written::Result { size: 1, add: 0 };
+                let at = self.segments(*way, segments, amount, When::AtLeast(0))?;
+                self.args[usize::from(*count)] = Slot::Value(entries as u64);
+                Some(at)
+            }
+            (Shape::Messages(way, count), Arg::Messages(messages)) => {
+                let entries = messages.len();
+                let at = self.messages(*way, count.is_some(), messages)?;
+                if let Some(count) = count {
+                    self.args[usize::from(*count)] = Slot::Value(entries as u64);
+                }
+                Some(at)
+            }
+            (Shape::Strings, Arg::Strings(texts)) => self.strings(texts.into_vec(), strings),
+            (Shape::MaskPair, Arg::Bytes(bytes)) => self.mask_pair(&bytes),
+            _ => None,
+        }
+    }
+
+    /// Room for the kernel to write, or for a piece.
+    fn room(&mut self, len: usize) -> usize {
+        // As strict as direct I/O may need it, where there is enough data for that.
+        let align = match len {
+            4096.. => 4096,
+            512.. => 512,
+            _ => 16,
+        };
+        let at = self.size.next_multiple_of(align);
+        // Each part is limited, so that one argument cannot overflow this; the sum is checked after each.
+        self.size = at + len;
+        at
+    }
+
+    /// Places a piece; its offset and its index.
+    fn place(&mut self, bytes: Vec<u8>) -> (usize, usize) {
+        let at = self.room(bytes.len());
+        self.pieces.push(Piece { at, bytes });
+        (at, self.pieces.len() - 1)
+    }
+
+    fn place_in_out(&mut self, bytes: ByteBuf) -> usize {
+        let len = bytes.len();
+        let (at, piece) = self.place(bytes.into_vec());
+        self.outs.push(Out { at, len, amount: Written::Whole, when: When::AtLeast(0), before: Some(piece) });
+        at
+    }
+
+    /// Data in one stretch, and an iovec array that divides it as the guest did.
+    fn segments(&mut self, way: Way, segments: Segments, amount: Written, when: When) -> Option<usize> {
+        let total: u64 = segments.lens.iter().map(|&len| u64::from(len)).sum();
+        if segments.lens.len() as u64 > limits::SEGMENTS || total > limits::PAYLOAD {
+            return None;
+        }
+        let total = usize::try_from(total).ok()?;
+        let mut data = match way {
+            Way::Send if segments.bytes.len() == total => self.place(segments.bytes.into_vec()).0,
+            Way::Receive if segments.bytes.is_empty() => {
+                let at = self.room(total);
+                self.outs.push(Out { at, len: total, amount, when, before: None });
+                at
+            }
+            _ => return None,
+        };
+        let entries: Vec<u8> =
+            segments.lens.iter().flat_map(|&len| (u128::from(len) << 64).to_le_bytes()).collect();
+        let (at, piece) = self.place(entries);
+        for (i, &len) in segments.lens.iter().enumerate() {
+            self.pointers.push(Pointer { piece, at: i * 16, to: data });
+            data += len as usize;
+        }
+        Some(at)
+    }
+
+    /// argv or envp: the strings, and pointers to them.
+    fn strings(&mut self, texts: Vec<u8>, together: &mut usize) -> Option<usize> {
+        let starts: Vec<usize> = std::iter::once(0)
+            .chain(texts.iter().enumerate().filter(|(_, b)| **b == 0).map(|(i, _)| i + 1))
+            .take(limits::EXEC_TOTAL / 8 + 1)
+            .collect();
+        // Each NUL ends one; after the last there is nothing.
+        let (&end, starts) = starts.split_last()?;
+        *together += texts.len() + starts.len() * 8;
+        if end != texts.len() || *together > limits::EXEC_TOTAL {
+            return None;
+        }
+        let (data, _) = self.place(texts);
+        let (at, piece) = self.place(vec![0; (starts.len() + 1) * 8]);
+        let pointers = starts.iter().enumerate();
+        self.pointers.extend(pointers.map(|(i, start)| Pointer { piece, at: i * 8, to: data + start }));
+        Some(at)
+    }
+
+    fn mask_pair(&mut self, bytes: &[u8]) -> Option<usize> {
+        let (size, mask) = bytes.split_first_chunk::<8>()?;
+        let mask = match mask.len() {
+            0 => None,
+            8 => Some(self.place(mask.to_vec()).0),
+            _ => return None,
+        };
+        let (at, piece) = self.place([[0; 8], *size].concat());
+        self.pointers.extend(mask.map(|to| Pointer { piece, at: 0, to }));
+        Some(at)
+    }
+}
+
+/// The kernel's own code for a call that restart_syscall continues.
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+fn field(mailbox: &[u8], at: usize, wide: bool) -> u64 {
+    let bytes = mailbox.get(at..).unwrap_or_default();
+    if wide {
+        bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    } else {
+        bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes).into())
+    }
+}

@@ -1,0 +1,96 @@
+//! The door to a guest's memory; the guest's shim implements it.
+
+/// The memory of one stopped or waiting guest thread.
+pub trait Memory {
+    /// Fills `buf` from `addr` on. On a fault `buf` holds anything.
+    ///
+    /// # Errors
+    /// [`Fault`] when any byte of the range cannot be read.
+    fn read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), Fault>;
+
+    /// Writes `data` at `addr`. On a fault a part may have been written, as the kernel's own copies do.
+    ///
+    /// # Errors
+    /// [`Fault`] when any byte of the range cannot be written by the guest itself.
+    fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault>;
+
+    /// Could the guest write to all of this range? Asked before a call that consumes what it reads, so that
+    /// nothing is taken from a pipe or a socket that cannot be delivered. An implementation that answers
+    /// `true` without looking loses such data where the kernel would not.
+    fn writable(&mut self, addr: u64, len: u64) -> bool {
+        let _ = (addr, len);
+        true
+    }
+}
+
+/// The guest cannot use this memory; its program gets EFAULT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("bad address in the guest's memory")]
+pub struct Fault;
+
+const PAGE: u64 = 4096;
+
+/// Reads up to `max` bytes, stopping at a fault after the first page read. A fault at once is a fault.
+pub(crate) fn read_up_to(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+    read_while(mem, addr, max, |_| None)
+}
+
+/// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if there is none among them: the
+/// kernel, given the same bytes, then finds the string too long by itself.
+pub(crate) fn read_text(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+    let text = read_while(mem, addr, max, |chunk| chunk.iter().position(|&b| b == 0))?;
+    if text.last() == Some(&0) || text.len() == max { Ok(text) } else { Err(Fault) }
+}
+
+/// Page by page, since the end of the mapping may be nearer than `max`. `end` finds the last wanted byte.
+fn read_while(
+    mem: &mut dyn Memory,
+    addr: u64,
+    max: usize,
+    end: impl Fn(&[u8]) -> Option<usize>,
+) -> Result<Vec<u8>, Fault> {
+    let mut got = Vec::new();
+    while got.len() < max {
+        let at = addr.checked_add(got.len() as u64).ok_or(Fault)?;
+        let chunk = ((PAGE - at % PAGE) as usize).min(max - got.len());
+        let from = got.len();
+        got.resize(from + chunk, 0);
+        if mem.read(at, &mut got[from..]).is_err() {
+            got.truncate(from);
+            return if from == 0 { Err(Fault) } else { Ok(got) };
+        }
+        if let Some(last) = end(&got[from..]) {
+            got.truncate(from + last + 1);
+            break;
+        }
+    }
+    Ok(got)
+}
+
+/// Reads an array of 64-bit words that ends with a zero word, without that word, at most `max` of them.
+/// `None`: there are more.
+pub(crate) fn read_words(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Option<Vec<u64>>, Fault> {
+    let mut words = Vec::new();
+    let mut chunk = [0; PAGE as usize];
+    let mut at = addr;
+    loop {
+        // A word that crosses a page is read alone.
+        let len = ((PAGE - at % PAGE) as usize & !7).max(8);
+        mem.read(at, &mut chunk[..len])?;
+        for word in chunk[..len].as_chunks::<8>().0 {
+            match u64::from_le_bytes(*word) {
+                0 => return Ok(Some(words)),
+                _ if words.len() == max => return Ok(None),
+                word => words.push(word),
+            }
+        }
+        at = at.checked_add(len as u64).ok_or(Fault)?;
+    }
+}
+
+/// Reads one 32-bit number.
+pub(crate) fn read_u32(mem: &mut dyn Memory, addr: u64) -> Result<u32, Fault> {
+    let mut word = [0; 4];
+    mem.read(addr, &mut word)?;
+    Ok(u32::from_le_bytes(word))
+}

@@ -1,0 +1,71 @@
+//! The table: one row for every x86-64 system call. Everything else is generated from it: the filter, the
+//! router, the marshalling of arguments, `docs/syscalls.md`.
+//!
+//! A later accelerator will let read, write, pread64, pwrite64, lseek and fstat pass the filter when they
+//! are made from the shim's stub range, by instruction pointer. Nothing here does so yet: no call is
+//! allowed by its address.
+
+mod credentials;
+mod descriptor;
+mod event;
+mod fcntl;
+mod file;
+mod ioctl;
+mod ipc;
+mod memory;
+mod network;
+mod prctl;
+mod process;
+mod signal;
+mod system;
+mod time;
+mod vocabulary;
+
+use crate::row::Row;
+
+/// One past the highest number with a row.
+pub const NUMBERS: u32 = 471;
+
+const FILES: &[&[Row]] = &[
+    credentials::ROWS,
+    descriptor::ROWS,
+    event::ROWS,
+    file::ROWS,
+    ipc::ROWS,
+    memory::ROWS,
+    network::ROWS,
+    process::ROWS,
+    signal::ROWS,
+    system::ROWS,
+    time::ROWS,
+];
+
+static BY_NUMBER: [Option<Row>; NUMBERS as usize] = {
+    let mut by_number = [None; NUMBERS as usize];
+    let mut file = 0;
+    while file < FILES.len() {
+        let mut at = 0;
+        while at < FILES[file].len() {
+            let row = FILES[file][at];
+            assert!(by_number[row.nr as usize].is_none(), "two rows with one number");
+            by_number[row.nr as usize] = Some(row);
+            at += 1;
+        }
+        file += 1;
+    }
+    by_number
+};
+
+/// The row of a call, if there is one.
+#[must_use]
+pub fn row(nr: u32) -> Option<&'static Row> {
+    BY_NUMBER.get(nr as usize)?.as_ref()
+}
+
+/// All rows, by number.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    BY_NUMBER.iter().flatten()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! The address space, which is the guest's own.
+
+use super::vocabulary::*;
+
+const OWN: &str = "The memory is the guest's own.";
+const FUTEX: &str = "The word and its waiters are the guest's; futexes in shared memory do not exist away.";
+const NUMA: &str = "Memory nodes of home mean nothing away.";
+const NO_KEYS: &str =
+    "Answered as on a CPU without protection keys, so that no guest comes to depend on them.";
+
+const MAP_SHARED: u64 = 1;
+const MAP_ANONYMOUS: u64 = 0x20;
+
+/// Private and anonymous: nobody else sees it.
+const OWN_MAPPING: Test =
+    Test::Masked { arg: 3, mask: (MAP_ANONYMOUS | MAP_SHARED) as u32, value: MAP_ANONYMOUS as u32 };
+
+fn mmap(args: &[u64; 6]) -> Route {
+    let [_, _, protection, flags, ..] = *args;
+    let writable = protection & libc::PROT_WRITE as u64 != 0;
+    if flags & MAP_SHARED != 0 && (flags & MAP_ANONYMOUS != 0 || writable) {
+        return Route::Homeward(reason::SHARED_MEMORY);
+    }
+    Route::Both(Special::Mmap)
+}
+
+/// pkey_mprotect without a key is mprotect.
+const NO_KEY: Test = Test::OneOf { arg: 3, values: &[u32::MAX] };
+
+fn unallocated_key(_: &[u64; 6]) -> Route {
+    Route::Refuse(libc::EINVAL)
+}
+
+rows! {
+    9 mmap (Rule::HereIf(OWN_MAPPING, mmap, "Here for private anonymous memory; Both (Mmap) for files, \
+            private or read-only; Homeward for memory that others may write or see written"))
+        [V, V, V, V, FD, V] {}
+        "The guest's memory is its own, a file's content comes from home; a shared read-only mapping must be \
+         made so that mprotect cannot make it writable.";
+    10 mprotect HERE [V, V, V] {} OWN;
+    11 munmap HERE [V, V] {} OWN;
+    12 brk HERE [V] {} OWN;
+    25 mremap HERE [V, V, V, V, V] {} OWN;
+    26 msync HERE [V, V, V] {} "The guest has no mapping that it could write back to a file.";
+    27 mincore HERE [V, V, V] {} OWN;
+    28 madvise HERE [V, V, V] {} OWN;
+    149 mlock HERE [V, V] {} "The memory to lock is the guest's; it counts against the limit there.";
+    150 munlock HERE [V, V] {} OWN;
+    151 mlockall (away(reason::LOCKED_MEMORY)) [V] {}
+        "A program that locks everything wants no page to travel; it is served where it belongs.";
+    152 munlockall HERE [] {} OWN;
+    202 futex HERE [V, V, V, V, V, V] {waits(Interrupted::RestartBlock, Timeout::Timespec(3))} FUTEX;
+    216 remap_file_pages (away(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
+        "It rearranges shared mappings, which do not exist away.";
+    237 mbind (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
+    238 set_mempolicy (away(reason::MEMORY_PLACEMENT)) [V, V, V] {} NUMA;
+    239 get_mempolicy (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V] {} NUMA;
+    256 migrate_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
+    279 move_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
+    310 process_vm_readv (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
+        "The other process is at home, and this one's memory is not.";
+    311 process_vm_writev (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
+        "The other process is at home, and this one's memory is not.";
+    323 userfaultfd NOSYS [V] {}
+        "Faults of the guest's memory are the migration's own business; programs do without.";
+    324 membarrier HERE [V, V, V] {} "It orders the accesses of the guest's own threads.";
+    325 mlock2 HERE [V, V, V] {} "The memory to lock is the guest's; it counts against the limit there.";
+    329 pkey_mprotect (Rule::HereIf(NO_KEY, unallocated_key, "Here without a key (-1); else refused with EINVAL"))
+        [V, V, V, V] {} NO_KEYS;
+    330 pkey_alloc (Rule::Always(Route::Refuse(libc::ENOSPC))) [V, V] {} NO_KEYS;
+    331 pkey_free (Rule::Always(Route::Refuse(libc::EINVAL))) [V] {} NO_KEYS;
+    440 process_madvise (away(reason::OTHER_MEMORY)) [V, V, V, V, V] {}
+        "The other process is at home; when it is the caller itself, its memory is not.";
+    449 futex_waitv HERE [V, V, V, V, V] {waits(Interrupted::Restarts, Timeout::Absolute(3))} FUTEX;
+    450 set_mempolicy_home_node (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
+    453 map_shadow_stack (Rule::Always(Route::Refuse(libc::EOPNOTSUPP))) [V, V, V] {}
+        "Answered as on a CPU without shadow stacks, which do not migrate yet.";
+    454 futex_wake HERE [V, V, V, V] {} FUTEX;
+    455 futex_wait HERE [V, V, V, V, V, V] {waits(Interrupted::Restarts, Timeout::Absolute(4))} FUTEX;
+    456 futex_requeue HERE [V, V, V, V] {} FUTEX;
+    462 mseal HERE [V, V, V] {} OWN;
+}

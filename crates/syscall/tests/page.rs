@@ -1,0 +1,9 @@
+//! The committed page is the generated one.
+
+#[test]
+fn docs_syscalls_md_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/syscalls.md");
+    let committed = std::fs::read_to_string(path).expect("docs/syscalls.md");
+    let same = committed == tern_syscall::markdown();
+    assert!(same, "run: cargo run -p tern-syscall --example page > docs/syscalls.md");
+}

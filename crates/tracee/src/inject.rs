@@ -1,0 +1,233 @@
+//! Make a stopped process perform one system call, then put everything back.
+//!
+//! The process is single-stepped over a `syscall` instruction that it already has (in its vDSO, or where we
+//! have put one). All its signals but SIGTRAP are blocked meanwhile, so that none is delivered to registers
+//! that are not its own; SIGSTOP cannot be blocked and is sent again afterwards.
+
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::procfs::{self, Mapping};
+use crate::registers::Registers;
+use crate::stop::{self, Change, Stop, Stopped};
+
+/// The address of a `syscall` instruction in the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Site(pub u64);
+
+/// The two bytes of `syscall`.
+pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+impl Site {
+    /// Finds one in the process' vDSO.
+    ///
+    /// # Errors
+    /// If it has no vDSO, or none with a `syscall` instruction.
+    pub fn in_vdso(memory: &Memory, maps: &[Mapping]) -> Result<Self> {
+        let pid = memory.pid();
+        let none = Error::Unreadable { what: "vDSO", pid };
+        let Some(vdso) = maps.iter().find(|m| m.name == b"[vdso]") else { return Err(none) };
+        let mut code = vec![0; (vdso.end - vdso.start) as usize];
+        memory.read(vdso.start, &mut code)?;
+        let at = code.windows(2).position(|w| w == SYSCALL).ok_or(none)?;
+        Ok(Self(vdso.start + at as u64))
+    }
+}
+
+/// A stopped process about to perform calls for us. Dropping it leaves it with our registers: call
+/// [`Injection::finish`].
+#[derive(Debug)]
+pub struct Injection {
+    stopped: Option<Stopped>,
+    pid: i32,
+    site: Site,
+    before: Registers,
+    mask: u64,
+    /// SIGSTOP came meanwhile.
+    stop_again: bool,
+}
+
+impl Injection {
+    /// Begins: the process' registers and signal mask are kept.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn begin(stopped: Stopped, site: Site) -> Result<Self> {
+        let before = stopped.registers()?;
+        let mask = stopped.sigmask()?;
+        // SIGTRAP ends the step and must get through; everything else waits.
+        stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
+        Ok(Self { pid: stopped.pid(), stopped: Some(stopped), site, before, mask, stop_again: false })
+    }
+
+    /// The registers as they were before.
+    #[must_use]
+    pub fn before(&self) -> &Registers {
+        &self.before
+    }
+
+    /// The signal mask as it was before.
+    #[must_use]
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// From now on uses another `syscall` instruction.
+    pub fn set_site(&mut self, site: Site) {
+        self.site = site;
+    }
+
+    /// Performs one call and returns what the kernel returned, errors as negative numbers.
+    ///
+    /// # Errors
+    /// If the process is gone or strays.
+    pub fn call(&mut self, nr: i64, args: [u64; 6]) -> Result<i64> {
+        self.begin_call(nr, args)?;
+        self.end_call()
+    }
+
+    /// As [`call`](Self::call), but an error of the kernel is an error of this function.
+    ///
+    /// # Errors
+    /// Also if the call fails.
+    pub fn must(&mut self, operation: &'static str, nr: i64, args: [u64; 6]) -> Result<u64> {
+        let ret = self.call(nr, args)?;
+        if (-4095..0).contains(&ret) {
+            let source = std::io::Error::from_raw_os_error((-ret) as i32);
+            return Err(Error::Refused { operation, pid: self.pid, source });
+        }
+        Ok(ret.cast_unsigned())
+    }
+
+    /// Sets a call going; for calls that are trapped on the way, so that the caller can answer the trap
+    /// before [`end_call`](Self::end_call) waits.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn begin_call(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
+        let stopped = self.take()?;
+        stopped.set_registers(&self.before.calling(self.site.0, nr.cast_unsigned(), &args))?;
+        stopped.step(0)
+    }
+
+    /// Whether a call set going has come to its end (without waiting).
+    ///
+    /// # Errors
+    /// If the process is gone or strays.
+    pub fn try_end_call(&mut self) -> Result<Option<i64>> {
+        match stop::wait(self.pid, false)? {
+            None => Ok(None),
+            Some((_, change)) => self.stepped(change),
+        }
+    }
+
+    /// Waits for the end of a call set going.
+    ///
+    /// # Errors
+    /// If the process is gone or strays.
+    pub fn end_call(&mut self) -> Result<i64> {
+        loop {
+            let Some((_, change)) = stop::wait(self.pid, true)? else { continue };
+            if let Some(ret) = self.stepped(change)? {
+                return Ok(ret);
+            }
+        }
+    }
+
+    fn stepped(&mut self, change: Change) -> Result<Option<i64>> {
+        let Change::Stopped(stopped) = change else { return Err(Error::Gone { pid: self.pid }) };
+        match stopped.stop {
+            Stop::Signal(libc::SIGTRAP) => {
+                let now = stopped.registers()?;
+                // Interrupted before its first instruction: step again.
+                if now.rip == self.site.0 {
+                    stopped.step(0)?;
+                    return Ok(None);
+                }
+                if now.rip != self.site.0 + 2 {
+                    let what = format!("at {:#x} after a call at {:#x}", now.rip, self.site.0);
+                    return Err(Error::Astray { what, pid: self.pid });
+                }
+                self.stopped = Some(stopped);
+                Ok(Some(now.rax.cast_signed()))
+            }
+            Stop::Signal(libc::SIGSTOP) | Stop::Group(_) => {
+                self.stop_again = true;
+                stopped.step(0)?;
+                Ok(None)
+            }
+            // An interrupt on its way from before, or the event of the call itself (fork): go on to its end.
+            Stop::Interrupt | Stop::Fork | Stop::Vfork | Stop::Clone => {
+                stopped.step(0)?;
+                Ok(None)
+            }
+            stop => Err(Error::Astray { what: format!("{stop:?} during a call of ours"), pid: self.pid }),
+        }
+    }
+
+    fn take(&mut self) -> Result<Stopped> {
+        self.stopped.take().ok_or_else(|| Error::Astray { what: "a call during a call".into(), pid: self.pid })
+    }
+
+    /// The stopped process, for requests that are not calls.
+    ///
+    /// # Errors
+    /// If a call is going on.
+    pub fn stopped(&self) -> Result<&Stopped> {
+        self.stopped.as_ref().ok_or_else(|| Error::Astray { what: "looked at during a call".into(), pid: self.pid })
+    }
+
+    /// Ends: gives the process its registers and mask back, still stopped.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn finish(self) -> Result<Stopped> {
+        let (before, mask) = (self.before, self.mask);
+        self.finish_with(&before, mask)
+    }
+
+    /// Ends with other registers and another mask.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn finish_with(mut self, registers: &Registers, mask: u64) -> Result<Stopped> {
+        let stopped = self.take()?;
+        stopped.set_registers(registers)?;
+        stopped.set_sigmask(mask)?;
+        if self.stop_again {
+            // SAFETY: plain kill(2).
+            unsafe { libc::kill(self.pid, libc::SIGSTOP) };
+        }
+        // A step ends in a SIGTRAP stop. To the caller it is a process standing still, no signal to deliver.
+        Ok(Stopped::again(self.pid, Stop::Interrupt))
+    }
+}
+
+/// Reads the maps and begins an injection through the vDSO.
+///
+/// # Errors
+/// If the process is gone or has no usable vDSO.
+pub fn through_vdso(stopped: Stopped) -> Result<(Injection, Vec<Mapping>, Memory)> {
+    let maps = procfs::maps(stopped.pid())?;
+    let memory = Memory::open(stopped.pid())?;
+    let site = Site::in_vdso(&memory, &maps)?;
+    Ok((Injection::begin(stopped, site)?, maps, memory))
+}
+
+/// A `syscall` instruction in this very program: the site for processes that were forked from it and still
+/// have its memory.
+#[must_use]
+pub fn own_site() -> Site {
+    Site(syscall_instruction as *const () as u64)
+}
+
+/// Never called; its first instruction is what [`own_site`] names.
+#[unsafe(naked)]
+extern "C" fn syscall_instruction() {
+    core::arch::naked_asm!("syscall", "ret")
+}

@@ -1,0 +1,59 @@
+//! Processes and their descriptors by handle instead of by number.
+
+use crate::error::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A handle of a process; it cannot come to mean another one.
+#[derive(Debug)]
+pub struct Pidfd {
+    pid: i32,
+    fd: OwnedFd,
+}
+
+impl Pidfd {
+    /// Opens a process, which must not have been reaped.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn open(pid: i32) -> Result<Self> {
+        // SAFETY: integers only.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        if fd < 0 {
+            return Err(Error::last("open a handle", pid));
+        }
+        // SAFETY: the kernel has just given us this descriptor.
+        Ok(Self { pid, fd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
+    }
+
+    /// Copies one of its descriptors to us (pidfd_getfd, 5.6).
+    ///
+    /// # Errors
+    /// If it has no such descriptor, or is not ours to trace.
+    pub fn descriptor(&self, number: i32) -> Result<OwnedFd> {
+        // SAFETY: integers only.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.fd.as_raw_fd(), number, 0) };
+        if fd < 0 {
+            return Err(Error::last("copy a descriptor", self.pid));
+        }
+        // SAFETY: the kernel has just given us this descriptor.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+}
+
+/// Sends a signal to one thread.
+///
+/// # Errors
+/// If it is gone, or not ours to signal.
+pub fn signal_thread(process: i32, thread: i32, signal: i32) -> Result<()> {
+    // SAFETY: integers only.
+    match unsafe { libc::syscall(libc::SYS_tgkill, process, thread, signal) } {
+        0 => Ok(()),
+        _ => Err(Error::last("signal", thread)),
+    }
+}
+
+/// Kills a process; that it is gone already is no error.
+pub fn kill(pid: i32) {
+    // SAFETY: integers only.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}

@@ -1,0 +1,281 @@
+//! What /proc tells of a process. Parsed from bytes: a mapping may bear any name.
+
+use crate::error::{Error, Result};
+use std::fs;
+
+/// One line of /proc/PID/maps, with the flags of smaps if they were asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last.
+    pub end: u64,
+    /// PROT_READ, PROT_WRITE, PROT_EXEC.
+    pub prot: u32,
+    /// MAP_SHARED.
+    pub shared: bool,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Device of the file, as `major << 20 | minor`.
+    pub device: u64,
+    /// Inode of the file; 0 for anonymous memory.
+    pub inode: u64,
+    /// Path or pseudo-name, as the kernel prints it (newline as `\012`); empty for anonymous memory.
+    pub name: Vec<u8>,
+    /// Two-letter flags of smaps (proc_pid_smaps(5)); empty if not asked for.
+    pub flags: Vec<[u8; 2]>,
+}
+
+impl Mapping {
+    /// Whether smaps shows this flag.
+    #[must_use]
+    pub fn has(&self, flag: &[u8; 2]) -> bool {
+        self.flags.contains(flag)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Never: the kernel shows no empty mappings.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.end <= self.start
+    }
+
+    /// Whether it is one of the kernel's own: vDSO, its data, vsyscall.
+    #[must_use]
+    pub fn is_kernels(&self) -> bool {
+        self.name.starts_with(b"[v")
+    }
+}
+
+fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
+    fs::read(format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Gone { pid },
+        _ => Error::from_io("read /proc", pid, e),
+    })
+}
+
+/// The address space, in order of address, without smaps' flags.
+///
+/// # Errors
+/// If the process is gone or the kernel's lines are not understood.
+pub fn maps(pid: i32) -> Result<Vec<Mapping>> {
+    parse(pid, &read(pid, "maps")?)
+}
+
+/// The address space with flags; slower, the kernel counts pages.
+///
+/// # Errors
+/// As [`maps`].
+pub fn smaps(pid: i32) -> Result<Vec<Mapping>> {
+    parse(pid, &read(pid, "smaps")?)
+}
+
+fn parse(pid: i32, text: &[u8]) -> Result<Vec<Mapping>> {
+    let mut all: Vec<Mapping> = Vec::new();
+    for line in text.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            if let Some(last) = all.last_mut() {
+                last.flags = flags.split(|b| *b == b' ').filter_map(|f| f.try_into().ok()).collect();
+            }
+        } else if line[0].is_ascii_digit() || (b'a'..=b'f').contains(&line[0]) {
+            all.push(mapping(line).ok_or(Error::Unreadable { what: "maps", pid })?);
+        }
+    }
+    Ok(all)
+}
+
+fn mapping(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.splitn(6, |b| *b == b' ');
+    let mut range = fields.next()?.split(|b| *b == b'-');
+    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
+    let perms = fields.next()?;
+    let offset = hex(fields.next()?)?;
+    let mut dev = fields.next()?.split(|b| *b == b':');
+    let device = hex(dev.next()?)? << 20 | hex(dev.next()?)?;
+    let inode = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let name = fields.next().unwrap_or_default().trim_ascii_start().to_vec();
+    let bit = |at: usize, letter: u8, value: i32| if perms.get(at) == Some(&letter) { value as u32 } else { 0 };
+    let prot = bit(0, b'r', libc::PROT_READ) | bit(1, b'w', libc::PROT_WRITE) | bit(2, b'x', libc::PROT_EXEC);
+    let shared = perms.get(3) == Some(&b's');
+    Some(Mapping { start, end, prot, shared, offset, device, inode, name, flags: Vec::new() })
+}
+
+fn hex(digits: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// What of /proc/PID/status we look at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Command name.
+    pub name: Vec<u8>,
+    /// State letter.
+    pub state: u8,
+    /// Its pid in its own, innermost pid namespace.
+    pub own_pid: i32,
+    /// Its parent.
+    pub parent: i32,
+    /// Its thread group.
+    pub group: i32,
+    /// Who traces it; 0 if nobody.
+    pub tracer: i32,
+    /// Real, effective, saved and file system user.
+    pub uid: [u32; 4],
+    /// Real, effective, saved and file system group.
+    pub gid: [u32; 4],
+    /// Number of threads.
+    pub threads: u32,
+    /// Seccomp mode: 0 none, 1 strict, 2 filter.
+    pub seccomp: u32,
+    /// Memory in use, KiB; 0 for a kernel thread or a zombie.
+    pub resident_kib: u64,
+    /// Shadow stack in use.
+    pub shadow_stack: bool,
+}
+
+/// Reads a process' status.
+///
+/// # Errors
+/// If it is gone or the file is not understood.
+pub fn status(pid: i32) -> Result<Status> {
+    let text = read(pid, "status")?;
+    let mut status = Status::default();
+    let bad = || Error::Unreadable { what: "status", pid };
+    for line in text.split(|b| *b == b'\n') {
+        let Some(colon) = line.iter().position(|b| *b == b':') else { continue };
+        let (key, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        let numbers = || std::str::from_utf8(value).unwrap_or("").split_ascii_whitespace().map(str::parse::<u64>);
+        let first = || numbers().next().and_then(std::result::Result::ok).ok_or_else(bad);
+        let four = || -> Result<[u32; 4]> {
+            let all: Vec<u32> = numbers().filter_map(|n| u32::try_from(n.ok()?).ok()).collect();
+            all.try_into().map_err(|_e| bad())
+        };
+        match key {
+            b"Name" => status.name = value.to_vec(),
+            b"State" => status.state = value.first().copied().unwrap_or(b'?'),
+            b"NSpid" => {
+                let last = numbers().next_back().and_then(std::result::Result::ok).ok_or_else(bad)?;
+                status.own_pid = i32::try_from(last).map_err(|_e| bad())?;
+            }
+            b"PPid" => status.parent = first()? as i32,
+            b"Tgid" => status.group = first()? as i32,
+            b"TracerPid" => status.tracer = first()? as i32,
+            b"Uid" => status.uid = four()?,
+            b"Gid" => status.gid = four()?,
+            b"Threads" => status.threads = first()? as u32,
+            b"Seccomp" => status.seccomp = first()? as u32,
+            b"VmRSS" => status.resident_kib = first()?,
+            b"x86_Thread_features" => status.shadow_stack = value.windows(5).any(|w| w == b"shstk"),
+            _ => {}
+        }
+    }
+    Ok(status)
+}
+
+/// What of /proc/PID/stat we look at (proc_pid_stat(5); field numbers there count from 1).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stat {
+    fields: Vec<u64>,
+}
+
+impl Stat {
+    /// Field `number` of proc_pid_stat(5), from 3 on; 0 if the kernel does not show it.
+    #[must_use]
+    pub fn field(&self, number: usize) -> u64 {
+        self.fields.get(number.wrapping_sub(4)).copied().unwrap_or(0)
+    }
+
+    /// User and system time, in seconds.
+    #[must_use]
+    pub fn cpu_seconds(&self) -> f64 {
+        // USER_HZ is 100 on x86-64 (the kernel's ABI, not its HZ).
+        (self.field(14) + self.field(15)) as f64 / 100.0
+    }
+
+    /// Start time since boot in clock ticks: with the pid it names a process for ever.
+    #[must_use]
+    pub fn start_time(&self) -> u64 {
+        self.field(22)
+    }
+}
+
+/// Reads a process' stat.
+///
+/// # Errors
+/// If it is gone or the line is not understood.
+pub fn stat(pid: i32) -> Result<Stat> {
+    let text = read(pid, "stat")?;
+    let close = text.iter().rposition(|b| *b == b')').ok_or(Error::Unreadable { what: "stat", pid })?;
+    let rest = String::from_utf8_lossy(&text[close + 1..]).into_owned();
+    // Field 3 is a letter; the numbers begin with field 4. Some are signed.
+    let number = |f: &str| f.parse::<u64>().or_else(|_e| f.parse::<i64>().map(i64::cast_unsigned)).unwrap_or(0);
+    Ok(Stat { fields: rest.split_ascii_whitespace().skip(1).map(number).collect() })
+}
+
+/// Its command line, arguments separated by blanks; the name in brackets if it has none.
+#[must_use]
+pub fn command_line(pid: i32) -> String {
+    let text = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = text.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    let line = words.join(" ").trim_end().to_owned();
+    if !line.is_empty() {
+        return line;
+    }
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("[{}]", name.trim_end())
+}
+
+/// The auxiliary vector, as bytes.
+///
+/// # Errors
+/// If the process is gone.
+pub fn auxv(pid: i32) -> Result<Vec<u8>> {
+    read(pid, "auxv")
+}
+
+/// The process' threads.
+///
+/// # Errors
+/// If it is gone.
+pub fn threads(pid: i32) -> Result<Vec<i32>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).map_err(|_e| Error::Gone { pid })?;
+    Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Where its descriptors lead, as the links of /proc/PID/fd read.
+///
+/// # Errors
+/// If the process is gone or not ours.
+pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
+    use std::os::unix::ffi::OsStringExt;
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).map_err(|e| Error::from_io("list descriptors", pid, e))?;
+    Ok(entries.filter_map(|e| Some(fs::read_link(e.ok()?.path()).ok()?.into_os_string().into_vec())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_names_are_kept() {
+        let line = b"7f00-8f00 rw-s 00001000 fe:0a 42                         /tmp/a b\xff (deleted)";
+        let m = mapping(line).unwrap();
+        assert_eq!((m.start, m.end, m.offset, m.inode, m.shared), (0x7f00, 0x8f00, 0x1000, 42, true));
+        assert_eq!(m.name, b"/tmp/a b\xff (deleted)");
+        assert_eq!(m.prot, 3);
+        assert!(mapping(b"garbage").is_none());
+    }
+
+    #[test]
+    fn we_can_read_ourselves() {
+        let me = std::process::id() as i32;
+        assert!(smaps(me).unwrap().iter().any(|m| m.has(b"gd")), "the stack grows down");
+        assert_eq!(status(me).unwrap().own_pid, me);
+        assert!(stat(me).unwrap().start_time() > 0);
+    }
+}

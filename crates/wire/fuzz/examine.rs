@@ -1,0 +1,41 @@
+//! What is done with a hostile stream: shared by the fuzz target and by tests/corpus.rs.
+
+use tern_wire::frame::Decoder;
+use tern_wire::limits::{MOST_PAYLOAD, PREAMBLE};
+use tern_wire::{Preamble, decode, encode};
+
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+enum Sample {
+    Nothing,
+    Ids { shim: tern_ids::ShimId, node: tern_ids::NodeId },
+    Texts(Vec<Option<String>>),
+    Numbers { signed: i64, many: Vec<u64>, last: [u8; 32] },
+}
+
+/// Reads the bytes as a peer's: a preamble, then frames in pieces whose length the first byte says, and each
+/// payload as a message. Returns the number of whole frames.
+pub(crate) fn examine(bytes: &[u8]) -> usize {
+    let Some((preamble, stream)) = bytes.split_first_chunk::<PREAMBLE>() else { return 0 };
+    if let Ok(read) = Preamble::from_bytes(preamble) {
+        assert_eq!(read.to_bytes(), *preamble);
+    }
+    let piece = usize::from(stream.first().copied().unwrap_or(0)) + 1;
+    let (mut decoder, mut frames) = (Decoder::default(), 0);
+    for mut part in stream.get(1..).unwrap_or(&[]).chunks(piece) {
+        while !part.is_empty() {
+            match decoder.feed(&mut part) {
+                Err(_) => return frames,
+                Ok(None) => assert!(part.is_empty()),
+                Ok(Some(frame)) => {
+                    frames += 1;
+                    assert!(frame.payload.len() <= MOST_PAYLOAD);
+                    if let Ok(message) = decode::<Sample>(&frame.payload) {
+                        assert_eq!(decode::<Sample>(&encode(&message).unwrap()).unwrap(), message);
+                    }
+                    decoder.recycle(frame.payload);
+                }
+            }
+        }
+    }
+    frames
+}

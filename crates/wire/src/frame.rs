@@ -1,0 +1,209 @@
+//! The frame: a header of 16 bytes, and a payload.
+//!
+//! ```text
+//!  0       version of this format
+//!  1       kind, chosen by the user of the link
+//!  2..4    flags, likewise (little endian, as all numbers here)
+//!  4..8    length of the payload, at most limits::MOST_PAYLOAD
+//!  8..16   tag, likewise: which request this answers, an address, …
+//!  16..    payload
+//! ```
+//! No I/O here: [`Decoder`] is fed whatever has arrived.
+
+use crate::limits::{FRAME_VERSION, HEADER, MOST_PAYLOAD};
+
+/// One frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is, chosen by the user of the link.
+    pub kind: u8,
+    /// Free for the user of the link.
+    pub flags: u16,
+    /// Free for the user of the link.
+    pub tag: u64,
+    /// At most [`MOST_PAYLOAD`] bytes.
+    pub payload: Vec<u8>,
+}
+
+/// Why bytes are no frame. The stream cannot be read on after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The first byte is not this version's.
+    #[error("the peer speaks frame version {0:#x}, this node {FRAME_VERSION:#x}")]
+    Version(u8),
+    /// Longer than anything that is ever sent.
+    #[error("a frame of {0} bytes is longer than the {MOST_PAYLOAD} allowed")]
+    TooLong(usize),
+}
+
+/// Writes a header.
+///
+/// # Errors
+/// If the payload is longer than [`MOST_PAYLOAD`].
+pub fn header(kind: u8, flags: u16, tag: u64, length: usize) -> Result<[u8; HEADER], FrameError> {
+    let wire_length =
+        u32::try_from(length).ok().filter(|_| length <= MOST_PAYLOAD).ok_or(FrameError::TooLong(length))?;
+    let mut bytes = [0; HEADER];
+    bytes[0] = FRAME_VERSION;
+    bytes[1] = kind;
+    bytes[2..4].copy_from_slice(&flags.to_le_bytes());
+    bytes[4..8].copy_from_slice(&wire_length.to_le_bytes());
+    bytes[8..].copy_from_slice(&tag.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Reads a header: the frame with nothing in it, and the length of its payload.
+fn parse(bytes: [u8; HEADER]) -> Result<(Frame, usize), FrameError> {
+    let [version, kind, f0, f1, l0, l1, l2, l3, tag @ ..] = bytes;
+    if version != FRAME_VERSION {
+        return Err(FrameError::Version(version));
+    }
+    let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+    if length > MOST_PAYLOAD {
+        return Err(FrameError::TooLong(length));
+    }
+    let (flags, tag) = (u16::from_le_bytes([f0, f1]), u64::from_le_bytes(tag));
+    Ok((Frame { kind, flags, tag, payload: Vec::new() }, length))
+}
+
+/// Makes frames of bytes that arrive in any pieces. Holds at most one unfinished payload, whose buffer is as
+/// long as the header said, hence at most [`MOST_PAYLOAD`].
+#[derive(Debug, Default)]
+pub struct Decoder {
+    head: [u8; HEADER],
+    /// Bytes of `head` that are there.
+    have: usize,
+    /// The frame in the making and its length, once its header is complete.
+    open: Option<(Frame, usize)>,
+    /// A payload that its reader is done with, to be filled again.
+    spare: Vec<u8>,
+}
+
+impl Decoder {
+    /// Takes bytes off the front of `input` until a frame is complete or nothing is left.
+    ///
+    /// # Errors
+    /// If the bytes are no frame; the decoder is of no use after it.
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
+        let (mut frame, length) = match self.open.take() {
+            Some(open) => open,
+            None => {
+                let (head, rest) = input.split_at((HEADER - self.have).min(input.len()));
+                self.head[self.have..self.have + head.len()].copy_from_slice(head);
+                self.have += head.len();
+                *input = rest;
+                if self.have < HEADER {
+                    return Ok(None);
+                }
+                self.have = 0;
+                let (mut frame, length) = parse(self.head)?;
+                frame.payload = std::mem::take(&mut self.spare);
+                frame.payload.clear();
+                frame.payload.reserve_exact(length);
+                (frame, length)
+            }
+        };
+        let (body, rest) = input.split_at((length - frame.payload.len()).min(input.len()));
+        frame.payload.extend_from_slice(body);
+        *input = rest;
+        if frame.payload.len() == length {
+            return Ok(Some(frame));
+        }
+        self.open = Some((frame, length));
+        Ok(None)
+    }
+
+    /// Gives back a payload that is no longer needed, so that the next one needs no new memory.
+    pub fn recycle(&mut self, payload: Vec<u8>) {
+        if payload.capacity() > self.spare.capacity() {
+            self.spare = payload;
+        }
+    }
+
+    /// Whether part of a frame has arrived.
+    pub fn is_within_frame(&self) -> bool {
+        self.have > 0 || self.open.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes_of(frame: &Frame) -> Vec<u8> {
+        let mut bytes = header(frame.kind, frame.flags, frame.tag, frame.payload.len()).unwrap().to_vec();
+        bytes.extend_from_slice(&frame.payload);
+        bytes
+    }
+
+    fn any_frame() -> impl Strategy<Value = Frame> {
+        (any::<u8>(), any::<u16>(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(kind, flags, tag, payload)| Frame { kind, flags, tag, payload })
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cutting(
+            frames in prop::collection::vec(any_frame(), 0..8),
+            cuts in prop::collection::vec(1usize..97, 1..20),
+        ) {
+            let bytes: Vec<u8> = frames.iter().flat_map(bytes_of).collect();
+            let (mut decoder, mut read, mut at) = (Decoder::default(), Vec::new(), 0);
+            for cut in cuts.iter().cycle() {
+                let mut piece = &bytes[at..(at + cut).min(bytes.len())];
+                at += piece.len();
+                while !piece.is_empty() {
+                    if let Some(frame) = decoder.feed(&mut piece).unwrap() {
+                        read.push(frame);
+                    }
+                }
+                if at == bytes.len() {
+                    break;
+                }
+            }
+            prop_assert_eq!(read, frames);
+            prop_assert!(!decoder.is_within_frame());
+        }
+
+        #[test]
+        fn any_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let (mut decoder, mut rest) = (Decoder::default(), &bytes[..]);
+            while !rest.is_empty() && decoder.feed(&mut rest).is_ok() {}
+        }
+    }
+
+    #[test]
+    fn a_frame_without_payload_is_complete_with_its_header() {
+        let bytes = header(3, 0, 7, 0).unwrap();
+        let frame = Decoder::default().feed(&mut &bytes[..]).unwrap().unwrap();
+        assert_eq!((frame.kind, frame.tag, frame.payload.len()), (3, 7, 0));
+    }
+
+    #[test]
+    fn lengths_beyond_the_limit_are_refused_both_ways() {
+        assert_eq!(header(0, 0, 0, MOST_PAYLOAD + 1), Err(FrameError::TooLong(MOST_PAYLOAD + 1)));
+        let mut bytes = header(0, 0, 0, MOST_PAYLOAD).unwrap();
+        assert_eq!(Decoder::default().feed(&mut &bytes[..]), Ok(None));
+        bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(Decoder::default().feed(&mut &bytes[..]), Err(FrameError::TooLong(u32::MAX as usize)));
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let mut bytes = header(0, 0, 0, 0).unwrap();
+        bytes[0] = 1;
+        assert_eq!(Decoder::default().feed(&mut &bytes[..]), Err(FrameError::Version(1)));
+    }
+
+    #[test]
+    fn a_recycled_payload_is_used_again() {
+        let mut decoder = Decoder::default();
+        let bytes = bytes_of(&Frame { kind: 1, flags: 0, tag: 0, payload: vec![5; 1000] });
+        let first = decoder.feed(&mut &bytes[..]).unwrap().unwrap();
+        let address = first.payload.as_ptr();
+        decoder.recycle(first.payload);
+        let second = decoder.feed(&mut &bytes[..]).unwrap().unwrap();
+        assert_eq!((second.payload.as_ptr(), second.payload.len()), (address, 1000));
+    }
+}

@@ -1,0 +1,66 @@
+/* Proves: alarm, setitimer (real, virtual, profiling) and POSIX timers come when they should, as often as they should. */
+#include "program.h"
+#include <sys/time.h>
+
+static volatile sig_atomic_t count[65];
+static void on(int signal) { count[signal]++; }
+
+int main(void)
+{
+	struct sigaction action = { .sa_handler = on, .sa_flags = SA_RESTART };
+	int used[] = { SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1 };
+	for (int i = 0; i < 4; i++)
+		CHECK_IS(sigaction(used[i], &action, NULL), 0);
+	do {
+		double begun = now();
+		memset((void *)count, 0, sizeof count);
+		CHECK_IS(alarm(1), 0);
+		CHECK(alarm(1) == 1);
+		while (!count[SIGALRM])
+			pause();
+		double took = now() - begun;
+		CHECK(took > 0.98 && took < 8);
+		CHECK_IS(count[SIGALRM], 1);
+		CHECK_IS(alarm(0), 0);
+
+		struct itimerval each = { { 0, 20000 }, { 0, 50000 } }, left;
+		begun = now();
+		CHECK_IS(setitimer(ITIMER_REAL, &each, NULL), 0);
+		while (count[SIGALRM] < 11) {
+			CHECK_IS(getitimer(ITIMER_REAL, &left), 0);
+			CHECK(left.it_interval.tv_usec == 20000 && left.it_value.tv_usec <= 60000);
+			pause();
+		}
+		took = now() - begun; /* ten: 50 ms, and nine times 20 */
+		CHECK(took > 0.22 && took < 8);
+		memset(&each, 0, sizeof each);
+		CHECK_IS(setitimer(ITIMER_REAL, &each, &left), 0);
+		CHECK_IS(left.it_interval.tv_usec, 20000);
+
+		/* by the CPU time used: these go with the program */
+		struct itimerval cpu = { { 0, 20000 }, { 0, 20000 } };
+		CHECK_IS(setitimer(ITIMER_VIRTUAL, &cpu, NULL), 0);
+		CHECK_IS(setitimer(ITIMER_PROF, &cpu, NULL), 0);
+		begun = now();
+		while ((count[SIGVTALRM] < 2 || count[SIGPROF] < 2) && now() < begun + 20)
+			;
+		CHECK(count[SIGVTALRM] >= 2 && count[SIGPROF] >= 2);
+		CHECK_IS(setitimer(ITIMER_VIRTUAL, &each, NULL), 0);
+		CHECK_IS(setitimer(ITIMER_PROF, &each, NULL), 0);
+
+		timer_t timer;
+		struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
+		struct itimerspec once = { { 0, 0 }, { 0, 80000000 } }, rest;
+		CHECK_IS(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+		begun = now();
+		CHECK_IS(timer_settime(timer, 0, &once, NULL), 0);
+		CHECK_IS(timer_gettime(timer, &rest), 0);
+		CHECK(rest.it_value.tv_sec == 0 && rest.it_value.tv_nsec <= 80000000);
+		while (!count[SIGUSR1])
+			rest_ms(5);
+		CHECK(now() - begun > 0.078);
+		CHECK_IS(count[SIGUSR1], 1);
+		CHECK_IS(timer_delete(timer), 0);
+	} while (going());
+	return pass();
+}

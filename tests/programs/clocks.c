@@ -1,0 +1,49 @@
+/* Proves: monotonic, boot and process clocks, by vDSO and by system call, never go back, agree with each other, and
+ * jump by no more than a move lasts; the wall clock stays within a second of them; getcpu and time answer. */
+#include "program.h"
+#include <sched.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+
+static double seconds(struct timespec t) { return (double)t.tv_sec + (double)t.tv_nsec / 1e9; }
+
+int main(void)
+{
+	static const clockid_t clocks[] = { CLOCK_MONOTONIC, CLOCK_BOOTTIME, CLOCK_MONOTONIC_RAW,
+					    CLOCK_MONOTONIC_COARSE, CLOCK_PROCESS_CPUTIME_ID };
+	enum { CLOCKS = sizeof clocks / sizeof *clocks };
+	struct timespec t;
+	double last[CLOCKS] = { 0 }, begun = now();
+	CHECK_IS(clock_gettime(CLOCK_REALTIME, &t), 0);
+	double wall = seconds(t);
+	do {
+		for (int turn = 0; turn < 2000; turn++) {
+			for (int i = 0; i < CLOCKS; i++) {
+				if (turn % 2 == 0)
+					CHECK_IS(clock_gettime(clocks[i], &t), 0);
+				else
+					CHECK_IS(syscall(SYS_clock_gettime, clocks[i], &t), 0);
+				CHECK(t.tv_nsec >= 0 && t.tv_nsec < 1000000000);
+				CHECK(seconds(t) >= last[i]);
+				CHECK(last[i] == 0 || seconds(t) < last[i] + 10);
+				last[i] = seconds(t);
+			}
+			unsigned cpu = 99999;
+			CHECK_IS(syscall(SYS_getcpu, &cpu, NULL, NULL), 0);
+			CHECK(cpu < 4096);
+			CHECK(sched_getcpu() >= 0);
+		}
+		/* vDSO and call one after the other, both ways */
+		double by_vdso = now(), by_call;
+		syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
+		by_call = seconds(t);
+		CHECK(by_call >= by_vdso && now() >= by_call);
+		struct timeval day;
+		gettimeofday(&day, NULL);
+		double passed = now() - begun;
+		double wall_passed = (double)day.tv_sec + (double)day.tv_usec / 1e6 - wall;
+		CHECK(wall_passed > passed - 1 && wall_passed < passed + 1);
+		CHECK(time(NULL) >= day.tv_sec - 1 && time(NULL) <= day.tv_sec + 3);
+	} while (going());
+	return pass();
+}

@@ -1,0 +1,232 @@
+//! Three nodes in the lab, with ternd in each, and the tools as a user would call them on node 1.
+
+use crate::programs;
+use anyhow::{Context, Result, anyhow, bail};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use tern_control::{MigrationReport, ProcessRow};
+use tern_lab::{Lab, Options};
+
+/// The cluster of one test.
+#[derive(Debug)]
+pub struct Cluster {
+    lab: Lab,
+    binaries: PathBuf,
+    /// Held as long as the lab stands: labs of several test programs one after the other, since two of them
+    /// at a time would only slow each other.
+    _turn: File,
+}
+
+/// Why a tool did not do what it was asked.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// What it exited with.
+    pub code: i32,
+    /// What it said.
+    pub message: String,
+}
+
+impl Cluster {
+    /// Three nodes, each with its daemon running. Waits for its turn first.
+    ///
+    /// # Errors
+    /// If the programs of Tern are not built, or the lab does not come up.
+    pub fn up(prefix: &str) -> Result<Self> {
+        Self::with_nodes(prefix, 3)
+    }
+
+    /// The same with this many nodes.
+    ///
+    /// # Errors
+    /// As `up`.
+    pub fn with_nodes(prefix: &str, nodes: u16) -> Result<Self> {
+        Self::make(binaries()?, Options { nodes, daemon: true, ..Options::unique(prefix)? })
+    }
+
+    /// One node without a daemon: the lab and nothing else.
+    ///
+    /// # Errors
+    /// If the lab does not come up.
+    pub fn bare(prefix: &str) -> Result<Self> {
+        Self::make(folder()?, Options { nodes: 1, ..Options::unique(prefix)? })
+    }
+
+    fn make(binaries: PathBuf, options: Options) -> Result<Self> {
+        let turn = File::create(programs::workshop()?.join("turn"))?;
+        turn.lock()?;
+        let helper =
+            ["tern", "tern-lab"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists());
+        let options = Options { helper, ..options };
+        let lab = Lab::up(&options).context("the lab does not come up")?;
+        Ok(Self { lab, binaries, _turn: turn })
+    }
+
+    /// The lab itself, to cut and kill.
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// A command on a node, as root, in `/`.
+    pub fn command(&self, node: u16, program: &str) -> Command {
+        let mut command = self.lab.node(node).command(program);
+        let path = std::env::var("PATH").unwrap_or_else(|_e| "/usr/bin:/bin".to_owned());
+        command.env("PATH", format!("{}:{path}", self.binaries.display())).current_dir("/");
+        command
+    }
+
+    /// One of Tern's tools on a node.
+    pub fn tool(&self, node: u16, tool: &str) -> Command {
+        let mut command = self.command(node, "tern");
+        command.arg(tool);
+        command
+    }
+
+    /// Moves a process of node 1: to a node, or `home`.
+    ///
+    /// # Errors
+    /// What `migrate` said; also if it claimed to have moved the process elsewhere than asked.
+    pub fn migrate(&self, pid: i32, to: &str) -> Result<MigrationReport, Refused> {
+        let wanted: u16 = if to == "home" { 1 } else { to.parse().unwrap_or(0) };
+        let broken = |message: String| Refused { code: -1, message };
+        let end = self
+            .tool(1, "migrate")
+            .args([&*pid.to_string(), to, "--json"])
+            .output()
+            .map_err(|e| broken(format!("cannot run migrate: {e}")))?;
+        if !end.status.success() {
+            return Err(refused(&end));
+        }
+        let report: MigrationReport = serde_json::from_slice(&end.stdout)
+            .map_err(|e| broken(format!("{e} in {:?}", String::from_utf8_lossy(&end.stdout))))?;
+        if report.to.0 != wanted || report.pid.0 != pid {
+            return Err(broken(format!("asked for {pid} to {to}, it reports {report:?}")));
+        }
+        Ok(report)
+    }
+
+    /// What `mps --json` says on a node.
+    ///
+    /// # Errors
+    /// If it fails or its output does not read.
+    pub fn processes(&self, node: u16) -> Result<Vec<ProcessRow>> {
+        let end = self.tool(node, "mps").args(["--all", "--json"]).output()?;
+        if !end.status.success() {
+            bail!("mps: {}", refused(&end).message);
+        }
+        serde_json::from_slice(&end.stdout).context("the output of mps does not read")
+    }
+
+    /// Where a process of node 1 runs, and why it is there if there is a reason. `None`: mps does not know it.
+    ///
+    /// # Errors
+    /// As `processes`.
+    pub fn whereabouts(&self, pid: i32) -> Result<Option<(u16, String)>> {
+        let rows = self.processes(1)?;
+        let own = rows.into_iter().find(|row| row.pid.0 == pid && row.from.is_none());
+        Ok(own.and_then(|row| Some((row.r#where?.0, row.reason))))
+    }
+
+    /// CPU seconds that the processes of a node have used.
+    ///
+    /// # Errors
+    /// If the node's control group cannot be read.
+    pub fn cpu_seconds(&self, node: u16) -> Result<f64> {
+        Ok(self.lab.node(node).cpu_time()?.as_secs_f64())
+    }
+
+    /// Waits until a node has used this much more CPU time than before.
+    ///
+    /// # Errors
+    /// If it has not after 15 s.
+    pub fn await_cpu(&self, node: u16, before: f64, more: f64) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(15);
+        loop {
+            let used = self.cpu_seconds(node)? - before;
+            if used >= more {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                bail!(
+                    "node {node} used {used:.3} s of CPU time where {more} were to be used: nothing computes there"
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Runs a command on a node to its end.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn run(&self, node: u16, words: &[&str]) -> Result<Vec<u8>> {
+        let (program, args) = words.split_first().context("no command")?;
+        let end = self.command(node, program).args(args).output()?;
+        if !end.status.success() {
+            bail!("{words:?} on node {node}: {}", refused(&end).message);
+        }
+        Ok(end.stdout)
+    }
+
+    /// Makes an empty file on node 1.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn touch(&self, path: &str) -> Result<()> {
+        let seen_from_here = self.lab.node(1).path(path)?;
+        File::create(&seen_from_here).with_context(|| format!("cannot make {}", seen_from_here.display()))?;
+        Ok(())
+    }
+
+    /// What there is to see after a failure: processes of all nodes, and the ends of their daemons' logs.
+    pub fn scene(&self, pid: i32) -> String {
+        let show = format!(
+            "mps --all; ps -eo pid,ppid,stat,wchan:20,args | grep -v ' \\[' | tail -25; \
+             grep -sE 'State|Sig|Tracer' /proc/{pid}/status | tr '\\n\\t' '  '; cat /proc/{pid}/syscall 2>/dev/null"
+        );
+        let mut text = String::new();
+        for node in self.lab.nodes() {
+            let number = node.number();
+            text += &format!("── node {number}\n");
+            if let Ok(end) = self.command(number, "sh").args(["-c", &show]).output() {
+                text += &String::from_utf8_lossy(&end.stdout);
+            }
+            let logs = std::fs::read_dir(node.directory()).into_iter().flatten().flatten();
+            for log in
+                logs.map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "log"))
+            {
+                let whole = std::fs::read(&log).unwrap_or_default();
+                let whole = String::from_utf8_lossy(&whole);
+                let lines: Vec<&str> = whole.lines().collect();
+                let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+                text += &format!("-- {}\n{tail}\n", log.display());
+            }
+        }
+        text
+    }
+}
+
+fn refused(end: &Output) -> Refused {
+    let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
+    Refused { code: end.status.code().unwrap_or(-1), message }
+}
+
+/// `TERN_BIN`, or the folder that this test was built into.
+fn folder() -> Result<PathBuf> {
+    Ok(match std::env::var_os("TERN_BIN") {
+        Some(folder) => PathBuf::from(folder),
+        None => std::env::current_exe()?.ancestors().nth(2).context("not in a target folder")?.to_owned(),
+    })
+}
+
+/// The folder with `tern`, `ternd` and `tern-shim`.
+fn binaries() -> Result<PathBuf> {
+    let folder = folder()?;
+    for name in ["tern", "ternd", "tern-shim"] {
+        if !folder.join(name).exists() {
+            return Err(anyhow!("no {name} in {}: run cargo build --workspace first", folder.display()));
+        }
+    }
+    Ok(folder)
+}

@@ -1,0 +1,316 @@
+//! A journey: where a program goes while it runs, and the proof that it was there.
+
+use crate::catalogue::{Entry, Input, Kind};
+use crate::cluster::Cluster;
+use crate::outcome::Outcome;
+use crate::programs::{Flavour, executable};
+use crate::running::{ANNOUNCE, Running};
+use anyhow::{Context, Result, bail};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long a run may take, all its moves included.
+const LIMIT: Duration = Duration::from_secs(60);
+/// CPU seconds that a computing program must have used where it went.
+const PROOF: f64 = 0.05;
+/// What is said to a program that reads lines; the moves come between them.
+const LINES: [&str; 5] = ["one", "two words", "", "four", "five"];
+
+/// Where a program goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Journey {
+    /// Nowhere: started with `mosrun -h`.
+    Home,
+    /// 1 → 2, where it ends.
+    Out,
+    /// 1 → 2 → 1.
+    OutAndHome,
+    /// 1 → 2 → 3 → 1.
+    Onward,
+    /// 1 ↔ 2, twenty times a second, or as often as the machine can.
+    PingPong,
+    /// Started with `mosrun -2`.
+    BornAway,
+}
+
+impl Journey {
+    fn start(self) -> &'static [&'static str] {
+        match self {
+            Self::Home => &["-h"],
+            Self::BornAway => &["-2"],
+            _ => &[],
+        }
+    }
+
+    fn stops(self) -> Vec<&'static str> {
+        match self {
+            Self::Home | Self::BornAway => vec![],
+            Self::Out => vec!["2"],
+            Self::OutAndHome => vec!["2", "home"],
+            Self::Onward => vec!["2", "3", "home"],
+            Self::PingPong => ["2", "home"].repeat(15),
+        }
+    }
+
+    /// MiB of heap, for the program that asks: 256 where it has the time.
+    fn heap_mib(self) -> &'static str {
+        if self == Self::PingPong { "16" } else { "256" }
+    }
+}
+
+/// The same program, run where it is; what is known from before is not run again.
+///
+/// # Errors
+/// If it is not built, cannot be run, or fails.
+pub fn native(entry: &'static Entry, flavour: Flavour, journey: Journey) -> Result<Outcome> {
+    type Known = HashMap<(String, &'static str, &'static str), Outcome>;
+    static KNOWN: OnceLock<Mutex<Known>> = OnceLock::new();
+    let known = KNOWN.get_or_init(Mutex::default);
+    let key = (title(entry, flavour), flavour.name(), journey.heap_mib());
+    if let Some(outcome) = known.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(outcome.clone());
+    }
+    let outcome = unmoved(None, entry, flavour, journey)?;
+    known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, outcome.clone());
+    Ok(outcome)
+}
+
+/// Runs a program without Tern, on this machine or on node 1 of a lab.
+///
+/// # Errors
+/// If it is not built, cannot be run, or fails.
+pub fn unmoved(
+    place: Option<&Cluster>,
+    entry: &Entry,
+    flavour: Flavour,
+    journey: Journey,
+) -> Result<Outcome> {
+    let words = words(entry, flavour, None)?;
+    let (program, args) = words.split_first().context("no words")?;
+    let mut command = match place {
+        Some(cluster) => cluster.command(1, &program.to_string_lossy()),
+        None => Command::new(program),
+    };
+    command.args(args).current_dir("/");
+    let mut running = Running::start(environment(&mut command, journey, None), is_terminal(entry))?;
+    converse(&mut running, entry, &mut |_| Ok(()))?;
+    let outcome = running.finish(LIMIT)?;
+    let passed = outcome.out.ends_with(b"PASS\n") || outcome.out.ends_with(b"PASS\r\n");
+    if !passed && entry.name != "ending" && entry.input != Input::Interrupted {
+        bail!("it fails already without moving: {}", String::from_utf8_lossy(&outcome.err));
+    }
+    Ok(outcome)
+}
+
+/// `name arguments (flavour)`.
+pub fn title(entry: &Entry, flavour: Flavour) -> String {
+    let mut text = entry.name.to_owned();
+    for arg in entry.args {
+        text += " ";
+        text += arg;
+    }
+    match entry.input {
+        Input::None => {}
+        Input::Pipe => text += " <pipe",
+        Input::Terminal => text += " <tty",
+        Input::Interrupted => text += " <tty ^C",
+    }
+    format!("{text} ({})", flavour.name())
+}
+
+/// Runs a program in the cluster along a journey, and compares it with the run that never moved. Gives remarks.
+///
+/// # Errors
+/// In what the runs differ, which move was refused, or what was not proved; with the scene.
+pub fn travel(
+    cluster: &Cluster,
+    entry: &'static Entry,
+    flavour: Flavour,
+    journey: Journey,
+) -> Result<Vec<String>, String> {
+    let wanted = native(entry, flavour, journey).map_err(|e| format!("{e:#}"))?;
+    let mut trip =
+        Trip::begin(cluster, entry, flavour, journey).map_err(|e| format!("{e:#}\n{}", cluster.scene(0)))?;
+    let end = trip.complete();
+    let pid = trip.running.pid;
+    let fail = |what: String| {
+        format!("{what}\nmoves: {}\n{}\n{}", trip.moved, trip.running.so_far(), cluster.scene(pid))
+    };
+    match end {
+        Err(error) => {
+            let text = fail(format!("{error:#}"));
+            // Nothing of a run that failed may disturb the next ones; it may be gone already.
+            let _ = cluster.run(1, &["kill", "-KILL", &pid.to_string()]);
+            Err(text)
+        }
+        Ok(outcome) => match outcome.difference(&wanted) {
+            Some(difference) => Err(fail(difference)),
+            None => Ok(trip.notes),
+        },
+    }
+}
+
+struct Trip<'a> {
+    cluster: &'a Cluster,
+    entry: &'static Entry,
+    journey: Journey,
+    running: Running,
+    until: String,
+    moved: String,
+    notes: Vec<String>,
+}
+
+impl<'a> Trip<'a> {
+    fn begin(
+        cluster: &'a Cluster,
+        entry: &'static Entry,
+        flavour: Flavour,
+        journey: Journey,
+    ) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let until = format!("/tmp/tern-until-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let words = words(entry, flavour, Some(journey.start()))?;
+        let (program, args) = words.split_first().context("no words")?;
+        let mut command = cluster.command(1, &program.to_string_lossy());
+        command.args(args);
+        let running = Running::start(environment(&mut command, journey, Some(&until)), is_terminal(entry))?;
+        Ok(Self { cluster, entry, journey, running, until, moved: String::new(), notes: Vec::new() })
+    }
+
+    fn complete(&mut self) -> Result<Outcome> {
+        let stops = self.journey.stops();
+        if self.entry.input == Input::None {
+            if self.journey == Journey::BornAway {
+                self.prove(2, self.cluster.cpu_seconds(2)?)?;
+            }
+            // A little way into the program, not always at the same place.
+            sleep(Duration::from_millis(40 + u64::from(self.running.pid.unsigned_abs() % 7) * 20));
+            for stop in stops {
+                self.go(stop)?;
+            }
+            self.cluster.touch(&self.until)?;
+            self.running.close_input();
+        } else {
+            let mut legs = stops.chunks(stops.len().div_ceil(LINES.len()).max(1));
+            // Borrowed apart: the conversation needs the program, the moves only its pid.
+            let (cluster, pid, moved) = (self.cluster, self.running.pid, &mut self.moved);
+            converse(&mut self.running, self.entry, &mut |_| {
+                for stop in legs.next().unwrap_or_default() {
+                    step(cluster, pid, stop, moved)?;
+                }
+                Ok(())
+            })?;
+        }
+        self.running.finish(LIMIT)
+    }
+
+    /// One move, and then time to compute there.
+    fn go(&mut self, stop: &str) -> Result<()> {
+        let begun = Instant::now();
+        let node = stop.parse().unwrap_or(1);
+        let before = self.cluster.cpu_seconds(node)?;
+        step(self.cluster, self.running.pid, stop, &mut self.moved)?;
+        if self.journey == Journey::PingPong {
+            sleep(Duration::from_millis(50).saturating_sub(begun.elapsed()));
+            return Ok(());
+        }
+        self.prove(node, before)
+    }
+
+    /// That the program is there: it uses CPU time, or mps says so.
+    fn prove(&mut self, node: u16, before: f64) -> Result<()> {
+        match self.entry.kind {
+            Kind::Computes => self.cluster.await_cpu(node, before, PROOF)?,
+            Kind::Execs => {}
+            Kind::Calls | Kind::Refused(_) => {
+                sleep(Duration::from_millis(150));
+                match self.cluster.whereabouts(self.running.pid)? {
+                    Some((at, _)) if at == node => {}
+                    Some((1, why)) if !why.is_empty() => {
+                        self.notes.push(format!("came home from {node}: {why}"));
+                    }
+                    None if node == 1 => {}
+                    other => bail!("it should be on node {node}, but mps says {other:?}"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<()> {
+    match cluster.migrate(pid, stop) {
+        Ok(report) => {
+            *moved += &format!(" {}→{} {:.1} ms", report.from, report.to, report.freeze_ms);
+            Ok(())
+        }
+        Err(refused) => bail!("migrate {pid} {stop} (exit {}): {}", refused.code, refused.message),
+    }
+}
+
+/// Says the lines to a program that reads them, with something else between each two.
+fn converse(
+    running: &mut Running,
+    entry: &Entry,
+    between: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<()> {
+    if entry.input == Input::None {
+        return Ok(());
+    }
+    // Typed too early, a line would be echoed before the program's first words.
+    running.hear("terminal")?;
+    let mut answers = 0;
+    let mut say = |running: &mut Running, line: &str| {
+        answers += 1;
+        running.type_in(&format!("{line}\n"))?;
+        running.hear(&format!("line {answers}: "))
+    };
+    for (number, line) in LINES.iter().enumerate() {
+        say(running, line)?;
+        between(number)?;
+    }
+    match entry.input {
+        Input::Interrupted => return running.type_in("\x03"),
+        Input::Terminal => say(running, "raw")?,
+        _ => {}
+    }
+    say(running, "end")
+}
+
+fn is_terminal(entry: &Entry) -> bool {
+    matches!(entry.input, Input::Terminal | Input::Interrupted)
+}
+
+/// Without `until`, the program makes each of its checks once or a few times.
+fn environment<'a>(command: &'a mut Command, journey: Journey, until: Option<&str>) -> &'a mut Command {
+    let home = if journey == Journey::Home { "0.3" } else { "0" };
+    command.env("TERN_SECONDS", home).env("TERN_HEAP_MIB", journey.heap_mib()).env("LC_ALL", "C");
+    if let Some(until) = until {
+        command.env("TERN_UNTIL", until);
+    }
+    command
+}
+
+/// The command line of a program: `start` (`None`: natively) are mosrun's options.
+fn words(entry: &Entry, flavour: Flavour, start: Option<&[&str]>) -> Result<Vec<OsString>> {
+    let program = executable(entry, flavour)?.context("there is no such program in this flavour")?;
+    let mut inner: Vec<OsString> = ["sh", "-c", ANNOUNCE, "sh"].map(OsString::from).to_vec();
+    if let Some(start) = start {
+        inner.push("mosrun".into());
+        inner.extend(start.iter().map(OsString::from));
+    }
+    inner.push(program.into());
+    inner.extend(entry.args.iter().map(OsString::from));
+    if !is_terminal(entry) {
+        return Ok(inner);
+    }
+    // A terminal of its own, on its own node; `-e` passes the exit status on.
+    let quoted: Vec<String> =
+        inner.iter().map(|w| format!("'{}'", w.to_string_lossy().replace('\'', r"'\''"))).collect();
+    Ok(["script", "-qec", &quoted.join(" "), "/dev/null"].map(OsString::from).to_vec())
+}

@@ -1,0 +1,101 @@
+//! Moves the processes of a family at random times to random nodes, for as long as it runs.
+
+use crate::cluster::Cluster;
+use crate::material::Sequence;
+use anyhow::Result;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// What a mover did.
+#[derive(Debug, Default)]
+pub struct Moves {
+    /// Moves that succeeded.
+    pub done: u32,
+    /// What was refused, of processes that still lived; the words of `migrate`.
+    pub refused: Vec<String>,
+    /// Refusals that are Tern's own failure.
+    pub broken: Vec<String>,
+}
+
+/// Moves the process and its descendants until told to stop. The seed decides whom, where to and when, as far
+/// as the family's own timing lets it.
+///
+/// # Errors
+/// If the processes of node 1 cannot be listed.
+pub fn wander(cluster: &Cluster, root: i32, seed: u64, stop: &AtomicBool) -> Result<Moves> {
+    let mut random = Sequence(seed);
+    let mut moves = Moves::default();
+    let mut places: HashMap<i32, &'static str> = HashMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let family = family(cluster, root)?;
+        let Some(&pid) = family.get(random.below(family.len() as u64) as usize) else {
+            sleep(Duration::from_millis(20));
+            continue;
+        };
+        let here = places.get(&pid).copied().unwrap_or("home");
+        // Away two times of three, so that most of the work is done there.
+        let all = ["2", "3", "home"];
+        let others: Vec<_> = all.into_iter().filter(|place| *place != here).collect();
+        let there = others[random.below(others.len() as u64) as usize];
+        match cluster.migrate(pid, there) {
+            Ok(_) => {
+                moves.done += 1;
+                places.insert(pid, there);
+            }
+            // It has ended meanwhile, as processes do.
+            Err(refused) if refused.code == 1 => {}
+            Err(refused) => {
+                let what = format!("{pid} to {there}: exit {}: {}", refused.code, refused.message);
+                if refused.code == 70 || refused.code < 0 {
+                    moves.broken.push(what);
+                } else {
+                    moves.refused.push(what);
+                }
+                // Where it is now is not certain: it may have come home by itself.
+                places.remove(&pid);
+            }
+        }
+        let pause = if there == "home" { 10 + random.below(60) } else { 60 + random.below(300) };
+        sleep(Duration::from_millis(pause));
+    }
+    Ok(moves)
+}
+
+/// The process and all its descendants on node 1.
+fn family(cluster: &Cluster, root: i32) -> Result<Vec<i32>> {
+    let table = cluster.run(1, &["ps", "-e", "-o", "pid=,ppid=,stat="])?;
+    Ok(descendants(&String::from_utf8_lossy(&table), root))
+}
+
+/// From lines of pid, parent and state; zombies are left out.
+fn descendants(table: &str, root: i32) -> Vec<i32> {
+    let rows: Vec<(i32, i32)> = table
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let row = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            (!words.next()?.starts_with('Z')).then_some(row)
+        })
+        .collect();
+    let mut family: Vec<i32> = rows.iter().filter(|(pid, _)| *pid == root).map(|(pid, _)| *pid).collect();
+    let mut at = 0;
+    while let Some(&parent) = family.get(at) {
+        family.extend(rows.iter().filter(|(_, ppid)| *ppid == parent).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_found() {
+        let table = "  1 0 Ss\n 10 1 S\n 11 10 R\n 12 10 Z\n 13 11 S\n 20 1 S\n";
+        assert_eq!(descendants(table, 10), [10, 11, 13]);
+        assert!(descendants(table, 99).is_empty());
+    }
+}

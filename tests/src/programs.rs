@@ -1,0 +1,91 @@
+//! The tiny programs, built: three ways each where that makes sense.
+
+use crate::catalogue::Entry;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// How a program is linked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// With glibc, by the dynamic loader.
+    Dynamic,
+    /// With glibc, statically.
+    Static,
+    /// With musl, statically.
+    Musl,
+}
+
+impl Flavour {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Dynamic, Self::Static, Self::Musl];
+
+    /// Its name, which is also that of its folder.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dynamic => "dynamic",
+            Self::Static => "static",
+            Self::Musl => "musl",
+        }
+    }
+}
+
+/// Where temporary and built files of these tests go: `TARGET/tern-tests`.
+///
+/// # Errors
+/// If it cannot be made, or this program does not stand in a target folder.
+pub fn workshop() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    // TARGET/debug/deps/journeys-0123
+    let target = own.ancestors().nth(3).context("this test program is not in a target folder")?;
+    let folder = target.join("tern-tests");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// The folder of the built programs; builds what is not up to date, once for all test programs.
+///
+/// # Errors
+/// If make or a compiler is missing, or a program does not compile.
+pub fn built() -> Result<&'static Path> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    match BUILT.get_or_init(|| build().map_err(|e| format!("{e:#}"))) {
+        Ok(folder) => Ok(folder),
+        Err(why) => bail!("{why}"),
+    }
+}
+
+fn build() -> Result<PathBuf> {
+    let folder = workshop()?.join("programs");
+    fs::create_dir_all(&folder)?;
+    // nextest runs test programs side by side: one of them builds.
+    let lock = File::create(folder.join(".lock"))?;
+    lock.lock()?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let end = Command::new("make")
+        .args(["--silent", "-j2", "-C"])
+        .arg(&source)
+        .arg(format!("OUT={}", folder.display()))
+        .output()
+        .context("cannot run make; install make, gcc and musl-tools")?;
+    if !end.status.success() {
+        bail!("the test programs do not build:\n{}", String::from_utf8_lossy(&end.stderr));
+    }
+    Ok(folder)
+}
+
+/// The executable of one program, if it exists in this flavour.
+///
+/// # Errors
+/// As `built`.
+pub fn executable(entry: &Entry, flavour: Flavour) -> Result<Option<PathBuf>> {
+    let path = built()?.join(flavour.name()).join(entry.name);
+    Ok(path.exists().then_some(path))
+}
+
+/// Whether this name is wanted: the comma-separated list of that environment variable, if it is set, has it.
+pub fn wanted(variable: &str, name: &str) -> bool {
+    std::env::var(variable).map_or(true, |list| list.split(',').any(|one| one == name))
+}

@@ -1,0 +1,116 @@
+//! Many runs, one verdict: every failure of all of them, not only the first.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// So many runs that hung end the test: the rest would take all day.
+const PATIENCE: usize = 6;
+
+/// One run that failed.
+#[derive(Debug)]
+struct Failure {
+    what: String,
+    why: String,
+}
+
+/// Collects how runs ended.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    runs: usize,
+    failures: Vec<Failure>,
+    notes: Vec<String>,
+}
+
+impl Verdict {
+    /// Does each run with this many at a time. A run gives remarks, or the reason why it failed.
+    pub fn each<T: Send>(
+        &mut self,
+        runs: impl IntoIterator<Item = (String, T)>,
+        at_a_time: usize,
+        run: impl Fn(T) -> Result<Vec<String>, String> + Sync,
+    ) {
+        let queue: Mutex<VecDeque<(String, T)>> = Mutex::new(runs.into_iter().collect());
+        let verdict = Mutex::new(self);
+        thread::scope(|scope| {
+            for _ in 0..at_a_time {
+                scope.spawn(|| {
+                    loop {
+                        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                        let Some((what, item)) = next else { return };
+                        let hung = verdict.lock().unwrap_or_else(PoisonError::into_inner).hung();
+                        let end = if hung >= PATIENCE { Err("not run any more".into()) } else { run(item) };
+                        let mut verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner);
+                        verdict.runs += 1;
+                        match end {
+                            Ok(notes) => {
+                                verdict.notes.extend(notes.into_iter().map(|note| format!("{what}: {note}")));
+                            }
+                            Err(why) => {
+                                eprintln!("✗ {what}: {}", why.lines().next().unwrap_or_default());
+                                verdict.failures.push(Failure { what, why });
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    fn hung(&self) -> usize {
+        self.failures.iter().filter(|f| f.why.contains("not ended within")).count()
+    }
+
+    /// The table, and whether all runs were good.
+    pub fn table(&self) -> (String, bool) {
+        let mut text = String::new();
+        for note in &self.notes {
+            let _ = writeln!(text, "  {note}");
+        }
+        for Failure { what, why } in &self.failures {
+            let _ = writeln!(text, "──── {what}\n{why}");
+        }
+        let _ = writeln!(text, "{} runs, {} failed", self.runs, self.failures.len());
+        for Failure { what, why } in &self.failures {
+            let _ = writeln!(text, "  ✗ {what:32} {}", why.lines().next().unwrap_or_default());
+        }
+        (text, self.failures.is_empty())
+    }
+
+    /// Ends the test.
+    ///
+    /// # Panics
+    /// If a run failed, or there was none.
+    #[allow(clippy::panic, reason = "this is how a test fails")]
+    pub fn pronounce(&self) {
+        let (text, good) = self.table();
+        eprint!("{text}");
+        if !good || self.runs == 0 {
+            panic!("{} of {} runs failed", self.failures.len(), self.runs);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_failure_is_told() {
+        let mut verdict = Verdict::default();
+        let runs = (0..10).map(|n| (format!("run {n}"), n));
+        verdict.each(runs, 3, |n| if n % 4 == 3 { Err(format!("{n} is bad\nbadly")) } else { Ok(vec![]) });
+        let (text, good) = verdict.table();
+        assert!(!good);
+        assert!(text.contains("10 runs, 2 failed") && text.contains("3 is bad") && text.contains("7 is bad"));
+    }
+
+    #[test]
+    fn hanging_runs_end_it() {
+        let mut verdict = Verdict::default();
+        let runs = (0..20).map(|n| (n.to_string(), ()));
+        verdict.each(runs, 1, |()| Err("it has not ended within 60 s".into()));
+        assert_eq!(verdict.hung(), PATIENCE);
+    }
+}

@@ -1,0 +1,232 @@
+//! What is not moved: each refusal has its exit code and its reason, and the process runs on, unharmed.
+#![forbid(unsafe_code)]
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tern_tests::catalogue::{ENTRIES, Kind};
+use tern_tests::cluster::{Cluster, Refused};
+use tern_tests::programs::{Flavour, built, executable};
+use tern_tests::running::{ANNOUNCE, Running};
+use tern_tests::verdict::Verdict;
+
+/// Exit codes of `migrate`: tern-control's `RefusalKind`.
+const NOT_FOUND: i32 = 1;
+const BAD_REQUEST: i32 = 2;
+const NOT_ALLOWED: i32 = 3;
+const CANNOT_MOVE: i32 = 4;
+const UNAVAILABLE: i32 = 5;
+
+type Checked = Result<(), String>;
+type Check = fn(&Cluster) -> Checked;
+
+/// Refused with one of these codes, in one sentence that has this word in it.
+fn is_refusal(end: Result<impl std::fmt::Debug, Refused>, codes: &[i32], word: &str) -> Checked {
+    let refused = match end {
+        Ok(report) => return Err(format!("it was moved: {report:?}")),
+        Err(refused) => refused,
+    };
+    let sentence = refused.message.lines().next().unwrap_or_default();
+    if !codes.contains(&refused.code) {
+        return Err(format!("exit code {} instead of {codes:?}: {}", refused.code, refused.message));
+    }
+    if sentence.len() < 15 || sentence.ends_with('.') || refused.message.contains("panicked") {
+        return Err(format!("that is no sentence: {:?}", refused.message));
+    }
+    if !refused.message.to_lowercase().contains(word) {
+        return Err(format!("nothing about {word:?} in {:?}", refused.message));
+    }
+    Ok(())
+}
+
+/// A program on node 1 that runs until it is told to end, and then ends with PASS.
+struct Subject<'a> {
+    cluster: &'a Cluster,
+    running: Running,
+    until: String,
+}
+
+impl<'a> Subject<'a> {
+    fn start(cluster: &'a Cluster, name: &str, before: &[&str]) -> Result<Self, String> {
+        let entry = ENTRIES.iter().find(|e| e.name == name).ok_or("no such program")?;
+        let program =
+            executable(entry, Flavour::Dynamic).map_err(|e| format!("{e:#}"))?.ok_or("not built")?;
+        let until = format!("/tmp/until-{name}-{}", before.len());
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh"]).args(before).arg(program);
+        command.env("TERN_SECONDS", "0.5").env("TERN_UNTIL", &until).env("TERN_HEAP_MIB", "1");
+        let mut running = Running::start(&mut command, false).map_err(|e| format!("{e:#}"))?;
+        running.close_input();
+        Ok(Self { cluster, running, until })
+    }
+
+    /// It was not touched: it goes on, and ends as it should.
+    fn unharmed(mut self) -> Checked {
+        let traced = format!("/proc/{}/status", self.running.pid);
+        let status = self.cluster.run(1, &["grep", "-E", "^(TracerPid|State|Seccomp):", &traced]);
+        let status = String::from_utf8_lossy(&status.map_err(|e| format!("{e:#}"))?).into_owned();
+        if !status.contains("TracerPid:\t0") || !status.contains("Seccomp:\t0") || status.contains("T (") {
+            return Err(format!("it is left held: {status:?}"));
+        }
+        self.cluster.touch(&self.until).map_err(|e| format!("{e:#}"))?;
+        let end = self.running.finish(Duration::from_secs(30)).map_err(|e| format!("{e:#}"))?;
+        if end.status != 0 || !end.out.ends_with(b"PASS\n") {
+            return Err(format!("status {}, {}", end.status, String::from_utf8_lossy(&end.err)));
+        }
+        Ok(())
+    }
+}
+
+/// `migrate` as another user than root.
+fn migrate_as_nobody(cluster: &Cluster, pid: i32) -> Result<String, Refused> {
+    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let end = cluster
+        .command(1, "setpriv")
+        .args(ids)
+        .args(["tern", "migrate", &pid.to_string(), "2", "--json"])
+        .output()
+        .map_err(|e| Refused { code: -1, message: e.to_string() })?;
+    if end.status.success() {
+        return Ok(String::from_utf8_lossy(&end.stdout).into_owned());
+    }
+    let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
+    Err(Refused { code: end.status.code().unwrap_or(-1), message })
+}
+
+fn cannot_move(cluster: &Cluster, name: &'static str, word: &'static str) -> Checked {
+    let subject = Subject::start(cluster, name, &[])?;
+    std::thread::sleep(Duration::from_millis(300)); // for its threads or its child to be there
+    for _ in 0..3 {
+        is_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], word)?;
+    }
+    subject.unharmed()
+}
+
+fn no_such_process(cluster: &Cluster) -> Checked {
+    is_refusal(cluster.migrate(99_999, "2"), &[NOT_FOUND], "99999")?;
+    for pid in ["0", "-1", "x", "99999999999"] {
+        let end = cluster.tool(1, "migrate").args(["--", pid, "2"]).output().map_err(|e| e.to_string())?;
+        let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
+        let refused = Refused { code: end.status.code().unwrap_or(-1), message };
+        let end = if end.status.success() { Ok(pid) } else { Err(refused) };
+        is_refusal(end, &[NOT_FOUND, BAD_REQUEST, CANNOT_MOVE], "")?;
+    }
+    Ok(())
+}
+
+/// The node's own init and daemon are nobody's to move; nor is a kernel thread, where one is seen.
+fn own_daemon(cluster: &Cluster) -> Checked {
+    let table = cluster.run(1, &["pgrep", "-x", "ternd"]).map_err(|e| format!("{e:#}"))?;
+    let pid: i32 = String::from_utf8_lossy(&table).lines().next().unwrap_or_default().parse().unwrap_or(1);
+    is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")?;
+    is_refusal(cluster.migrate(1, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")
+}
+
+fn another_users_process(cluster: &Cluster) -> Checked {
+    let subject = Subject::start(cluster, "registers", &[])?;
+    is_refusal(migrate_as_nobody(cluster, subject.running.pid), &[NOT_ALLOWED], "")?;
+    subject.unharmed()
+}
+
+/// A setuid program that a user started: it runs with another's rights, so it is not the user's to move.
+fn setuid_program(cluster: &Cluster) -> Checked {
+    let run = |words: &[&str]| cluster.run(1, words).map(drop).map_err(|e| format!("{e:#}"));
+    run(&["cp", "/bin/sleep", "/tmp/setuid-sleep"])?;
+    run(&["chmod", "4755", "/tmp/setuid-sleep"])?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let running =
+        Running::start(command.args(["/tmp/setuid-sleep", "1000"]), false).map_err(|e| format!("{e:#}"))?;
+    // Until setpriv has become the program, whose effective user is root again.
+    let status = format!("/proc/{}/comm", running.pid);
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while !cluster.run(1, &["cat", &status]).is_ok_and(|comm| comm.starts_with(b"setuid-sleep")) {
+        if std::time::Instant::now() > until {
+            return Err("the setuid program did not start".into());
+        }
+    }
+    let end = is_refusal(migrate_as_nobody(cluster, running.pid), &[NOT_ALLOWED], "");
+    run(&["kill", "-KILL", &running.pid.to_string()])?;
+    end
+}
+
+fn unknown_node(cluster: &Cluster) -> Checked {
+    let subject = Subject::start(cluster, "registers", &[])?;
+    is_refusal(cluster.migrate(subject.running.pid, "9"), &[NOT_FOUND, UNAVAILABLE], "9")?;
+    is_refusal(cluster.migrate(subject.running.pid, "nowhere"), &[NOT_FOUND, BAD_REQUEST], "nowhere")?;
+    subject.unharmed()
+}
+
+/// mosrun to a node that does not exist starts nothing, and with -F starts at home.
+fn mosrun_to_an_unknown_node(cluster: &Cluster) -> Checked {
+    let mut command = cluster.tool(1, "mosrun");
+    let end = command.args(["-9", "echo", "started"]).output().map_err(|e| e.to_string())?;
+    if end.status.success() || !end.stdout.is_empty() {
+        return Err(format!("it was started: {end:?}"));
+    }
+    let mut command = cluster.tool(1, "mosrun");
+    let end = command.args(["-9", "-F", "echo", "started"]).output().map_err(|e| e.to_string())?;
+    if end.status.code() != Some(0) || end.stdout != b"started\n" {
+        return Err(format!("-F did not start it at home: {end:?}"));
+    }
+    Ok(())
+}
+
+fn dead_node(cluster: &Cluster) -> Checked {
+    let subject = Subject::start(cluster, "registers", &[])?;
+    cluster.lab().kill(3).map_err(|e| e.to_string())?;
+    is_refusal(cluster.migrate(subject.running.pid, "3"), &[UNAVAILABLE], "3")?;
+    // The others are not disturbed: it goes to node 2 and comes back.
+    for stop in ["2", "home"] {
+        cluster
+            .migrate(subject.running.pid, stop)
+            .map_err(|refused| format!("to {stop}: {}", refused.message))?;
+    }
+    subject.unharmed()
+}
+
+#[test]
+fn refusals_have_reasons_and_harm_nobody() {
+    built().unwrap();
+    let has_setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_ok();
+    assert!(has_setpriv, "setpriv is missing; install util-linux");
+    let cluster = Cluster::up("refused").unwrap();
+    type Case<'a> = Box<dyn Fn() -> Checked + Send + 'a>;
+    let cluster = &cluster;
+    let mut cases: Vec<(String, Case<'_>)> = Vec::new();
+    for entry in ENTRIES {
+        if let Kind::Refused(word) = entry.kind {
+            cases.push((entry.name.to_owned(), Box::new(move || cannot_move(cluster, entry.name, word))));
+        }
+    }
+    let others: [(&str, Check); 8] = [
+        ("no such process", no_such_process),
+        ("own daemon", own_daemon),
+        ("another user's process", another_users_process),
+        ("setuid program", setuid_program),
+        ("unknown node", unknown_node),
+        ("mosrun to an unknown node", mosrun_to_an_unknown_node),
+        // Last: after it, node 3 is gone.
+        ("dead node", dead_node),
+        ("no daemon", no_daemon),
+    ];
+    cases.extend(others.map(|(name, case)| (name.to_owned(), Box::new(move || case(cluster)) as Case<'_>)));
+    let mut verdict = Verdict::default();
+    verdict.each(cases, 1, |case| match case() {
+        Ok(()) => Ok(vec![]),
+        Err(why) => Err(format!("{why}\n{}", cluster.scene(0))),
+    });
+    verdict.pronounce();
+}
+
+/// Without the daemon a tool says so, and what to do.
+fn no_daemon(cluster: &Cluster) -> Checked {
+    let pids = cluster.run(2, &["pgrep", "-x", "ternd"]).map_err(|e| format!("{e:#}"))?;
+    for pid in String::from_utf8_lossy(&pids).split_whitespace() {
+        cluster.run(2, &["kill", "-KILL", pid]).map_err(|e| format!("{e:#}"))?;
+    }
+    let end = cluster.tool(2, "status").output().map_err(|e| e.to_string())?;
+    let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
+    let refused = Refused { code: end.status.code().unwrap_or(-1), message };
+    let end = if end.status.success() { Ok("status succeeded") } else { Err(refused) };
+    is_refusal(end, &[UNAVAILABLE], "ternd")
+}

@@ -1,0 +1,36 @@
+//! The rules of the house that no compiler checks, one file each. CONTRIBUTING.md says why they are.
+
+mod arrows;
+mod length;
+mod names;
+mod todo;
+mod unsafety;
+
+use crate::source;
+use anyhow::{Result, bail};
+
+/// Checks all rules.
+///
+/// # Errors
+/// Says each breach in a line of its own.
+pub(crate) fn run() -> Result<()> {
+    let sources = source::all()?;
+    let breaches = [
+        length::check(&sources, &source::exceptions("xtask/long-files.txt")?),
+        names::check(&sources),
+        unsafety::check(&sources, &source::exceptions("xtask/unsafe-allowed.txt")?),
+        todo::check(&sources),
+        arrows::check()?,
+    ]
+    .concat();
+    if breaches.is_empty() {
+        println!("tidy: {} files", sources.len());
+        return Ok(());
+    }
+    bail!("{} breaches\n  {}", breaches.len(), breaches.join("\n  "))
+}
+
+#[cfg(test)]
+fn rust(path: &str, text: impl Into<String>) -> source::Source {
+    source::Source { path: path.into(), text: text.into() }
+}
