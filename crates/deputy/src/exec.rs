@@ -4,7 +4,6 @@
 use crate::family::Family;
 use crate::member::{State, Task};
 use crate::out::halt_resident;
-use tern_control::Destination;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_tracee::procfs;
@@ -53,10 +52,9 @@ impl Family {
         };
         let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
         if was_away {
-            let node = self.peers[peer].node;
             // A move that somebody waits for goes on with the new image.
             let from = self.start.node;
-            member.task.get_or_insert_with(|| Task::new(None, Destination::Node(node), from));
+            member.task.get_or_insert_with(|| Task::new(None, from));
             if self.peers[peer].link.is_none() {
                 member.reason = "its node was out of reach when it executed a program".into();
                 self.refuse(pid, "its node is out of reach");

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
-use tern_control::{Destination, MigrationReport, Refusal, RefusalKind};
+use tern_control::{MigrationReport, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
@@ -407,7 +407,7 @@ impl Family {
 
     /// Fetches a process home for a call that only home can make.
     pub(crate) fn fetch(&mut self, pid: HomePid, why: &str) {
-        let (home, mut stays) = (self.start.node, false);
+        let mut stays = false;
         let Some(member) = self.members.get_mut(&pid) else { return };
         if !matches!(member.state, State::Away) {
             return;
@@ -418,8 +418,7 @@ impl Family {
         let from = self.peers[member.peer].node;
         member.reason = if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
         tracing::info!(%pid, reason = member.reason, "it is fetched home");
-        let _ = home;
-        member.task = Some(Task::new(None, Destination::Home, from));
+        member.task = Some(Task::new(None, from));
         self.begin_home(pid);
     }
 }

@@ -5,7 +5,6 @@ use crate::mailbox::Mailbox;
 use crate::out::Outbound;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use tern_control::Destination;
 use tern_control::door::Caller;
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::Reserve;
@@ -93,7 +92,6 @@ pub(crate) struct Task {
     pub(crate) migration: MigrationId,
     /// Who waits; nobody for moves that we decided on ourselves.
     pub(crate) caller: Option<Caller>,
-    pub(crate) to: Destination,
     pub(crate) from: NodeId,
     pub(crate) begun: Instant,
     pub(crate) frozen: Option<Instant>,
@@ -101,11 +99,11 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    pub(crate) fn new(caller: Option<Caller>, to: Destination, from: NodeId) -> Self {
+    pub(crate) fn new(caller: Option<Caller>, from: NodeId) -> Self {
         let mut id = [0; 16];
         let flags = rustix::rand::GetRandomFlags::empty();
         let _always_enough = rustix::rand::getrandom(&mut id, flags);
-        Self { migration: MigrationId(id), caller, to, from, begun: Instant::now(), frozen: None, bytes: 0 }
+        Self { migration: MigrationId(id), caller, from, begun: Instant::now(), frozen: None, bytes: 0 }
     }
 }
 

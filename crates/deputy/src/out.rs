@@ -148,7 +148,7 @@ impl Member {
         injection.must("protect the blob", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
         let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
         injection.must("let our range be forked", libc::SYS_madvise, do_fork)?;
-        image.thread.withdraw(&mut injection)?;
+        tern_image::thread::withdraw(&mut injection)?;
         self.default_handlers(&mut injection, &memory, reserve, image)?;
         let mailbox = Mailbox::make(&mut injection, reserve, bell)?;
         // If we die, the guest is lost with us: the deputy must end, not wait for ever.

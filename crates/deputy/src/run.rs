@@ -184,7 +184,7 @@ impl Family {
                 if !matches!(member.state, State::Away) || self.peers[member.peer].link.is_none() {
                     return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
                 }
-                member.task = Some(Task::new(Some(caller), to, here));
+                member.task = Some(Task::new(Some(caller), here));
                 self.begin_home(pid);
             }
             (Destination::Node(node), _) => {
@@ -193,14 +193,10 @@ impl Family {
                 {
                     return caller.answer(&ShimReply::Refused(why));
                 }
+                let task = Task::new(Some(caller), here);
+                self.prepare_one_of(pid, vec![node], task.migration);
                 if let Some(member) = self.members.get_mut(&pid) {
-                    let task = Task::new(Some(caller), to, here);
-                    self.prepare(pid, node, task.migration);
-                    if let Some(member) = self.members.get_mut(&pid) {
-                        member.task = Some(task);
-                    } else {
-                        drop(task);
-                    }
+                    member.task = Some(task);
                 }
             }
         }
@@ -223,17 +219,12 @@ impl Family {
             return caller.answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
         }
         let from = self.start.node;
-        let Some(&first) = candidates.first() else { return caller.answer(&door::not_here()) };
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.state = State::AtExec;
-        let task = Task::new(Some(caller), Destination::Node(first), from);
+        let task = Task::new(Some(caller), from);
         let migration = task.migration;
         member.task = Some(task);
         self.prepare_one_of(pid, candidates.to_vec(), migration);
-    }
-
-    fn prepare(&self, pid: HomePid, node: NodeId, migration: MigrationId) {
-        self.prepare_one_of(pid, vec![node], migration);
     }
 
     /// Has a guest shim started on the first of these nodes that will, and connects to it.

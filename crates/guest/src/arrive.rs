@@ -276,6 +276,7 @@ fn empty(injection: &mut Injection, memory: &Memory, layout: &Layout, reserve: R
     }
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let fixed = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    tern_image::thread::withdraw(injection)?;
     // First away from where anything is or will be: old and new places may overlap. Then our range.
     let away = gap(&now, layout, reserve);
     let mut at = away;

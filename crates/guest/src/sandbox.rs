@@ -163,8 +163,15 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         tern_tracee::pidfd::kill(self.helper);
-        // Its end is the end of all guests: wait for it, so that nothing is left when we are gone.
-        while !matches!(stop::wait(self.helper, true), Ok(Some((_, Change::Exited(_) | Change::Killed(..)))) | Err(_)) {}
+        // Its end is the end of all guests: wait for it, so that nothing is left when we are gone. It cannot end
+        // before every guest's end has been taken note of, which is up to us as well, their tracer.
+        loop {
+            match stop::wait(-1, true) {
+                Ok(Some((pid, Change::Exited(_) | Change::Killed(..)))) if pid == self.helper => break,
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
     }
 }
 
@@ -274,6 +281,8 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     call(libc::SYS_setresgid, 0, 0, 0)?;
     call(libc::SYS_setresuid, 0, 0, 0)?;
     call(libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0)?;
+    // Changing the user has closed our own /proc to us; it is closed again below, to that user's other processes.
+    call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 1, 0)?;
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: as above.
@@ -301,6 +310,7 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
         check(libc::umount2(dot, libc::MNT_DETACH).into())?;
         check(libc::chdir(c"/".as_ptr()).into())?;
     }
+    call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 0, 0)?;
     Ok(last_pid as i32)
 }
 

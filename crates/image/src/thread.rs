@@ -84,22 +84,23 @@ impl ThreadImage {
         }
         Ok(())
     }
+}
 
-    /// Takes back what the kernel would later write into memory that is no longer the thread's: for a
-    /// process that becomes a deputy. An unmapped rseq area would even kill it at its next preemption.
-    ///
-    /// # Errors
-    /// If the process is gone.
-    pub fn withdraw(&self, injection: &mut Injection) -> Result<()> {
-        let (at, size, signature) = self.rseq;
-        if at != 0 {
-            let args = [at, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
-            injection.must("unregister rseq", libc::SYS_rseq, args)?;
-        }
-        injection.must("clear the robust list", libc::SYS_set_robust_list, [0, self.robust_list.1, 0, 0, 0, 0])?;
-        injection.must("clear the tid address", libc::SYS_set_tid_address, [0; 6])?;
-        Ok(())
+/// Takes back what the kernel would later write into a thread's memory: for one whose memory is about to go.
+/// An unmapped rseq area would even kill it at its next preemption.
+///
+/// # Errors
+/// If the process is gone.
+pub fn withdraw(injection: &mut Injection) -> Result<()> {
+    let (at, size, signature) = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
+    if at != 0 {
+        let args = [at, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
+        injection.must("unregister rseq", libc::SYS_rseq, args)?;
     }
+    // sizeof(struct robust_list_head)
+    injection.must("clear the robust list", libc::SYS_set_robust_list, [0, 24, 0, 0, 0, 0])?;
+    injection.must("clear the tid address", libc::SYS_set_tid_address, [0; 6])?;
+    Ok(())
 }
 
 fn leave_critical_section(memory: &Memory, rseq: u64, registers: &mut Registers) -> Result<()> {

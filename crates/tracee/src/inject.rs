@@ -166,7 +166,11 @@ impl Injection {
                 stopped.step(0)?;
                 Ok(None)
             }
-            stop => Err(Error::Astray { what: format!("{stop:?} during a call of ours"), pid: self.pid }),
+            stop => {
+                let now = stopped.registers()?;
+                let what = format!("{stop:?} at {:#x} during a call of ours at {:#x}", now.rip, self.site.0);
+                Err(Error::Astray { what, pid: self.pid })
+            }
         }
     }
 
