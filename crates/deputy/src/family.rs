@@ -44,6 +44,8 @@ pub(crate) struct Family {
     pub(crate) bell: Bell,
     pub(crate) peers: Vec<Peer>,
     pub(crate) members: HashMap<HomePid, Member>,
+    /// Children that have stopped before their parents' stops have said whose they are.
+    pub(crate) newborn: HashMap<i32, Stopped>,
     pub(crate) events: (Sender<Event>, Receiver<Event>),
     /// When it became empty; it ends a moment later.
     pub(crate) empty_since: Instant,

@@ -18,8 +18,9 @@ impl Family {
         let child = HomePid(stopped.message()? as i32);
         let cache = self.start.cache_dir.clone();
         let bell = self.bell.clone();
+        let newborn = self.newborn.remove(&child.0);
         let Some(parent) = self.members.get_mut(&pid) else { return stopped.resume(0) };
-        match parent.child(child, &cache, bell) {
+        match newborn.map_or_else(|| stop::wait_stop(child.0), Ok).and_then(|n| parent.child(child, n, &cache, bell)) {
             Ok(member) => {
                 if let Some(current) = &mut parent.current {
                     current.child = Some(child);
@@ -36,9 +37,8 @@ impl Family {
 }
 
 impl Member {
-    fn child(&self, pid: HomePid, cache: &std::path::Path, bell: Bell) -> Result<Member> {
+    fn child(&self, pid: HomePid, mut stopped: Stopped, cache: &std::path::Path, bell: Bell) -> Result<Member> {
         let reserve = self.reserve.ok_or_else(|| Error::Astray { what: "forked at home".into(), pid: pid.0 })?;
-        let mut stopped = stop::wait_stop(pid.0)?;
         while stopped.stop != Stop::Interrupt {
             stopped.resume(0)?;
             stopped = stop::wait_stop(pid.0)?;

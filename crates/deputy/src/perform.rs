@@ -97,6 +97,16 @@ impl Member {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)
     }
 
+    /// Follows a change of the program's mask that was made where it runs: the return of a handler. The guest
+    /// makes no call meanwhile, so the deputy is idle.
+    pub(crate) fn set_mask(&mut self, mask: u64) {
+        let (Some(mailbox), Some(reserve), None) = (&mut self.mailbox, self.reserve, &self.current) else { return };
+        let at = reserve.end() - 16;
+        if self.memory.write(at, &mask.to_le_bytes()).is_ok() {
+            mailbox.call_raw(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, at, 0, 8, 0, 0]);
+        }
+    }
+
     fn homecoming_reason_is_old(&mut self) {
         if self.is_away() && !self.reason.is_empty() && self.homecomings.is_empty() {
             self.reason.clear();

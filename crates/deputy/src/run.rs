@@ -41,6 +41,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         peers: Vec::new(),
         members: HashMap::new(),
         events: channel(),
+        newborn: HashMap::new(),
         empty_since: Instant::now(),
     };
     // The first request comes right after our start.
@@ -313,8 +314,12 @@ impl Family {
                         self.lost(pid, &error);
                     }
                 }
-                Change::Stopped(stopped) => drop(stopped.resume(0)),
-                Change::Exited(_) | Change::Killed(..) => self.ended_at_home(pid),
+                // A child whose parent's own stop, which says so, is still to come.
+                Change::Stopped(stopped) => drop(self.newborn.insert(host, stopped)),
+                Change::Exited(_) | Change::Killed(..) => {
+                    self.newborn.remove(&host);
+                    self.ended_at_home(pid);
+                }
             }
         }
     }
@@ -422,6 +427,7 @@ impl Family {
             Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
             Message::Present(epoch, signals) => self.present(pid, from, epoch, signals),
             Message::Used(ms) if holds => member.used.1 = ms,
+            Message::Mask(mask) if holds => member.set_mask(mask),
             _ => {}
         }
     }

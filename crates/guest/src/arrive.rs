@@ -98,6 +98,7 @@ impl Arriving {
             talk: Conversation::default(),
             open: None,
             raised: HashMap::new(),
+            home_mask: 0,
             mask_after: None,
             state: State::Arriving(Box::new(arriving)),
             held_back: Vec::new(),

@@ -112,6 +112,7 @@ impl Member {
             talk: Conversation::default(),
             open: None,
             raised: HashMap::new(),
+            home_mask: self.home_mask,
             mask_after: None,
             held_back: Vec::new(),
             borrowed: args[0] & libc::CLONE_VM as u64 != 0,

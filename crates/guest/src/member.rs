@@ -43,6 +43,8 @@ pub struct Member {
     pub open: Option<OpenCall>,
     /// Signals from home that have been raised here and not been delivered yet, by number.
     pub raised: HashMap<i32, VecDeque<Siginfo>>,
+    /// The signal mask that its deputy has.
+    pub home_mask: u64,
     /// The mask that the program shall have when the handler that is about to run returns.
     pub mask_after: Option<u64>,
     /// What it is doing.

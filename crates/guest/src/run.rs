@@ -565,6 +565,7 @@ impl Family {
         let State::Arriving(arriving) = std::mem::replace(&mut member.state, State::Running) else { return Ok(()) };
         let arrived = arriving.finish()?;
         member.epoch = epoch;
+        member.home_mask = arrived.image.thread.sigmask;
         member.image = Some(arrived.image);
         member.talk = arrived.talk;
         member.listener = Some(arrived.listener);

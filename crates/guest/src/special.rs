@@ -25,6 +25,9 @@ impl Member {
     /// # Errors
     /// As [`trapped`](Self::trapped).
     pub fn special(&mut self, trap: Notification, special: Special, home: Option<&mut Link>) -> Sent {
+        if special == Special::RtSigreturn {
+            return self.handler_returned(trap, home);
+        }
         let asks_only = match special {
             Special::RtSigaction | Special::RtSigprocmask => trap.args[1] == 0,
             _ => false,
@@ -33,6 +36,21 @@ impl Member {
             return Ok(self.pass(trap.id)?);
         }
         self.ask_home(trap, home)
+    }
+
+    /// A handler returns, and with it the mask of before: home follows if it has another.
+    fn handler_returned(&mut self, trap: Notification, home: Option<&mut Link>) -> Sent {
+        // The frame lies where the stack pointer is after the return address has been popped.
+        const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
+        let stack = tern_tracee::procfs::stack_pointer(self.host)?;
+        let mask = self.memory.word(stack + MASK_IN_FRAME).unwrap_or(self.home_mask);
+        if mask != self.home_mask {
+            self.home_mask = mask;
+            if let Some(home) = home {
+                send(home, self.pid, &Message::Mask(mask), &[])?;
+            }
+        }
+        Ok(self.pass(trap.id)?)
     }
 
     /// Does the local part of a call that home has done.
@@ -48,6 +66,17 @@ impl Member {
     ) -> Sent {
         match open.trap.nr as i64 {
             libc::SYS_rt_sigaction => self.note_action(&open),
+            libc::SYS_rt_sigprocmask => {
+                // As the kernel does it here in a moment, for the mask that home has.
+                let [how, at, ..] = open.trap.args;
+                let set = self.memory.word(at)?;
+                self.home_mask = match how as i32 {
+                    libc::SIG_BLOCK => self.home_mask | set,
+                    libc::SIG_UNBLOCK => self.home_mask & !set,
+                    _ => set,
+                };
+                Ok(self.pass(open.trap.id)?)
+            }
             libc::SYS_mmap => self.map(open, result, cache, home),
             _ => Ok(self.pass(open.trap.id)?),
         }

@@ -159,6 +159,8 @@ pub enum Message {
     },
     /// guest → home, on a new link: this life is here, and has taken over so many signals.
     Present(Epoch, u64),
+    /// guest → home: the program's signal mask is this now, since a handler has returned.
+    Mask(u64),
     /// Nothing; shows that the link is alive.
     Beat,
     /// guest → home: CPU time that the guest has used, in milliseconds.

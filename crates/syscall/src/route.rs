@@ -27,6 +27,8 @@ pub enum Special {
     RtSigaction,
     /// rt_sigprocmask: the mask is the guest's; what home must block for signalfd is home's.
     RtSigprocmask,
+    /// rt_sigreturn: the guest's own; home follows the mask that it restores.
+    RtSigreturn,
     /// rt_sigpending: blocked signals wait at the guest, those of a signalfd at home.
     RtSigpending,
     /// rt_sigtimedwait: takes signals that wait at the guest.

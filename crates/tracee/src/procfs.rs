@@ -217,6 +217,17 @@ pub fn stat(pid: i32) -> Result<Stat> {
     Ok(Stat { fields: rest.split_ascii_whitespace().skip(1).map(number).collect() })
 }
 
+/// The stack pointer of a process that is inside a system call.
+///
+/// # Errors
+/// If it is gone, running, or not ours.
+pub fn stack_pointer(pid: i32) -> Result<u64> {
+    let text = read(pid, "syscall")?;
+    let words: Vec<&[u8]> = text.split(|b| *b == b' ').collect();
+    let stack = words.get(words.len().wrapping_sub(2)).and_then(|w| w.strip_prefix(b"0x")).and_then(hex);
+    stack.ok_or(Error::Unreadable { what: "syscall", pid })
+}
+
 /// Its command line, arguments separated by blanks; the name in brackets if it has none.
 #[must_use]
 pub fn command_line(pid: i32) -> String {

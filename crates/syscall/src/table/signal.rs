@@ -14,7 +14,7 @@ rows! {
         "The handler is in the guest; whether a signal is ignored, and what becomes of children, home must know.";
     14 rt_sigprocmask (both(Special::RtSigprocmask)) [V, MASK, output(SIGSET), V] {}
         "The mask holds back the guest's handlers; signals of a signalfd must be blocked at home too.";
-    15 rt_sigreturn HERE [] {} "It restores the guest's own registers.";
+    15 rt_sigreturn (both(Special::RtSigreturn)) [] {} "It restores the guest's own registers and mask; home learns the mask.";
     34 pause HOME [] {waits(Restarts, Timeout::None)} "Signals arrive at home and end the wait there.";
     62 kill HOME [V, V] {} PIDS;
     127 rt_sigpending (both(Special::RtSigpending))
