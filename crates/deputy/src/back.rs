@@ -22,7 +22,7 @@ use tern_image::layout::Layout;
 use tern_image::process::DEFAULT;
 use tern_image::{ProcessImage, Reserve, apply};
 use tern_migrate::message::{CallResult, Conversation, Message};
-use tern_migrate::target;
+use tern_migrate::{Partial, target};
 use tern_syscall::{Outcome, gather, scatter};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::pagemap::Run;
@@ -44,6 +44,7 @@ pub(crate) struct Inbound {
 pub(crate) struct Lingering {
     image: Box<ProcessImage>,
     carried: Vec<Siginfo>,
+    partial: Option<Partial>,
 }
 
 /// The process memory as the marshaller sees it.
@@ -85,7 +86,8 @@ impl Member {
         let memory = Memory::open(self.pid.0)?;
         // The last page of our range is not used by any call that is under way: the mailbox ends before it.
         let scratch = reserve.end() - tern_tracee::PAGE;
-        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch, files: &layout.files };
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch, files: &layout.files };
         let done = apply::carry_out(&steps, &mut space);
         let stopped = injection.finish()?;
         self.go_on(stopped)?;
@@ -122,8 +124,10 @@ impl Member {
     pub(crate) fn forget(&mut self, runs: &[Run], messages: &mut Vec<Message>) -> Result<()> {
         let (mut injection, reserve) = self.injection(messages)?;
         let memory = Memory::open(self.pid.0)?;
-        let safe: Vec<Run> = runs.iter().copied().filter(|&(s, l)| !reserve.meets(s, s.saturating_add(l))).collect();
-        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let safe: Vec<Run> =
+            runs.iter().copied().filter(|&(s, l)| !reserve.meets(s, s.saturating_add(l))).collect();
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         let done = target::forget(&mut space, self.pid.0, &safe);
         let stopped = injection.finish()?;
         self.go_on(stopped)?;
@@ -143,14 +147,16 @@ impl Member {
     ) -> Result<Option<Stopped>> {
         image.check().map_err(|what| Error::Astray { what: what.into(), pid: self.pid.0 })?;
         // Signals that the last life has taken over and not delivered, and those that it has not taken over.
-        let mut carried: Vec<Siginfo> = talk.carried.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
+        let mut carried: Vec<Siginfo> =
+            talk.carried.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
         let (stopped, settled) = self.settle(&image, talk, messages)?;
-        carried.extend(self.unheard.drain(..).filter(|(count, _)| *count > talk.signals).map(|(_, info)| info));
+        carried
+            .extend(self.unheard.drain(..).filter(|(count, _)| *count > talk.signals).map(|(_, info)| info));
         self.actions.clone_from(&image.actions);
         match settled {
             Settled::Registers(registers) => self.finish(stopped, &image, &registers, &carried).map(Some),
             Settled::Linger => {
-                self.state = State::Lingering(Box::new(Lingering { image, carried }));
+                self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
                 self.go_on(stopped)?;
                 Ok(None)
             }
@@ -165,6 +171,15 @@ impl Member {
         messages: &mut Vec<Message>,
     ) -> Result<(Stopped, Settled)> {
         let mut registers = image.thread.registers;
+        if let Some(partial) = talk.partial.filter(|_| !self.knows(talk.call)) {
+            // The rest of a transfer that was never asked for here: the program is told what was done.
+            partial.mend(&mut registers);
+            (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
+            if image.thread.registers.call().is_none() {
+                registers.rip += 2;
+            }
+            return Ok((self.halt(messages)?, Settled::Registers(registers)));
+        }
         loop {
             let stopped = self.halt(messages)?;
             if !talk.call_open {
@@ -173,10 +188,10 @@ impl Member {
             if let Some(mailbox) = &mut self.mailbox
                 && let Some(current) = self.current.take_if(|_| mailbox.is_done())
             {
-                self.last = Some(made(&current, mailbox.collect(&current.layout)));
+                self.last = Some(made(&current, mailbox.collect(&current)));
             }
             if let Some(last) = self.last.take_if(|last| last.number == talk.call) {
-                self.deliver_result(&mut registers, &last.outcome)?;
+                self.deliver_result(&mut registers, &last.outcome, talk.partial)?;
                 return Ok((stopped, Settled::Registers(registers)));
             }
             let Some(current) = self.current.as_ref().filter(|c| c.request.number == talk.call) else {
@@ -191,7 +206,11 @@ impl Member {
                 std::thread::yield_now();
                 continue;
             }
-            if code == restart::BLOCK || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr)) {
+            let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
+            if cut_short
+                || code == restart::BLOCK
+                || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
+            {
                 return Ok((stopped, Settled::Linger));
             }
             if restart::is(code) {
@@ -205,8 +224,19 @@ impl Member {
         }
     }
 
+    /// Whether this call has been made, or is being made.
+    fn knows(&self, call: u64) -> bool {
+        self.last.as_ref().is_some_and(|l| l.number == call)
+            || self.current.as_ref().is_some_and(|c| c.request.number == call)
+    }
+
     /// Puts the result of a call where the program expects it.
-    fn deliver_result(&self, registers: &mut Registers, outcome: &Outcome) -> Result<()> {
+    fn deliver_result(
+        &self,
+        registers: &mut Registers,
+        outcome: &Outcome,
+        partial: Option<Partial>,
+    ) -> Result<()> {
         let memory = Memory::open(self.pid.0)?;
         let nr = registers.call().unwrap_or_default() as u32;
         let mut ret = outcome.ret;
@@ -214,6 +244,10 @@ impl Member {
             && scatter(&gathered.landings, outcome, &mut HomeMemory(&memory)).is_err()
         {
             ret = -i64::from(libc::EFAULT);
+        }
+        if let Some(partial) = partial {
+            ret = partial.whole(ret);
+            partial.mend(registers);
         }
         registers.rax = ret.cast_unsigned();
         if !restart::is(ret) {
@@ -237,7 +271,8 @@ impl Member {
         if let Some((start, end)) = self.mailbox.as_ref().and_then(crate::mailbox::Mailbox::large) {
             injection.must("release a mailbox", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
         }
-        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         image.restore(&mut space, &memory, reserve, None)?;
         injection.stopped()?.set_xstate(&image.thread.xstate)?;
         for info in carried {
@@ -269,10 +304,12 @@ impl Member {
             return Ok(None);
         }
         let Some(current) = self.current.take() else { return Ok(None) };
-        let outcome = mailbox.collect(&current.layout);
-        let State::Lingering(lingering) = std::mem::replace(&mut self.state, State::Resident) else { return Ok(None) };
+        let outcome = mailbox.collect(&current);
+        let State::Lingering(lingering) = std::mem::replace(&mut self.state, State::Resident) else {
+            return Ok(None);
+        };
         let mut registers = lingering.image.thread.registers;
-        self.deliver_result(&mut registers, &outcome)?;
+        self.deliver_result(&mut registers, &outcome, lingering.partial)?;
         // Nothing that comes now is for a guest: there is none.
         let stopped = self.halt(&mut Vec::new())?;
         self.finish(stopped, &lingering.image, &registers, &lingering.carried).map(Some)
@@ -284,13 +321,18 @@ impl Member {
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn signalled_lingering(&mut self, stopped: Stopped, signal: i32) -> Result<Option<(Stopped, i32)>> {
+    pub(crate) fn signalled_lingering(
+        &mut self,
+        stopped: Stopped,
+        signal: i32,
+    ) -> Result<Option<(Stopped, i32)>> {
         let action = self.actions.get(signal as usize - 1).map_or(DEFAULT, |a| a[0]);
         match crate::signal::judge(action, signal) {
             crate::signal::Verdict::Ignored => self.go_on(stopped).map(|()| None),
             crate::signal::Verdict::Natural => stopped.resume(signal).map(|()| None),
             crate::signal::Verdict::Forward => {
-                let State::Lingering(mut lingering) = std::mem::replace(&mut self.state, State::Resident) else {
+                let State::Lingering(mut lingering) = std::mem::replace(&mut self.state, State::Resident)
+                else {
                     return Ok(Some((stopped, signal)));
                 };
                 let now = stopped.registers()?;
@@ -310,6 +352,7 @@ impl Member {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "one at a time")]
 enum Settled {
     /// The program goes on with these.
     Registers(Registers),

@@ -3,7 +3,6 @@
 
 use crate::family::Family;
 use crate::member::{State, Task};
-use crate::out::halt_resident;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_tracee::procfs;
@@ -16,7 +15,12 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
         let was_away = member.is_away();
         let at_exec = matches!(member.state, State::AtExec);
-        let interrupted = matches!(member.state, State::Outbound(_));
+        // A move that was under way begins again with the new program.
+        let outbound = match &member.state {
+            State::Outbound(outbound) => Some(outbound.peer),
+            _ => None,
+        };
+        let prepared_soon = matches!(member.state, State::Resident) && member.task.is_some();
         stopped.set_options(FOLLOW_EXEC)?;
         // What was known of the old image is gone with it.
         (member.reserve, member.mailbox, member.current, member.last) = (None, None, None, None);
@@ -28,17 +32,19 @@ impl Family {
             // Handlers are reset by exec; ignored signals stay ignored.
             action[0] = u64::from(action[0] == tern_image::process::IGNORE);
         }
-        let peer = member.peer;
+        let peer = outbound.unwrap_or(member.peer);
         if was_away {
             member.used = (member.used.0 + member.used.1, 0);
             member.epoch = member.epoch.next();
             self.tell_peer(peer, pid, &Message::Drop);
         }
-        if interrupted {
-            self.refuse(pid, "it executed another program just then; try again");
+        if prepared_soon {
+            return stopped.resume(0);
+        }
+        if let Some(peer) = outbound {
             self.tell_peer(peer, pid, &Message::Drop);
         }
-        if !was_away && !at_exec {
+        if !was_away && !at_exec && outbound.is_none() {
             self.let_go(pid, stopped, 0);
             return Ok(());
         }
@@ -46,9 +52,11 @@ impl Family {
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
         let stopped = tern_tracee::stop::wait_stop(pid.0)?;
-        let stopped = if stopped.stop == tern_tracee::Stop::Interrupt { stopped } else {
+        let stopped = if stopped.stop == tern_tracee::Stop::Interrupt {
+            stopped
+        } else {
             stopped.resume(0)?;
-            halt_resident(pid.0)?
+            self.halt_at_home(pid)?
         };
         let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
         if was_away {

@@ -1,13 +1,12 @@
 //! A family at home: its processes, the shims that hold its guests, and what happens between them.
 
-use crate::back::Inbound;
 use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
 use crate::out::Leaving;
 use crate::peer::Peer;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
 use tern_control::{MigrationReport, Refusal, RefusalKind};
@@ -106,6 +105,12 @@ impl Family {
         }
     }
 
+    /// Brings a process that runs at home to a stand.
+    pub(crate) fn halt_at_home(&mut self, pid: HomePid) -> tern_tracee::Result<Stopped> {
+        let mut none = None;
+        crate::out::halt_resident(pid.0, self.members.get_mut(&pid).map_or(&mut none, |m| &mut m.partial))
+    }
+
     /// Lets a process that is home go on by itself: from now on we are nothing to it.
     pub(crate) fn let_go(&mut self, pid: HomePid, stopped: Stopped, signal: i32) {
         if let Err(error) = stopped.detach(signal) {
@@ -166,7 +171,9 @@ impl Family {
                 if sent.is_err() {
                     self.lose(peer);
                     self.stay_home(pid, Some(stopped), "the link to that node was cut");
-                } else if let Err(error) = stopped.resume(0) {
+                } else if let Err(error) =
+                    self.members.get_mut(&pid).map_or(Ok(()), |m| m.run_meanwhile(stopped))
+                {
                     self.lost(pid, &error);
                 }
             }
@@ -188,7 +195,7 @@ impl Family {
         };
         let back = match stopped.or(held) {
             Some(stopped) => Ok(stopped),
-            None => crate::out::halt_resident(pid.0),
+            None => crate::out::halt_resident(pid.0, &mut member.partial),
         };
         match back.and_then(|stopped| member.run_on(stopped)) {
             Ok(stopped) => self.let_go(pid, stopped, 0),
@@ -203,7 +210,9 @@ impl Family {
         work: impl FnOnce(&mut Option<Sending>, &mut Leaving<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
+        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else {
+            return;
+        };
         let (stopped, image) = (outbound.stopped.take(), outbound.image.take());
         let mut leaving = Leaving { member, stopped, image };
         let done = match self.peers.get_mut(outbound.peer).and_then(|p| p.link.as_mut()) {
@@ -273,7 +282,9 @@ impl Family {
             self.tell_peer(old, pid, &Message::Drop);
             return;
         }
-        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
+        let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else {
+            return;
+        };
         let (Some(stopped), Some(image)) = (outbound.stopped.take(), outbound.image.take()) else {
             member.state = State::Outbound(outbound);
             return self.stay_home(pid, None, "its node was ready before it was sent");
@@ -343,7 +354,10 @@ impl Family {
     }
 
     fn depart_onward(&mut self, pid: HomePid, next: usize) {
-        let Some(migration) = self.members.get(&pid).and_then(|m| m.task.as_ref()).map(|t| t.migration) else { return };
+        let Some(migration) = self.members.get(&pid).and_then(|m| m.task.as_ref()).map(|t| t.migration)
+        else {
+            return;
+        };
         let peer = &self.peers[next];
         let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
         let departure = Departure::Onward { migration, address, shim, fingerprint };
@@ -353,7 +367,7 @@ impl Family {
     pub(crate) fn begin_home(&mut self, pid: HomePid) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let Some(migration) = member.task.as_ref().map(|t| t.migration) else { return };
-        member.state = State::Inbound(Box::new(Inbound::default()));
+        member.state = State::Inbound(Box::default());
         self.tell(pid, &Message::Depart(Departure::Home(migration)));
     }
 
@@ -382,6 +396,7 @@ impl Family {
         let State::Inbound(inbound) = &member.state else { return };
         if let Some(task) = &mut member.task {
             task.bytes = inbound.bytes;
+            task.frozen = Instant::now().checked_sub(Duration::from_micros(talk.frozen_us));
         }
         fault::point("home", Phase::HandOver);
         // The point of no return of a journey home: this life ends here, and no call of its guest is performed
@@ -418,7 +433,8 @@ impl Family {
             stays = true;
         }
         let from = self.peers[member.peer].node;
-        member.reason = if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
+        member.reason =
+            if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
         tracing::info!(%pid, reason = member.reason, "it is fetched home");
         member.task = Some(Task::new(None, from));
         self.begin_home(pid);

@@ -20,7 +20,10 @@ impl Family {
         let bell = self.bell.clone();
         let newborn = self.newborn.remove(&child.0);
         let Some(parent) = self.members.get_mut(&pid) else { return stopped.resume(0) };
-        match newborn.map_or_else(|| stop::wait_stop(child.0), Ok).and_then(|n| parent.child(child, n, &cache, bell)) {
+        match newborn
+            .map_or_else(|| stop::wait_stop(child.0), Ok)
+            .and_then(|n| parent.child(child, n, &cache, bell))
+        {
             Ok(member) => {
                 if let Some(current) = &mut parent.current {
                     current.child = Some(child);
@@ -37,8 +40,15 @@ impl Family {
 }
 
 impl Member {
-    fn child(&self, pid: HomePid, mut stopped: Stopped, cache: &std::path::Path, bell: Bell) -> Result<Member> {
-        let reserve = self.reserve.ok_or_else(|| Error::Astray { what: "forked at home".into(), pid: pid.0 })?;
+    fn child(
+        &self,
+        pid: HomePid,
+        mut stopped: Stopped,
+        cache: &std::path::Path,
+        bell: Bell,
+    ) -> Result<Member> {
+        let reserve =
+            self.reserve.ok_or_else(|| Error::Astray { what: "forked at home".into(), pid: pid.0 })?;
         while stopped.stop != Stop::Interrupt {
             stopped.resume(0)?;
             stopped = stop::wait_stop(pid.0)?;
@@ -71,6 +81,7 @@ impl Member {
             reason: String::new(),
             homecomings: VecDeque::new(),
             used: (0, 0),
+            partial: None,
             job_stopped: false,
         })
     }

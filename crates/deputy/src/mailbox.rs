@@ -4,11 +4,13 @@
 //! thread, which shows their end by a descriptor of the main loop.
 
 use crate::blob::{DONE, HEADER, IDLE, NUMBER, REQUEST, RESULT, STATE};
+use crate::member::Current;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tern_image::Reserve;
+use tern_migrate::Partial;
 use tern_syscall::{Layout, Outcome};
 use tern_tracee::inject::Injection;
 use tern_tracee::pidfd::Pidfd;
@@ -164,8 +166,11 @@ impl Mailbox {
     }
 
     /// Takes the result of a call that has ended.
-    pub(crate) fn collect(&mut self, layout: &Layout) -> Outcome {
-        let ret = self.result();
+    pub(crate) fn collect(&mut self, current: &Current) -> Outcome {
+        let (mut ret, layout) = (self.result(), &current.layout);
+        if let Some(partial) = current.partial.filter(|_| !Partial::goes_on(ret)) {
+            ret = partial.whole(ret);
+        }
         let (memory, offset, _) = self.data.of(layout.size());
         let outcome = layout.collect(ret, memory.bytes(offset));
         self.rest();
@@ -230,10 +235,14 @@ fn map(
         }
         ret => Ok(ret.cast_unsigned()),
     };
-    let number = must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
+    let number =
+        must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
     let memory = Pidfd::open(pid)?.descriptor(number as i32)?;
-    rustix::fs::ftruncate(&memory, size as u64)
-        .map_err(|e| Error::Refused { operation: "size a mailbox", pid, source: e.into() })?;
+    rustix::fs::ftruncate(&memory, size as u64).map_err(|e| Error::Refused {
+        operation: "size a mailbox",
+        pid,
+        source: e.into(),
+    })?;
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = libc::MAP_SHARED | if at.is_some() { libc::MAP_FIXED } else { 0 };
     let args = [at.unwrap_or(0), size as u64, prot, flags as u64, number, 0];

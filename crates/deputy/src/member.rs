@@ -10,6 +10,7 @@ use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::Action;
+use tern_migrate::Partial;
 use tern_migrate::message::{CallRequest, CallResult, Machine};
 use tern_syscall::Layout;
 use tern_tracee::Memory;
@@ -51,6 +52,8 @@ pub(crate) struct Member {
     pub(crate) homecomings: VecDeque<Instant>,
     /// CPU time of its guests, in milliseconds: of lives that are over, and of the present one.
     pub(crate) used: (u64, u64),
+    /// A transfer that our first interruption cut short.
+    pub(crate) partial: Option<Partial>,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
 }
@@ -82,6 +85,8 @@ pub(crate) struct Current {
     pub(crate) request: CallRequest,
     pub(crate) layout: Layout,
     pub(crate) since: Instant,
+    /// The part that is done, if we have interrupted a transfer.
+    pub(crate) partial: Option<Partial>,
     /// The child of a fork.
     pub(crate) child: Option<HomePid>,
 }
@@ -134,4 +139,3 @@ impl Member {
         }
     }
 }
-

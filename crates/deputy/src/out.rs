@@ -19,6 +19,7 @@ use tern_image::pages::Finder;
 use tern_image::process::IGNORE;
 use tern_image::{FileRef, ProcessImage, Reserve};
 use tern_migrate::message::{Conversation, Offer};
+use tern_migrate::partial::{Partial, rest};
 use tern_migrate::source::{Movable, SendError, Sending, Source, machine};
 use tern_tracee::dirty::Tracker;
 use tern_tracee::inject::{self, Injection, Site};
@@ -46,7 +47,7 @@ pub(crate) struct Outbound {
 ///
 /// # Errors
 /// If it is gone.
-pub(crate) fn halt_resident(pid: i32) -> Result<Stopped> {
+pub(crate) fn halt_resident(pid: i32, partial: &mut Option<Partial>) -> Result<Stopped> {
     stop::interrupt(pid)?;
     loop {
         let stopped = stop::wait_stop(pid)?;
@@ -55,6 +56,9 @@ pub(crate) fn halt_resident(pid: i32) -> Result<Stopped> {
                 let mut registers = stopped.registers()?;
                 let before = registers;
                 mend(&mut registers);
+                if let Some(cut) = rest(&mut registers, *partial) {
+                    *partial = Some(cut);
+                }
                 if registers != before {
                     stopped.set_registers(&registers)?;
                 }
@@ -73,7 +77,12 @@ impl Member {
     ///
     /// # Errors
     /// If it is gone, or has no room; it is as before.
-    pub(crate) fn prepare(&mut self, stopped: Stopped, peer: usize, home: tern_ids::NodeId) -> Result<(Stopped, Offer)> {
+    pub(crate) fn prepare(
+        &mut self,
+        stopped: Stopped,
+        peer: usize,
+        home: tern_ids::NodeId,
+    ) -> Result<(Stopped, Offer)> {
         let pid = self.pid.0;
         let (mut injection, maps, memory) = inject::through_vdso(stopped)?;
         let reserve = Reserve::take(&mut injection)?;
@@ -94,6 +103,21 @@ impl Member {
         self.state = State::Outbound(Box::new(outbound));
         let offer = self.offer(home);
         Ok((stopped, offer?))
+    }
+
+    /// Lets a prepared process run while it is being sent, unless it is in the middle of a transfer that we have
+    /// cut short: then it stands still until the rest can be transferred.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn run_meanwhile(&mut self, stopped: Stopped) -> Result<()> {
+        match &mut self.state {
+            State::Outbound(outbound) if self.partial.is_some() => {
+                outbound.stopped = Some(stopped);
+                Ok(())
+            }
+            _ => stopped.resume(0),
+        }
     }
 
     /// What is offered to a node.
@@ -126,6 +150,14 @@ impl Member {
     /// If it is gone.
     pub(crate) fn run_on(&mut self, stopped: Stopped) -> Result<Stopped> {
         self.state = State::Resident;
+        if let Some(partial) = self.partial.take() {
+            // A transfer that we have cut short stays so: its program is told how much was done.
+            let mut registers = stopped.registers()?;
+            partial.mend(&mut registers);
+            (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
+            registers.rip += 2;
+            stopped.set_registers(&registers)?;
+        }
         let Some(reserve) = self.reserve.take() else { return Ok(stopped) };
         let (mut injection, _, _) = inject::through_vdso(stopped)?;
         reserve.release(&mut injection)?;
@@ -161,12 +193,10 @@ impl Member {
     }
 
     /// Registers with which a deputy begins to wait for calls.
-    pub(crate) fn blob_registers(
-        from: &tern_tracee::Registers,
-        reserve: Reserve,
-    ) -> tern_tracee::Registers {
+    pub(crate) fn blob_registers(from: &tern_tracee::Registers, reserve: Reserve) -> tern_tracee::Registers {
         let cleared = from.calling(reserve.start, 0, &[0; 6]);
-        tern_tracee::Registers { rbx: reserve.room(), ..cleared }
+        // The program's stack pointer may be on its signal stack, which could then not be changed.
+        tern_tracee::Registers { rbx: reserve.room(), rsp: reserve.end() - 256, ..cleared }
     }
 
     /// Where the program has handlers, the deputy has the default action: their code is not there any more.
@@ -195,7 +225,8 @@ impl Member {
         let stopped = self.halt(&mut Vec::new())?;
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         let memory = Memory::open(self.pid.0)?;
-        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         image.restore(&mut space, &memory, reserve, None)?;
         injection.stopped()?.set_xstate(&image.thread.xstate)?;
         injection.stopped()?.set_options(FOLLOW_EXEC)?;
@@ -215,7 +246,8 @@ impl Member {
             let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
             for (start, end) in parts.into_iter().filter(|(start, end)| start < end) {
                 // Locked or sealed memory stays; that costs room, nothing else.
-                let _stays = mailbox.call_raw(libc::SYS_madvise, [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+                let _stays = mailbox
+                    .call_raw(libc::SYS_madvise, [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0]);
             }
         }
     }
@@ -239,7 +271,10 @@ impl Movable for Leaving<'_> {
     }
 
     fn freeze(&mut self) -> Result<bool> {
-        self.stopped = Some(halt_resident(self.member.pid.0)?);
+        // In the middle of a transfer that we have cut short it has not been let go on.
+        if self.stopped.is_none() {
+            self.stopped = Some(halt_resident(self.member.pid.0, &mut self.member.partial)?);
+        }
         Ok(true)
     }
 
@@ -248,12 +283,17 @@ impl Movable for Leaving<'_> {
         let astray = || Error::Astray { what: "captured while it ran".into(), pid };
         let reserve = self.member.reserve.ok_or_else(astray)?;
         let (mut injection, _, memory) = inject::through_vdso(self.stopped.take().ok_or_else(astray)?)?;
-        let mut space = HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         let image = ProcessImage::capture(&mut space, &memory, reserve, layout);
         self.stopped = Some(injection.finish()?);
         let image = image?;
         self.image = Some(Box::new(image.clone()));
-        let talk = Conversation { call: 0, call_open: false, signals: self.member.signals, carried: Vec::new() };
+        let talk = Conversation {
+            signals: self.member.signals,
+            partial: self.member.partial,
+            ..Conversation::default()
+        };
         Ok((image, talk))
     }
 }

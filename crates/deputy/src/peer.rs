@@ -25,10 +25,27 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(node: NodeId, shim: ShimId, address: String, fingerprint: Fingerprint, link: Link) -> Self {
+    pub(crate) fn new(
+        node: NodeId,
+        shim: ShimId,
+        address: String,
+        fingerprint: Fingerprint,
+        link: Link,
+    ) -> Self {
         let (now, inbox) = (Instant::now(), Inbox::default());
         let link = Some(link);
-        Self { node, shim, address, fingerprint, link, inbox, heard: now, spoke: now, lost: None, seeking: false }
+        Self {
+            node,
+            shim,
+            address,
+            fingerprint,
+            link,
+            inbox,
+            heard: now,
+            spoke: now,
+            lost: None,
+            seeking: false,
+        }
     }
 
     /// Sends a message, if the link is up. What must not be lost is sent again on the next link by whoever
@@ -37,6 +54,13 @@ impl Peer {
         match &mut self.link {
             Some(link) => send(link, pid, message, bytes),
             None => Err(LinkError::Closed),
+        }
+    }
+
+    /// Closes the link: there is nothing left to say.
+    pub(crate) fn close(&mut self) {
+        if let Some(mut link) = self.link.take() {
+            let _best_effort = link.drain(Instant::now() + Duration::from_millis(200));
         }
     }
 

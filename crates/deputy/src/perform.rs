@@ -72,7 +72,7 @@ impl Family {
             return;
         }
         let (Some(current), Some(mailbox)) = (member.current.take(), &mut member.mailbox) else { return };
-        let outcome = mailbox.collect(&current.layout);
+        let outcome = mailbox.collect(&current);
         let mut result = made(&current, outcome);
         if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
@@ -100,7 +100,9 @@ impl Member {
     /// Follows a change of the program's mask that was made where it runs: the return of a handler. The guest
     /// makes no call meanwhile, so the deputy is idle.
     pub(crate) fn set_mask(&mut self, mask: u64) {
-        let (Some(mailbox), Some(reserve), None) = (&mut self.mailbox, self.reserve, &self.current) else { return };
+        let (Some(mailbox), Some(reserve), None) = (&mut self.mailbox, self.reserve, &self.current) else {
+            return;
+        };
         let at = reserve.end() - 16;
         if self.memory.write(at, &mask.to_le_bytes()).is_ok() {
             mailbox.call_raw(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, at, 0, 8, 0, 0]);
@@ -126,7 +128,7 @@ impl Member {
         }
         mailbox.post(&layout)?;
         let waits = forks_or_ends(request.call.nr);
-        self.current = Some(Current { request, layout, since: Instant::now(), child: None });
+        self.current = Some(Current { request, layout, since: Instant::now(), partial: None, child: None });
         // A fork's event must be seen to before it can end.
         if !waits && mailbox.soon() {
             return Ok(true);

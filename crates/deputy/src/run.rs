@@ -3,7 +3,6 @@
 use crate::family::{Event, Family, Found};
 use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
-use crate::out::halt_resident;
 use crate::peer::Peer;
 use crate::ternd;
 use std::collections::{HashMap, VecDeque};
@@ -79,11 +78,17 @@ impl Family {
     }
 
     fn wait(&mut self) -> anyhow::Result<()> {
-        let mut fds: Vec<(BorrowedFd<'_>, i16)> =
-            vec![(self.door.as_fd(), libc::POLLIN), (self.door.children(), libc::POLLIN), (self.bell.fd(), libc::POLLIN)];
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![
+            (self.door.as_fd(), libc::POLLIN),
+            (self.door.children(), libc::POLLIN),
+            (self.bell.fd(), libc::POLLIN),
+        ];
         let mut timeout = BEAT / 2;
         for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
-            fds.push((link.as_fd(), if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }));
+            fds.push((
+                link.as_fd(),
+                if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
+            ));
             if link.has_frame() {
                 timeout = Duration::ZERO;
             }
@@ -118,7 +123,8 @@ impl Family {
                 r#where: Some(self.node_of(m)),
                 from: None,
                 state: if suspended { "suspended" } else { m.state_name() }.into(),
-                cpu_seconds: procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds()) + (m.used.0 + m.used.1) as f64 / 1e3,
+                cpu_seconds: procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds())
+                    + (m.used.0 + m.used.1) as f64 / 1e3,
                 migrations: m.migrations,
                 reason: m.reason.clone(),
                 command: m.command.clone(),
@@ -158,6 +164,7 @@ impl Family {
             reason: String::new(),
             homecomings: VecDeque::new(),
             used: (0, 0),
+            partial: None,
             job_stopped: false,
         };
         self.members.insert(pid, member);
@@ -166,7 +173,8 @@ impl Family {
 
     fn migrate(&mut self, pid: HomePid, to: Destination, caller: Caller) {
         let home = self.start.node;
-        let refuse = |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
+        let refuse =
+            |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
         let to = if to == Destination::Node(home) { Destination::Home } else { to };
         let known = self.members.get(&pid);
         if known.is_some_and(|m| m.task.is_some()) {
@@ -175,7 +183,9 @@ impl Family {
         let away = known.is_some_and(Member::is_away);
         let here = known.map_or(home, |m| self.node_of(m));
         match (to, away) {
-            (Destination::Balance, _) => refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet"),
+            (Destination::Balance, _) => {
+                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet")
+            }
             (Destination::Home, false) => refuse(caller, RefusalKind::BadRequest, "it is at home"),
             (Destination::Node(node), _) if node == here => {
                 refuse(caller, RefusalKind::BadRequest, &format!("it is on node {node} already"));
@@ -189,9 +199,7 @@ impl Family {
                 self.begin_home(pid);
             }
             (Destination::Node(node), _) => {
-                if !away
-                    && let Err(why) = self.can_leave(pid)
-                {
+                if !away && let Err(why) = self.can_leave(pid) {
                     return caller.answer(&ShimReply::Refused(why));
                 }
                 let task = Task::new(Some(caller), here);
@@ -217,7 +225,8 @@ impl Family {
 
     fn at_exec(&mut self, pid: HomePid, candidates: &[NodeId], caller: Caller) {
         if let Err(error) = self.seize(pid) {
-            return caller.answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
+            return caller
+                .answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
         }
         let from = self.start.node;
         let Some(member) = self.members.get_mut(&pid) else { return };
@@ -273,7 +282,7 @@ impl Family {
             Err(refusal) => {
                 self.refuse_with(pid, refusal);
                 if !self.members.get(&pid).is_some_and(Member::is_away)
-                    && let Ok(stopped) = halt_resident(pid.0)
+                    && let Ok(stopped) = self.halt_at_home(pid)
                 {
                     self.let_go(pid, stopped, 0);
                 }
@@ -296,7 +305,7 @@ impl Family {
             }
             return;
         }
-        match halt_resident(pid.0) {
+        match self.halt_at_home(pid) {
             Ok(stopped) => self.begin_out(pid, stopped, peer),
             Err(error) => self.lost(pid, &error),
         }
@@ -415,10 +424,12 @@ impl Family {
                 }
                 self.called(pid, *request);
             }
-            Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => self.inbound(pid, arrived),
-            Message::Frozen if holds => {
+            Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
+                self.inbound(pid, arrived)
+            }
+            Message::Frozen(us) if holds => {
                 if let Some(task) = &mut member.task {
-                    task.frozen.get_or_insert_with(Instant::now);
+                    task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
                 }
             }
             Message::Stayed(why) if holds => self.stayed(pid, &why),
@@ -508,7 +519,9 @@ impl Family {
         };
         messages.iter().for_each(|m| self.tell(pid, m));
         match done {
-            Ok(()) if matches!(arrived.message, Message::Space(_)) => self.tell(pid, &Message::Want(Vec::new())),
+            Ok(()) if matches!(arrived.message, Message::Space(_)) => {
+                self.tell(pid, &Message::Want(Vec::new()))
+            }
             Ok(()) => {}
             Err(error) if error.is_gone() => self.lost(pid, &error),
             Err(error) => {
@@ -528,7 +541,9 @@ impl Family {
         for pid in pids {
             let Some(member) = self.members.get(&pid) else { continue };
             match &member.state {
-                State::Outbound(o) if o.peer == at => self.stay_home(pid, None, "the link to that node was cut"),
+                State::Outbound(o) if o.peer == at => {
+                    self.stay_home(pid, None, "the link to that node was cut")
+                }
                 State::Going(o) if o.peer == at => self.revoke(pid, "the link to that node was cut"),
                 State::Onward(next) if *next == at || member.peer == at => {
                     self.stayed(pid, "a link was cut");
@@ -545,6 +560,10 @@ impl Family {
         let silent = Duration::from_secs(u64::from(self.start.suspend_after));
         for at in 0..self.peers.len() {
             let needed = self.members.values().any(|m| m.peer == at && m.is_away());
+            let used = needed || self.members.values().any(|m| m.task.is_some());
+            if !used && self.peers[at].link.is_some() {
+                self.peers[at].close();
+            }
             let peer = &mut self.peers[at];
             if peer.link.is_some() && peer.spoke.elapsed() > BEAT {
                 peer.spoke = Instant::now();
@@ -569,10 +588,13 @@ impl Family {
             (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.bell.clone());
         let peer = &mut self.peers[at];
         peer.seeking = true;
-        let (node, shim, fingerprint, mut address) = (peer.node, peer.shim, peer.fingerprint, peer.address.clone());
+        let (node, shim, fingerprint, mut address) =
+            (peer.node, peer.shim, peer.fingerprint, peer.address.clone());
         std::thread::spawn(move || {
             let mut found = Found::Nothing;
-            if let Ok(Reply::Located { address: now, alive }) = ternd::ask(&run_dir, &Request::Locate { node, shim }) {
+            if let Ok(Reply::Located { address: now, alive }) =
+                ternd::ask(&run_dir, &Request::Locate { node, shim })
+            {
                 address = now.unwrap_or(address);
                 if alive == Some(false) {
                     found = Found::Gone;
@@ -580,7 +602,8 @@ impl Family {
             }
             if !matches!(found, Found::Gone)
                 && let Ok(tls) = tern_wire::pinned_client(&key, fingerprint)
-                && let Ok(link) = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
+                && let Ok(link) =
+                    Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
             {
                 found = Found::Link(Box::new(link));
             }
@@ -633,8 +656,10 @@ fn connect(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal>
     let Reply::Prepared { address, shim, fingerprint } = reply else {
         return Err(Refusal::new(RefusalKind::Internal, "ternd answered something else"));
     };
-    let failed = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
+    let failed =
+        |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
     let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
-    let link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE).map_err(|e| failed(&e))?;
+    let link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
+        .map_err(|e| failed(&e))?;
     Ok(Peer::new(node, shim, address, fingerprint, link))
 }

@@ -78,20 +78,28 @@ impl Member {
     /// If it is gone.
     pub(crate) fn go_on(&mut self, stopped: Stopped) -> Result<()> {
         let mut registers = stopped.registers()?;
-        if self.is_in_call(&registers) && registers.rax.cast_signed() == -i64::from(libc::EINTR) {
-            if let (Some(current), Some(mailbox)) = (&mut self.current, &mut self.mailbox)
-                && fails_when_interrupted(current.request.call.nr)
-            {
-                let mut call = current.request.call.clone();
-                call.shorten(current.since.elapsed());
-                if let Ok(layout) = call.lay_out() {
-                    mailbox.refill(&layout);
-                    let args = mailbox.arguments(&layout);
-                    let site = registers.rip - 2;
-                    registers = registers.calling(site, u64::from(layout.nr()), &args);
-                    stopped.set_registers(&registers)?;
-                    current.layout = layout;
-                }
+        if self.is_in_call(&registers)
+            && let Some(current) = &mut self.current
+            && let Some(partial) = tern_migrate::partial::rest(&mut registers, current.partial)
+        {
+            current.partial = Some(partial);
+            stopped.set_registers(&registers)?;
+            return stopped.resume(0);
+        }
+        if self.is_in_call(&registers)
+            && registers.rax.cast_signed() == -i64::from(libc::EINTR)
+            && let (Some(current), Some(mailbox)) = (&mut self.current, &mut self.mailbox)
+            && fails_when_interrupted(current.request.call.nr)
+        {
+            let mut call = current.request.call.clone();
+            call.shorten(current.since.elapsed());
+            if let Ok(layout) = call.lay_out() {
+                mailbox.refill(&layout);
+                let args = mailbox.arguments(&layout);
+                let site = registers.rip - 2;
+                registers = registers.calling(site, u64::from(layout.nr()), &args);
+                stopped.set_registers(&registers)?;
+                current.layout = layout;
             }
         }
         stopped.resume(0)
@@ -149,7 +157,12 @@ mod tests {
 
     #[test]
     fn only_what_we_broke_is_mended() {
-        let waiting = Registers { orig_rax: libc::SYS_epoll_wait as u64, rax: (-4i64).cast_unsigned(), rip: 12, ..Registers::default() };
+        let waiting = Registers {
+            orig_rax: libc::SYS_epoll_wait as u64,
+            rax: (-4i64).cast_unsigned(),
+            rip: 12,
+            ..Registers::default()
+        };
         let mut mended = waiting;
         mend(&mut mended);
         assert_eq!((mended.rip, mended.rax), (10, libc::SYS_epoll_wait as u64));

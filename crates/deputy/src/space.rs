@@ -39,14 +39,22 @@ impl Space for HomeSpace<'_> {
         self.memory.write_forced(self.scratch, &path)?;
         let at_cwd = i64::from(libc::AT_FDCWD).cast_unsigned();
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-        let fd = self.injection.must("open a mapped file", libc::SYS_openat, [at_cwd, self.scratch, flags, 0, 0, 0])?;
-        let same = std::fs::metadata(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|m| m.ino() == file.inode && m.size() == file.size);
+        let fd = self.injection.must(
+            "open a mapped file",
+            libc::SYS_openat,
+            [at_cwd, self.scratch, flags, 0, 0, 0],
+        )?;
+        let same = std::fs::metadata(format!("/proc/{pid}/fd/{fd}"))
+            .is_ok_and(|m| m.ino() == file.inode && m.size() == file.size);
         let args = [region.start, region.len(), u64::from(region.prot), apply::flags(region), fd, offset];
         let at = if same { Some(self.injection.call(libc::SYS_mmap, args)?) } else { None };
         self.injection.must("close a mapped file", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         match at {
             Some(at) if at.cast_unsigned() == region.start => Ok(()),
-            Some(at) => Err(astray(format!("{name} cannot be mapped: {}", std::io::Error::from_raw_os_error((-at) as i32)))),
+            Some(at) => Err(astray(format!(
+                "{name} cannot be mapped: {}",
+                std::io::Error::from_raw_os_error((-at) as i32)
+            ))),
             None => Err(astray(format!("{name} is not the file any more that it had mapped"))),
         }
     }

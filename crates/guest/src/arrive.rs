@@ -48,8 +48,12 @@ pub fn judge(offer: &Offer, ours: &Machine) -> std::result::Result<(), String> {
         return Err(format!("image version {} is not known here ({})", offer.version, tern_image::VERSION));
     }
     let theirs = &offer.machine;
-    let missing: Vec<&str> =
-        theirs.cpu_flags.iter().filter(|f| ours.cpu_flags.binary_search(f).is_err()).map(String::as_str).collect();
+    let missing: Vec<&str> = theirs
+        .cpu_flags
+        .iter()
+        .filter(|f| ours.cpu_flags.binary_search(f).is_err())
+        .map(String::as_str)
+        .collect();
     if !missing.is_empty() {
         return Err(format!("the processor here lacks {}", missing.join(", ")));
     }
@@ -127,9 +131,17 @@ impl Arriving {
     ///
     /// # Errors
     /// If it is not the content that was announced.
-    pub fn take_file(&mut self, file: u32, offset: u64, piece: &[u8], memory: &Memory, cache: &mut Cache) -> Result<()> {
+    pub fn take_file(
+        &mut self,
+        file: u32,
+        offset: u64,
+        piece: &[u8],
+        memory: &Memory,
+        cache: &mut Cache,
+    ) -> Result<()> {
         let layout = self.layout.as_ref();
-        let reference = layout.and_then(|l| l.files.get(file as usize)).filter(|_| self.missing.contains(&file));
+        let reference =
+            layout.and_then(|l| l.files.get(file as usize)).filter(|_| self.missing.contains(&file));
         let reference = reference.ok_or_else(|| self.astray("a file that was not wanted"))?;
         let complete = cache.put(reference, offset, piece);
         if complete.map_err(|e| self.astray(&e.to_string()))? {
@@ -191,7 +203,9 @@ impl Arriving {
             return Err(self.astray("pages in our range"));
         }
         let astray = self.astray("pages before their address space");
-        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else { return Err(astray) };
+        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else {
+            return Err(astray);
+        };
         let pid = injection.pid();
         let mut space = GuestSpace { injection, listener, cache, files: &[] };
         target::forget(&mut space, pid, runs)
@@ -211,7 +225,9 @@ impl Arriving {
         image.check().map_err(|what| self.astray(what))?;
         let (offer, astray) = (&self.offer, self.astray("an image before its address space"));
         let title = Member::title(offer.home, offer.pid, &offer.command);
-        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else { return Err(astray) };
+        let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else {
+            return Err(astray);
+        };
         let mut space = GuestSpace { injection, listener, cache, files: &image.layout.files };
         image.restore(&mut space, memory, offer.reserve, Some(&title))?;
         injection.stopped()?.set_xstate(&image.thread.xstate)?;
@@ -267,9 +283,13 @@ fn empty(injection: &mut Injection, memory: &Memory, layout: &Layout, reserve: R
     let now = procfs::maps(pid)?;
     let kernels: Vec<&Mapping> = now.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]").collect();
     let targets: Vec<u64> = layout.kernels().map(|r| r.start).collect();
-    let same = kernels.len() == targets.len() && kernels.iter().zip(layout.kernels()).all(|(m, r)| m.len() == r.len());
+    let same = kernels.len() == targets.len()
+        && kernels.iter().zip(layout.kernels()).all(|(m, r)| m.len() == r.len());
     if !same {
-        return Err(Error::Astray { what: "the kernel's own mappings are not those of its home".into(), pid });
+        return Err(Error::Astray {
+            what: "the kernel's own mappings are not those of its home".into(),
+            pid,
+        });
     }
     let code = inject::own_site().0;
     if reserve.meets(code & !(PAGE - 1), code + 2) {
@@ -285,12 +305,20 @@ fn empty(injection: &mut Injection, memory: &Memory, layout: &Layout, reserve: R
         mremap(injection, m.start, m.len(), at)?;
         at += m.len();
     }
-    injection.must("map our range", libc::SYS_mmap, [reserve.start, Reserve::LEN, prot, fixed, u64::MAX, 0])?;
+    injection.must(
+        "map our range",
+        libc::SYS_mmap,
+        [reserve.start, Reserve::LEN, prot, fixed, u64::MAX, 0],
+    )?;
     memory.write(reserve.start, &SYSCALL)?;
     let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
     injection.must("protect the stub", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
     injection.set_site(Site(reserve.start));
-    for (start, end) in [(0, reserve.start.min(away)), (reserve.end().min(at), reserve.start.max(away)), (reserve.end().max(at), tern_tracee::TASK_END)] {
+    for (start, end) in [
+        (0, reserve.start.min(away)),
+        (reserve.end().min(at), reserve.start.max(away)),
+        (reserve.end().max(at), tern_tracee::TASK_END),
+    ] {
         if start < end {
             injection.must("remove our memory", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
         }
@@ -343,6 +371,7 @@ pub fn sandbox(offer: &Offer, uid: u32, gid: u32) -> std::io::Result<Sandbox> {
         home.cast_signed() - now
     };
     let [monotonic, boot] = offer.clocks;
-    let shifts = [shift(rustix::time::ClockId::Monotonic, monotonic), shift(rustix::time::ClockId::Boottime, boot)];
+    let shifts =
+        [shift(rustix::time::ClockId::Monotonic, monotonic), shift(rustix::time::ClockId::Boottime, boot)];
     Sandbox::make(uid, gid, shifts)
 }

@@ -85,11 +85,17 @@ impl Movable for Going<'_> {
 
     fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, Conversation)> {
         let member = &mut *self.member;
-        let astray = || tern_tracee::Error::Astray { what: "captured without having arrived".into(), pid: member.host };
-        let (Some(stopped), Some(listener)) = (self.stopped.take(), member.listener.clone()) else { return Err(astray()) };
+        let astray = || tern_tracee::Error::Astray {
+            what: "captured without having arrived".into(),
+            pid: member.host,
+        };
+        let (Some(stopped), Some(listener)) = (self.stopped.take(), member.listener.clone()) else {
+            return Err(astray());
+        };
         let mut image = member.image.take().ok_or_else(astray)?;
         let mut injection = Injection::begin(stopped, Site(member.reserve.start))?;
-        let mut space = GuestSpace { injection: &mut injection, listener: &listener, cache: self.cache, files: &[] };
+        let mut space =
+            GuestSpace { injection: &mut injection, listener: &listener, cache: self.cache, files: &[] };
         let done = image.recapture(&mut space, &member.memory, member.reserve, layout);
         let copy = (*image).clone();
         member.image = Some(image);

@@ -52,7 +52,13 @@ impl Member {
     ///
     /// # Errors
     /// If the guest is gone or the kernel will not fork; the parent then got EAGAIN.
-    pub fn fork(&mut self, open: &OpenCall, child: HomePid, own_pid: i32, sandbox: &Sandbox) -> Result<Member> {
+    pub fn fork(
+        &mut self,
+        open: &OpenCall,
+        child: HomePid,
+        own_pid: i32,
+        sandbox: &Sandbox,
+    ) -> Result<Member> {
         let args = arguments(open.trap.nr, &open.trap.args);
         let io = |source| Error::Refused { operation: "choose a pid", pid: self.host, source };
         sandbox.next_pid(own_pid).map_err(io)?;
@@ -68,7 +74,8 @@ impl Member {
         let host = match self.clone_through(&args, own_pid)? {
             Ok(host) => host,
             Err(failed) => {
-                failed.set_registers(&Registers { rax: (-i64::from(libc::EAGAIN)).cast_unsigned(), ..after })?;
+                failed
+                    .set_registers(&Registers { rax: (-i64::from(libc::EAGAIN)).cast_unsigned(), ..after })?;
                 failed.set_sigmask(mask)?;
                 failed.resume(0)?;
                 return Err(Error::Astray { what: "it could not fork here".into(), pid: self.host });
@@ -123,13 +130,18 @@ impl Member {
 
     /// Lets the clone through the filter and waits for its event: the child's pid here, or the parent after a
     /// clone that failed.
-    fn clone_through(&mut self, args: &[u64; 6], own_pid: i32) -> Result<std::result::Result<i32, stop::Stopped>> {
+    fn clone_through(
+        &mut self,
+        args: &[u64; 6],
+        own_pid: i32,
+    ) -> Result<std::result::Result<i32, stop::Stopped>> {
         let Some(listener) = self.listener.clone() else { return Err(Error::Gone { pid: self.host }) };
         let give_up = Instant::now() + Duration::from_secs(10);
         let mut host = None;
         loop {
             if let Some(call) = listener.receive()? {
-                let ours = call.pid == self.host && i64::from(call.nr) == libc::SYS_clone && call.args == *args;
+                let ours =
+                    call.pid == self.host && i64::from(call.nr) == libc::SYS_clone && call.args == *args;
                 if ours {
                     listener.pass(call.id)?;
                 } else {
@@ -154,7 +166,10 @@ impl Member {
                 return Ok(Ok(host));
             }
             if Instant::now() > give_up {
-                return Err(Error::Astray { what: format!("no child {own_pid} came of its fork"), pid: self.host });
+                return Err(Error::Astray {
+                    what: format!("no child {own_pid} came of its fork"),
+                    pid: self.host,
+                });
             }
         }
     }

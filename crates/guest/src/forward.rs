@@ -95,7 +95,10 @@ impl Member {
     ///
     /// # Errors
     /// If the guest is gone.
-    pub fn answered(&mut self, result: CallResult) -> std::result::Result<Option<(OpenCall, CallResult)>, Failed> {
+    pub fn answered(
+        &mut self,
+        result: CallResult,
+    ) -> std::result::Result<Option<(OpenCall, CallResult)>, Failed> {
         if result.number != self.talk.call || !self.open.as_ref().is_some_and(|o| o.sent.is_some()) {
             return Ok(None);
         }
@@ -121,6 +124,10 @@ impl Member {
         if scatter(&gathered.landings, &result.outcome, &mut GuestMemory(&self.memory)).is_err() {
             ret = -i64::from(libc::EFAULT);
         }
+        if let Some(partial) = self.talk.partial.filter(|_| !restart::is(ret) || self.has_raised()) {
+            self.talk.partial = None;
+            return Ok(self.answer_whole(id, &partial, ret)?);
+        }
         let interrupted = restart::is(ret) || ret == -i64::from(libc::EINTR);
         if interrupted && self.has_raised() {
             if let Some(mask) = gathered.call.mask() {
@@ -132,6 +139,21 @@ impl Member {
             return Ok(self.answer_restart(id, ret)?);
         }
         Ok(self.reply(id, ret)?)
+    }
+
+    /// Answers the rest of a transfer: the program gets the sum, and its own arguments back in their registers.
+    fn answer_whole(
+        &mut self,
+        id: u64,
+        partial: &tern_migrate::Partial,
+        ret: i64,
+    ) -> tern_tracee::Result<()> {
+        let stopped = self.halt_in(id)?;
+        let mut registers = stopped.registers()?;
+        partial.mend(&mut registers);
+        (registers.rax, registers.orig_rax) = (partial.whole(ret).cast_unsigned(), u64::MAX);
+        stopped.set_registers(&registers)?;
+        stopped.resume(0)
     }
 
     /// Answers a call that had a signal mask of its own and was interrupted by a signal that only this mask

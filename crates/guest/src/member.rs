@@ -139,9 +139,13 @@ impl Member {
 
     /// Whether it can be halted now. While a signal waits that has interrupted its call at home, the result of
     /// that call is under way; halted before it, the guest would take the signal first and lose the result.
+    /// And a call with a local part, once home has done its part, must be done here as well before it moves.
     #[must_use]
     pub fn can_halt(&self) -> bool {
-        !(self.open.is_some() && self.has_raised())
+        let Some(open) = &self.open else { return true };
+        let two_parts =
+            matches!(tern_syscall::route(open.trap.nr, &open.trap.args), tern_syscall::Route::Both(_));
+        !(self.has_raised() || two_parts && open.sent.is_some())
     }
 
     /// Keeps the kernel from returning a restart code to the program: with no signal pending, a stop does it.

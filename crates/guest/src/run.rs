@@ -24,6 +24,8 @@ use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How often the link is shown to be alive.
 const BEAT: Duration = Duration::from_secs(1);
+/// How long home may leave us without a guest.
+const LAST_WORDS: Duration = Duration::from_secs(30);
 /// How long a peer may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
@@ -47,6 +49,8 @@ struct Family {
     machine: Machine,
     members: HashMap<HomePid, Member>,
     by_host: HashMap<i32, HomePid>,
+    /// Since when there has been no guest.
+    empty_since: Instant,
     /// There has been a guest: when the last is gone, so are we.
     populated: bool,
 }
@@ -77,6 +81,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         machine,
         members: HashMap::new(),
         by_host: HashMap::new(),
+        empty_since: Instant::now(),
         populated: false,
         start,
     };
@@ -100,11 +105,17 @@ impl Family {
         let give_up = Duration::from_secs(u64::from(self.start.give_up_after));
         // Home gives up first; a guest that outlived that would be alone.
         let lost = self.home.is_none() && self.heard.elapsed() > give_up + Duration::from_secs(5);
-        (self.populated && self.members.is_empty()) || lost
+        // Home closes the link when it needs us no more. One that forgets us is not waited for for ever.
+        let left =
+            self.members.is_empty() && (self.home.is_none() || self.empty_since.elapsed() > LAST_WORDS);
+        (self.populated && left) || lost
     }
 
     fn turn(&mut self) -> anyhow::Result<()> {
         self.wait()?;
+        if !self.members.is_empty() {
+            self.empty_since = Instant::now();
+        }
         self.answer_node();
         self.take_stops();
         self.take_messages();
@@ -117,16 +128,23 @@ impl Family {
 
     fn wait(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
-        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.door.as_fd(), libc::POLLIN), (self.door.children(), libc::POLLIN)];
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> =
+            vec![(self.door.as_fd(), libc::POLLIN), (self.door.children(), libc::POLLIN)];
         let busy = self.members.values().any(|m| matches!(m.state, State::Departing(_)));
         for link in self.home.iter().chain(self.sources.iter().map(|s| &s.0)) {
-            fds.push((link.as_fd(), if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }));
+            fds.push((
+                link.as_fd(),
+                if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
+            ));
         }
         for member in self.members.values() {
             if let State::Departing(departing) = &member.state
                 && let Some(link) = &departing.link
             {
-                fds.push((link.as_fd(), if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN }));
+                fds.push((
+                    link.as_fd(),
+                    if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
+                ));
             }
         }
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
@@ -385,7 +403,9 @@ impl Family {
                 tracing::warn!("home has not been heard for {suspend:?}");
                 self.lose_home();
             }
-            for member in self.members.values_mut().filter(|m| matches!(m.state, State::Running) && m.can_halt()) {
+            for member in
+                self.members.values_mut().filter(|m| matches!(m.state, State::Running) && m.can_halt())
+            {
                 match member.halt() {
                     Ok(stopped) => member.state = State::Held(stopped),
                     Err(error) => tracing::warn!(%error, "a guest could not be suspended"),
@@ -420,21 +440,23 @@ impl Family {
 
     fn take_from_sources(&mut self) {
         let mut sources = std::mem::take(&mut self.sources);
-        sources.retain_mut(|(link, inbox)| loop {
-            match link.receive() {
-                Ok(Some(frame)) => match inbox.take(frame) {
-                    Ok(Some(arrived)) => {
-                        let pid = arrived.pid;
-                        if let Err(error) = self.receive_part(arrived, Some(link)) {
-                            tracing::warn!(%pid, %error, "an arrival failed");
-                            self.decline(pid, &error.to_string());
+        sources.retain_mut(|(link, inbox)| {
+            loop {
+                match link.receive() {
+                    Ok(Some(frame)) => match inbox.take(frame) {
+                        Ok(Some(arrived)) => {
+                            let pid = arrived.pid;
+                            if let Err(error) = self.receive_part(arrived, Some(link)) {
+                                tracing::warn!(%pid, %error, "an arrival failed");
+                                self.decline(pid, &error.to_string());
+                            }
                         }
-                    }
-                    Ok(None) => {}
+                        Ok(None) => {}
+                        Err(_) => return false,
+                    },
+                    Ok(None) => return true,
                     Err(_) => return false,
-                },
-                Ok(None) => return true,
-                Err(_) => return false,
+                }
             }
         });
         self.sources.append(&mut sources);
@@ -444,7 +466,11 @@ impl Family {
         let pid = arrived.pid;
         let failed = match &arrived.message {
             Message::Offer(offer) => self.offered(offer),
-            Message::Space(_) | Message::File { .. } | Message::Pages(_) | Message::Forget(_) | Message::Image(..) => {
+            Message::Space(_)
+            | Message::File { .. }
+            | Message::Pages(_)
+            | Message::Forget(_)
+            | Message::Image(..) => {
                 let done = self.receive_part(arrived, None);
                 if let Err(error) = done {
                     tracing::warn!(%pid, %error, "an arrival failed");
@@ -468,10 +494,12 @@ impl Family {
                     None => Ok(()),
                 }
             }
-            Message::Signal(count, info) => match (self.members.get_mut(&pid), Siginfo::try_from(info.as_slice())) {
-                (Some(member), Ok(info)) => member.raise(*count, info).map_err(Failed::from),
-                _ => Ok(()),
-            },
+            Message::Signal(count, info) => {
+                match (self.members.get_mut(&pid), Siginfo::try_from(info.as_slice())) {
+                    (Some(member), Ok(info)) => member.raise(*count, info).map_err(Failed::from),
+                    _ => Ok(()),
+                }
+            }
             Message::Stop(stop) => self.job_control(pid, *stop),
             _ => Ok(()),
         };
@@ -489,7 +517,8 @@ impl Family {
         let span = tracing::info_span!("migration", id = %offer.migration, %pid);
         let _in = span.enter();
         fault::point("guest", Phase::Offer);
-        let begun = arrive::judge(offer, &self.machine).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
+        let begun =
+            arrive::judge(offer, &self.machine).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
         match begun {
             Ok(member) => {
                 tracing::info!(command = offer.command, "an offer was accepted");
@@ -525,7 +554,9 @@ impl Family {
     /// Takes a part of an arriving process; answers go to `source` if it comes from another node.
     fn receive_part(&mut self, arrived: Arrived, source: Option<&mut Link>) -> Result<(), Failed> {
         let pid = arrived.pid;
-        if matches!(self.members.get(&pid).map(|m| &m.state), Some(State::Running)) || !self.members.contains_key(&pid) {
+        if matches!(self.members.get(&pid).map(|m| &m.state), Some(State::Running))
+            || !self.members.contains_key(&pid)
+        {
             return Ok(());
         }
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
@@ -562,7 +593,9 @@ impl Family {
     fn go(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> Result<(), Failed> {
         fault::point("guest", Phase::HandOver);
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        let State::Arriving(arriving) = std::mem::replace(&mut member.state, State::Running) else { return Ok(()) };
+        let State::Arriving(arriving) = std::mem::replace(&mut member.state, State::Running) else {
+            return Ok(());
+        };
         let arrived = arriving.finish()?;
         member.epoch = epoch;
         member.home_mask = arrived.image.thread.sigmask;
@@ -674,7 +707,9 @@ impl Family {
         go: impl FnOnce(&mut Sending, &mut Going<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let State::Departing(mut departing) = std::mem::replace(&mut member.state, State::Running) else { return };
+        let State::Departing(mut departing) = std::mem::replace(&mut member.state, State::Running) else {
+            return;
+        };
         let mut going = Going { member, cache: &self.cache, stopped: departing.stopped.take() };
         let done = match departing.link.as_mut().or(self.home.as_mut()) {
             Some(link) => go(&mut departing.sending, &mut going, link),
@@ -688,7 +723,8 @@ impl Family {
                 if let Some(mut link) = departing.link.take() {
                     let _best_effort = link.drain(Instant::now() + Duration::from_secs(10));
                 }
-                self.tell(pid, &Message::Frozen);
+                let frozen = departing.sending.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
+                self.tell(pid, &Message::Frozen(frozen));
             }
             (Ok(_), stopped) => {
                 departing.stopped = stopped;
@@ -711,11 +747,16 @@ impl Family {
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
             loop {
-                let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state) else { break };
+                let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state)
+                else {
+                    break;
+                };
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
                     Ok(Some(frame)) => match Inbox::default().take(frame) {
-                        Ok(Some(Arrived { message: Message::Want(indices), .. })) => drop(self.wanted(pid, &indices)),
+                        Ok(Some(Arrived { message: Message::Want(indices), .. })) => {
+                            drop(self.wanted(pid, &indices))
+                        }
                         _ => self.stay(pid, Some("the next node broke the protocol".into())),
                     },
                     Ok(None) => break,
@@ -736,7 +777,9 @@ impl Family {
     /// A departure is off: the guest runs on.
     fn stay(&mut self, pid: HomePid, why: Option<String>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else { return };
+        let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else {
+            return;
+        };
         if let Some(stopped) = departing.stopped {
             let _gone = stopped.resume(0);
         }

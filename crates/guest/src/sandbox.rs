@@ -124,7 +124,8 @@ impl Sandbox {
     /// # Errors
     /// If the pid is in use there, or beyond what the namespace gives.
     pub fn fork(&self, pid: i32) -> io::Result<Stopped> {
-        let child = self.order_and_wait(FORK, pid)?.ok_or_else(|| io::Error::other("the helper did not fork"))?;
+        let child =
+            self.order_and_wait(FORK, pid)?.ok_or_else(|| io::Error::other("the helper did not fork"))?;
         let status = tern_tracee::procfs::status(child.pid()).map_err(io::Error::other)?;
         if status.own_pid != pid {
             tern_tracee::pidfd::kill(child.pid());
@@ -276,8 +277,10 @@ fn obey(order: [u8; 5], last_pid: i32) -> u8 {
 /// Settles in the namespaces; returns the descriptor by which pids are chosen.
 fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     let check = |ret: i64| if ret < 0 { Err(errno()) } else { Ok(ret) };
-    // SAFETY (all below): plain system calls with valid, NUL-terminated strings and integers.
-    let call = |nr, a: u64, b: u64, c: u64| check(unsafe { libc::syscall(nr, a, b, c) });
+    let call = |nr, a: u64, b: u64, c: u64| {
+        // SAFETY: system calls with integers only.
+        check(unsafe { libc::syscall(nr, a, b, c) })
+    };
     call(libc::SYS_setresgid, 0, 0, 0)?;
     call(libc::SYS_setresuid, 0, 0, 0)?;
     call(libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0)?;
@@ -286,12 +289,17 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: as above.
-    let last_pid = check(unsafe { libc::open(c"/proc/sys/kernel/ns_last_pid".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }.into())?;
+    let last_pid = check(
+        unsafe { libc::open(c"/proc/sys/kernel/ns_last_pid".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
+            .into(),
+    )?;
     if call(libc::SYS_unshare, libc::CLONE_NEWTIME as u64, 0, 0).is_ok() {
-        let [monotonic, boot] = clock_shift.map(|ns| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000)));
+        let [monotonic, boot] =
+            clock_shift.map(|ns| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000)));
         let text = format!("monotonic {} {}\nboottime {} {}\n", monotonic.0, monotonic.1, boot.0, boot.1);
         // SAFETY: as above.
-        let file = check(unsafe { libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY) }.into())?;
+        let file =
+            check(unsafe { libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY) }.into())?;
         // SAFETY: the text is valid for its length.
         check(unsafe { libc::write(file as i32, text.as_ptr().cast(), text.len()) } as i64)?;
         call(libc::SYS_close, file as u64, 0, 0)?;
@@ -302,7 +310,16 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     let dot = c".".as_ptr();
     // SAFETY: as above.
     unsafe {
-        check(libc::mount(none, c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()).into())?;
+        check(
+            libc::mount(
+                none,
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            )
+            .into(),
+        )?;
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
         check(libc::mount(none, tmp, c"tmpfs".as_ptr(), flags, c"size=4k,mode=0".as_ptr().cast()).into())?;
         check(libc::chdir(tmp).into())?;
@@ -325,10 +342,16 @@ mod tests {
         let guest = sandbox.fork(4711).unwrap();
         assert_eq!(tern_tracee::procfs::status(guest.pid()).unwrap().own_pid, 4711);
         assert_eq!(tern_tracee::procfs::status(guest.pid()).unwrap().uid, [1000; 4]);
-        assert!(fs::read_dir(format!("/proc/{}/root/", guest.pid())).unwrap().next().is_none(), "nothing is mounted");
+        assert!(
+            fs::read_dir(format!("/proc/{}/root/", guest.pid())).unwrap().next().is_none(),
+            "nothing is mounted"
+        );
         let pid = guest.pid();
         drop(sandbox);
-        let gone = |pid| !std::path::Path::new(&format!("/proc/{pid}/ns")).exists() || fs::read_link(format!("/proc/{pid}/ns/pid")).is_err();
+        let gone = |pid| {
+            !std::path::Path::new(&format!("/proc/{pid}/ns")).exists()
+                || fs::read_link(format!("/proc/{pid}/ns/pid")).is_err()
+        };
         assert!(gone(helper) && gone(pid));
     }
 }

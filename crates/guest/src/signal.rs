@@ -14,7 +14,10 @@ use tern_tracee::{Error, Result};
 
 /// Faults that a program's own instructions raise.
 fn is_fault(signal: i32) -> bool {
-    matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS)
+    matches!(
+        signal,
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
+    )
 }
 
 /// The signal number in a siginfo.
@@ -95,7 +98,8 @@ impl Member {
         if !is_fault(signal) || code(&stopped.siginfo()?) <= 0 {
             return stopped.resume(0);
         }
-        let action = self.image.as_ref().and_then(|i| i.actions.get(signal as usize - 1)).map_or(DEFAULT, |a| a[0]);
+        let action =
+            self.image.as_ref().and_then(|i| i.actions.get(signal as usize - 1)).map_or(DEFAULT, |a| a[0]);
         let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
         if action == DEFAULT || action == IGNORE || blocked {
             // It stands still until home, told by the main loop, has ended its deputy.

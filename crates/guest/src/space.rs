@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use tern_image::content::Cache;
 use tern_image::layout::{FileRef, Layout, Region};
-use tern_image::{apply, Reserve};
+use tern_image::{Reserve, apply};
 use tern_syscall::Route;
 use tern_tracee::inject::Injection;
 use tern_tracee::listener::Listener;

@@ -121,7 +121,13 @@ impl Member {
     ///
     /// # Errors
     /// If it is not that content, or the guest is gone.
-    pub fn take_content(&mut self, hash: tern_ids::ContentHash, offset: u64, piece: &[u8], cache: &mut Cache) -> Sent {
+    pub fn take_content(
+        &mut self,
+        hash: tern_ids::ContentHash,
+        offset: u64,
+        piece: &[u8],
+        cache: &mut Cache,
+    ) -> Sent {
         let wanted = self.open.as_ref().and_then(|o| o.file.as_ref()).filter(|f| f.hash == hash);
         let Some(file) = wanted else { return Ok(()) };
         let complete = cache.put(file, offset, piece);

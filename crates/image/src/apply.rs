@@ -88,7 +88,8 @@ pub fn plan(
         }
     }
     for w in &wanted {
-        let there: Vec<&Region> = present.iter().filter(|p| same_kind(p, w) && p.start < w.end && w.start < p.end).collect();
+        let there: Vec<&Region> =
+            present.iter().filter(|p| same_kind(p, w) && p.start < w.end && w.start < p.end).collect();
         for (start, end) in subtract(w.start, w.end, there.iter().map(|p| (p.start, p.end))) {
             steps.push(Step::Map(cut(w, start, end)));
         }

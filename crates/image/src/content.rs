@@ -39,13 +39,15 @@ impl HomeFiles {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(&self, m: &Mapping) -> io::Result<File> {
-        File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end)).or_else(|_not_privileged| {
-            // Without the privilege for map_files: by name, if that still is the same file.
-            use std::os::unix::ffi::OsStrExt;
-            let file = File::open(std::ffi::OsStr::from_bytes(&m.name))?;
-            let meta = file.metadata()?;
-            if meta.ino() == m.inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
-        })
+        File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end)).or_else(
+            |_not_privileged| {
+                // Without the privilege for map_files: by name, if that still is the same file.
+                use std::os::unix::ffi::OsStrExt;
+                let file = File::open(std::ffi::OsStr::from_bytes(&m.name))?;
+                let meta = file.metadata()?;
+                if meta.ino() == m.inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+            },
+        )
     }
 
     /// The file with this content, if it has been identified.
@@ -79,9 +81,10 @@ impl HomeFiles {
         let note = self.cache_dir.join("hashes").join(stamp);
         if settled
             && let Ok(bytes) = fs::read(&note)
-                && let Ok(hash) = bytes.try_into() {
-                    return Ok(ContentHash(hash));
-                }
+            && let Ok(hash) = bytes.try_into()
+        {
+            return Ok(ContentHash(hash));
+        }
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; 256 << 10];
         let mut at = 0;
@@ -96,7 +99,8 @@ impl HomeFiles {
         let hash = ContentHash(*hasher.finalize().as_bytes());
         if settled {
             // Only to save time later; a cache that cannot be written to is no error.
-            let _unwritable = fs::create_dir_all(self.cache_dir.join("hashes")).and_then(|()| fs::write(note, hash.0));
+            let _unwritable =
+                fs::create_dir_all(self.cache_dir.join("hashes")).and_then(|()| fs::write(note, hash.0));
         }
         Ok(hash)
     }
@@ -107,13 +111,15 @@ impl Files for HomeFiles {
         if let Some(known) = self.known.get(&(m.device, m.inode)) {
             return Ok(known.clone());
         }
-        let unreadable = |_e: io::Error| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned());
+        let unreadable =
+            |_e: io::Error| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned());
         let file = self.open(m).map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
         if !meta.is_file() {
             return Err(Unmovable::SpecialMapping(String::from_utf8_lossy(&m.name).into_owned()));
         }
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > FRESH;
         let hash = self.hash(&file, &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;

@@ -116,7 +116,11 @@ impl Layout {
     ///
     /// # Errors
     /// With the reason, if something in it cannot be moved.
-    pub fn describe(maps: &[Mapping], reserve: Option<Reserve>, files: &mut dyn Files) -> Result<Self, Unmovable> {
+    pub fn describe(
+        maps: &[Mapping],
+        reserve: Option<Reserve>,
+        files: &mut dyn Files,
+    ) -> Result<Self, Unmovable> {
         let mut layout = Self::default();
         let mut known: HashMap<(u64, u64), u32> = HashMap::new();
         for m in maps {
@@ -172,9 +176,10 @@ impl Layout {
             last = r.end;
             match r.backing {
                 Backing::File { file, offset }
-                    if (file as usize >= self.files.len() || offset % tern_tracee::PAGE != 0) => {
-                        return Err("a layout with an unknown file");
-                    }
+                    if (file as usize >= self.files.len() || offset % tern_tracee::PAGE != 0) =>
+                {
+                    return Err("a layout with an unknown file");
+                }
                 _ if r.shared => return Err("a layout with shared memory"),
                 _ => {}
             }
@@ -191,7 +196,10 @@ impl Layout {
 /// Whether a mapping can be moved at all (kernel.md section 8).
 fn check(m: &Mapping) -> Result<(), Unmovable> {
     let name = String::from_utf8_lossy(&m.name).into_owned();
-    if m.has(b"io") || m.has(b"pf") || name.starts_with("/dev/") && name != "/dev/zero" && !name.starts_with("/dev/shm/") {
+    if m.has(b"io")
+        || m.has(b"pf")
+        || name.starts_with("/dev/") && name != "/dev/zero" && !name.starts_with("/dev/shm/")
+    {
         return Err(Unmovable::DeviceMapping(name));
     }
     if m.has(b"ht") {

@@ -78,21 +78,21 @@ impl Finder {
     fn look_at(&mut self, region: &Region, look: &mut Look) -> Result<()> {
         let (start, end) = (region.start, region.end);
         let seen = self.sent.get(&start) == Some(&end);
-        if seen
-            && let Some(written) = self.pagemap.written(start, end)? {
-                look.forget.extend(written.dropped);
-                look.send.extend(written.content);
-                return Ok(());
-            }
+        if seen && let Some(written) = self.pagemap.written(start, end)? {
+            look.forget.extend(written.dropped);
+            look.send.extend(written.content);
+            return Ok(());
+        }
         // New to us, or mapped anew at the same place: track it from here, then take all it has. The order
         // matters: a page written between the two is found by both.
         if self.looks > 0 {
             look.forget.push((start, end - start));
         }
         if let Some(tracker) = &self.tracker
-            && tracker.cover(start, end).is_ok() {
-                let _arms_the_range = self.pagemap.written(start, end)?;
-            }
+            && tracker.cover(start, end).is_ok()
+        {
+            let _arms_the_range = self.pagemap.written(start, end)?;
+        }
         look.send.extend(self.pagemap.content(start, end)?);
         self.sent.insert(start, end);
         Ok(())

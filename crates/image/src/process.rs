@@ -145,7 +145,8 @@ impl ProcessImage {
         let brk = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
         let f = |n| stat.field(n);
         let bounds = [f(26), f(27), f(45), f(46), f(47), brk, f(28), f(48), f(49), f(50), f(51)];
-        let personality = space.call("read the personality", libc::SYS_personality, [0xffff_ffff, 0, 0, 0, 0, 0])?;
+        let personality =
+            space.call("read the personality", libc::SYS_personality, [0xffff_ffff, 0, 0, 0, 0, 0])?;
         let actions = actions(space, memory, reserve)?;
         let command = procfs::status(pid)?.name;
         let auxv = procfs::auxv(pid)?;
@@ -157,7 +158,13 @@ impl ProcessImage {
     ///
     /// # Errors
     /// If it is gone.
-    pub fn recapture(&mut self, space: &mut dyn Space, memory: &Memory, reserve: Reserve, layout: Layout) -> Result<()> {
+    pub fn recapture(
+        &mut self,
+        space: &mut dyn Space,
+        memory: &Memory,
+        reserve: Reserve,
+        layout: Layout,
+    ) -> Result<()> {
         self.thread = ThreadImage::capture(space, memory, reserve)?;
         self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
         self.layout = layout;
@@ -184,7 +191,11 @@ impl ProcessImage {
         if let Some(title) = title {
             self.set_bounds(space, memory, reserve, title)?;
             if self.personality != 0 {
-                space.call("set the personality", libc::SYS_personality, [self.personality, 0, 0, 0, 0, 0])?;
+                space.call(
+                    "set the personality",
+                    libc::SYS_personality,
+                    [self.personality, 0, 0, 0, 0, 0],
+                )?;
             }
             let mut name = title.as_bytes().to_vec();
             name.truncate(15);
@@ -196,7 +207,13 @@ impl ProcessImage {
         self.thread.restore(space, memory, reserve)
     }
 
-    fn set_bounds(&self, space: &mut dyn Space, memory: &Memory, reserve: Reserve, title: &str) -> Result<()> {
+    fn set_bounds(
+        &self,
+        space: &mut dyn Space,
+        memory: &Memory,
+        reserve: Reserve,
+        title: &str,
+    ) -> Result<()> {
         // The title lies at the end of our range, so that `ps` here shows it instead of the arguments.
         let mut title = title.as_bytes().to_vec();
         title.truncate(2000);

@@ -51,7 +51,8 @@ impl ThreadImage {
             leave_critical_section(memory, rseq.0, &mut registers)?;
         }
         space.call("read the signal stack", libc::SYS_sigaltstack, [0, scratch, 0, 0, 0, 0])?;
-        let mut stack = [memory.word(scratch)?, memory.word(scratch + 8)? & 0xffff_ffff, memory.word(scratch + 16)?];
+        let mut stack =
+            [memory.word(scratch)?, memory.word(scratch + 8)? & 0xffff_ffff, memory.word(scratch + 16)?];
         // SS_ONSTACK is what the stack pointer says, not a setting.
         stack[1] &= SS_AUTODISARM | libc::SS_DISABLE as u64;
         space.call("read the robust list", libc::SYS_get_robust_list, [0, scratch, scratch + 8, 0, 0, 0])?;
@@ -77,10 +78,18 @@ impl ThreadImage {
         space.call("set the signal stack", libc::SYS_sigaltstack, [scratch, 0, 0, 0, 0, 0])?;
         let (head, len) = self.robust_list;
         space.call("set the robust list", libc::SYS_set_robust_list, [head, len, 0, 0, 0, 0])?;
-        space.call("set the tid address", libc::SYS_set_tid_address, [self.clear_child_tid, 0, 0, 0, 0, 0])?;
+        space.call(
+            "set the tid address",
+            libc::SYS_set_tid_address,
+            [self.clear_child_tid, 0, 0, 0, 0, 0],
+        )?;
         let (at, size, signature) = self.rseq;
         if at != 0 {
-            space.call("register rseq", libc::SYS_rseq, [at, u64::from(size), 0, u64::from(signature), 0, 0])?;
+            space.call(
+                "register rseq",
+                libc::SYS_rseq,
+                [at, u64::from(size), 0, u64::from(signature), 0, 0],
+            )?;
         }
         Ok(())
     }

@@ -25,9 +25,11 @@
 pub mod fault;
 pub mod journey;
 pub mod message;
+pub mod partial;
 pub mod source;
 pub mod target;
 
 pub use journey::{Journey, Phase};
 pub use message::{Inbox, Message};
+pub use partial::Partial;
 pub use source::Source;

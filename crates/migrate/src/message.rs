@@ -3,6 +3,7 @@
 //! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
 //! files follow their description within the same message, uncopied.
 
+use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
@@ -65,6 +66,11 @@ pub struct Conversation {
     pub signals: u64,
     /// Those among them that it has not been delivered yet, as siginfo, in order for each number.
     pub carried: Vec<Vec<u8>>,
+    /// A transfer of which a part was done when an interruption cut it short; its rest is the call that comes
+    /// first.
+    pub partial: Option<Partial>,
+    /// How long the process has stood still by the time this is sent, in microseconds.
+    pub frozen_us: u64,
 }
 
 /// A system call to be performed by the deputy.
@@ -130,8 +136,8 @@ pub enum Message {
     Depart(Departure),
     /// guest → home: it did not go; why. It runs on.
     Stayed(String),
-    /// guest → home: it stands still, its image is under way.
-    Frozen,
+    /// guest → home: it stands still, for so many microseconds now, and its image is under way.
+    Frozen(u64),
     /// home → guest: the process is elsewhere now; end your copy.
     Drop,
     /// home → guest: it did not work out; let your copy run on.

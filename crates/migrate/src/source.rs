@@ -195,7 +195,11 @@ impl Sending {
     ///
     /// # Errors
     /// If the process cannot be moved, or the link is closed. The process runs on.
-    pub fn begin(source: Source, process: &mut dyn Movable, link: &mut Link) -> std::result::Result<Self, SendError> {
+    pub fn begin(
+        source: Source,
+        process: &mut dyn Movable,
+        link: &mut Link,
+    ) -> std::result::Result<Self, SendError> {
         let layout = process.describe()?;
         send(link, source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
         Ok(Self { source, layout, awaits_want: true, frozen: None, sent: false })
@@ -236,13 +240,18 @@ impl Sending {
     ///
     /// # Errors
     /// If the process is gone or cannot be moved after all, or the link is closed. If it was frozen, it is still.
-    pub fn advance(&mut self, process: &mut dyn Movable, link: &mut Link) -> std::result::Result<bool, SendError> {
+    pub fn advance(
+        &mut self,
+        process: &mut dyn Movable,
+        link: &mut Link,
+    ) -> std::result::Result<bool, SendError> {
         while !self.awaits_want && !self.sent {
             if self.source.pump(link)? == Next::Wait {
                 return Ok(false);
             }
             if self.frozen.is_some() {
-                let (image, talk) = process.capture(self.layout.clone())?;
+                let (image, mut talk) = process.capture(self.layout.clone())?;
+                talk.frozen_us = self.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
                 send(link, self.source.pid, &Message::Image(Box::new(image), talk), &[])?;
                 self.sent = true;
             } else {
@@ -287,7 +296,11 @@ pub enum SendError {
 ///
 /// # Errors
 /// If the process is gone or has no vDSO.
-pub fn machine(memory: &Memory, maps: &[tern_tracee::procfs::Mapping], xstate_len: u32) -> Result<crate::message::Machine> {
+pub fn machine(
+    memory: &Memory,
+    maps: &[tern_tracee::procfs::Mapping],
+    xstate_len: u32,
+) -> Result<crate::message::Machine> {
     let mut code = Vec::new();
     let mut lengths = Vec::new();
     for m in maps.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]") {

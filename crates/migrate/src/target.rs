@@ -37,7 +37,10 @@ pub fn forget(space: &mut dyn Space, pid: i32, runs: &[Run]) -> Result<()> {
 
 fn check(pid: i32, runs: &[Run]) -> Result<()> {
     let sound = |&(start, len): &Run| {
-        start % PAGE == 0 && len % PAGE == 0 && len > 0 && start.checked_add(len).is_some_and(|end| end <= TASK_END)
+        start % PAGE == 0
+            && len % PAGE == 0
+            && len > 0
+            && start.checked_add(len).is_some_and(|end| end <= TASK_END)
     };
     if runs.iter().all(sound) { Ok(()) } else { Err(astray(pid, "misplaced pages")) }
 }

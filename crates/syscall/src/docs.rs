@@ -11,8 +11,7 @@ use std::fmt::Write;
 pub fn markdown() -> String {
     let mut page = format!(
         "# Where each system call runs\n\n\
-         Generated from `crates/syscall/src/table/` by `cargo run -p tern-syscall --example page > \
-         docs/syscalls.md`. Do not edit.\n\n\
+         Generated from `crates/syscall/src/table/` by `make docs`. Do not edit.\n\n\
          * **Here**: natively, where the guest is; not trapped.\n\
          * **Home**: performed by the deputy.\n\
          * **Both**: a local and a home part that agree.\n\

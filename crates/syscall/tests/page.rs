@@ -5,5 +5,5 @@ fn docs_syscalls_md_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/syscalls.md");
     let committed = std::fs::read_to_string(path).expect("docs/syscalls.md");
     let same = committed == tern_syscall::markdown();
-    assert!(same, "run: cargo run -p tern-syscall --example page > docs/syscalls.md");
+    assert!(same, "docs/syscalls.md is not what the table says; run make docs, and commit it");
 }

@@ -175,7 +175,9 @@ impl Injection {
     }
 
     fn take(&mut self) -> Result<Stopped> {
-        self.stopped.take().ok_or_else(|| Error::Astray { what: "a call during a call".into(), pid: self.pid })
+        self.stopped
+            .take()
+            .ok_or_else(|| Error::Astray { what: "a call during a call".into(), pid: self.pid })
     }
 
     /// The stopped process, for requests that are not calls.
@@ -183,7 +185,9 @@ impl Injection {
     /// # Errors
     /// If a call is going on.
     pub fn stopped(&self) -> Result<&Stopped> {
-        self.stopped.as_ref().ok_or_else(|| Error::Astray { what: "looked at during a call".into(), pid: self.pid })
+        self.stopped
+            .as_ref()
+            .ok_or_else(|| Error::Astray { what: "looked at during a call".into(), pid: self.pid })
     }
 
     /// Ends: gives the process its registers and mask back, still stopped.

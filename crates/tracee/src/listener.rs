@@ -144,7 +144,9 @@ impl Listener {
         // SAFETY: all-zero is a valid value of this plain structure, and what the kernel demands.
         let mut notif: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: `notif` is the structure that this request fills.
-        if unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, &raw mut notif) } != 0 {
+        if unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, &raw mut notif) }
+            != 0
+        {
             return match std::io::Error::last_os_error().raw_os_error() {
                 // The thread was interrupted or killed before its call was received: nothing has happened.
                 Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => Ok(None),
@@ -164,11 +166,15 @@ impl Listener {
     fn send(&self, id: u64, val: i64, error: i32, flags: u32) -> Result<Answered> {
         let mut response = libc::seccomp_notif_resp { id, val, error, flags };
         // SAFETY: `response` is the structure that this request reads.
-        let sent = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw mut response) };
+        let sent = unsafe {
+            libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND as _, &raw mut response)
+        };
         match sent {
             0 => Ok(Answered::Yes),
             _ => match Error::last("answer a call", 0) {
-                Error::Refused { source, .. } if source.raw_os_error() == Some(libc::ENOENT) => Ok(Answered::Gone),
+                Error::Refused { source, .. } if source.raw_os_error() == Some(libc::ENOENT) => {
+                    Ok(Answered::Gone)
+                }
                 e => Err(e),
             },
         }
@@ -208,7 +214,9 @@ impl Listener {
             newfd_flags: 0,
         };
         // SAFETY: `add` is the structure that this request reads.
-        match unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD as _, &raw const add) } {
+        match unsafe {
+            libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD as _, &raw const add)
+        } {
             n if n >= 0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }
@@ -220,4 +228,3 @@ impl AsFd for Listener {
         self.fd.as_fd()
     }
 }
-

@@ -46,7 +46,8 @@ impl Memory {
     /// If the process is gone.
     pub fn read_some(&self, from: u64, into: &mut [u8]) -> Result<usize> {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(from as usize), iov_len: into.len() };
+        let remote =
+            libc::iovec { iov_base: std::ptr::without_provenance_mut(from as usize), iov_len: into.len() };
         // SAFETY: `local` describes `into`, which is exclusively ours; the remote part is not dereferenced here.
         let n = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
         self.count(n, "read memory")
@@ -105,7 +106,8 @@ impl Memory {
     /// If not all of it is writable; a part may have been written.
     pub fn write(&self, to: u64, data: &[u8]) -> Result<()> {
         let local = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
-        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(to as usize), iov_len: data.len() };
+        let remote =
+            libc::iovec { iov_base: std::ptr::without_provenance_mut(to as usize), iov_len: data.len() };
         // SAFETY: the kernel only reads from `local`, which describes `data`.
         let n = unsafe { libc::process_vm_writev(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
         if self.count(n, "write memory")? == data.len() {

@@ -131,7 +131,9 @@ impl Pagemap {
         while at < end {
             let want = usize::try_from((end - at) / PAGE).unwrap_or(usize::MAX).min(entries.len() / 8);
             let part = &mut entries[..want * 8];
-            self.file.read_exact_at(part, at / PAGE * 8).map_err(|e| Error::from_io("read pagemap", self.pid, e))?;
+            self.file
+                .read_exact_at(part, at / PAGE * 8)
+                .map_err(|e| Error::from_io("read pagemap", self.pid, e))?;
             for entry in part.as_chunks::<8>().0 {
                 let entry = u64::from_le_bytes(*entry);
                 let (present, swapped, file) = (entry >> 63 & 1, entry >> 62 & 1, entry >> 61 & 1);

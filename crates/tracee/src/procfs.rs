@@ -99,7 +99,8 @@ fn mapping(line: &[u8]) -> Option<Mapping> {
     let device = hex(dev.next()?)? << 20 | hex(dev.next()?)?;
     let inode = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let name = fields.next().unwrap_or_default().trim_ascii_start().to_vec();
-    let bit = |at: usize, letter: u8, value: i32| if perms.get(at) == Some(&letter) { value as u32 } else { 0 };
+    let bit =
+        |at: usize, letter: u8, value: i32| if perms.get(at) == Some(&letter) { value as u32 } else { 0 };
     let prot = bit(0, b'r', libc::PROT_READ) | bit(1, b'w', libc::PROT_WRITE) | bit(2, b'x', libc::PROT_EXEC);
     let shared = perms.get(3) == Some(&b's');
     Some(Mapping { start, end, prot, shared, offset, device, inode, name, flags: Vec::new() })
@@ -149,7 +150,8 @@ pub fn status(pid: i32) -> Result<Status> {
     for line in text.split(|b| *b == b'\n') {
         let Some(colon) = line.iter().position(|b| *b == b':') else { continue };
         let (key, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        let numbers = || std::str::from_utf8(value).unwrap_or("").split_ascii_whitespace().map(str::parse::<u64>);
+        let numbers =
+            || std::str::from_utf8(value).unwrap_or("").split_ascii_whitespace().map(str::parse::<u64>);
         let first = || numbers().next().and_then(std::result::Result::ok).ok_or_else(bad);
         let four = || -> Result<[u32; 4]> {
             let all: Vec<u32> = numbers().filter_map(|n| u32::try_from(n.ok()?).ok()).collect();
@@ -213,7 +215,8 @@ pub fn stat(pid: i32) -> Result<Stat> {
     let close = text.iter().rposition(|b| *b == b')').ok_or(Error::Unreadable { what: "stat", pid })?;
     let rest = String::from_utf8_lossy(&text[close + 1..]).into_owned();
     // Field 3 is a letter; the numbers begin with field 4. Some are signed.
-    let number = |f: &str| f.parse::<u64>().or_else(|_e| f.parse::<i64>().map(i64::cast_unsigned)).unwrap_or(0);
+    let number =
+        |f: &str| f.parse::<u64>().or_else(|_e| f.parse::<i64>().map(i64::cast_unsigned)).unwrap_or(0);
     Ok(Stat { fields: rest.split_ascii_whitespace().skip(1).map(number).collect() })
 }
 
@@ -264,8 +267,11 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
 /// If the process is gone or not ours.
 pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
     use std::os::unix::ffi::OsStringExt;
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).map_err(|e| Error::from_io("list descriptors", pid, e))?;
-    Ok(entries.filter_map(|e| Some(fs::read_link(e.ok()?.path()).ok()?.into_os_string().into_vec())).collect())
+    let entries =
+        fs::read_dir(format!("/proc/{pid}/fd")).map_err(|e| Error::from_io("list descriptors", pid, e))?;
+    Ok(entries
+        .filter_map(|e| Some(fs::read_link(e.ok()?.path()).ok()?.into_os_string().into_vec()))
+        .collect())
 }
 
 #[cfg(test)]

@@ -122,7 +122,10 @@ mod tests {
     #[test]
     fn layout_is_the_kernels() {
         assert_eq!(size_of::<Registers>(), size_of::<libc::user_regs_struct>());
-        assert_eq!(std::mem::offset_of!(Registers, orig_rax), std::mem::offset_of!(libc::user_regs_struct, orig_rax));
+        assert_eq!(
+            std::mem::offset_of!(Registers, orig_rax),
+            std::mem::offset_of!(libc::user_regs_struct, orig_rax)
+        );
         assert_eq!(std::mem::offset_of!(Registers, gs), std::mem::offset_of!(libc::user_regs_struct, gs));
     }
 }

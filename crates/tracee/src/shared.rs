@@ -28,7 +28,8 @@ impl Shared {
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(Error::last("map a mailbox", 0));
         }
@@ -89,7 +90,8 @@ pub fn wait_while(word: &AtomicU32, value: u32, most: Option<Duration>) -> u32 {
     if now != value {
         return now;
     }
-    let time = most.map(|d| libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) });
+    let time =
+        most.map(|d| libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the word is valid; FUTEX_WAIT reads it and the time only.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, time) };

@@ -17,8 +17,10 @@ use std::os::raw::{c_int, c_void};
 use std::ptr;
 
 /// Trace the process, let it run, and have forks, execs and its exit reported.
-pub const FOLLOW: u32 =
-    (libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC) as u32;
+pub const FOLLOW: u32 = (libc::PTRACE_O_TRACEFORK
+    | libc::PTRACE_O_TRACEVFORK
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEEXEC) as u32;
 /// Have only execs reported.
 pub const FOLLOW_EXEC: u32 = libc::PTRACE_O_TRACEEXEC as u32;
 /// Kill the process when its tracer dies.
@@ -71,7 +73,9 @@ pub enum Change {
 fn request(operation: &'static str, op: u32, pid: i32, addr: usize, data: usize) -> Result<i64> {
     // SAFETY: every request passed here takes integers, or a `data` pointer that the caller in this crate
     // keeps valid and large enough for that request over the call.
-    let done = unsafe { libc::ptrace(op as _, pid, ptr::without_provenance_mut::<c_void>(addr), data as *mut c_void) };
+    let done = unsafe {
+        libc::ptrace(op as _, pid, ptr::without_provenance_mut::<c_void>(addr), data as *mut c_void)
+    };
     if done == -1 {
         return Err(Error::last(operation, pid));
     }
@@ -236,7 +240,8 @@ impl Stopped {
     /// # Errors
     /// If it is gone.
     pub fn set_sigmask(&self, mask: u64) -> Result<()> {
-        request("write signal mask", libc::PTRACE_SETSIGMASK, self.pid, 8, (&raw const mask) as usize).map(drop)
+        request("write signal mask", libc::PTRACE_SETSIGMASK, self.pid, 8, (&raw const mask) as usize)
+            .map(drop)
     }
 
     /// The signal that it is about to be delivered, in full.
@@ -272,7 +277,12 @@ impl Stopped {
             let ask = libc::ptrace_peeksiginfo_args { off: all.len() as u64, flags, nr: 16 };
             // SAFETY: room for 16 records is given, and `ask` asks for at most 16.
             let n = unsafe {
-                libc::ptrace(libc::PTRACE_PEEKSIGINFO as _, self.pid, &raw const ask, infos.as_mut_ptr().cast::<c_void>())
+                libc::ptrace(
+                    libc::PTRACE_PEEKSIGINFO as _,
+                    self.pid,
+                    &raw const ask,
+                    infos.as_mut_ptr().cast::<c_void>(),
+                )
             };
             let n = usize::try_from(n).map_err(|_e| Error::last("read pending signals", self.pid))?;
             all.extend_from_slice(&infos[..n]);
