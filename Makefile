@@ -25,7 +25,7 @@ lint:
 	cargo xtask ci-lint
 
 bench:
-	cargo bench --workspace
+	scripts/bench
 
 docs:
 	cargo xtask docs

@@ -275,7 +275,7 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return };
         if let State::Onward(next) = member.state {
             let old = std::mem::replace(&mut member.peer, next);
-            member.epoch = member.epoch.next();
+            member.epoch = member.offered;
             member.used = (member.used.0 + member.used.1, 0);
             let epoch = member.epoch;
             self.tell_peer(next, pid, &Message::Go(epoch));
@@ -289,8 +289,7 @@ impl Family {
             member.state = State::Outbound(outbound);
             return self.stay_home(pid, None, "its node was ready before it was sent");
         };
-        let before = member.epoch;
-        member.epoch = before.next();
+        member.epoch = member.offered;
         if let Err(error) = member.become_deputy(stopped, &image, bell) {
             // Nothing has been told to the guest: it never runs.
             tracing::error!(%pid, %error, "a deputy could not be made");

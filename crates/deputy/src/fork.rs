@@ -65,6 +65,7 @@ impl Member {
             uid: self.uid,
             state: State::Away,
             epoch: self.epoch,
+            offered: self.epoch,
             peer: self.peer,
             reserve: Some(reserve),
             memory: Memory::open(pid.0)?,

@@ -27,6 +27,8 @@ pub(crate) struct Member {
     pub(crate) state: State,
     /// Its life. The deputy performs this life's calls and no other's.
     pub(crate) epoch: Epoch,
+    /// The life that was offered to a node last; above `epoch` until it is handed over.
+    pub(crate) offered: Epoch,
     /// The guest shim that holds this life: an index into the family's peers.
     pub(crate) peer: usize,
     pub(crate) reserve: Option<Reserve>,

@@ -124,7 +124,8 @@ impl Member {
     ///
     /// # Errors
     /// If the process has not been prepared.
-    pub(crate) fn offer(&self, home: tern_ids::NodeId) -> Result<Offer> {
+    pub(crate) fn offer(&mut self, home: tern_ids::NodeId) -> Result<Offer> {
+        self.offered = self.offered.max(self.epoch).next();
         let astray = || Error::Astray { what: "offered before it was prepared".into(), pid: self.pid.0 };
         let clock = |clock| {
             let now = rustix::time::clock_gettime(clock);
@@ -134,7 +135,7 @@ impl Member {
             version: tern_image::VERSION,
             migration: self.task.as_ref().map(|t| t.migration).ok_or_else(astray)?,
             pid: self.pid,
-            epoch: self.epoch.next(),
+            epoch: self.offered,
             home,
             own_pid: self.own_pid,
             command: self.command.clone(),

@@ -148,6 +148,7 @@ impl Family {
             uid: status.uid[1],
             state: State::Resident,
             epoch: Epoch(0),
+            offered: Epoch(0),
             peer: 0,
             reserve: None,
             memory,
@@ -413,11 +414,11 @@ impl Family {
         };
         let (holds, will) = (member.is_away() && from == member.peer, from == next);
         match arrived.message {
-            Message::Accepted if will => self.accepted(pid),
-            Message::Declined(why) if will => self.declined(pid, &why),
-            Message::Want(ref indices) if will => self.wanted(pid, indices),
-            Message::Ready if will => self.hand_over(pid),
-            Message::Running if will || holds => self.running(pid),
+            Message::Accepted(epoch) if will && epoch == member.offered => self.accepted(pid),
+            Message::Declined(epoch, why) if will && epoch == member.offered => self.declined(pid, &why),
+            Message::Want(epoch, ref indices) if will && epoch == member.offered => self.wanted(pid, indices),
+            Message::Ready(epoch) if will && epoch == member.offered => self.hand_over(pid),
+            Message::Running(epoch) if (will || holds) && epoch == member.epoch => self.running(pid),
             Message::Call(request) if holds => {
                 if matches!(member.state, State::Going(_)) {
                     self.running(pid);
@@ -520,7 +521,7 @@ impl Family {
         messages.iter().for_each(|m| self.tell(pid, m));
         match done {
             Ok(()) if matches!(arrived.message, Message::Space(_)) => {
-                self.tell(pid, &Message::Want(Vec::new()))
+                self.tell(pid, &Message::Want(Epoch(0), Vec::new()))
             }
             Ok(()) => {}
             Err(error) if error.is_gone() => self.lost(pid, &error),

@@ -485,7 +485,7 @@ impl Family {
                 Ok(())
             }
             Message::Thaw => self.thaw(pid),
-            Message::Want(indices) => self.wanted(pid, indices),
+            Message::Want(_, indices) => self.wanted(pid, indices),
             Message::Result(_) => self.result(arrived),
             Message::Content { hash, offset } => {
                 let (hash, offset) = (*hash, *offset);
@@ -525,12 +525,12 @@ impl Family {
                 self.by_host.insert(member.host, pid);
                 self.members.insert(pid, member);
                 self.populated = true;
-                self.tell(pid, &Message::Accepted);
+                self.tell(pid, &Message::Accepted(offer.epoch));
             }
             Err(why) => {
                 tracing::info!(why, "an offer was declined");
                 self.populated |= self.members.is_empty();
-                self.tell(pid, &Message::Declined(why));
+                self.tell(pid, &Message::Declined(offer.epoch, why));
             }
         }
         Ok(())
@@ -545,10 +545,12 @@ impl Family {
     }
 
     fn decline(&mut self, pid: HomePid, why: &str) {
-        if matches!(self.members.get(&pid).map(|m| &m.state), Some(State::Arriving(_))) {
-            self.end(pid);
-            self.tell(pid, &Message::Declined(why.into()));
-        }
+        let offered = match self.members.get(&pid) {
+            Some(member) if matches!(member.state, State::Arriving(_)) => member.epoch,
+            _ => return,
+        };
+        self.end(pid);
+        self.tell(pid, &Message::Declined(offered, why.into()));
     }
 
     /// Takes a part of an arriving process; answers go to `source` if it comes from another node.
@@ -569,7 +571,7 @@ impl Family {
                 let missing = arriving.take_space((**layout).clone(), &member.memory, &mut self.cache)?;
                 keep(self.sandbox.as_ref(), arriving, had)?;
                 match source.or(self.home.as_mut()) {
-                    Some(link) => send(link, pid, &Message::Want(missing), &[])?,
+                    Some(link) => send(link, pid, &Message::Want(member.epoch, missing), &[])?,
                     None => return Ok(()),
                 }
             }
@@ -583,7 +585,8 @@ impl Family {
             Message::Image(image, talk) => {
                 fault::point("guest", Phase::Freeze);
                 arriving.take_image(image.clone(), talk.clone(), &member.memory, &self.cache)?;
-                self.tell(pid, &Message::Ready);
+                let epoch = member.epoch;
+                self.tell(pid, &Message::Ready(epoch));
             }
             _ => {}
         }
@@ -607,7 +610,7 @@ impl Family {
         member.raise_carried()?;
         arrived.stopped.resume(0)?;
         tracing::info!(%pid, ?epoch, "a guest runs");
-        self.tell(pid, &Message::Running);
+        self.tell(pid, &Message::Running(epoch));
         fault::point("guest", Phase::Resume);
         Ok(())
     }
@@ -754,7 +757,7 @@ impl Family {
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
                     Ok(Some(frame)) => match Inbox::default().take(frame) {
-                        Ok(Some(Arrived { message: Message::Want(indices), .. })) => {
+                        Ok(Some(Arrived { message: Message::Want(_, indices), .. })) => {
                             drop(self.wanted(pid, &indices))
                         }
                         _ => self.stay(pid, Some("the next node broke the protocol".into())),

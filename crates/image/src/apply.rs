@@ -61,9 +61,9 @@ pub fn plan(
     reserve: Option<Reserve>,
     identify: &dyn Fn(&Mapping) -> Option<u32>,
 ) -> Vec<Step> {
-    let present: Vec<Region> = now
+    let present: Vec<Region> = Reserve::without(reserve, now)
         .iter()
-        .filter(|m| !m.is_kernels() && !reserve.is_some_and(|r| r.holds(m)))
+        .filter(|m| !m.is_kernels())
         .map(|m| Region {
             start: m.start,
             end: m.end,
@@ -238,5 +238,10 @@ mod tests {
         let reserve = Reserve { start: 0x10_0000 };
         let now = [mapping(reserve.start, reserve.end(), 7, 0, 0)];
         assert!(plan(&now, &Layout::default(), Some(reserve), &by_inode).is_empty());
+        // Merged with a neighbour on each side.
+        let now = [mapping(reserve.start - 0x1000, reserve.end() + 0x2000, 3, 0, 0)];
+        let unmapped = plan(&now, &Layout::default(), Some(reserve), &by_inode);
+        let sides = [(reserve.start - 0x1000, reserve.start), (reserve.end(), reserve.end() + 0x2000)];
+        assert_eq!(unmapped, sides.map(|(start, end)| Step::Unmap { start, end }));
     }
 }

@@ -123,8 +123,8 @@ impl Layout {
     ) -> Result<Self, Unmovable> {
         let mut layout = Self::default();
         let mut known: HashMap<(u64, u64), u32> = HashMap::new();
-        for m in maps {
-            if m.name == b"[vsyscall]" || reserve.is_some_and(|r| r.holds(m)) {
+        for m in &Reserve::without(reserve, maps) {
+            if m.name == b"[vsyscall]" {
                 continue;
             }
             let backing = if m.is_kernels() {

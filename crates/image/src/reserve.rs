@@ -62,9 +62,20 @@ impl Reserve {
         injection.must("release addresses", libc::SYS_munmap, [self.start, Self::LEN, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Whether a mapping is part of it.
+    /// The maps without our range. The kernel may have merged a part of it with a neighbour.
     #[must_use]
-    pub fn holds(&self, mapping: &Mapping) -> bool {
-        self.start <= mapping.start && mapping.end <= self.end()
+    pub fn without(reserve: Option<Self>, maps: &[Mapping]) -> Vec<Mapping> {
+        let mut rest = Vec::with_capacity(maps.len() + 1);
+        for m in maps {
+            match reserve.filter(|r| r.meets(m.start, m.end)) {
+                None => rest.push(m.clone()),
+                Some(r) => {
+                    // Nothing of a file is ever merged with us, so offsets need no care.
+                    rest.extend((m.start < r.start).then(|| Mapping { end: r.start, ..m.clone() }));
+                    rest.extend((r.end() < m.end).then(|| Mapping { start: r.end(), ..m.clone() }));
+                }
+            }
+        }
+        rest
     }
 }

@@ -105,14 +105,15 @@ pub struct CallResult {
 pub enum Message {
     /// home → guest
     Offer(Box<Offer>),
-    /// guest → home: it may come.
-    Accepted,
+    /// guest → home: it may come. Answers to an offer name the life that was offered: an earlier offer of the
+    /// same process may have been withdrawn meanwhile.
+    Accepted(Epoch),
     /// guest → home: it may not; why.
-    Declined(String),
+    Declined(Epoch, String),
     /// sender → receiver: the address space to build.
     Space(Box<Layout>),
     /// receiver → sender: indices of files whose content is wanted.
-    Want(Vec<u32>),
+    Want(Epoch, Vec<u32>),
     /// sender → receiver: a piece of a file's content follows.
     File {
         /// Index in the last layout.
@@ -127,11 +128,11 @@ pub enum Message {
     /// sender → receiver: the rest; the process stands still.
     Image(Box<ProcessImage>, Conversation),
     /// receiver → home: the process could be resumed here.
-    Ready,
+    Ready(Epoch),
     /// home → guest: resume it, as this life.
     Go(Epoch),
     /// guest → home: it runs.
-    Running,
+    Running(Epoch),
     /// home → guest: send the process away.
     Depart(Departure),
     /// guest → home: it did not go; why. It runs on.

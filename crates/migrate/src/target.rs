@@ -17,7 +17,9 @@ pub fn write_pages(memory: &Memory, runs: &[Run], bytes: &[u8]) -> Result<()> {
     let mut rest = bytes;
     for &(start, len) in runs {
         let (now, later) = rest.split_at(len as usize);
-        memory.write_forced(start, now)?;
+        memory
+            .write_forced(start, now)
+            .inspect_err(|_e| tracing::warn!("pages at {start:#x}, {len:#x} bytes, do not fit"))?;
         rest = later;
     }
     Ok(())

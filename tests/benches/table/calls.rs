@@ -1,0 +1,48 @@
+//! A call that is performed at home, against the shortest exchange that two plain programs can have.
+
+use crate::bed::Bed;
+use crate::table::{Aim, Series, Table};
+use crate::tls;
+use anyhow::{Context, Result};
+
+/// How often each is measured, in turns.
+const TURNS: u32 = 3;
+/// Seconds of each measurement.
+const SECONDS: f64 = 3.0;
+const PORT: &str = "7001";
+
+/// Adds its rows.
+///
+/// # Errors
+/// If it could not be measured.
+pub fn measure(table: &mut Table) -> Result<()> {
+    for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
+        let bed = Bed::make(2, link)?;
+        let (mut native, mut plain, mut sealed, mut forwarded) = <(Series, Series, Series, Series)>::default();
+        for _ in 0..TURNS {
+            let mut program = bed.program(1, &["getppid"])?;
+            native.extend(program.numbers(1.0)?.iter().map(|ns| ns / 1e3));
+            bed.migrate(program.pid, "2").context("getppid")?;
+            forwarded.extend(program.numbers(SECONDS)?.iter().map(|ns| ns / 1e3));
+            drop(program);
+            plain.extend(ping_pong(&bed)?.iter().map(|ns| ns / 1e3));
+            sealed.add(tls::ping_pong(&bed, SECONDS)? / 1e3);
+        }
+        let ratio = forwarded.median() / plain.median();
+        let what = format!("forwarded getppid, link of {delay} ms");
+        table.compare(&what, &forwarded.text(" µs"), "TCP ping-pong", &plain.text(" µs"), ratio, Aim::AtMost(2.5))?;
+        let rest = forwarded.median() - sealed.median();
+        table.state(
+            &format!("… of which TLS link, {delay} ms"),
+            &sealed.text(" µs"),
+            &format!("64 bytes over tern-wire; left for shims, trap and deputy: {rest:.1} µs; native {:.2} µs", native.median()),
+        )?;
+    }
+    Ok(())
+}
+
+fn ping_pong(bed: &Bed) -> Result<Vec<f64>> {
+    let _server = bed.program(2, &["pingpong", PORT])?;
+    let address = bed.lab.node(2).address().to_string();
+    bed.program(1, &["pingpong", &address, PORT, &SECONDS.to_string()])?.all_numbers()
+}

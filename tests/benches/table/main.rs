@@ -1,0 +1,54 @@
+//! `make bench`: one table, each row beside what it is measured against, in the same run.
+//!
+//! ```text
+//!  calls     a forwarded getppid        against   a TCP ping-pong between the same nodes
+//!  memory    a process of 1 GiB moved   against   iperf3, and TLS streaming into fresh memory
+//!  freeze    how long a process stands still, by heap and by how fast it writes
+//!  home      a program under mosrun     against   the same alone
+//! ```
+//! `TERN_BENCH=calls,freeze` measures only these. The program is also the other end of the streams and ping-pongs
+//! over TLS (`tls`), and what counts starts (`start`): then it runs inside a node.
+#![forbid(unsafe_code)]
+
+mod bed;
+mod calls;
+mod freeze;
+mod home;
+mod memory;
+mod start;
+mod table;
+mod tls;
+
+use anyhow::{Result, bail};
+use table::Table;
+
+/// What can be measured, by name.
+const ALL: [(&str, fn(&mut Table) -> Result<()>); 4] =
+    [("calls", calls::measure), ("memory", memory::measure), ("freeze", freeze::measure), ("home", home::measure)];
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => {}
+        ["tls", ref rest @ ..] => return tls::end(rest),
+        ["start", count] => return start::count(count.parse()?),
+        _ => bail!("this program is called without arguments; TERN_BENCH=calls,memory,freeze,home chooses"),
+    }
+    let chosen = std::env::var("TERN_BENCH").unwrap_or_default();
+    let mut table = Table::begin()?;
+    let mut failures = Vec::new();
+    for (name, measure) in ALL {
+        if (chosen.is_empty() || chosen.split(',').any(|word| word == name))
+            && let Err(error) = measure(&mut table)
+        {
+            table.failed(name, &error)?;
+            failures.push(name);
+        }
+    }
+    table.end()?;
+    if !failures.is_empty() {
+        bail!("not measured: {}", failures.join(", "));
+    }
+    Ok(())
+}

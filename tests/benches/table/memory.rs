@@ -1,0 +1,52 @@
+//! How fast memory moves.
+
+use crate::bed::Bed;
+use crate::table::{Aim, Series, Table};
+use crate::tls;
+use anyhow::{Context, Result};
+
+/// How often each is measured, in turns.
+const TURNS: u32 = 3;
+
+/// Adds its rows.
+///
+/// # Errors
+/// If it could not be measured.
+pub fn measure(table: &mut Table) -> Result<()> {
+    against(table, "switch:4gbit", "4 Gbit/s", "iperf3", Aim::AtLeast(0.9), iperf)?;
+    against(table, "switch", "unlimited", "TLS into fresh memory", Aim::AtLeast(0.7), tls::stream)
+}
+
+fn against(
+    table: &mut Table,
+    link: &str,
+    name: &str,
+    other: &str,
+    aim: Aim,
+    stream: fn(&Bed) -> Result<f64>,
+) -> Result<()> {
+    let bed = Bed::make(2, link)?;
+    let (mut moved, mut streamed) = <(Series, Series)>::default();
+    for _ in 0..TURNS {
+        let mut program = bed.program(1, &["dirty", "1024", "0"])?;
+        program.line()?;
+        let report = bed.migrate(program.pid, "2").context("a heap of 1 GiB")?;
+        moved.add(report.bytes as f64 / report.total_ms / 1e3);
+        drop(program);
+        streamed.add(stream(&bed)? / 1e6);
+    }
+    let ratio = moved.median() / streamed.median();
+    let what = format!("1 GiB process moved, link {name}");
+    table.compare(&what, &moved.text(" MB/s"), other, &streamed.text(" MB/s"), ratio, aim)
+}
+
+/// Bytes a second that arrive.
+fn iperf(bed: &Bed) -> Result<f64> {
+    let mut server = bed.start(2, &["iperf3", "-s", "-1", "--forceflush"])?;
+    while !server.line()?.contains("listening") {}
+    let address = bed.lab.node(2).address().to_string();
+    let out = bed.run(1, &["iperf3", "-c", &address, "-n", "1G", "--json"])?;
+    let report: serde_json::Value = serde_json::from_slice(&out)?;
+    let bits = report.pointer("/end/sum_received/bits_per_second").and_then(serde_json::Value::as_f64);
+    Ok(bits.context("iperf3 reports no speed")? / 8.0)
+}

@@ -1,0 +1,134 @@
+//! The table: printed row by row, as Markdown, so that what was measured before a failure is there.
+
+use anyhow::Result;
+use std::io::{Write, stdout};
+use std::time::Instant;
+
+/// The table that is being filled.
+#[derive(Debug)]
+pub struct Table {
+    begun: Instant,
+    missed: usize,
+    aims: usize,
+}
+
+/// What a row is to reach.
+#[derive(Debug, Clone, Copy)]
+pub enum Aim {
+    /// No more than this.
+    AtMost(f64),
+    /// No less than this.
+    AtLeast(f64),
+}
+
+impl Table {
+    /// Prints the head.
+    ///
+    /// # Errors
+    /// If nobody takes the output.
+    pub fn begin() -> Result<Self> {
+        let file = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = file.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let busy = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let busy = busy.split(' ').next().unwrap_or("?").to_owned();
+        let mut out = stdout();
+        writeln!(out, "Linux {}, {cpus} CPUs ({}), load average {busy} before.", kernel.trim(), model.trim_matches([' ', '\t', ':']))?;
+        writeln!(out, "Nodes are namespaces of this machine. Between two nodes each has half of three quarters of its CPUs, by")?;
+        writeln!(out, "quota, and shares them with the carrying of packets: absolute figures are those of slow nodes. Both sides")?;
+        writeln!(out, "of a ratio had the same shares, in turns. Medians; in brackets the least and the most.\n")?;
+        writeln!(out, "| measured | Tern | against | it has | ratio | aim |")?;
+        writeln!(out, "|---|--:|---|--:|--:|--:|")?;
+        Ok(Self { begun: Instant::now(), missed: 0, aims: 0 })
+    }
+
+    /// Adds a row with a ratio.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn compare(&mut self, what: &str, tern: &str, against: &str, other: &str, ratio: f64, aim: Aim) -> Result<()> {
+        let verdict = self.judge(ratio, aim, "×");
+        writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.3} | {verdict} |")?;
+        Ok(())
+    }
+
+    /// Adds a row with a difference.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn exceed(&mut self, what: &str, tern: &str, against: &str, other: &str, by: (f64, &str), aim: f64) -> Result<()> {
+        let verdict = self.judge(by.0, Aim::AtMost(aim), by.1);
+        writeln!(stdout(), "| {what} | {tern} | {against} | {other} | +{:.2}{} | {verdict} |", by.0, by.1)?;
+        Ok(())
+    }
+
+    /// Adds a row that stands by itself.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn state(&mut self, what: &str, tern: &str, note: &str) -> Result<()> {
+        writeln!(stdout(), "| {what} | {tern} | {note} | | | |")?;
+        Ok(())
+    }
+
+    /// Says what could not be measured.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn failed(&mut self, what: &str, error: &anyhow::Error) -> Result<()> {
+        writeln!(stdout(), "| {what} | **failed** | {} | | | |", format!("{error:#}").replace('\n', " "))?;
+        Ok(())
+    }
+
+    /// Prints the foot.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn end(self) -> Result<()> {
+        let (met, all, took) = (self.aims - self.missed, self.aims, self.begun.elapsed().as_secs());
+        writeln!(stdout(), "\n{met} of {all} aims met; {took} s.")?;
+        Ok(())
+    }
+
+    fn judge(&mut self, value: f64, aim: Aim, unit: &str) -> String {
+        let (good, text) = match aim {
+            Aim::AtMost(most) => (value <= most, format!("≤ {most}{unit}")),
+            Aim::AtLeast(least) => (value >= least, format!("≥ {least}{unit}")),
+        };
+        self.aims += 1;
+        self.missed += usize::from(!good);
+        if good { text } else { format!("{text} **missed**") }
+    }
+}
+
+/// Several measurements of one thing.
+#[derive(Debug, Default, Clone)]
+pub struct Series(Vec<f64>);
+
+impl Series {
+    /// Adds one.
+    pub fn add(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// Adds many.
+    pub fn extend(&mut self, values: impl IntoIterator<Item = f64>) {
+        self.0.extend(values);
+    }
+
+    /// The middle one; NaN, which meets no aim, if there are none.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// The median and the extremes, in this unit.
+    pub fn text(&self, unit: &str) -> String {
+        let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let digits = if most < 10.0 { 2 } else { 1 };
+        format!("{:.digits$}{unit} [{least:.digits$}–{most:.digits$}]", self.median())
+    }
+}
