@@ -3,7 +3,7 @@
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tern_control::{MigrationReport, ProcessRow};
@@ -192,19 +192,29 @@ impl Cluster {
             if let Ok(end) = self.command(number, "sh").args(["-c", &show]).output() {
                 text += &String::from_utf8_lossy(&end.stdout);
             }
-            let logs = std::fs::read_dir(node.directory()).into_iter().flatten().flatten();
-            for log in
-                logs.map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "log"))
-            {
+            let mut logs = logs(&node.directory());
+            if let Ok(shims) = node.path("/run/tern/shims") {
+                logs.extend(self::logs(&shims).into_iter().rev().take(4));
+            }
+            for log in logs {
                 let whole = std::fs::read(&log).unwrap_or_default();
                 let whole = String::from_utf8_lossy(&whole);
                 let lines: Vec<&str> = whole.lines().collect();
-                let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+                let tail = lines[lines.len().saturating_sub(15)..].join("\n");
                 text += &format!("-- {}\n{tail}\n", log.display());
             }
         }
         text
     }
+}
+
+/// The logs in a folder, the one that was written to last at the end.
+fn logs(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut logs: Vec<PathBuf> =
+        files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "log")).collect();
+    logs.sort_by_key(|path| std::fs::metadata(path).and_then(|m| m.modified()).ok());
+    logs
 }
 
 fn refused(end: &Output) -> Refused {

@@ -249,6 +249,14 @@ fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<(
             *moved += &format!(" {}→{} {:.1} ms", report.from, report.to, report.freeze_ms);
             Ok(())
         }
+        // It has come home by itself, for a reason that mps tells.
+        Err(refused) if stop == "home" && refused.message.contains("at home already") => {
+            match cluster.whereabouts(pid)? {
+                Some((1, why)) if !why.is_empty() => *moved += &format!(" →1 by itself: {why}"),
+                other => bail!("migrate {pid} home: {}; and mps says {other:?}", refused.message),
+            }
+            Ok(())
+        }
         Err(refused) => bail!("migrate {pid} {stop} (exit {}): {}", refused.code, refused.message),
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tern_tests::catalogue::{ENTRIES, Kind};
 use tern_tests::cluster::{Cluster, Refused};
@@ -50,7 +51,8 @@ impl<'a> Subject<'a> {
         let entry = ENTRIES.iter().find(|e| e.name == name).ok_or("no such program")?;
         let program =
             executable(entry, Flavour::Dynamic).map_err(|e| format!("{e:#}"))?.ok_or("not built")?;
-        let until = format!("/tmp/until-{name}-{}", before.len());
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let until = format!("/tmp/until-{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut command = cluster.command(1, "sh");
         command.args(["-c", ANNOUNCE, "sh"]).args(before).arg(program);
         command.env("TERN_SECONDS", "0.5").env("TERN_UNTIL", &until).env("TERN_HEAP_MIB", "1");

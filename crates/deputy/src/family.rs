@@ -280,6 +280,8 @@ impl Family {
             let epoch = member.epoch;
             self.tell_peer(next, pid, &Message::Go(epoch));
             self.tell_peer(old, pid, &Message::Drop);
+            // What the old life may have heard of too late to take it along.
+            self.signal_again(pid);
             return;
         }
         let State::Outbound(mut outbound) = std::mem::replace(&mut member.state, State::Resident) else {
@@ -336,6 +338,14 @@ impl Family {
             }
             Err(error) => self.lost(pid, &error),
         }
+    }
+
+    /// Sends again every signal that the guest may not have taken over; it knows which it has.
+    pub(crate) fn signal_again(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get(&pid) else { return };
+        let again: Vec<Message> =
+            member.unheard.iter().map(|(count, info)| Message::Signal(*count, info.to_vec())).collect();
+        again.iter().for_each(|m| self.tell(pid, m));
     }
 
     // ---- onward and home

@@ -83,6 +83,7 @@ impl Member {
             homecomings: VecDeque::new(),
             used: (0, 0),
             partial: None,
+            holders: 0,
             job_stopped: false,
         })
     }

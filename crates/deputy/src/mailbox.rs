@@ -245,7 +245,8 @@ fn map(
     })?;
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = libc::MAP_SHARED | if at.is_some() { libc::MAP_FIXED } else { 0 };
-    let args = [at.unwrap_or(0), size as u64, prot, flags as u64, number, 0];
+    // Without a given place: where the program, which may grow elsewhere meanwhile, will have nothing.
+    let args = [at.unwrap_or(Reserve::AREA + (1 << 32)), size as u64, prot, flags as u64, number, 0];
     let mapped = must("map a mailbox", libc::SYS_mmap, args);
     must("close a mailbox", libc::SYS_close, [number, 0, 0, 0, 0, 0])?;
     Ok((memory, mapped?))

@@ -56,6 +56,8 @@ pub(crate) struct Member {
     pub(crate) used: (u64, u64),
     /// A transfer that our first interruption cut short.
     pub(crate) partial: Option<Partial>,
+    /// Addresses given to mappings that only hold a file for the way home.
+    pub(crate) holders: u64,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
 }

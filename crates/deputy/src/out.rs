@@ -302,6 +302,8 @@ impl Movable for Leaving<'_> {
 /// Opens a file that a process maps.
 pub(crate) fn open_mapped(member: &Member, file: &FileRef) -> std::io::Result<File> {
     let maps = procfs::maps(member.pid.0).map_err(std::io::Error::other)?;
-    let mapping = maps.iter().find(|m| (m.device, m.inode) == (file.device, file.inode));
-    member.files.open(mapping.ok_or(std::io::ErrorKind::NotFound)?)
+    match maps.iter().find(|m| (m.device, m.inode) == (file.device, file.inode)) {
+        Some(mapping) => member.files.open(mapping),
+        None => member.files.open_by_name(file),
+    }
 }

@@ -9,6 +9,7 @@ use crate::family::Family;
 use crate::member::{Current, Member, State};
 use std::time::Instant;
 use tern_ids::HomePid;
+use tern_image::Reserve;
 use tern_image::layout::Files;
 use tern_migrate::message::{CallRequest, CallResult, Message};
 use tern_syscall::{Arg, Outcome};
@@ -162,7 +163,10 @@ impl Member {
             }
             // Any address will do: the mapping only holds the file for the way home.
             libc::SYS_mmap => {
-                call.args[0] = Arg::Value(0);
+                call.args[0] = Arg::Value(Reserve::AREA + (2 << 32) + self.holders);
+                if let Arg::Value(length) = call.args[1] {
+                    self.holders = (self.holders + length.next_multiple_of(1 << 20)) % (1 << 40);
+                }
                 if let Arg::Value(flags) = &mut call.args[3] {
                     *flags &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
                 }

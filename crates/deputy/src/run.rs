@@ -166,6 +166,7 @@ impl Family {
             homecomings: VecDeque::new(),
             used: (0, 0),
             partial: None,
+            holders: 0,
             job_stopped: false,
         };
         self.members.insert(pid, member);
@@ -645,10 +646,8 @@ impl Family {
             return;
         }
         member.unheard.retain(|(count, _)| *count > signals);
-        let again: Vec<Message> =
-            member.unheard.iter().map(|(count, info)| Message::Signal(*count, info.to_vec())).collect();
         let stopped = member.job_stopped;
-        again.iter().for_each(|m| self.tell(pid, m));
+        self.signal_again(pid);
         self.tell(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
     }
 }

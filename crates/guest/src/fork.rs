@@ -139,15 +139,13 @@ impl Member {
         let give_up = Instant::now() + Duration::from_secs(10);
         let mut host = None;
         loop {
-            if let Some(call) = listener.receive()? {
-                let ours =
-                    call.pid == self.host && i64::from(call.nr) == libc::SYS_clone && call.args == *args;
-                if ours {
+            if let Some(call) = listener.receive_new()? {
+                if call.pid != self.host {
+                    listener.put_aside(call);
+                } else if i64::from(call.nr) == libc::SYS_clone && call.args == *args {
                     listener.pass(call.id)?;
                 } else {
-                    // Another member of the family called meanwhile; it will call again.
-                    stop::interrupt(call.pid)?;
-                    listener.reply(call.id, tern_tracee::registers::restart::NOINTR)?;
+                    listener.fail(call.id, libc::EPERM)?;
                 }
             }
             match stop::wait(self.host, false)? {

@@ -148,7 +148,9 @@ impl Family {
             }
         }
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
-        let buffered = self.home.iter().chain(self.sources.iter().map(|s| &s.0)).any(Link::has_frame);
+        let aside = listeners.iter().any(|l| l.has_aside());
+        let buffered =
+            aside || self.home.iter().chain(self.sources.iter().map(|s| &s.0)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
         let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
         tern_control::door::poll(&fds, if buffered { Duration::ZERO } else { timeout })?;

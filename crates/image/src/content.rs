@@ -39,15 +39,26 @@ impl HomeFiles {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(&self, m: &Mapping) -> io::Result<File> {
-        File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end)).or_else(
-            |_not_privileged| {
-                // Without the privilege for map_files: by name, if that still is the same file.
-                use std::os::unix::ffi::OsStrExt;
-                let file = File::open(std::ffi::OsStr::from_bytes(&m.name))?;
-                let meta = file.metadata()?;
-                if meta.ino() == m.inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
-            },
-        )
+        let direct = File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end));
+        // Without the privilege for map_files: by name.
+        direct.or_else(|_refused| self.open_named(&m.name, m.inode))
+    }
+
+    /// Opens a file that has been unmapped since it was identified.
+    ///
+    /// # Errors
+    /// If its name does not lead to it any more.
+    pub fn open_by_name(&self, file: &FileRef) -> io::Result<File> {
+        self.open_named(&file.path, file.inode)
+    }
+
+    /// Opens a file of the process' root by name, if that still is the same file.
+    fn open_named(&self, name: &[u8], inode: u64) -> io::Result<File> {
+        use std::os::unix::ffi::OsStrExt;
+        let root = PathBuf::from(format!("/proc/{}/root", self.pid));
+        let name = std::ffi::OsStr::from_bytes(name.strip_prefix(b"/").unwrap_or(name));
+        let file = File::open(root.join(name))?;
+        if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     /// The file with this content, if it has been identified.

@@ -180,7 +180,9 @@ impl Layout {
                 {
                     return Err("a layout with an unknown file");
                 }
-                _ if r.shared => return Err("a layout with shared memory"),
+                Backing::Anonymous | Backing::Kernel if r.shared => {
+                    return Err("a layout with shared memory");
+                }
                 _ => {}
             }
         }

@@ -25,6 +25,10 @@ impl Reserve {
     /// Length of the part behind the code page.
     pub const ROOM: usize = (Self::LEN - PAGE) as usize;
 
+    /// Where we ask for room in a process: far from where kernels and allocators put things by themselves, so
+    /// that it is free on every node, and has no neighbours.
+    pub const AREA: u64 = 0x3100_0000_0000;
+
     /// Address behind the last.
     #[must_use]
     pub fn end(&self) -> u64 {
@@ -50,7 +54,7 @@ impl Reserve {
     pub fn take(injection: &mut Injection) -> Result<Self> {
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-        let args = [0, Self::LEN, prot, flags, u64::MAX, 0];
+        let args = [Self::AREA, Self::LEN, prot, flags, u64::MAX, 0];
         Ok(Self { start: injection.must("reserve addresses", libc::SYS_mmap, args)? })
     }
 

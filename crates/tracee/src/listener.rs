@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 use crate::inject::Injection;
 use crate::memory::Memory;
 use crate::pidfd::Pidfd;
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 const FLAG_NEW_LISTENER: u64 = 1 << 3;
@@ -24,6 +26,8 @@ pub type Instruction = libc::sock_filter;
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
+    /// Calls of other members of the family, received while one was waited for.
+    aside: RefCell<VecDeque<Notification>>,
 }
 
 /// One trapped call. It waits until it is answered.
@@ -77,7 +81,7 @@ impl Listener {
         let set_filter = [u64::from(libc::SECCOMP_SET_MODE_FILTER), flags, scratch, 0, 0, 0];
         let number = injection.must("install the filter", libc::SYS_seccomp, set_filter)?;
         let fd = Pidfd::open(pid)?.descriptor(number as i32)?;
-        let listener = Self { fd };
+        let listener = Self { fd, aside: RefCell::default() };
         // From 6.6 on the waker yields its processor to the waiter at once; older kernels refuse, no harm.
         // SAFETY: an integer argument.
         unsafe { libc::ioctl(listener.fd.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };
@@ -113,8 +117,11 @@ impl Listener {
                 continue;
             }
             let Some(call) = self.receive_from(pid)? else { continue };
-            let expected = call.pid == pid && i64::from(call.nr) == nr && call.args == args;
-            if !expected {
+            if call.pid != pid {
+                self.put_aside(call);
+                continue;
+            }
+            if i64::from(call.nr) != nr || call.args != args {
                 self.fail(call.id, libc::EPERM)?;
                 return Err(Error::Astray { what: format!("call {} instead of {nr}", call.nr), pid });
             }
@@ -126,11 +133,22 @@ impl Listener {
         }
     }
 
-    /// Receives the next trapped call, if there is one now.
+    /// Keeps a call of somebody else for [`receive`](Self::receive) to return later.
+    pub fn put_aside(&self, call: Notification) {
+        self.aside.borrow_mut().push_back(call);
+    }
+
+    /// Whether a call was put aside, so that there is something to receive.
+    #[must_use]
+    pub fn has_aside(&self) -> bool {
+        !self.aside.borrow().is_empty()
+    }
+
+    /// Receives the next trapped call from the kernel, whatever was put aside.
     ///
     /// # Errors
-    /// Those of the kernel that are not passing.
-    pub fn receive(&self) -> Result<Option<Notification>> {
+    /// As [`receive`](Self::receive).
+    pub fn receive_new(&self) -> Result<Option<Notification>> {
         let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // RECV blocks where nothing is there (and for ever on old kernels when all users are gone).
         // SAFETY: one valid pollfd.
@@ -138,6 +156,15 @@ impl Listener {
             return Ok(None);
         }
         self.receive_from(0)
+    }
+
+    /// Receives the next trapped call, if there is one now.
+    ///
+    /// # Errors
+    /// Those of the kernel that are not passing.
+    pub fn receive(&self) -> Result<Option<Notification>> {
+        let aside = self.aside.borrow_mut().pop_front();
+        if aside.is_some() { Ok(aside) } else { self.receive_new() }
     }
 
     fn receive_from(&self, pid: i32) -> Result<Option<Notification>> {

@@ -14,20 +14,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A lab with a cluster in it. It goes down when it is dropped.
 #[derive(Debug)]
-pub struct Bed {
+pub(crate) struct Bed {
     /// The lab.
-    pub lab: Lab,
+    pub(crate) lab: Lab,
     binaries: PathBuf,
     programs: PathBuf,
 }
 
 /// A program in a node. It is killed when it is dropped.
 #[derive(Debug)]
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
     /// As its node numbers it; 0 if it has not said.
-    pub pid: i32,
+    pub(crate) pid: i32,
 }
 
 impl Bed {
@@ -35,7 +35,7 @@ impl Bed {
     ///
     /// # Errors
     /// If something is not built, or the lab does not come up.
-    pub fn make(nodes: u16, link: &str) -> Result<Self> {
+    pub(crate) fn make(nodes: u16, link: &str) -> Result<Self> {
         let own = std::env::current_exe()?;
         let binaries = own.ancestors().nth(2).context("this program is not in a target folder")?.to_owned();
         let helper = binaries.join("tern");
@@ -58,7 +58,7 @@ impl Bed {
     }
 
     /// A command on a node.
-    pub fn command(&self, node: u16, words: &[&str]) -> Command {
+    pub(crate) fn command(&self, node: u16, words: &[&str]) -> Command {
         let mut command = self.lab.node(node).command(words[0]);
         let path = std::env::var("PATH").unwrap_or_else(|_e| "/usr/bin:/bin".to_owned());
         let path = format!("{}:{}:{path}", self.binaries.display(), self.programs.display());
@@ -70,7 +70,7 @@ impl Bed {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(&self, node: u16, words: &[&str]) -> Result<Running> {
+    pub(crate) fn start(&self, node: u16, words: &[&str]) -> Result<Running> {
         let mut command = self.command(node, words);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let said = child.stdout.take().context("no output")?;
@@ -89,7 +89,7 @@ impl Bed {
     ///
     /// # Errors
     /// If it does not.
-    pub fn program(&self, node: u16, words: &[&str]) -> Result<Running> {
+    pub(crate) fn program(&self, node: u16, words: &[&str]) -> Result<Running> {
         let mut running = self.start(node, words)?;
         let line = running.line()?;
         let pid = line.strip_prefix("pid ").with_context(|| format!("{words:?} said {line:?}"))?;
@@ -101,7 +101,7 @@ impl Bed {
     ///
     /// # Errors
     /// If it fails, with what it said.
-    pub fn run(&self, node: u16, words: &[&str]) -> Result<Vec<u8>> {
+    pub(crate) fn run(&self, node: u16, words: &[&str]) -> Result<Vec<u8>> {
         let end = self.command(node, words).output()?;
         if !end.status.success() {
             bail!("{words:?} on node {node}: {}", String::from_utf8_lossy(&end.stderr).trim());
@@ -113,7 +113,7 @@ impl Bed {
     ///
     /// # Errors
     /// What `migrate` said.
-    pub fn migrate(&self, pid: i32, to: &str) -> Result<MigrationReport> {
+    pub(crate) fn migrate(&self, pid: i32, to: &str) -> Result<MigrationReport> {
         let out = self.run(1, &["tern", "migrate", &pid.to_string(), to, "--json"])?;
         Ok(serde_json::from_slice(&out)?)
     }
@@ -122,7 +122,7 @@ impl Bed {
     ///
     /// # Errors
     /// If it is gone.
-    pub fn own(&self) -> Result<String> {
+    pub(crate) fn own(&self) -> Result<String> {
         Ok(std::env::current_exe()?.display().to_string())
     }
 }
@@ -132,7 +132,7 @@ impl Running {
     ///
     /// # Errors
     /// If it says none for a long time, or has ended.
-    pub fn line(&mut self) -> Result<String> {
+    pub(crate) fn line(&mut self) -> Result<String> {
         self.lines.recv_timeout(PATIENCE).context("a program said nothing")
     }
 
@@ -140,14 +140,14 @@ impl Running {
     ///
     /// # Errors
     /// If it has ended.
-    pub fn tell(&mut self, line: &str) -> Result<()> {
+    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
         let input = self.child.stdin.as_mut().context("no input")?;
         writeln!(input, "{line}")?;
         Ok(input.flush()?)
     }
 
     /// Drops what it has said so far.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         while self.lines.try_recv().is_ok() {}
     }
 
@@ -155,7 +155,7 @@ impl Running {
     ///
     /// # Errors
     /// If it says something else.
-    pub fn numbers(&mut self, seconds: f64) -> Result<Vec<f64>> {
+    pub(crate) fn numbers(&mut self, seconds: f64) -> Result<Vec<f64>> {
         self.forget();
         let until = Instant::now() + Duration::from_secs_f64(seconds);
         let mut all = Vec::new();
@@ -169,7 +169,7 @@ impl Running {
     ///
     /// # Errors
     /// If it says something else, or fails.
-    pub fn all_numbers(mut self) -> Result<Vec<f64>> {
+    pub(crate) fn all_numbers(mut self) -> Result<Vec<f64>> {
         let mut all = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
             all.push(line.parse().with_context(|| format!("{line:?} is no number"))?);

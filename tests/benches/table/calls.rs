@@ -15,7 +15,7 @@ const PORT: &str = "7001";
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn measure(table: &mut Table) -> Result<()> {
+pub(crate) fn measure(table: &mut Table) -> Result<()> {
     for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
         let bed = Bed::make(2, link)?;
         let (mut native, mut plain, mut sealed, mut forwarded) = <(Series, Series, Series, Series)>::default();

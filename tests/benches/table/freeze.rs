@@ -11,7 +11,7 @@ const TURNS: u32 = 3;
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn measure(table: &mut Table) -> Result<()> {
+pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let bed = Bed::make(2, "switch")?;
     for (mib, criu) in [("1", "CRIU 4.2: 85 ms"), ("64", "CRIU 4.2: 149 ms"), ("1024", "CRIU 4.2: 1280 ms")] {
         for (dirty, how) in [("0", "idle"), ("100", "writing 100 MB/s")] {

@@ -11,7 +11,7 @@ const TURNS: u32 = 6;
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn measure(table: &mut Table) -> Result<()> {
+pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let bed = Bed::make(1, "switch")?;
     let (mut under, mut alone) = <(Series, Series)>::default();
     for turn in 0..TURNS {

@@ -12,7 +12,7 @@ const TURNS: u32 = 3;
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn measure(table: &mut Table) -> Result<()> {
+pub(crate) fn measure(table: &mut Table) -> Result<()> {
     against(table, "switch:4gbit", "4 Gbit/s", "iperf3", Aim::AtLeast(0.9), iperf)?;
     against(table, "switch", "unlimited", "TLS into fresh memory", Aim::AtLeast(0.7), tls::stream)
 }

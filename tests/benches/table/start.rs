@@ -9,7 +9,7 @@ use std::time::Instant;
 ///
 /// # Errors
 /// If one of them fails.
-pub fn count(times: u32) -> Result<()> {
+pub(crate) fn count(times: u32) -> Result<()> {
     // The first of each reads its files from disk.
     for turn in 0..=times {
         let (mosrun, plain) = (run(&["mosrun", "/bin/true"])?, run(&["/bin/true"])?);

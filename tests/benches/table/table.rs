@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// The table that is being filled.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     begun: Instant,
     missed: usize,
     aims: usize,
@@ -14,7 +14,7 @@ pub struct Table {
 
 /// What a row is to reach.
 #[derive(Debug, Clone, Copy)]
-pub enum Aim {
+pub(crate) enum Aim {
     /// No more than this.
     AtMost(f64),
     /// No less than this.
@@ -26,7 +26,7 @@ impl Table {
     ///
     /// # Errors
     /// If nobody takes the output.
-    pub fn begin() -> Result<Self> {
+    pub(crate) fn begin() -> Result<Self> {
         let file = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = file.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -47,7 +47,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub fn compare(&mut self, what: &str, tern: &str, against: &str, other: &str, ratio: f64, aim: Aim) -> Result<()> {
+    pub(crate) fn compare(&mut self, what: &str, tern: &str, against: &str, other: &str, ratio: f64, aim: Aim) -> Result<()> {
         let verdict = self.judge(ratio, aim, "×");
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.3} | {verdict} |")?;
         Ok(())
@@ -57,7 +57,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub fn exceed(&mut self, what: &str, tern: &str, against: &str, other: &str, by: (f64, &str), aim: f64) -> Result<()> {
+    pub(crate) fn exceed(&mut self, what: &str, tern: &str, against: &str, other: &str, by: (f64, &str), aim: f64) -> Result<()> {
         let verdict = self.judge(by.0, Aim::AtMost(aim), by.1);
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | +{:.2}{} | {verdict} |", by.0, by.1)?;
         Ok(())
@@ -67,7 +67,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub fn state(&mut self, what: &str, tern: &str, note: &str) -> Result<()> {
+    pub(crate) fn state(&mut self, what: &str, tern: &str, note: &str) -> Result<()> {
         writeln!(stdout(), "| {what} | {tern} | {note} | | | |")?;
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub fn failed(&mut self, what: &str, error: &anyhow::Error) -> Result<()> {
+    pub(crate) fn failed(&mut self, what: &str, error: &anyhow::Error) -> Result<()> {
         writeln!(stdout(), "| {what} | **failed** | {} | | | |", format!("{error:#}").replace('\n', " "))?;
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         let (met, all, took) = (self.aims - self.missed, self.aims, self.begun.elapsed().as_secs());
         writeln!(stdout(), "\n{met} of {all} aims met; {took} s.")?;
         Ok(())
@@ -104,28 +104,28 @@ impl Table {
 
 /// Several measurements of one thing.
 #[derive(Debug, Default, Clone)]
-pub struct Series(Vec<f64>);
+pub(crate) struct Series(Vec<f64>);
 
 impl Series {
     /// Adds one.
-    pub fn add(&mut self, value: f64) {
+    pub(crate) fn add(&mut self, value: f64) {
         self.0.push(value);
     }
 
     /// Adds many.
-    pub fn extend(&mut self, values: impl IntoIterator<Item = f64>) {
+    pub(crate) fn extend(&mut self, values: impl IntoIterator<Item = f64>) {
         self.0.extend(values);
     }
 
     /// The middle one; NaN, which meets no aim, if there are none.
-    pub fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
     /// The median and the extremes, in this unit.
-    pub fn text(&self, unit: &str) -> String {
+    pub(crate) fn text(&self, unit: &str) -> String {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let digits = if most < 10.0 { 2 } else { 1 };

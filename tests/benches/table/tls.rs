@@ -19,7 +19,7 @@ const PIECES: u64 = 4096;
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn ping_pong(bed: &Bed, seconds: f64) -> Result<f64> {
+pub(crate) fn ping_pong(bed: &Bed, seconds: f64) -> Result<f64> {
     between(bed, &["ping", &seconds.to_string()])
 }
 
@@ -27,7 +27,7 @@ pub fn ping_pong(bed: &Bed, seconds: f64) -> Result<f64> {
 ///
 /// # Errors
 /// If it could not be measured.
-pub fn stream(bed: &Bed) -> Result<f64> {
+pub(crate) fn stream(bed: &Bed) -> Result<f64> {
     between(bed, &["stream"])
 }
 
@@ -52,7 +52,7 @@ fn between(bed: &Bed, what: &[&str]) -> Result<f64> {
 ///
 /// # Errors
 /// If the link fails.
-pub fn end(words: &[&str]) -> Result<()> {
+pub(crate) fn end(words: &[&str]) -> Result<()> {
     let key = Ephemeral::generate()?;
     let hex: String = key.fingerprint().0.iter().map(|byte| format!("{byte:02x}")).collect();
     say(&hex)?;

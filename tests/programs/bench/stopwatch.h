@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a batch takes, about. */
+/* How many seconds a batch takes, about. */
 #define BATCH 0.2
 
 static inline double now(void)
@@ -30,17 +30,17 @@ static inline void say_pid(void)
 /* Calls once(arg) over and over until the time is over (0: for ever), and says each batch's nanoseconds per call. */
 static inline void batches(double seconds, void (*once)(int), int arg)
 {
-	double end = now() + seconds;
-	for (long rounds = 16; seconds == 0 || now() < end;) {
-		double begun = now();
-		for (long i = 0; i < rounds; i++)
-			once(arg);
-		double took = now() - begun;
-		/* A batch that was much shorter or longer than it should be only finds the number of rounds. */
-		if (took > BATCH / 2 && took < BATCH * 2)
-			printf("%.1f\n", took / (double)rounds * 1e9);
-		else
-			rounds = took < BATCH / 64 ? rounds * 64 : (long)((double)rounds * BATCH / took) + 1;
+	double begun = now(), end = begun + seconds;
+	while (seconds == 0 || begun < end) {
+		double from = begun;
+		long rounds = 0;
+		do {
+			for (int i = 0; i < 64; i++)
+				once(arg);
+			rounds += 64;
+			begun = now();
+		} while (begun < from + BATCH);
+		printf("%.1f\n", (begun - from) / (double)rounds * 1e9);
 	}
 }
 #endif

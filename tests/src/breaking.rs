@@ -1,0 +1,334 @@
+//! How tests break a cluster on purpose: daemons with faults, killed shims, and the proof that nothing is left.
+
+use crate::catalogue::ENTRIES;
+use crate::cluster::Cluster;
+use crate::journey::{Journey, native};
+use crate::outcome::Outcome;
+use crate::programs::{Flavour, executable};
+use crate::running::{ANNOUNCE, Running};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The exit status, as a shell has it, of a process that was lost: its deputy is ended by SIGKILL.
+pub const LOST: i32 = 128 + 9;
+
+/// Waits until something is so.
+///
+/// # Errors
+/// If it is not after this time; `what` says what was waited for.
+pub fn until(what: &str, within: Duration, so: impl Fn() -> bool) -> Result<Duration> {
+    let begun = Instant::now();
+    while !so() {
+        if begun.elapsed() > within {
+            bail!("waited {} s in vain until {what}", within.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(begun.elapsed())
+}
+
+fn number() -> u32 {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    COUNT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Pids of the processes of a node that have this name, as the node numbers them.
+///
+/// # Errors
+/// If ps fails there.
+pub fn pids(cluster: &Cluster, node: u16, name: &str) -> Result<Vec<i32>> {
+    let table = cluster.run(node, &["ps", "-e", "-o", "pid=,stat=,comm="])?;
+    let table = String::from_utf8_lossy(&table).into_owned();
+    let one = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (pid, state, comm) = (words.next()?, words.next()?, words.next()?);
+        (comm == name && !state.starts_with('Z')).then(|| pid.parse().ok()).flatten()
+    };
+    Ok(table.lines().filter_map(one).collect())
+}
+
+/// Kills processes of a node without a last word, and waits until they are gone.
+///
+/// # Errors
+/// If they do not go within 10 s.
+pub fn kill(cluster: &Cluster, node: u16, doomed: &[i32]) -> Result<()> {
+    for pid in doomed {
+        // It may have ended by itself, or with another of them.
+        let _ = cluster.run(node, &["kill", "-KILL", &pid.to_string()]);
+    }
+    let gone = |pid: &i32| {
+        let state = cluster.run(node, &["ps", "-o", "stat=", "-p", &pid.to_string()]);
+        state.map_or(true, |state| state.is_empty() || state.starts_with(b"Z"))
+    };
+    until("the killed are gone", Duration::from_secs(10), || doomed.iter().all(gone)).map(drop)
+}
+
+/// Kills ternd of a node.
+///
+/// # Errors
+/// If there is none.
+pub fn kill_daemon(cluster: &Cluster, node: u16) -> Result<()> {
+    let daemons = pids(cluster, node, "ternd")?;
+    if daemons.is_empty() {
+        bail!("no ternd runs on node {node}");
+    }
+    kill(cluster, node, &daemons)
+}
+
+/// Kills the shims of a node.
+///
+/// # Errors
+/// If there is none.
+pub fn kill_shims(cluster: &Cluster, node: u16) -> Result<()> {
+    let table = cluster.run(node, &["ps", "-e", "-o", "pid=,ppid=,comm="])?;
+    let table = String::from_utf8_lossy(&table).into_owned();
+    let rows: Vec<(i32, i32)> = table
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let row = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            (words.next()? == "tern-shim").then_some(row)
+        })
+        .collect();
+    // The helper of a sandbox is a child of its shim under the same name; it must end by itself.
+    let is_shim = |(_, parent): &&(i32, i32)| !rows.iter().any(|(pid, _)| pid == parent);
+    let shims: Vec<i32> = rows.iter().filter(is_shim).map(|(pid, _)| *pid).collect();
+    if shims.is_empty() {
+        bail!("no shim runs on node {node}");
+    }
+    kill(cluster, node, &shims)
+}
+
+/// Starts ternd on a node where none runs, with these variables in its environment, which its shims inherit;
+/// returns when all nodes that are up know each other again.
+///
+/// # Errors
+/// If it does not start, or they do not find each other.
+pub fn start_daemon(cluster: &Cluster, node: u16, environment: &[String]) -> Result<()> {
+    let daemon = cluster.run(node, &["sh", "-c", "command -v ternd"])?;
+    let daemon = String::from_utf8_lossy(&daemon).trim().to_owned();
+    let mut words: Vec<&str> = environment.iter().map(String::as_str).collect();
+    words.push(&daemon);
+    cluster.lab().node(node).daemon("env", &words, "ternd")?;
+    let answers = || cluster.tool(node, "status").output().is_ok_and(|end| end.status.success());
+    until("ternd answers", Duration::from_secs(20), answers).map(drop)
+}
+
+/// Waits until node 1 says that this node is up.
+///
+/// # Errors
+/// If it does not within 20 s.
+pub fn await_up(cluster: &Cluster, node: u16) -> Result<()> {
+    let up = || -> Option<bool> {
+        let end = cluster.tool(1, "status").arg("--json").output().ok()?;
+        let status: serde_json::Value = serde_json::from_slice(&end.stdout).ok()?;
+        let row = status["nodes"].as_array()?.iter().find(|row| row["node"] == node)?.clone();
+        row["up"].as_bool()
+    };
+    until("the node is up", Duration::from_secs(20), || up() == Some(true)).map(drop)
+}
+
+/// Gives all nodes these times, in seconds, after which a guest is suspended and a lost one given up.
+///
+/// # Errors
+/// If a node cannot be configured or its daemon not restarted.
+pub fn set_patience(cluster: &Cluster, suspend_after: u32, give_up_after: u32) -> Result<()> {
+    let nodes: Vec<u16> = cluster.lab().nodes().map(|node| node.number()).collect();
+    for &node in &nodes {
+        let file = cluster.lab().node(node).path("/etc/tern/ternd.toml")?;
+        let text = std::fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+        let kept = text.lines().filter(|l| !l.starts_with("suspend_after") && !l.starts_with("give_up_after"));
+        let mut text: String = kept.flat_map(|line| [line, "\n"]).collect();
+        text += &format!("suspend_after = {suspend_after}\ngive_up_after = {give_up_after}\n");
+        std::fs::write(&file, text)?;
+        cluster.lab().restart_daemon(node)?;
+    }
+    nodes.iter().try_for_each(|&node| await_up(cluster, node))
+}
+
+/// A place in a migration where a shim stands still until it is told to go on.
+#[derive(Debug)]
+pub struct Fault<'a> {
+    cluster: &'a Cluster,
+    node: u16,
+    folder: String,
+}
+
+impl<'a> Fault<'a> {
+    /// Restarts a node's daemon such that the shims it starts from now on stand still at `SIDE:PHASE`.
+    ///
+    /// # Errors
+    /// If the daemon does not start.
+    pub fn arm(cluster: &'a Cluster, node: u16, point: &str) -> Result<Self> {
+        let folder = format!("/tmp/fault-{}", number());
+        std::fs::create_dir(cluster.lab().node(node).path(&folder)?)?;
+        kill_daemon(cluster, node)?;
+        let environment =
+            [format!("TERN_FAULT={point}:wait"), format!("TERN_FAULT_FILE={folder}/reached")];
+        start_daemon(cluster, node, &environment)?;
+        await_up(cluster, node)?;
+        Ok(Self { cluster, node, folder })
+    }
+
+    /// Waits until a shim stands there.
+    ///
+    /// # Errors
+    /// If none does within 15 s.
+    pub fn await_reached(&self) -> Result<()> {
+        let file = self.cluster.lab().node(self.node).path(format!("{}/reached", self.folder))?;
+        until("the fault is reached", Duration::from_secs(15), || file.exists()).map(drop)
+    }
+
+    /// Lets the shim go on, if its node still lives; who comes to this place later does not wait, having no
+    /// folder to put the file into.
+    pub fn release(&self) {
+        if let Ok(folder) = self.cluster.lab().node(self.node).path(&self.folder) {
+            let _ = std::fs::rename(&folder, folder.with_extension("over"));
+        }
+    }
+}
+
+impl Drop for Fault<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// A program of the catalogue that runs on node 1 until it is told to end.
+#[derive(Debug)]
+pub struct Patient<'a> {
+    cluster: &'a Cluster,
+    running: Running,
+    until: String,
+    wanted: Outcome,
+}
+
+impl<'a> Patient<'a> {
+    /// Starts it at home.
+    ///
+    /// # Errors
+    /// If there is no such program, or it does not start.
+    pub fn start(cluster: &'a Cluster, name: &str) -> Result<Self> {
+        let entry = ENTRIES.iter().find(|e| e.name == name).context("no such program")?;
+        let wanted = native(entry, Flavour::Dynamic, Journey::PingPong)?;
+        let program = executable(entry, Flavour::Dynamic)?.context("not built")?;
+        let until = format!("/tmp/patient-{}", number());
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh"]).arg(program);
+        command.env("TERN_SECONDS", "0").env("TERN_UNTIL", &until).env("TERN_HEAP_MIB", "16");
+        command.env("LC_ALL", "C");
+        let mut running = Running::start(&mut command, false)?;
+        running.close_input();
+        // Past its dynamic loader.
+        let (pid, path) = (running.pid.to_string(), entry.name);
+        let begun = || cluster.run(1, &["ps", "-o", "comm=", "-p", &pid]).is_ok_and(|c| c.starts_with(path.as_bytes()));
+        until_loaded(begun)?;
+        Ok(Self { cluster, running, until, wanted })
+    }
+
+    /// Its pid on node 1.
+    pub fn pid(&self) -> i32 {
+        self.running.pid
+    }
+
+    /// Moves it.
+    ///
+    /// # Errors
+    /// If it was not moved, with what migrate said.
+    pub fn go(&self, to: &str) -> Result<()> {
+        match self.cluster.migrate(self.pid(), to) {
+            Ok(_) => Ok(()),
+            Err(refused) => bail!("migrate {} {to} (exit {}): {}", self.pid(), refused.code, refused.message),
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&mut self) -> bool {
+        self.running.ended()
+    }
+
+    /// Tells it to end, and compares what it left with what it leaves when nothing is broken.
+    ///
+    /// # Errors
+    /// If it does not end within this time, or differs.
+    pub fn finishes_rightly(&mut self, within: Duration) -> Result<()> {
+        self.cluster.touch(&self.until)?;
+        let end = self.running.finish(within)?;
+        match end.difference(&self.wanted) {
+            Some(difference) => bail!("{difference}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until it has ended as what is lost ends. It is not told to end.
+    ///
+    /// # Errors
+    /// If it does not end within this time, or in another way.
+    pub fn is_lost(&mut self, within: Duration) -> Result<Duration> {
+        let begun = Instant::now();
+        let end = self.running.finish(within)?;
+        if end.status != LOST {
+            bail!("exit status {} instead of {LOST}: {:?}", end.status, String::from_utf8_lossy(&end.err));
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// What it has said.
+    pub fn so_far(&self) -> String {
+        self.running.so_far()
+    }
+}
+
+impl Drop for Patient<'_> {
+    fn drop(&mut self) {
+        if !self.running.ended() {
+            let _ = self.cluster.run(1, &["kill", "-KILL", &self.running.pid.to_string()]);
+        }
+    }
+}
+
+fn until_loaded(begun: impl Fn() -> bool) -> Result<()> {
+    until("the program has begun", Duration::from_secs(10), begun)?;
+    std::thread::sleep(Duration::from_millis(50));
+    Ok(())
+}
+
+/// Whatever of Tern's families is there on a node: shims, guests, and sockets.
+///
+/// # Errors
+/// If the node cannot be looked at.
+pub fn leftovers(cluster: &Cluster, node: u16) -> Result<Vec<String>> {
+    let table = cluster.run(node, &["ps", "-e", "-o", "pid=,stat=,comm=,args="])?;
+    let table = String::from_utf8_lossy(&table).into_owned();
+    let of_ours = |line: &&str| {
+        let mut words = line.split_whitespace().skip(1);
+        let alive = words.next().is_some_and(|state| !state.starts_with('Z'));
+        alive && (line.contains("tern-shim") || line.contains(" tern:"))
+    };
+    let mut left: Vec<String> = table.lines().filter(of_ours).map(|line| line.trim().to_owned()).collect();
+    let folder: PathBuf = cluster.lab().node(node).path("/run/tern/shims")?;
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
+    let sockets = files.filter(|path| path.extension().is_some_and(|e| e == "sock"));
+    left.extend(sockets.map(|path| path.display().to_string()));
+    Ok(left)
+}
+
+/// Waits until nothing of a family is left on these nodes.
+///
+/// # Errors
+/// What is left after this time.
+pub fn nothing_left(cluster: &Cluster, nodes: &[u16], within: Duration) -> Result<()> {
+    let all = || -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        for &node in nodes {
+            all.extend(leftovers(cluster, node)?.into_iter().map(|what| format!("node {node}: {what}")));
+        }
+        Ok(all)
+    };
+    match until("nothing is left", within, || all().is_ok_and(|left| left.is_empty())) {
+        Ok(_) => Ok(()),
+        Err(error) => bail!("{error}; there still is {:#?}", all()?),
+    }
+}
