@@ -329,6 +329,6 @@ pub fn nothing_left(cluster: &Cluster, nodes: &[u16], within: Duration) -> Resul
     };
     match until("nothing is left", within, || all().is_ok_and(|left| left.is_empty())) {
         Ok(_) => Ok(()),
-        Err(error) => bail!("{error}; there still is {:#?}", all()?),
+        Err(error) => bail!("{error}; there still is {:?}", all()?),
     }
 }

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use tern_control::{MigrationReport, ProcessRow};
 use tern_lab::{Lab, Options};
 
+/// Seconds within which a tool answers.
+const PATIENCE: &str = "20";
+
 /// The cluster of one test.
 #[derive(Debug)]
 pub struct Cluster {
@@ -83,6 +86,13 @@ impl Cluster {
         command
     }
 
+    /// The same, ended when it takes too long: a tool that never answers fails its run, not the whole test.
+    fn prompt_tool(&self, node: u16, tool: &str) -> Command {
+        let mut command = self.command(node, "timeout");
+        command.args(["--kill-after=2", PATIENCE, "tern", tool]);
+        command
+    }
+
     /// Moves a process of node 1: to a node, or `home`.
     ///
     /// # Errors
@@ -91,7 +101,7 @@ impl Cluster {
         let wanted: u16 = if to == "home" { 1 } else { to.parse().unwrap_or(0) };
         let broken = |message: String| Refused { code: -1, message };
         let end = self
-            .tool(1, "migrate")
+            .prompt_tool(1, "migrate")
             .args([&*pid.to_string(), to, "--json"])
             .output()
             .map_err(|e| broken(format!("cannot run migrate: {e}")))?;
@@ -111,7 +121,7 @@ impl Cluster {
     /// # Errors
     /// If it fails or its output does not read.
     pub fn processes(&self, node: u16) -> Result<Vec<ProcessRow>> {
-        let end = self.tool(node, "mps").args(["--all", "--json"]).output()?;
+        let end = self.prompt_tool(node, "mps").args(["--all", "--json"]).output()?;
         if !end.status.success() {
             bail!("mps: {}", refused(&end).message);
         }
@@ -218,8 +228,12 @@ fn logs(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn refused(end: &Output) -> Refused {
-    let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
-    Refused { code: end.status.code().unwrap_or(-1), message }
+    let code = end.status.code().unwrap_or(-1);
+    let mut message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
+    if code == 124 {
+        message += &format!("no answer within {PATIENCE} s");
+    }
+    Refused { code, message }
 }
 
 /// `TERN_BIN`, or the folder that this test was built into.

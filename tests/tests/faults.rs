@@ -8,7 +8,7 @@
 
 use anyhow::{Result, bail};
 use std::time::Duration;
-use tern_lab::faults::Cable;
+use tern_lab::Cable;
 use tern_tests::breaking::{
     Fault, Patient, await_up, kill_daemon, kill_shims, leftovers, nothing_left, pids, set_patience, start_daemon,
     until,

@@ -118,7 +118,8 @@ impl Caller {
     #[must_use]
     pub fn has_left(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
-        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n > 0)
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .is_ok_and(|n| n > 0)
     }
 
     /// Takes the connection that comes with [`ShimRequest::Connection`], and acknowledges it.
@@ -149,8 +150,12 @@ pub fn not_here() -> ShimReply {
 /// None in practice; being interrupted counts as ready.
 pub fn poll(fds: &[(BorrowedFd<'_>, i16)], most: Duration) -> io::Result<()> {
     let flags = |events: i16| rustix::event::PollFlags::from_bits_truncate(events.cast_unsigned());
-    let mut all: Vec<_> = fds.iter().map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events))).collect();
-    let time = rustix::time::Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: i64::from(most.subsec_nanos()) };
+    let mut all: Vec<_> =
+        fds.iter().map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events))).collect();
+    let time = rustix::time::Timespec {
+        tv_sec: most.as_secs().cast_signed(),
+        tv_nsec: i64::from(most.subsec_nanos()),
+    };
     match rustix::event::poll(&mut all, Some(&time)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),

@@ -208,6 +208,7 @@ impl Member {
             }
             let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
             if cut_short
+                || current.partial.is_some()
                 || code == restart::BLOCK
                 || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
             {

@@ -17,6 +17,9 @@ use tern_migrate::{Phase, fault};
 use tern_tracee::stop::Stopped;
 use tern_wire::{Ephemeral, Link};
 
+/// How long a guest that is busy is asked again to go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// What threads of ours report.
 #[derive(Debug)]
 pub(crate) enum Event {
@@ -383,6 +386,12 @@ impl Family {
     /// The guest did not go, and runs on where it is.
     pub(crate) fn stayed(&mut self, pid: HomePid, why: &str) {
         let Some(member) = self.members.get_mut(&pid) else { return };
+        let patient = member.task.as_ref().is_some_and(|t| t.begun.elapsed() < PATIENCE);
+        if why.starts_with("busy") && patient && matches!(member.state, State::Onward(_) | State::Inbound(_))
+        {
+            member.ask_again = Some(Instant::now() + Duration::from_millis(10));
+            return;
+        }
         match std::mem::replace(&mut member.state, State::Away) {
             State::Onward(next) => self.tell_peer(next, pid, &Message::Drop),
             State::Inbound(_) => {}
@@ -392,6 +401,21 @@ impl Family {
             }
         }
         self.refuse(pid, why);
+    }
+
+    /// Asks guests again that were busy when they were to go.
+    pub(crate) fn ask_the_busy(&mut self) {
+        let due = |m: &&mut Member| m.ask_again.is_some_and(|at| at <= Instant::now());
+        let due: Vec<HomePid> = self.members.values_mut().filter(due).map(|m| m.pid).collect();
+        for pid in due {
+            let Some(member) = self.members.get_mut(&pid) else { continue };
+            member.ask_again = None;
+            match member.state {
+                State::Onward(next) => self.depart_onward(pid, next),
+                State::Inbound(_) => self.begin_home(pid),
+                _ => {}
+            }
+        }
     }
 
     /// Everything of an inbound process is here.

@@ -84,6 +84,7 @@ impl Member {
             used: (0, 0),
             partial: None,
             holders: 0,
+            ask_again: None,
             job_stopped: false,
         })
     }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tern_image::Reserve;
-use tern_migrate::Partial;
 use tern_syscall::{Layout, Outcome};
 use tern_tracee::inject::Injection;
 use tern_tracee::pidfd::Pidfd;
@@ -168,7 +167,8 @@ impl Mailbox {
     /// Takes the result of a call that has ended.
     pub(crate) fn collect(&mut self, current: &Current) -> Outcome {
         let (mut ret, layout) = (self.result(), &current.layout);
-        if let Some(partial) = current.partial.filter(|_| !Partial::goes_on(ret)) {
+        // Also when a signal ends it: what was moved is what a write or receive returns then.
+        if let Some(partial) = current.partial {
             ret = partial.whole(ret);
         }
         let (memory, offset, _) = self.data.of(layout.size());

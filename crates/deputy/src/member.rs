@@ -58,6 +58,8 @@ pub(crate) struct Member {
     pub(crate) partial: Option<Partial>,
     /// Addresses given to mappings that only hold a file for the way home.
     pub(crate) holders: u64,
+    /// When to ask a guest again to go, which was busy.
+    pub(crate) ask_again: Option<Instant>,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
 }

@@ -73,6 +73,7 @@ impl Family {
         self.take_messages();
         self.collect_ended();
         self.go_on_sending();
+        self.ask_the_busy();
         self.keep_alive();
         Ok(())
     }
@@ -84,6 +85,9 @@ impl Family {
             (self.bell.fd(), libc::POLLIN),
         ];
         let mut timeout = BEAT / 2;
+        if self.members.values().any(|m| m.ask_again.is_some()) {
+            timeout = Duration::from_millis(5);
+        }
         for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
             fds.push((
                 link.as_fd(),
@@ -167,6 +171,7 @@ impl Family {
             used: (0, 0),
             partial: None,
             holders: 0,
+            ask_again: None,
             job_stopped: false,
         };
         self.members.insert(pid, member);

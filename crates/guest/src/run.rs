@@ -622,6 +622,10 @@ impl Family {
     fn result(&mut self, arrived: Arrived) -> Result<(), Failed> {
         let pid = arrived.pid;
         let Message::Result(result) = arrived.message else { return Ok(()) };
+        if result.child.is_some() {
+            // It cannot go while it makes a child; home asks again in a moment.
+            self.stay(pid, Some("busy: it is making a child".into()));
+        }
         let Some(member) = self.members.get_mut(&pid).filter(|m| m.is_live()) else { return Ok(()) };
         let Some((open, result)) = member.answered(*result)? else { return Ok(()) };
         if let Some(child) = result.child {

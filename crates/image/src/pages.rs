@@ -8,7 +8,7 @@
 //! Where writes cannot be tracked, each look sends a region's whole content again, after telling the other
 //! side to forget what it has; so the first look is then made only once the process stands still.
 
-use crate::layout::{Layout, Region};
+use crate::layout::{Backing, Layout, Region};
 use std::collections::HashMap;
 use tern_tracee::dirty::Tracker;
 use tern_tracee::pagemap::{Pagemap, Run};
@@ -21,13 +21,15 @@ pub struct Look {
     pub forget: Vec<Run>,
     /// Pages to send.
     pub send: Vec<Run>,
+    /// Pages to send even if they are all zero: what is below them at the other side is a file's content.
+    pub send_whole: Vec<Run>,
 }
 
 impl Look {
     /// Bytes to send.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.send.iter().map(|r| r.1).sum()
+        self.send.iter().chain(&self.send_whole).map(|r| r.1).sum()
     }
 }
 
@@ -93,7 +95,9 @@ impl Finder {
         {
             let _arms_the_range = self.pagemap.written(start, end)?;
         }
-        look.send.extend(self.pagemap.content(start, end)?);
+        let content = self.pagemap.content(start, end)?;
+        if region.backing == Backing::Anonymous { &mut look.send } else { &mut look.send_whole }
+            .extend(content);
         self.sent.insert(start, end);
         Ok(())
     }

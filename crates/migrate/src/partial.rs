@@ -5,7 +5,7 @@
 //! handler runs. So the rest is transferred, and the program is told the sum.
 
 use serde::{Deserialize, Serialize};
-use tern_tracee::registers::{Registers, restart};
+use tern_tracee::registers::Registers;
 
 /// What of a transfer was done, and the buffer and length with which the program began it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,12 +52,6 @@ impl Partial {
     /// Puts the program's own arguments back.
     pub fn mend(&self, registers: &mut Registers) {
         (registers.rsi, registers.rdx) = (self.buffer, self.length);
-    }
-
-    /// Whether the rest is still to come after this result: it was only interrupted.
-    #[must_use]
-    pub fn goes_on(ret: i64) -> bool {
-        restart::is(ret)
     }
 }
 

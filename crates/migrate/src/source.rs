@@ -27,7 +27,7 @@ const MOST_ROUNDS: u32 = 5;
 #[derive(Debug)]
 enum Item {
     File { file: u32, offset: u64 },
-    Pages(Vec<Run>),
+    Pages { runs: Vec<Run>, whole: bool },
 }
 
 /// A process being sent.
@@ -89,7 +89,9 @@ impl Source {
         for forget in found.forget.chunks(4096) {
             send(link, self.pid, &Message::Forget(forget.to_vec()), &[])?;
         }
-        self.queue.extend(pages::cut(&found.send, PIECE).into_iter().map(Item::Pages));
+        for (runs, whole) in [(&found.send, false), (&found.send_whole, true)] {
+            self.queue.extend(pages::cut(runs, PIECE).into_iter().map(|runs| Item::Pages { runs, whole }));
+        }
         Ok(())
     }
 
@@ -107,13 +109,13 @@ impl Source {
         while link.unsent() < AHEAD {
             let Some(item) = self.queue.pop_front() else { return Ok(Next::Drained) };
             match item {
-                Item::Pages(mut runs) => {
+                Item::Pages { mut runs, whole } => {
                     // A page that has been unmapped since it was found is found again as forgotten.
                     let Ok(mut bytes) = pages::read(&self.memory, &runs) else {
                         self.send_page_by_page(&runs, link)?;
                         continue;
                     };
-                    if self.finder.looks() == 1 {
+                    if self.finder.looks() == 1 && !whole {
                         pages::drop_zero(&mut runs, &mut bytes);
                     }
                     self.bytes += bytes.len() as u64;

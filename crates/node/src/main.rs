@@ -1,4 +1,5 @@
 //! `ternd`: the daemon of one node.
+#![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
 use clap::Parser;

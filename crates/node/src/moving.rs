@@ -48,7 +48,11 @@ impl Drop for Turn<'_> {
 
 /// `migrate PID …`.
 pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination) -> Result<Reply, Refusal> {
-    let started = process(pid.0).filter(|_| pid.0 > 1).ok_or_else(|| gone(pid))?.start;
+    let started = process(pid.0).filter(|_| pid.0 > 0).ok_or_else(|| gone(pid))?.start;
+    if pid.0 == 1 {
+        let init = "process 1 is this node's init, and ends with the node only";
+        return Err(refused(RefusalKind::CannotMove, init));
+    }
     may_move(&node.config, caller, pid.0)?;
     let to = match to {
         Destination::Balance => {

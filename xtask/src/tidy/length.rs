@@ -4,12 +4,14 @@ use crate::source::Source;
 
 /// Longer files need a reason in xtask/long-files.txt.
 const SOFT: usize = 400;
-/// No file is longer.
+/// No file is longer, but those whose reason is that they are about to be split.
 const HARD: usize = 600;
+/// What the reason of a file that is longer than that ends with.
+const PROMISE: &str = "to be split";
 
 /// One breach per file that is too long, and per reason that is needed no more.
 pub(super) fn check(sources: &[Source], reasons: &[(String, String)]) -> Vec<String> {
-    let has_reason = |path: &str| reasons.iter().any(|(excused, _)| excused == path);
+    let reason = |path: &str| reasons.iter().find(|(excused, _)| excused == path).map(|(_, reason)| reason);
     let long: Vec<(&str, usize)> = sources
         .iter()
         .filter(|source| source.is_rust())
@@ -18,9 +20,10 @@ pub(super) fn check(sources: &[Source], reasons: &[(String, String)]) -> Vec<Str
         .collect();
     let mut breaches = Vec::new();
     for (path, lines) in &long {
-        if *lines > HARD {
+        let reason = reason(path);
+        if *lines > HARD && reason.is_none_or(|reason| !reason.ends_with(PROMISE)) {
             breaches.push(format!("{path}: {lines} lines of code, more than {HARD}; split it"));
-        } else if !has_reason(path) {
+        } else if reason.is_none() {
             breaches.push(format!(
                 "{path}: {lines} lines of code, more than {SOFT}; split it, or give a reason in xtask/long-files.txt"
             ));
@@ -62,6 +65,8 @@ mod tests {
         let sources =
             [rust("a.rs", "x;\n".repeat(401)), rust("b.rs", "x;\n".repeat(601)), rust("c.rs", "x;\n")];
         let reason = |path: &str| (path.to_owned(), "a table".to_owned());
+        let promise = ("b.rs".to_owned(), "one loop; to be split".to_owned());
+        assert_eq!(check(&sources, &[reason("a.rs"), promise]).len(), 0);
         assert_eq!(check(&sources, &[]).len(), 2);
         let breaches = check(&sources, &[reason("a.rs"), reason("b.rs"), reason("c.rs")]);
         assert_eq!(breaches.len(), 2, "{breaches:?}");
