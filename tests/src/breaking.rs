@@ -139,7 +139,8 @@ pub fn set_patience(cluster: &Cluster, suspend_after: u32, give_up_after: u32) -
     for &node in &nodes {
         let file = cluster.lab().node(node).path("/etc/tern/ternd.toml")?;
         let text = std::fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
-        let kept = text.lines().filter(|l| !l.starts_with("suspend_after") && !l.starts_with("give_up_after"));
+        let kept =
+            text.lines().filter(|l| !l.starts_with("suspend_after") && !l.starts_with("give_up_after"));
         let mut text: String = kept.flat_map(|line| [line, "\n"]).collect();
         text += &format!("suspend_after = {suspend_after}\ngive_up_after = {give_up_after}\n");
         std::fs::write(&file, text)?;
@@ -165,8 +166,7 @@ impl<'a> Fault<'a> {
         let folder = format!("/tmp/fault-{}", number());
         std::fs::create_dir(cluster.lab().node(node).path(&folder)?)?;
         kill_daemon(cluster, node)?;
-        let environment =
-            [format!("TERN_FAULT={point}:wait"), format!("TERN_FAULT_FILE={folder}/reached")];
+        let environment = [format!("TERN_FAULT={point}:wait"), format!("TERN_FAULT_FILE={folder}/reached")];
         start_daemon(cluster, node, &environment)?;
         await_up(cluster, node)?;
         Ok(Self { cluster, node, folder })
@@ -223,7 +223,9 @@ impl<'a> Patient<'a> {
         running.close_input();
         // Past its dynamic loader.
         let (pid, path) = (running.pid.to_string(), entry.name);
-        let begun = || cluster.run(1, &["ps", "-o", "comm=", "-p", &pid]).is_ok_and(|c| c.starts_with(path.as_bytes()));
+        let begun = || {
+            cluster.run(1, &["ps", "-o", "comm=", "-p", &pid]).is_ok_and(|c| c.starts_with(path.as_bytes()))
+        };
         until_loaded(begun)?;
         Ok(Self { cluster, running, until, wanted })
     }

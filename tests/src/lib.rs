@@ -13,6 +13,7 @@
 pub mod breaking;
 pub mod catalogue;
 pub mod cluster;
+pub mod hostile;
 pub mod journey;
 pub mod material;
 pub mod mover;

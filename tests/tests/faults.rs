@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::breaking::{
-    Fault, Patient, await_up, kill_daemon, kill_shims, leftovers, nothing_left, pids, set_patience, start_daemon,
-    until,
+    Fault, Patient, await_up, kill_daemon, kill_shims, leftovers, nothing_left, pids, set_patience,
+    start_daemon, until,
 };
 use tern_tests::cluster::{Cluster, Refused};
 use tern_tests::programs::built;
@@ -28,8 +28,13 @@ const SLACK: Duration = Duration::from_secs(12);
 const GUEST_ENDS: Duration = Duration::from_secs(5);
 
 /// The points before the hand-over of a journey out: the node whose shim stands there, and where.
-const BEFORE: [(u16, &str); 5] =
-    [(2, "guest:offer"), (2, "guest:prepare"), (1, "source:freeze"), (2, "guest:freeze"), (1, "home:hand-over")];
+const BEFORE: [(u16, &str); 5] = [
+    (2, "guest:offer"),
+    (2, "guest:prepare"),
+    (1, "source:freeze"),
+    (2, "guest:freeze"),
+    (1, "home:hand-over"),
+];
 /// Those after it.
 const AFTER: [(u16, &str); 3] = [(2, "guest:hand-over"), (1, "home:resume"), (2, "guest:resume")];
 
@@ -219,7 +224,7 @@ fn told(cluster: &Cluster, pid: i32) -> Result<()> {
 
 /// Nobody hears of the node again: home gives up after the time that is configured, not before.
 fn never_heard_again(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     let pid = patient.pid();
     cluster.lab().kill(2)?;
     let took = patient.is_lost(Duration::from_secs((SUSPEND_AFTER + GIVE_UP_AFTER).into()) + SLACK)?;
@@ -234,7 +239,7 @@ fn never_heard_again(cluster: &Cluster) -> Result<()> {
 
 /// The shim is killed: its node says so, and that is proof.
 fn shim_killed(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     let pid = patient.pid();
     kill_shims(cluster, 2)?;
     let took = patient.is_lost(SLACK)?;
@@ -245,7 +250,7 @@ fn shim_killed(cluster: &Cluster) -> Result<()> {
 
 /// The node dies and is back at once: its new daemon knows nothing of the shim, and that is proof.
 fn node_rebooted(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     let pid = patient.pid();
     cluster.lab().restart(2)?;
     patient.is_lost(Duration::from_secs(SUSPEND_AFTER.into()) + SLACK)?;
@@ -256,7 +261,7 @@ fn node_rebooted(cluster: &Cluster) -> Result<()> {
 
 /// The guest's own process is killed by somebody on its node, as the kernel does when memory runs out.
 fn guest_killed(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     let mark = format!("tern:1/{}", patient.pid());
     let table = cluster.run(2, &["ps", "-e", "-o", "pid=,args="])?;
     let table = String::from_utf8_lossy(&table).into_owned();
@@ -269,7 +274,7 @@ fn guest_killed(cluster: &Cluster) -> Result<()> {
 
 /// The program is killed at home, by its pid, while its node is out of reach.
 fn killed_while_cut(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     cluster.lab().cut(Cable::Node(2))?;
     std::thread::sleep(Duration::from_millis(200));
     cluster.run(1, &["kill", "-KILL", &patient.pid().to_string()])?;
@@ -282,7 +287,7 @@ fn killed_while_cut(cluster: &Cluster) -> Result<()> {
 
 /// Home dies: its guests end by themselves.
 fn home_dies(cluster: &Cluster) -> Result<()> {
-    let patient = away(cluster, "append")?;
+    let patient = away(cluster, "pipe")?;
     cluster.lab().kill(1)?;
     let within = Duration::from_secs(GIVE_UP_AFTER.into()) + GUEST_ENDS + SLACK;
     let left = nothing_left(cluster, &[2], within);
@@ -294,7 +299,7 @@ fn home_dies(cluster: &Cluster) -> Result<()> {
 
 /// Home's shim is killed: without it nobody performs calls, so the program ends, and nothing runs on by itself.
 fn home_shim_killed(cluster: &Cluster) -> Result<()> {
-    let mut patient = away(cluster, "append")?;
+    let mut patient = away(cluster, "pipe")?;
     kill_shims(cluster, 1)?;
     patient.is_lost(SLACK)?;
     nothing_left(cluster, &[1, 2], Duration::from_secs(GIVE_UP_AFTER.into()) + GUEST_ENDS + SLACK)

@@ -207,6 +207,13 @@ impl Member {
                 continue;
             }
             let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
+            if !cut_short && current.partial.is_none() && waits_for_ever(&current.request.call) {
+                // Nothing is lost when the kernel makes it anew, natively.
+                self.current = None;
+                (registers.rax, registers.orig_rax) = (u64::from(nr), u64::MAX);
+                registers.rip -= 2;
+                return Ok((stopped, Settled::Registers(registers)));
+            }
             if cut_short
                 || current.partial.is_some()
                 || code == restart::BLOCK
@@ -359,6 +366,19 @@ enum Settled {
     Registers(Registers),
     /// The deputy goes on with the call.
     Linger,
+}
+
+/// Whether a call that was interrupted has no time limit that could have run down.
+fn waits_for_ever(call: &tern_syscall::Call) -> bool {
+    use tern_syscall::{Arg, Timeout};
+    let Some(wait) = tern_syscall::row(call.nr).and_then(|row| row.wait) else { return false };
+    match wait.timeout {
+        Timeout::Millis(arg) => matches!(call.args[usize::from(arg)], Arg::Value(ms) if (ms as i32) < 0),
+        Timeout::Timespec(arg) | Timeout::TimeLeft(arg) => {
+            matches!(call.args[usize::from(arg)], Arg::Value(0))
+        }
+        Timeout::None | Timeout::Absolute(_) => false,
+    }
 }
 
 /// The result of a call.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
-use tern_control::{MigrationReport, Refusal, RefusalKind};
+use tern_control::{Destination, MigrationReport, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
@@ -18,7 +18,7 @@ use tern_tracee::stop::Stopped;
 use tern_wire::{Ephemeral, Link};
 
 /// How long a guest that is busy is asked again to go.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What threads of ours report.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ pub(crate) struct Family {
     pub(crate) bell: Bell,
     pub(crate) peers: Vec<Peer>,
     pub(crate) members: HashMap<HomePid, Member>,
+    /// Moves that have to wait a moment.
+    pub(crate) parked: Vec<(Instant, HomePid, Destination, tern_control::door::Caller)>,
     /// Children that have stopped before their parents' stops have said whose they are.
     pub(crate) newborn: HashMap<i32, Stopped>,
     pub(crate) events: (Sender<Event>, Receiver<Event>),
@@ -143,7 +145,7 @@ impl Family {
         let mut peers = vec![member.peer];
         match member.state {
             State::Outbound(outbound) | State::Going(outbound) => peers.push(outbound.peer),
-            State::Onward(next) => peers.push(next),
+            State::Onward(next) | State::Crossing(next) => peers.push(next),
             _ => {}
         }
         peers.dedup();
@@ -281,8 +283,8 @@ impl Family {
             member.epoch = member.offered;
             member.used = (member.used.0 + member.used.1, 0);
             let epoch = member.epoch;
+            member.state = State::Crossing(old);
             self.tell_peer(next, pid, &Message::Go(epoch));
-            self.tell_peer(old, pid, &Message::Drop);
             // What the old life may have heard of too late to take it along.
             self.signal_again(pid);
             return;
@@ -295,12 +297,18 @@ impl Family {
             return self.stay_home(pid, None, "its node was ready before it was sent");
         };
         member.epoch = member.offered;
-        if let Err(error) = member.become_deputy(stopped, &image, bell) {
+        if let Err((error, back)) = member.become_deputy(stopped, &image, bell) {
             // Nothing has been told to the guest: it never runs.
             tracing::error!(%pid, %error, "a deputy could not be made");
             let peer = outbound.peer;
             self.tell_peer(peer, pid, &Message::Drop);
-            return self.lost(pid, &error);
+            return match back {
+                Some(stopped) => {
+                    self.refuse(pid, &error.to_string());
+                    self.let_go(pid, stopped, 0);
+                }
+                None => self.lost(pid, &error),
+            };
         }
         let epoch = member.epoch;
         member.peer = outbound.peer;
@@ -323,9 +331,25 @@ impl Family {
                     member.free_memory(&image);
                 }
             }
-            State::Onward(_) => self.report(pid),
+            State::Crossing(old) => {
+                self.tell_peer(old, pid, &Message::Drop);
+                self.report(pid);
+            }
             other => member.state = other,
         }
+    }
+
+    /// The next node was lost before its guest can have done anything: the last life is given a further one.
+    pub(crate) fn cross_back(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Crossing(old) = std::mem::replace(&mut member.state, State::Away) else { return };
+        member.peer = old;
+        member.offered = member.offered.max(member.epoch).next();
+        member.epoch = member.offered;
+        let epoch = member.epoch;
+        self.tell(pid, &Message::Go(epoch));
+        self.signal_again(pid);
+        self.refuse(pid, "the link to that node was cut");
     }
 
     /// A link broke, or a node refused, before its guest can have done anything: everything is taken back.

@@ -16,6 +16,8 @@ use tern_tracee::pidfd::Pidfd;
 use tern_tracee::shared::{self, Shared};
 use tern_tracee::{Error, Result};
 
+/// What its memory is called in lists of open files and mappings.
+const NAME: &[u8] = b"tern-mailbox\0";
 /// Bytes of data behind the header. The last page is left for injected calls.
 const SMALL: usize = Reserve::ROOM - HEADER - tern_tracee::PAGE as usize;
 /// How long a call is waited for on the spot.
@@ -66,7 +68,8 @@ impl Mailbox {
     /// # Errors
     /// If the process is gone, or has no room for a descriptor for a moment.
     pub(crate) fn make(injection: &mut Injection, reserve: Reserve, bell: Bell) -> Result<Self> {
-        let (pid, name) = (injection.pid(), reserve.start);
+        let (pid, name) = (injection.pid(), reserve.room());
+        tern_tracee::Memory::open(pid)?.write(name, NAME)?;
         let make = &mut |nr, args| injection.call(nr, args);
         let (memory, _) = map(make, pid, name, Reserve::ROOM, Some(reserve.room()))?;
         Self::over(memory, reserve, bell)
@@ -107,7 +110,8 @@ impl Mailbox {
         if let Some((memory, at)) = old {
             self.call_raw(libc::SYS_munmap, [at, memory.len() as u64, 0, 0, 0, 0]);
         }
-        let name = self.data.small_at - HEADER as u64 - tern_tracee::PAGE;
+        let name = self.data.small_at + SMALL as u64;
+        self.data.small.bytes(HEADER + SMALL)[..NAME.len()].copy_from_slice(NAME);
         let made = map(&mut |nr, args| Ok(self.call_raw(nr, args)), pid, name, size, None);
         let (memory, at) = made.map_err(|_e| libc::ENOMEM)?;
         let memory = Shared::map(memory.as_fd(), size).map_err(|_e| libc::ENOMEM)?;

@@ -79,6 +79,9 @@ pub(crate) enum State {
     Away,
     /// Away, going on to another node (an index into the peers).
     Onward(usize),
+    /// Away; its next life (with the member's peer) has been told to go, its last one (an index into the peers)
+    /// is kept, frozen, until that life is known to run.
+    Crossing(usize),
     /// Away, coming home.
     Inbound(Box<Inbound>),
     /// Home, but for its last call, which the deputy is still making.
@@ -140,7 +143,11 @@ impl Member {
     pub(crate) fn state_name(&self) -> &'static str {
         match self.state {
             State::Resident | State::AtExec | State::Lingering(_) => "home",
-            State::Outbound(_) | State::Going(_) | State::Onward(_) | State::Inbound(_) => "migrating",
+            State::Outbound(_)
+            | State::Going(_)
+            | State::Onward(_)
+            | State::Crossing(_)
+            | State::Inbound(_) => "migrating",
             State::Away => "running",
         }
     }

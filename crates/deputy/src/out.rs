@@ -169,28 +169,60 @@ impl Member {
     /// waiting for calls.
     ///
     /// # Errors
-    /// If it is gone, or lacks a descriptor for a moment: it is then to be resumed from its image.
-    pub(crate) fn become_deputy(&mut self, stopped: Stopped, image: &ProcessImage, bell: Bell) -> Result<()> {
-        let pid = self.pid.0;
-        let astray = || Error::Astray { what: "made a deputy before it was prepared".into(), pid };
-        let reserve = self.reserve.ok_or_else(astray)?;
-        let (mut injection, _, memory) = inject::through_vdso(stopped)?;
-        // The code first: with it in place, a failure can still be taken back through the vDSO.
+    /// If it is gone; or if it lacks a descriptor for a moment: it is then returned as it was, stopped.
+    pub(crate) fn become_deputy(
+        &mut self,
+        stopped: Stopped,
+        image: &ProcessImage,
+        bell: Bell,
+    ) -> std::result::Result<(), (Error, Option<Stopped>)> {
+        let begun = inject::through_vdso(stopped).map_err(|error| (error, None));
+        let (mut injection, maps, memory) = begun?;
+        let Some(reserve) = self.reserve else { return Err((Error::Gone { pid: self.pid.0 }, None)) };
+        match self.change_over(&mut injection, &memory, reserve, image, bell) {
+            Ok(mailbox) => {
+                self.mailbox = Some(mailbox);
+                self.actions.clone_from(&image.actions);
+                let registers = Self::blob_registers(injection.before(), reserve);
+                let mask = injection.mask();
+                let done = injection.finish_with(&registers, mask).and_then(|stopped| stopped.resume(0));
+                done.map_err(|error| (error, None))
+            }
+            Err(error) => {
+                let back = || -> Result<Stopped> {
+                    let scratch = reserve.room();
+                    let mut space =
+                        HomeSpace { injection: &mut injection, memory: &memory, scratch, files: &[] };
+                    image.restore(&mut space, &memory, reserve, None)?;
+                    injection.set_site(Site::in_vdso(&memory, &maps)?);
+                    injection.stopped()?.set_options(FOLLOW_EXEC)?;
+                    reserve.release(&mut injection)?;
+                    injection.finish_with(&image.thread.registers, image.thread.sigmask)
+                };
+                Err((error, back().ok()))
+            }
+        }
+    }
+
+    fn change_over(
+        &self,
+        injection: &mut Injection,
+        memory: &Memory,
+        reserve: Reserve,
+        image: &ProcessImage,
+        bell: Bell,
+    ) -> Result<Mailbox> {
         memory.write(reserve.start, blob::code())?;
         let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
         injection.must("protect the blob", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
         let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
         injection.must("let our range be forked", libc::SYS_madvise, do_fork)?;
-        tern_image::thread::withdraw(&mut injection)?;
-        self.default_handlers(&mut injection, &memory, reserve, image)?;
-        let mailbox = Mailbox::make(&mut injection, reserve, bell)?;
+        tern_image::thread::withdraw(injection)?;
+        self.default_handlers(injection, memory, reserve, image)?;
+        let mailbox = Mailbox::make(injection, reserve, bell)?;
         // If we die, the guest is lost with us: the deputy must end, not wait for ever.
         injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
-        let registers = Self::blob_registers(injection.before(), reserve);
-        let mask = injection.mask();
-        self.mailbox = Some(mailbox);
-        self.actions = image.actions.clone();
-        injection.finish_with(&registers, mask)?.resume(0)
+        Ok(mailbox)
     }
 
     /// Registers with which a deputy begins to wait for calls.

@@ -41,6 +41,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         members: HashMap::new(),
         events: channel(),
         newborn: HashMap::new(),
+        parked: Vec::new(),
         empty_since: Instant::now(),
     };
     // The first request comes right after our start.
@@ -59,7 +60,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
 
 impl Family {
     fn is_over(&mut self) -> bool {
-        if !self.members.is_empty() {
+        if !self.members.is_empty() || !self.parked.is_empty() {
             self.empty_since = Instant::now();
         }
         Instant::now() > self.empty_since + LAST_WORDS
@@ -74,6 +75,7 @@ impl Family {
         self.collect_ended();
         self.go_on_sending();
         self.ask_the_busy();
+        self.unpark();
         self.keep_alive();
         Ok(())
     }
@@ -85,7 +87,7 @@ impl Family {
             (self.bell.fd(), libc::POLLIN),
         ];
         let mut timeout = BEAT / 2;
-        if self.members.values().any(|m| m.ask_again.is_some()) {
+        if !self.parked.is_empty() || self.members.values().any(|m| m.ask_again.is_some()) {
             timeout = Duration::from_millis(5);
         }
         for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
@@ -184,6 +186,12 @@ impl Family {
             |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
         let to = if to == Destination::Node(home) { Destination::Home } else { to };
         let known = self.members.get(&pid);
+        let moves_itself = |m: &Member| m.task.as_ref().is_some_and(|t| t.caller.is_none());
+        if known.is_some_and(|m| matches!(m.state, State::Lingering(_)) || moves_itself(m)) {
+            // Its last call is still under way at home, or it moves by itself just now: in a moment.
+            self.parked.push((Instant::now(), pid, to, caller));
+            return;
+        }
         if known.is_some_and(|m| m.task.is_some()) {
             return refuse(caller, RefusalKind::CannotMove, "busy: it is on its way somewhere already");
         }
@@ -214,6 +222,21 @@ impl Family {
                 if let Some(member) = self.members.get_mut(&pid) {
                     member.task = Some(task);
                 }
+            }
+        }
+    }
+
+    /// Takes up the moves that had to wait.
+    fn unpark(&mut self) {
+        for (since, pid, to, caller) in std::mem::take(&mut self.parked) {
+            let busy = |m: &Member| matches!(m.state, State::Lingering(_)) || m.task.is_some();
+            if !self.members.get(&pid).is_some_and(busy) {
+                self.migrate(pid, to, caller);
+            } else if since.elapsed() < crate::family::PATIENCE {
+                self.parked.push((since, pid, to, caller));
+            } else {
+                let why = "busy: a call of it is still under way at home, or it moves by itself; try again";
+                caller.answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
             }
         }
     }
@@ -426,7 +449,7 @@ impl Family {
             Message::Ready(epoch) if will && epoch == member.offered => self.hand_over(pid),
             Message::Running(epoch) if (will || holds) && epoch == member.epoch => self.running(pid),
             Message::Call(request) if holds => {
-                if matches!(member.state, State::Going(_)) {
+                if matches!(member.state, State::Going(_) | State::Crossing(_)) {
                     self.running(pid);
                 }
                 self.called(pid, *request);
@@ -465,6 +488,10 @@ impl Family {
             State::Going(outbound) => {
                 member.state = State::Going(outbound);
                 self.revoke(pid, why);
+            }
+            State::Crossing(old) => {
+                member.state = State::Crossing(old);
+                self.cross_back(pid);
             }
             other => member.state = other,
         }
@@ -552,6 +579,7 @@ impl Family {
                     self.stay_home(pid, None, "the link to that node was cut")
                 }
                 State::Going(o) if o.peer == at => self.revoke(pid, "the link to that node was cut"),
+                State::Crossing(_) if member.peer == at => self.cross_back(pid),
                 State::Onward(next) if *next == at || member.peer == at => {
                     self.stayed(pid, "a link was cut");
                     self.tell(pid, &Message::Thaw);

@@ -135,6 +135,9 @@ pub(crate) fn fails_when_interrupted(nr: u32) -> bool {
 /// that the kernel failed with EINTR only because of us is made again. Its time limit begins anew; nobody but
 /// the kernel knew how much of it was left.
 pub(crate) fn mend(registers: &mut Registers) {
+    if registers.begin_anew() {
+        return;
+    }
     let Some(nr) = registers.call() else { return };
     if registers.rax.cast_signed() == -i64::from(libc::EINTR) && fails_when_interrupted(nr as u32) {
         registers.rax = nr;

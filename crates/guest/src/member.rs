@@ -10,7 +10,7 @@ use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
 use tern_image::{FileRef, ProcessImage, Reserve};
 use tern_migrate::message::Conversation;
-use tern_syscall::Gathered;
+use tern_syscall::{Gathered, Route, Special};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
 use tern_tracee::{Memory, Result};
@@ -122,10 +122,21 @@ impl Member {
     }
 
     fn await_halt(&mut self) -> Result<Stopped> {
+        // A call that was received while another member's was waited for would keep it from stopping.
+        if let Some(trap) = self.listener.as_ref().and_then(|l| l.take_aside(self.host)) {
+            self.reply(trap.id, tern_tracee::registers::restart::SYS)?;
+        }
         loop {
             let stopped = stop::wait_stop(self.host)?;
             match stopped.stop {
-                Stop::Interrupt => return Ok(stopped),
+                Stop::Interrupt => {
+                    // Only this kernel could continue a futex wait with a time limit: it begins anew.
+                    let mut registers = stopped.registers()?;
+                    if registers.begin_anew() {
+                        stopped.set_registers(&registers)?;
+                    }
+                    return Ok(stopped);
+                }
                 Stop::Signal(signal) => {
                     self.deliver(stopped, signal)?;
                     if matches!(self.state, State::Dying { .. }) {
@@ -143,8 +154,11 @@ impl Member {
     #[must_use]
     pub fn can_halt(&self) -> bool {
         let Some(open) = &self.open else { return true };
-        let two_parts =
-            matches!(tern_syscall::route(open.trap.nr, &open.trap.args), tern_syscall::Route::Both(_));
+        let two_parts = match tern_syscall::route(open.trap.nr, &open.trap.args) {
+            Route::Both(Special::Exec | Special::Exit) => true,
+            Route::Both(special) => crate::special::has_local_part(special),
+            _ => false,
+        };
         !(self.has_raised() || two_parts && open.sent.is_some())
     }
 

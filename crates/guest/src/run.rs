@@ -417,19 +417,18 @@ impl Family {
     }
 
     fn take_messages(&mut self) {
-        loop {
+        // A few at a time: a link that is never idle must not keep us from our other duties.
+        for _ in 0..64 {
             let Some(home) = &mut self.home else { break };
             let taken = match home.receive() {
                 Ok(Some(frame)) => self.inbox.take(frame).map_err(|e| e.to_string()),
                 Ok(None) => break,
                 Err(error) => Err(error.to_string()),
             };
+            self.heard = Instant::now();
             match taken {
-                Ok(Some(arrived)) => {
-                    self.heard = Instant::now();
-                    self.take_message(arrived);
-                }
-                Ok(None) => self.heard = Instant::now(),
+                Ok(Some(arrived)) => self.take_message(arrived),
+                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(error, "the link to home is cut");
                     self.lose_home();
@@ -443,7 +442,7 @@ impl Family {
     fn take_from_sources(&mut self) {
         let mut sources = std::mem::take(&mut self.sources);
         sources.retain_mut(|(link, inbox)| {
-            loop {
+            for _ in 0..64 {
                 match link.receive() {
                     Ok(Some(frame)) => match inbox.take(frame) {
                         Ok(Some(arrived)) => {
@@ -460,6 +459,7 @@ impl Family {
                     Err(_) => return false,
                 }
             }
+            true
         });
         self.sources.append(&mut sources);
     }
@@ -677,10 +677,12 @@ impl Family {
             self.tell(pid, &Message::Stayed("it is not here".into()));
             return Ok(());
         };
-        if let State::Held(stopped) = std::mem::replace(&mut member.state, State::Running) {
-            stopped.resume(0)?;
-        } else if !member.can_depart() {
-            self.tell(pid, &Message::Stayed("busy: it is in the middle of a vfork; try again".into()));
+        match std::mem::replace(&mut member.state, State::Running) {
+            State::Held(stopped) => stopped.resume(0)?,
+            other => member.state = other,
+        }
+        if !member.can_depart() {
+            self.tell(pid, &Message::Stayed("busy: it is making a child".into()));
             return Ok(());
         }
         match self.begin_departure(pid, departure) {

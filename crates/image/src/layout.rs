@@ -200,7 +200,7 @@ fn check(m: &Mapping) -> Result<(), Unmovable> {
     let name = String::from_utf8_lossy(&m.name).into_owned();
     if m.has(b"io")
         || m.has(b"pf")
-        || name.starts_with("/dev/") && name != "/dev/zero" && !name.starts_with("/dev/shm/")
+        || name.starts_with("/dev/") && !name.starts_with("/dev/zero") && !name.starts_with("/dev/shm/")
     {
         return Err(Unmovable::DeviceMapping(name));
     }

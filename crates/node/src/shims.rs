@@ -234,6 +234,8 @@ fn fingerprint(text: &str) -> Option<Fingerprint> {
 fn reap(mut child: Child, id: ShimId, log: PathBuf) {
     let wait = move || {
         let status = child.wait();
+        // One that was killed has left its socket.
+        let _gone = fs::remove_file(log.with_extension("sock"));
         match status {
             Ok(status) if status.success() => tracing::debug!(shim = %id, "a shim has ended"),
             status => tracing::warn!(shim = %id, ?status, log = %log.display(), "a shim has failed"),

@@ -138,6 +138,13 @@ impl Listener {
         self.aside.borrow_mut().push_back(call);
     }
 
+    /// Takes back a call of this thread that was put aside.
+    pub fn take_aside(&self, pid: i32) -> Option<Notification> {
+        let mut aside = self.aside.borrow_mut();
+        let at = aside.iter().position(|call| call.pid == pid)?;
+        aside.remove(at)
+    }
+
     /// Whether a call was put aside, so that there is something to receive.
     #[must_use]
     pub fn has_aside(&self) -> bool {

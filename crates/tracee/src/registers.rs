@@ -69,6 +69,20 @@ impl Registers {
         (self.call().is_some() && restart::is(code)).then_some(code)
     }
 
+    /// If its call was interrupted and only the kernel that it ran on could continue it (restart_syscall), makes
+    /// them those of the same call made anew; true if so. Sleeps are left as they are: their continuation is
+    /// asked of their home, where they began.
+    pub fn begin_anew(&mut self) -> bool {
+        let sleeps = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep].map(i64::cast_unsigned);
+        if self.restart_code() != Some(restart::BLOCK) || sleeps.contains(&self.orig_rax) {
+            return false;
+        }
+        self.rax = self.orig_rax;
+        self.rip -= 2;
+        self.orig_rax = u64::MAX;
+        true
+    }
+
     /// The six arguments of a system call.
     #[must_use]
     pub fn arguments(&self) -> [u64; 6] {

@@ -18,7 +18,8 @@ const PORT: &str = "7001";
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
         let bed = Bed::make(2, link)?;
-        let (mut native, mut plain, mut sealed, mut forwarded) = <(Series, Series, Series, Series)>::default();
+        let (mut native, mut plain, mut sealed, mut forwarded) =
+            <(Series, Series, Series, Series)>::default();
         for _ in 0..TURNS {
             let mut program = bed.program(1, &["getppid"])?;
             native.extend(program.numbers(1.0)?.iter().map(|ns| ns / 1e3));
@@ -30,12 +31,22 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         }
         let ratio = forwarded.median() / plain.median();
         let what = format!("forwarded getppid, link of {delay} ms");
-        table.compare(&what, &forwarded.text(" µs"), "TCP ping-pong", &plain.text(" µs"), ratio, Aim::AtMost(2.5))?;
+        table.compare(
+            &what,
+            &forwarded.text(" µs"),
+            "TCP ping-pong",
+            &plain.text(" µs"),
+            ratio,
+            Aim::AtMost(2.5),
+        )?;
         let rest = forwarded.median() - sealed.median();
         table.state(
             &format!("… of which TLS link, {delay} ms"),
             &sealed.text(" µs"),
-            &format!("64 bytes over tern-wire; left for shims, trap and deputy: {rest:.1} µs; native {:.2} µs", native.median()),
+            &format!(
+                "64 bytes over tern-wire; left for shims, trap and deputy: {rest:.1} µs; native {:.2} µs",
+                native.median()
+            ),
         )?;
     }
     Ok(())

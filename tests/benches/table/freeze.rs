@@ -26,7 +26,8 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
                 home.add(back.freeze_ms);
                 total.add(there.total_ms);
             }
-            let note = format!("home again {}; all of the way out {}; {criu}", home.text(" ms"), total.text(" ms"));
+            let note =
+                format!("home again {}; all of the way out {}; {criu}", home.text(" ms"), total.text(" ms"));
             table.state(&name, &out.text(" ms"), &note)?;
         }
     }

@@ -28,7 +28,14 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
     }
     let ratio = under.median() / alone.median();
     let unit = " k/s";
-    table.compare("5 short calls at home, mosrun", &under.text(unit), "alone", &alone.text(unit), ratio, Aim::AtLeast(0.99))?;
+    table.compare(
+        "5 short calls at home, mosrun",
+        &under.text(unit),
+        "alone",
+        &alone.text(unit),
+        ratio,
+        Aim::AtLeast(0.99),
+    )?;
 
     let own = bed.own()?;
     let out = String::from_utf8(bed.run(1, &[&own, "start", "100"])?)?;
@@ -40,5 +47,12 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         }
     }
     let more = mosrun.median() - plain.median();
-    table.exceed("start of `mosrun true`", &mosrun.text(" ms"), "`true`", &plain.text(" ms"), (more, " ms"), 3.0)
+    table.exceed(
+        "start of `mosrun true`",
+        &mosrun.text(" ms"),
+        "`true`",
+        &plain.text(" ms"),
+        (more, " ms"),
+        3.0,
+    )
 }

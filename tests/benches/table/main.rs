@@ -23,8 +23,12 @@ use anyhow::{Result, bail};
 use table::Table;
 
 /// What can be measured, by name.
-const ALL: [(&str, fn(&mut Table) -> Result<()>); 4] =
-    [("calls", calls::measure), ("memory", memory::measure), ("freeze", freeze::measure), ("home", home::measure)];
+const ALL: [(&str, fn(&mut Table) -> Result<()>); 4] = [
+    ("calls", calls::measure),
+    ("memory", memory::measure),
+    ("freeze", freeze::measure),
+    ("home", home::measure),
+];
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();

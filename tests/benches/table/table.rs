@@ -34,10 +34,24 @@ impl Table {
         let busy = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let busy = busy.split(' ').next().unwrap_or("?").to_owned();
         let mut out = stdout();
-        writeln!(out, "Linux {}, {cpus} CPUs ({}), load average {busy} before.", kernel.trim(), model.trim_matches([' ', '\t', ':']))?;
-        writeln!(out, "Nodes are namespaces of this machine. Between two nodes each has half of three quarters of its CPUs, by")?;
-        writeln!(out, "quota, and shares them with the carrying of packets: absolute figures are those of slow nodes. Both sides")?;
-        writeln!(out, "of a ratio had the same shares, in turns. Medians; in brackets the least and the most.\n")?;
+        writeln!(
+            out,
+            "Linux {}, {cpus} CPUs ({}), load average {busy} before.",
+            kernel.trim(),
+            model.trim_matches([' ', '\t', ':'])
+        )?;
+        writeln!(
+            out,
+            "Nodes are namespaces of this machine. Between two nodes each has half of three quarters of its CPUs, by"
+        )?;
+        writeln!(
+            out,
+            "quota, and shares them with the carrying of packets: absolute figures are those of slow nodes. Both sides"
+        )?;
+        writeln!(
+            out,
+            "of a ratio had the same shares, in turns. Medians; in brackets the least and the most.\n"
+        )?;
         writeln!(out, "| measured | Tern | against | it has | ratio | aim |")?;
         writeln!(out, "|---|--:|---|--:|--:|--:|")?;
         Ok(Self { begun: Instant::now(), missed: 0, aims: 0 })
@@ -47,7 +61,15 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub(crate) fn compare(&mut self, what: &str, tern: &str, against: &str, other: &str, ratio: f64, aim: Aim) -> Result<()> {
+    pub(crate) fn compare(
+        &mut self,
+        what: &str,
+        tern: &str,
+        against: &str,
+        other: &str,
+        ratio: f64,
+        aim: Aim,
+    ) -> Result<()> {
         let verdict = self.judge(ratio, aim, "×");
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.3} | {verdict} |")?;
         Ok(())
@@ -57,7 +79,15 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub(crate) fn exceed(&mut self, what: &str, tern: &str, against: &str, other: &str, by: (f64, &str), aim: f64) -> Result<()> {
+    pub(crate) fn exceed(
+        &mut self,
+        what: &str,
+        tern: &str,
+        against: &str,
+        other: &str,
+        by: (f64, &str),
+        aim: f64,
+    ) -> Result<()> {
         let verdict = self.judge(by.0, Aim::AtMost(aim), by.1);
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | +{:.2}{} | {verdict} |", by.0, by.1)?;
         Ok(())

@@ -59,7 +59,9 @@ pub(crate) fn end(words: &[&str]) -> Result<()> {
     if let ["serve"] = words {
         return serve(&key);
     }
-    let [address, what @ ..] = words else { bail!("tls serve | tls ADDRESS ping SECONDS | tls ADDRESS stream") };
+    let [address, what @ ..] = words else {
+        bail!("tls serve | tls ADDRESS ping SECONDS | tls ADDRESS stream")
+    };
     let tls = pinned_client(&key, heard()?)?;
     let far = Instant::now() + Duration::from_secs(300);
     let mut link = Link::connect(&format!("{address}:{PORT}"), Preamble::Node, &tls, far)?;

@@ -1,0 +1,40 @@
+/* Tries: to confuse us by writing all over the writable part of our range between its calls. It must not even
+ * harm itself: nothing is kept there while it runs. */
+#include "hostile.h"
+
+static volatile sig_atomic_t caught;
+
+static void catch(int signal)
+{
+	(void)signal;
+	caught++;
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 2);
+	signal(SIGUSR1, catch);
+	ready();
+	uintptr_t range = find_range(argv[1]);
+	fcntl(0, F_SETFL, O_NONBLOCK);
+	say("done\n");
+	char line[16];
+	int parent = getppid();
+	uint64_t random = 3;
+	for (int turn = 0; read(0, line, sizeof line) < 0 && errno == EAGAIN; turn++) {
+		for (uintptr_t page = range + PAGE; page < range + RANGE; page += PAGE)
+			if (mapped(page)) /* it is not there at home */
+				*(volatile uint64_t *)(page + next_random(&random) % 512 * 8) = next_random(&random) << turn % 48;
+		CHECK_IS(getppid(), parent);
+		raise(SIGUSR1);
+		CHECK_IS(caught, turn + 1);
+		if (turn % 5 == 0) {
+			pid_t child = fork();
+			CHECK(child >= 0);
+			if (child == 0)
+				_exit(turn & 63);
+			await_exit(child, turn & 63);
+		}
+	}
+	return pass();
+}

@@ -1,0 +1,215 @@
+//! Guests that would do harm: how they are built, run and moved, and what is looked at on their node meanwhile.
+
+use crate::breaking::until;
+use crate::cluster::Cluster;
+use crate::outcome::Outcome;
+use crate::programs::workshop;
+use crate::running::{ANNOUNCE, Running};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Where our range is asked for in a process, as the programs take it.
+const AREA: &str = "0x310000000000";
+
+/// Builds one of `programs/hostile`, statically, if it is not up to date.
+///
+/// # Errors
+/// If it does not compile.
+fn build(name: &str) -> Result<PathBuf> {
+    let folder = workshop()?.join("hostile");
+    fs::create_dir_all(&folder)?;
+    let lock = fs::File::create(folder.join(".lock"))?;
+    lock.lock()?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/hostile");
+    let (program, code) = (folder.join(name), source.join(format!("{name}.c")));
+    let sources = [code.clone(), source.join("hostile.h"), source.join("../program.h")];
+    let built = fs::metadata(&program).and_then(|m| m.modified()).ok();
+    let newest = sources.iter().filter_map(|s| fs::metadata(s).and_then(|m| m.modified()).ok()).max();
+    if built.is_some() && built > newest {
+        return Ok(program);
+    }
+    let flags =
+        ["-std=gnu17", "-O1", "-g", "-mno-red-zone", "-static", "-Wall", "-Wextra", "-Wno-unused-result"];
+    let end = Command::new("cc").args(flags).arg(&code).arg("-o").arg(&program).output();
+    let end = end.context("cannot run cc; install gcc")?;
+    if !end.status.success() {
+        bail!("{} does not build:\n{}", code.display(), String::from_utf8_lossy(&end.stderr));
+    }
+    Ok(program)
+}
+
+/// One hostile program, started on node 1.
+#[derive(Debug)]
+pub struct Hostile<'a> {
+    cluster: &'a Cluster,
+    running: Running,
+}
+
+impl<'a> Hostile<'a> {
+    /// Starts it; it waits at home for what comes.
+    ///
+    /// # Errors
+    /// If it is not built, or does not start.
+    pub fn start(cluster: &'a Cluster, name: &str, what: &str) -> Result<Self> {
+        let program = build(name)?;
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh"]).arg(program).arg(AREA);
+        if !what.is_empty() {
+            command.arg(what);
+        }
+        let running = Running::start(&mut command, false)?;
+        let hostile = Self { cluster, running };
+        hostile.running.hear("ready")?;
+        Ok(hostile)
+    }
+
+    /// Its pid on node 1.
+    pub fn pid(&self) -> i32 {
+        self.running.pid
+    }
+
+    /// Moves it.
+    ///
+    /// # Errors
+    /// If it was not moved.
+    pub fn go(&self, to: &str) -> Result<()> {
+        match self.cluster.migrate(self.pid(), to) {
+            Ok(_) => Ok(()),
+            Err(refused) => bail!("migrate {} {to} (exit {}): {}", self.pid(), refused.code, refused.message),
+        }
+    }
+
+    /// Lets it do what it is there for; true when it has, false if it has ended over it.
+    ///
+    /// # Errors
+    /// If neither happens within 25 s.
+    pub fn strike(&mut self) -> Result<bool> {
+        self.running.type_in("go\n")?;
+        match self.running.hear("done") {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                let ended = until("it has ended", Duration::from_secs(5), || false);
+                if ended.is_err() && !self.running.ended() {
+                    return Err(error.context("it neither ended nor came to an end of what it did"));
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Lets it go on to its end, if it has not ended, and gives what it left.
+    ///
+    /// # Errors
+    /// If it does not end within 20 s.
+    pub fn finish(&mut self) -> Result<Outcome> {
+        // It may be gone already.
+        let _ = self.running.type_in("end\n");
+        self.running.finish(Duration::from_secs(20))
+    }
+
+    /// What it has said.
+    pub fn so_far(&self) -> String {
+        self.running.so_far()
+    }
+}
+
+impl Drop for Hostile<'_> {
+    fn drop(&mut self) {
+        if !self.running.ended() {
+            let _ = self.cluster.run(1, &["kill", "-KILL", &self.running.pid.to_string()]);
+        }
+    }
+}
+
+/// What the sandbox must be, of every guest on a node; `count` is how many there must be at least.
+///
+/// # Errors
+/// In what a guest has more than it may.
+pub fn inspect(cluster: &Cluster, node: u16, count: usize) -> Result<()> {
+    let all = cluster.lab().node(node).processes()?;
+    let title = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let guests: Vec<i32> = all.iter().copied().filter(|pid| title(pid).starts_with(b"tern:")).collect();
+    if guests.len() < count {
+        bail!("{} guests on node {node} where {count} should be", guests.len());
+    }
+    let node_net = fs::read_link(format!("/proc/{}/ns/net", cluster.lab().node(node).init_pid()?))?;
+    for guest in guests {
+        inspect_one(guest, &node_net).with_context(|| format!("guest {guest} of node {node}"))?;
+    }
+    Ok(())
+}
+
+fn inspect_one(guest: i32, node_net: &Path) -> Result<()> {
+    let status = fs::read_to_string(format!("/proc/{guest}/status"))?;
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(':'));
+        line.map(|line| line[name.len() + 1..].trim().to_owned()).unwrap_or_default()
+    };
+    for name in ["CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"] {
+        if u64::from_str_radix(&field(name), 16) != Ok(0) {
+            bail!("{name} is {:?}", field(name));
+        }
+    }
+    for (name, wanted) in [("Seccomp", "2"), ("NoNewPrivs", "1")] {
+        if field(name) != wanted {
+            bail!("{name} is {:?}, not {wanted}", field(name));
+        }
+    }
+    if field("Uid").split_whitespace().any(|uid| uid == "0") {
+        bail!("it is root there: Uid {}", field("Uid"));
+    }
+    for folder in ["fd", "root"] {
+        let has: Vec<_> =
+            fs::read_dir(format!("/proc/{guest}/{folder}"))?.flatten().map(|e| e.path()).collect();
+        if !has.is_empty() {
+            bail!("its {folder} is not empty: {has:?}");
+        }
+    }
+    let mounts = fs::read_to_string(format!("/proc/{guest}/mountinfo"))?;
+    if mounts.lines().count() != 1 {
+        bail!("it has mounts: {mounts}");
+    }
+    // In the very namespaces of its helper, none of which is the node's, and none of its own making.
+    let helper = first_of_its_namespace(guest, &status)?;
+    for space in ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup"] {
+        let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{space}"));
+        if of(guest)? != of(helper)? {
+            bail!("its {space} namespace is not that of its helper");
+        }
+    }
+    if fs::read_link(format!("/proc/{guest}/ns/net"))? == node_net {
+        bail!("it is in the node's network");
+    }
+    let sockets = fs::read_to_string(format!("/proc/{guest}/net/sockstat")).unwrap_or_default();
+    if let Some(tcp) = sockets.lines().find(|line| line.starts_with("TCP: ") && !line.contains("inuse 0")) {
+        bail!("there are sockets in its network: {tcp}");
+    }
+    Ok(())
+}
+
+/// The process that is 1 in the pid namespace of this one.
+fn first_of_its_namespace(guest: i32, status: &str) -> Result<i32> {
+    let numbers = |text: &str| -> Vec<i32> {
+        let line = text.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    let depth = numbers(status).len();
+    let space = fs::read_link(format!("/proc/{guest}/ns/pid"))?;
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let Ok(text) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let own = numbers(&text);
+        if own.len() == depth
+            && own.last() == Some(&1)
+            && fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|other| other == space)
+        {
+            return Ok(pid);
+        }
+    }
+    bail!("its pid namespace has no first process")
+}
