@@ -148,7 +148,7 @@ fn inspect_one(guest: i32, node_net: &Path) -> Result<()> {
         let line = status.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(':'));
         line.map(|line| line[name.len() + 1..].trim().to_owned()).unwrap_or_default()
     };
-    for name in ["CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"] {
+    for name in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
         if u64::from_str_radix(&field(name), 16) != Ok(0) {
             bail!("{name} is {:?}", field(name));
         }

@@ -228,14 +228,22 @@ impl<'a> Trip<'a> {
             Kind::Computes => self.cluster.await_cpu(node, before, PROOF)?,
             Kind::Execs => {}
             Kind::Calls | Kind::Refused(_) => {
+                // Time to do something there; then what mps says, which may be a little late.
                 sleep(Duration::from_millis(150));
-                match self.cluster.whereabouts(self.running.pid)? {
-                    Some((at, _)) if at == node => {}
-                    Some((1, why)) if !why.is_empty() => {
-                        self.notes.push(format!("came home from {node}: {why}"));
+                let until = Instant::now() + Duration::from_secs(10);
+                loop {
+                    match self.cluster.whereabouts(self.running.pid)? {
+                        Some((at, _)) if at == node => break,
+                        Some((1, why)) if !why.is_empty() => {
+                            self.notes.push(format!("came home from {node}: {why}"));
+                            break;
+                        }
+                        None if node == 1 => break,
+                        other if Instant::now() > until => {
+                            bail!("it should be on node {node}, but mps says {other:?}")
+                        }
+                        _ => sleep(Duration::from_millis(50)),
                     }
-                    None if node == 1 => {}
-                    other => bail!("it should be on node {node}, but mps says {other:?}"),
                 }
             }
         }

@@ -3,8 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tern_tests::breaking::{Patient, nothing_left, pids, set_patience, until};
+use tern_tests::breaking::{Patient, kill_shims, nothing_left, pids, set_patience, until};
 use tern_tests::cluster::Cluster;
 use tern_tests::hostile::{Hostile, inspect};
 use tern_tests::programs::built;
@@ -31,30 +32,37 @@ impl Place {
     /// Runs cases one after the other beside the neighbour, and looks after each that all is well.
     fn judge(&self, cases: Vec<(String, Case<'_>)>) {
         let cluster = &self.cluster;
-        let mut neighbour = Patient::start(cluster, "pipe").unwrap();
-        neighbour.go("2").unwrap();
-        let daemons: Vec<_> = [1, 2].map(|node| pids(cluster, node, "ternd").unwrap()).to_vec();
+        let daemons = || [1, 2].map(|node| pids(cluster, node, "ternd").unwrap_or_default());
+        let present = Mutex::new((neighbour(cluster).unwrap(), daemons()));
         let wanted = |name: &str| std::env::var("TERN_CASES").map_or(true, |w| name.contains(&w));
         let mut verdict = Verdict::default();
         verdict.each(cases.into_iter().filter(|(name, _)| wanted(name)), 1, |case: Case<'_>| {
-            let well = || self.well(&daemons, neighbour.pid());
-            match case().and_then(|()| well()) {
-                Ok(()) => Ok(vec![]),
-                Err(why) => Err(format!("{why:#}\n{}", cluster.scene(0))),
+            let mut present = present.lock().unwrap_or_else(PoisonError::into_inner);
+            let why = match case().and_then(|()| self.well(&present.1, present.0.pid())) {
+                Ok(()) => return Ok(vec![]),
+                Err(why) => format!("{why:#}\n{}", cluster.scene(0)),
+            };
+            // What this case has left would be held against the next ones.
+            let _ = (kill_shims(cluster, 1), kill_shims(cluster, 2), cluster.lab().restart_daemon(2));
+            match nothing_left(cluster, &[2], SLACK).and_then(|()| neighbour(cluster)) {
+                Ok(new) => *present = (new, daemons()),
+                Err(error) => return Err(format!("{why}\nand there can be no new neighbour: {error:#}")),
             }
+            Err(why)
         });
-        let end = vec![("the neighbour".to_owned(), ())];
-        let neighbour = std::sync::Mutex::new(&mut neighbour);
-        verdict.each(end, 1, |()| {
-            let mut neighbour = neighbour.lock().map_err(|e| e.to_string())?;
-            let end = neighbour.finishes_rightly(SLACK).and_then(|()| nothing_left(cluster, &[1, 2], SLACK));
+        verdict.each([("the neighbour".to_owned(), ())], 1, |()| {
+            let mut present = present.lock().unwrap_or_else(PoisonError::into_inner);
+            let end = present.0.finish().and_then(|end| match end.status {
+                0 => nothing_left(cluster, &[1, 2], SLACK),
+                status => bail!("status {status}: {}", text(&end.err)),
+            });
             end.map(|()| vec![]).map_err(|why| format!("{why:#}\n{}", cluster.scene(0)))
         });
         verdict.pronounce();
     }
 
     /// The daemons are the same as before, answer, and another process can be moved to node 2.
-    fn well(&self, daemons: &[Vec<i32>], neighbour: i32) -> Result<()> {
+    fn well(&self, daemons: &[Vec<i32>; 2], neighbour: i32) -> Result<()> {
         for (node, before) in [1, 2].into_iter().zip(daemons) {
             let now = pids(&self.cluster, node, "ternd")?;
             if now != *before {
@@ -71,6 +79,16 @@ impl Place {
         let mut another = Patient::start(&self.cluster, "registers")?;
         another.go("2").context("nobody can be moved any more")?;
         another.finishes_rightly(SLACK)
+    }
+}
+
+/// A well-behaved guest on node 2.
+fn neighbour(cluster: &Cluster) -> Result<Hostile<'_>> {
+    let mut neighbour = Hostile::start(cluster, "neighbour", "")?;
+    neighbour.go("2")?;
+    match neighbour.strike()? {
+        true => Ok(neighbour),
+        false => bail!("the neighbour has ended: {:?}", neighbour.finish()?),
     }
 }
 
@@ -210,7 +228,7 @@ fn only_the_neighbour_is_left(cluster: &Cluster) -> Result<()> {
             text(&table)
         };
         // A guest without home ends itself 5 s after home has given up.
-        let ended = until("only the neighbour's shim is left", Duration::from_secs(30), || shims() == "1");
+        let ended = until("only the neighbour's shim is left", Duration::from_secs(20), || shims() == "1");
         ended.with_context(|| format!("node {node} has {} shims", shims()))?;
     }
     Ok(())

@@ -4,12 +4,12 @@ use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
 use crate::out::Leaving;
 use crate::peer::Peer;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
-use tern_control::{Destination, MigrationReport, Refusal, RefusalKind};
+use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
@@ -37,6 +37,21 @@ pub(crate) enum Found {
     Nothing,
 }
 
+/// A process that had to come home. We hold nothing of it any more, and only remember why.
+#[derive(Debug)]
+pub(crate) struct Homed {
+    pub(crate) row: ProcessRow,
+    /// With the pid it names the process for ever.
+    started: u64,
+    pub(crate) homecomings: VecDeque<Instant>,
+}
+
+impl Homed {
+    pub(crate) fn lives(&self) -> bool {
+        tern_tracee::procfs::stat(self.row.pid.0).is_ok_and(|s| s.start_time() == self.started)
+    }
+}
+
 /// The home half of a family.
 #[derive(Debug)]
 pub(crate) struct Family {
@@ -46,6 +61,8 @@ pub(crate) struct Family {
     pub(crate) bell: Bell,
     pub(crate) peers: Vec<Peer>,
     pub(crate) members: HashMap<HomePid, Member>,
+    /// Processes that had to come home, and why; they run by themselves.
+    pub(crate) homed: Vec<Homed>,
     /// Moves that have to wait a moment.
     pub(crate) parked: Vec<(Instant, HomePid, Destination, tern_control::door::Caller)>,
     /// Children that have stopped before their parents' stops have said whose they are.
@@ -121,7 +138,13 @@ impl Family {
         if let Err(error) = stopped.detach(signal) {
             tracing::debug!(%error, "it was gone already");
         }
-        self.members.remove(&pid);
+        let Some(member) = self.members.remove(&pid) else { return };
+        if !member.homecomings.is_empty()
+            && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
+        {
+            let row = self.row(&member);
+            self.homed.push(Homed { row, started: stat.start_time(), homecomings: member.homecomings });
+        }
     }
 
     /// A process of ours is gone or astray.

@@ -279,8 +279,10 @@ impl Member {
             let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
             for (start, end) in parts.into_iter().filter(|(start, end)| start < end) {
                 // Locked or sealed memory stays; that costs room, nothing else.
-                let _stays = mailbox
-                    .call_raw(libc::SYS_madvise, [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0]);
+                let args = [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0];
+                if mailbox.call_raw(libc::SYS_madvise, args) == -i64::from(libc::ESRCH) {
+                    return;
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The one loop of a home shim: it waits for guests, deputies, and its node.
 
-use crate::family::{Event, Family, Found};
+use crate::family::{Event, Family, Found, Homed};
 use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
 use crate::peer::Peer;
@@ -42,6 +42,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         events: channel(),
         newborn: HashMap::new(),
         parked: Vec::new(),
+        homed: Vec::new(),
         empty_since: Instant::now(),
     };
     // The first request comes right after our start.
@@ -60,7 +61,8 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
 
 impl Family {
     fn is_over(&mut self) -> bool {
-        if !self.members.is_empty() || !self.parked.is_empty() {
+        self.homed.retain(Homed::lives);
+        if !self.members.is_empty() || !self.parked.is_empty() || !self.homed.is_empty() {
             self.empty_since = Instant::now();
         }
         Instant::now() > self.empty_since + LAST_WORDS
@@ -110,7 +112,7 @@ impl Family {
             match caller.request().clone() {
                 ShimRequest::Processes => caller.answer(&ShimReply::Processes(self.rows())),
                 ShimRequest::Owns { pid } => {
-                    let ours = self.members.contains_key(&pid);
+                    let ours = self.members.contains_key(&pid) || self.homed.iter().any(|h| h.row.pid == pid);
                     caller.answer(&if ours { ShimReply::Done } else { door::not_here() });
                 }
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller),
@@ -121,22 +123,26 @@ impl Family {
     }
 
     fn rows(&self) -> Vec<ProcessRow> {
-        let row = |m: &Member| {
-            let suspended = m.is_away() && self.peers[m.peer].link.is_none();
-            ProcessRow {
-                pid: m.pid,
-                uid: m.uid,
-                r#where: Some(self.node_of(m)),
-                from: None,
-                state: if suspended { "suspended" } else { m.state_name() }.into(),
-                cpu_seconds: procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds())
-                    + (m.used.0 + m.used.1) as f64 / 1e3,
-                migrations: m.migrations,
-                reason: m.reason.clone(),
-                command: m.command.clone(),
-            }
-        };
-        self.members.values().map(row).collect()
+        let homed =
+            self.homed.iter().filter(|h| !self.members.contains_key(&h.row.pid)).map(|h| h.row.clone());
+        self.members.values().map(|m| self.row(m)).chain(homed).collect()
+    }
+
+    /// What `mps` shows of a process.
+    pub(crate) fn row(&self, m: &Member) -> ProcessRow {
+        let suspended = m.is_away() && self.peers[m.peer].link.is_none();
+        let at_home = procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds());
+        ProcessRow {
+            pid: m.pid,
+            uid: m.uid,
+            r#where: Some(self.node_of(m)),
+            from: None,
+            state: if suspended { "suspended" } else { m.state_name() }.into(),
+            cpu_seconds: at_home + (m.used.0 + m.used.1) as f64 / 1e3,
+            migrations: m.migrations,
+            reason: m.reason.clone(),
+            command: m.command.clone(),
+        }
     }
 
     /// Takes a process into our hands that runs at home.
@@ -169,7 +175,12 @@ impl Family {
             task: None,
             migrations: 0,
             reason: String::new(),
-            homecomings: VecDeque::new(),
+            homecomings: self
+                .homed
+                .iter()
+                .find(|h| h.row.pid == pid)
+                .map(|h| h.homecomings.clone())
+                .unwrap_or_default(),
             used: (0, 0),
             partial: None,
             holders: 0,
@@ -199,7 +210,7 @@ impl Family {
         let here = known.map_or(home, |m| self.node_of(m));
         match (to, away) {
             (Destination::Balance, _) => {
-                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet")
+                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
             }
             (Destination::Home, false) => refuse(caller, RefusalKind::BadRequest, "it is at home"),
             (Destination::Node(node), _) if node == here => {
@@ -455,7 +466,7 @@ impl Family {
                 self.called(pid, *request);
             }
             Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
-                self.inbound(pid, arrived)
+                self.inbound(pid, arrived);
             }
             Message::Frozen(us) if holds => {
                 if let Some(task) = &mut member.task {
@@ -554,7 +565,7 @@ impl Family {
         messages.iter().for_each(|m| self.tell(pid, m));
         match done {
             Ok(()) if matches!(arrived.message, Message::Space(_)) => {
-                self.tell(pid, &Message::Want(Epoch(0), Vec::new()))
+                self.tell(pid, &Message::Want(Epoch(0), Vec::new()));
             }
             Ok(()) => {}
             Err(error) if error.is_gone() => self.lost(pid, &error),
@@ -576,7 +587,7 @@ impl Family {
             let Some(member) = self.members.get(&pid) else { continue };
             match &member.state {
                 State::Outbound(o) if o.peer == at => {
-                    self.stay_home(pid, None, "the link to that node was cut")
+                    self.stay_home(pid, None, "the link to that node was cut");
                 }
                 State::Going(o) if o.peer == at => self.revoke(pid, "the link to that node was cut"),
                 State::Crossing(_) if member.peer == at => self.cross_back(pid),

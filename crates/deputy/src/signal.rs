@@ -56,6 +56,11 @@ impl Member {
                 if self.is_in_call(&registers) && restart::is(registers.rax.cast_signed()) {
                     registers.orig_rax = u64::MAX;
                     stopped.set_registers(&registers)?;
+                } else if self.is_before_call(&registers) {
+                    // A call that has been asked for and not been begun: the program must take the signal first.
+                    registers.rip = self.reserve.map_or(registers.rip, |r| r.start + blob::called());
+                    (registers.rax, registers.orig_rax) = (restart::NOINTR.cast_unsigned(), u64::MAX);
+                    stopped.set_registers(&registers)?;
                 }
                 stopped.resume(0)?;
                 self.signals += 1;
@@ -68,6 +73,13 @@ impl Member {
     /// Whether a stopped deputy is right behind the `syscall` of the requested call.
     pub(crate) fn is_in_call(&self, registers: &Registers) -> bool {
         self.reserve.is_some_and(|r| registers.rip == r.start + blob::called())
+    }
+
+    /// Whether a stopped deputy has been asked for a call and has not begun it.
+    fn is_before_call(&self, registers: &Registers) -> bool {
+        let asked = self.current.is_some() && self.mailbox.as_ref().is_some_and(|m| !m.is_done());
+        let code = |start: u64| start..=start + blob::call_site();
+        asked && self.reserve.is_some_and(|r| code(r.start).contains(&registers.rip))
     }
 
     /// Lets a deputy go on from a stop of which its program must not notice anything. Most interrupted calls

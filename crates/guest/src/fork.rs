@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_migrate::message::Conversation;
+use tern_tracee::inject::MOST_STEPS;
 use tern_tracee::registers::Registers;
 use tern_tracee::stop::{self, Change, Stop};
 use tern_tracee::{Error, Memory, Result};
@@ -94,8 +95,14 @@ impl Member {
         if vfork {
             self.state = State::Forking(Box::new(Forking { after, mask }));
         } else {
-            loop {
+            for step in 0.. {
                 let stopped = stop::wait_stop(self.host)?;
+                if step > MOST_STEPS {
+                    return Err(Error::Astray {
+                        what: "it never comes out of its fork".into(),
+                        pid: self.host,
+                    });
+                }
                 if stopped.stop == Stop::Signal(libc::SIGTRAP) {
                     stopped.set_registers(&after)?;
                     stopped.set_sigmask(mask)?;

@@ -99,7 +99,7 @@ impl Member {
         &mut self,
         result: CallResult,
     ) -> std::result::Result<Option<(OpenCall, CallResult)>, Failed> {
-        if result.number != self.talk.call || !self.open.as_ref().is_some_and(|o| o.sent.is_some()) {
+        if result.number != self.talk.call || self.open.as_ref().is_none_or(|o| o.sent.is_none()) {
             return Ok(None);
         }
         let Some(open) = self.open.take() else { return Ok(None) };

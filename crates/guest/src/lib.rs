@@ -8,6 +8,8 @@
 //! * [`fork`]: both halves fork
 //! * [`run`]: the one loop that waits for all of it
 
+#![deny(unsafe_code)]
+
 pub mod arrive;
 pub mod depart;
 pub mod fork;

@@ -757,16 +757,12 @@ impl Family {
     fn take_from_next(&mut self) {
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
-            loop {
-                let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state)
-                else {
-                    break;
-                };
+            while let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state) {
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
                     Ok(Some(frame)) => match Inbox::default().take(frame) {
                         Ok(Some(Arrived { message: Message::Want(_, indices), .. })) => {
-                            drop(self.wanted(pid, &indices))
+                            drop(self.wanted(pid, &indices));
                         }
                         _ => self.stay(pid, Some("the next node broke the protocol".into())),
                     },

@@ -10,6 +10,8 @@
 //! namespace everybody in it. It holds a second descriptor of every listener, so that until then no
 //! trapped call falls through with ENOSYS.
 
+#![allow(unsafe_code, reason = "namespaces and the helper's bare system calls")]
+
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

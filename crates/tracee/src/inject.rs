@@ -14,6 +14,9 @@ use crate::stop::{self, Change, Stop, Stopped};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site(pub u64);
 
+/// A call needs one step, and a few more when events come between.
+pub const MOST_STEPS: u32 = 100;
+
 /// The two bytes of `syscall`.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
@@ -44,6 +47,8 @@ pub struct Injection {
     mask: u64,
     /// SIGSTOP came meanwhile.
     stop_again: bool,
+    /// How often the call under way had to be stepped; a hostile process would have us step for ever.
+    steps: u32,
 }
 
 impl Injection {
@@ -56,7 +61,15 @@ impl Injection {
         let mask = stopped.sigmask()?;
         // SIGTRAP ends the step and must get through; everything else waits.
         stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
-        Ok(Self { pid: stopped.pid(), stopped: Some(stopped), site, before, mask, stop_again: false })
+        Ok(Self {
+            pid: stopped.pid(),
+            stopped: Some(stopped),
+            site,
+            before,
+            mask,
+            stop_again: false,
+            steps: 0,
+        })
     }
 
     /// The registers as they were before.
@@ -110,6 +123,7 @@ impl Injection {
     /// # Errors
     /// If the process is gone.
     pub fn begin_call(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
+        self.steps = 0;
         let stopped = self.take()?;
         stopped.set_registers(&self.before.calling(self.site.0, nr.cast_unsigned(), &args))?;
         stopped.step(0)
@@ -141,6 +155,13 @@ impl Injection {
 
     fn stepped(&mut self, change: Change) -> Result<Option<i64>> {
         let Change::Stopped(stopped) = change else { return Err(Error::Gone { pid: self.pid }) };
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            return Err(Error::Astray {
+                what: "it never makes the call that it is to make".into(),
+                pid: self.pid,
+            });
+        }
         match stopped.stop {
             Stop::Signal(libc::SIGTRAP) => {
                 let now = stopped.registers()?;

@@ -168,7 +168,7 @@ impl Stopped {
     /// # Errors
     /// If it is gone.
     pub fn set_options(&self, options: u32) -> Result<()> {
-        request("set options", libc::PTRACE_SETOPTIONS as u32, self.pid, 0, options as usize).map(drop)
+        request("set options", libc::PTRACE_SETOPTIONS, self.pid, 0, options as usize).map(drop)
     }
 
     /// What an event is about: the child's pid at a fork.
