@@ -158,18 +158,26 @@ pub struct Fault<'a> {
 }
 
 impl<'a> Fault<'a> {
-    /// Restarts a node's daemon such that the shims it starts from now on stand still at `SIDE:PHASE`.
+    /// Restarts a node's daemon such that the shims it starts from now on stand still at `SIDE:PHASE`, once
+    /// the fault is set.
     ///
     /// # Errors
     /// If the daemon does not start.
     pub fn arm(cluster: &'a Cluster, node: u16, point: &str) -> Result<Self> {
         let folder = format!("/tmp/fault-{}", number());
-        std::fs::create_dir(cluster.lab().node(node).path(&folder)?)?;
         kill_daemon(cluster, node)?;
         let environment = [format!("TERN_FAULT={point}:wait"), format!("TERN_FAULT_FILE={folder}/reached")];
         start_daemon(cluster, node, &environment)?;
         await_up(cluster, node)?;
         Ok(Self { cluster, node, folder })
+    }
+
+    /// From now on shims stand still there: they say so in a folder that there was not before.
+    ///
+    /// # Errors
+    /// If the node is down.
+    pub fn set(&self) -> Result<()> {
+        Ok(std::fs::create_dir(self.cluster.lab().node(self.node).path(&self.folder)?)?)
     }
 
     /// Waits until a shim stands there.
@@ -318,6 +326,7 @@ pub fn leftovers(cluster: &Cluster, node: u16) -> Result<Vec<String>> {
 }
 
 /// Waits until nothing of a family is left on these nodes.
+// Known to fail after a shim was killed by SIGKILL: ternd leaves its socket file until it is restarted.
 ///
 /// # Errors
 /// What is left after this time.

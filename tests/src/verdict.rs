@@ -8,6 +8,9 @@ use std::thread;
 /// So many runs that hung end the test: the rest would take all day.
 const PATIENCE: usize = 6;
 
+/// What is said of the rest.
+const NOT_RUN: &str = "not run any more";
+
 /// One run that failed.
 #[derive(Debug)]
 struct Failure {
@@ -40,7 +43,7 @@ impl Verdict {
                         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                         let Some((what, item)) = next else { return };
                         let hung = verdict.lock().unwrap_or_else(PoisonError::into_inner).hung();
-                        let end = if hung >= PATIENCE { Err("not run any more".into()) } else { run(item) };
+                        let end = if hung >= PATIENCE { Err(NOT_RUN.into()) } else { run(item) };
                         let mut verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner);
                         verdict.runs += 1;
                         match end {
@@ -48,7 +51,9 @@ impl Verdict {
                                 verdict.notes.extend(notes.into_iter().map(|note| format!("{what}: {note}")));
                             }
                             Err(why) => {
-                                eprintln!("✗ {what}: {}", why.lines().next().unwrap_or_default());
+                                if why != NOT_RUN {
+                                    eprintln!("✗ {what}: {}", why.lines().next().unwrap_or_default());
+                                }
                                 verdict.failures.push(Failure { what, why });
                             }
                         }
@@ -59,7 +64,9 @@ impl Verdict {
     }
 
     fn hung(&self) -> usize {
-        self.failures.iter().filter(|f| f.why.contains("not ended within")).count()
+        let hangs =
+            |why: &str| ["not ended within", "no answer within"].iter().any(|words| why.contains(words));
+        self.failures.iter().filter(|failure| hangs(&failure.why)).count()
     }
 
     /// The table, and whether all runs were good.
@@ -68,11 +75,16 @@ impl Verdict {
         for note in &self.notes {
             let _ = writeln!(text, "  {note}");
         }
-        for Failure { what, why } in &self.failures {
+        let (not_run, failures): (Vec<_>, Vec<_>) = self.failures.iter().partition(|f| f.why == NOT_RUN);
+        for Failure { what, why } in &failures {
             let _ = writeln!(text, "──── {what}\n{why}");
         }
-        let _ = writeln!(text, "{} runs, {} failed", self.runs, self.failures.len());
-        for Failure { what, why } in &self.failures {
+        let _ = write!(text, "{} runs, {} failed", self.runs - not_run.len(), failures.len());
+        if !not_run.is_empty() {
+            let _ = write!(text, ", {} not run, since too many hung", not_run.len());
+        }
+        text.push('\n');
+        for Failure { what, why } in failures {
             let _ = writeln!(text, "  ✗ {what:32} {}", why.lines().next().unwrap_or_default());
         }
         (text, self.failures.is_empty())

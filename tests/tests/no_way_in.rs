@@ -1,5 +1,8 @@
 //! No way in: neither for strangers on the port, nor for a guest into the node that it runs on.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stranger;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -13,6 +16,9 @@ use tern_tests::verdict::Verdict;
 
 /// How long the shims and daemons may take to clear up.
 const SLACK: Duration = Duration::from_secs(12);
+
+/// Of the namespaces that are counted, a family's sandbox makes so many.
+const SANDBOX: usize = 3;
 
 type Case<'a> = Box<dyn Fn() -> Result<()> + Send + 'a>;
 
@@ -43,8 +49,9 @@ impl Place {
                 Err(why) => format!("{why:#}\n{}", cluster.scene(0)),
             };
             // What this case has left would be held against the next ones.
-            let _ = (kill_shims(cluster, 1), kill_shims(cluster, 2), cluster.lab().restart_daemon(2));
-            match nothing_left(cluster, &[2], SLACK).and_then(|()| neighbour(cluster)) {
+            let _ = (kill_shims(cluster, 1), kill_shims(cluster, 2));
+            let _ = [1, 2].map(|node| cluster.lab().restart_daemon(node));
+            match nothing_left(cluster, &[1, 2], SLACK).and_then(|()| neighbour(cluster)) {
                 Ok(new) => *present = (new, daemons()),
                 Err(error) => return Err(format!("{why}\nand there can be no new neighbour: {error:#}")),
             }
@@ -159,13 +166,13 @@ fn homeward(cluster: &Cluster, what: &str) -> Result<()> {
     if let Some(difference) = end.difference(&wanted) {
         bail!("{difference}");
     }
-    if after > before {
-        bail!("there are {after} user and network namespaces on node 2, where there were {before}");
+    if after > before + SANDBOX {
+        bail!("there are {after} namespaces on node 2, where there were {before}");
     }
-    Ok(())
+    only_the_neighbour_is_left(cluster)
 }
 
-/// How many user and network namespaces there are among the processes of node 2.
+/// How many user, network and pid namespaces there are among the processes of node 2.
 fn namespaces(cluster: &Cluster) -> Result<usize> {
     let mut all = std::collections::BTreeSet::new();
     for pid in cluster.lab().node(2).processes()? {
@@ -184,9 +191,8 @@ fn stub_call(cluster: &Cluster, what: &str) -> Result<()> {
     let came_through = hostile.strike()?;
     let sockets = text(&cluster.run(2, &["ss", "-Hltunp"])?);
     inspect(cluster, 2, 1)?;
-    // Its own sandbox is three of them.
     let after = namespaces(cluster)?;
-    if after > before + 3 {
+    if after > before + SANDBOX {
         bail!("there are {after} namespaces on node 2, where there were {before}");
     }
     if sockets.contains("tern:") {
@@ -194,9 +200,9 @@ fn stub_call(cluster: &Cluster, what: &str) -> Result<()> {
     }
     let end = hostile.finish()?;
     match (came_through, end.status) {
-        (true, 0) => Ok(()),
+        (true, 0) => only_the_neighbour_is_left(cluster),
         // Coming home with its program counter in our range, it may well end by a fault.
-        (_, 132 | 135 | 139) if what == "unshare" || what == "clone" => Ok(()),
+        (_, 132 | 135 | 139) if what == "unshare" || what == "clone" => only_the_neighbour_is_left(cluster),
         (_, status) => bail!("status {status}: {} {}", text(&end.out), text(&end.err)),
     }
 }
@@ -305,4 +311,79 @@ fn our_range_in_a_guest_is_no_way_out() {
         cases.push((format!("its deputy: {what}"), Box::new(move || own_deputy(cluster, what))));
     }
     place.judge(cases);
+}
+
+/// The name of the function below that this test program runs inside a node.
+const INSIDE: &str = "what_strangers_try";
+
+/// Runs [`what_strangers_try`] on node 1, against node 2 and the neighbour's shim there; as another user if asked.
+fn strangers(cluster: &Cluster, mode: &str) -> Result<()> {
+    let node = if mode == "port" { 2 } else { 1 };
+    let sockets = cluster.run(node, &["sh", "-c", "basename -s .sock /run/tern/shims/*.sock"])?;
+    let shim = text(&sockets).lines().next().unwrap_or_default().to_owned();
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("an odd path")?;
+    let mut words = vec![own, "--exact", INSIDE, "--ignored", "--nocapture"];
+    if mode != "port" {
+        words.splice(0..0, ["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    }
+    let mut command = cluster.command(1, if mode == "port" { words.remove(0) } else { "setpriv" });
+    let address = format!("{}:7101", cluster.lab().node(2).address());
+    command.args(words).env(stranger::ADDRESS, address).env(stranger::SHIM, shim).env("TERN_TEST_MODE", mode);
+    let daemon = pids(cluster, 2, "ternd")?;
+    let end = command.output()?;
+    if !end.status.success() || !text(&end.stdout).contains("1 passed") {
+        bail!("{}\n{}", text(&end.stderr), text(&end.stdout));
+    }
+    for pid in daemon {
+        let status = text(&cluster.run(2, &["cat", &format!("/proc/{pid}/status")])?);
+        let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
+        let most: u64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(u64::MAX);
+        if most > 128 << 10 {
+            bail!("ternd has needed {most} KiB");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "is started by strangers_are_refused, inside a node"]
+fn what_strangers_try() -> Result<()> {
+    match std::env::var("TERN_TEST_MODE").as_deref() {
+        Ok("port") => stranger::at_the_port(),
+        Ok("sockets") => stranger::at_the_sockets(),
+        // By somebody who runs all that is ignored.
+        _ => Ok(()),
+    }
+}
+
+/// Another user's process is not his to move, also when it is away.
+fn another_users_process(cluster: &Cluster) -> Result<()> {
+    let mut patient = Patient::start(cluster, "registers")?;
+    patient.go("2")?;
+    for to in ["home", "2"] {
+        let mut command = cluster.command(1, "setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "tern", "migrate"]);
+        let end = command.args([&*patient.pid().to_string(), to]).output()?;
+        if end.status.code() != Some(3) {
+            bail!("migrate {to} by another user ended with {}: {}", end.status, text(&end.stderr));
+        }
+    }
+    match cluster.whereabouts(patient.pid())? {
+        Some((2, _)) => {}
+        other => bail!("it is at {other:?}"),
+    }
+    patient.finishes_rightly(SLACK)?;
+    only_the_neighbour_is_left(cluster)
+}
+
+#[test]
+fn strangers_are_refused() {
+    let place = Place::up("no-way-strangers");
+    let cluster = &place.cluster;
+    place.judge(vec![
+        ("the port".into(), Box::new(|| strangers(cluster, "port"))),
+        ("the sockets".into(), Box::new(|| strangers(cluster, "sockets"))),
+        ("another user's process".into(), Box::new(|| another_users_process(cluster))),
+    ]);
 }

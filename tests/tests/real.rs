@@ -35,7 +35,7 @@ const TASKS: [(&str, &str); 15] = [
     ),
     ("gzip", "exec gzip -7 -n -c $IN/text >text.gz"),
     ("xz", "exec xz -T1 -1 -c $IN/text >text.xz"),
-    ("zstd", "exec zstd --single-thread -12 -q -c $IN/text >text.zst"),
+    ("zstd", "exec zstd --single-thread --no-asyncio -12 -q -c $IN/text >text.zst"),
     (
         "gawk",
         "exec gawk '{ for (i = 3; i <= NF; i++) n[$i]++; s += $1 * $2 % 7 } END { for (w in n) print n[w], w | \"sort\"; close(\"sort\"); printf \"%d\\n\", s }' $IN/text $IN/text $IN/text $IN/text $IN/text $IN/text",

@@ -5,6 +5,7 @@
 use crate::report::{Refusal, RefusalKind};
 use crate::shim::{ShimReply, ShimRequest};
 use crate::stream;
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,6 +25,8 @@ pub struct Door {
     listener: UnixListener,
     path: PathBuf,
     children: OwnedFd,
+    /// Whether the last wait showed a caller, and a change of a child.
+    ready: Cell<(bool, bool)>,
 }
 
 impl Door {
@@ -38,7 +41,7 @@ impl Door {
         let path = dir.join(format!("{id}.sock"));
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, children: children()? })
+        Ok(Self { listener, path, children: children()?, ready: Cell::new((true, true)) })
     }
 
     /// Readable when a child or tracee has changed.
@@ -58,8 +61,44 @@ impl Door {
         Ok(())
     }
 
+    /// Whether a child or tracee has changed before the last [`wait`](Self::wait) ended.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.ready.get().1
+    }
+
+    /// Waits until somebody comes, a child changes, one of these is ready, or the time is over.
+    ///
+    /// # Errors
+    /// None in practice; being interrupted counts as ready.
+    pub fn wait(&self, others: &[(BorrowedFd<'_>, i16)], most: Duration) -> io::Result<Vec<bool>> {
+        let flags = |events: i16| rustix::event::PollFlags::from_bits_truncate(events.cast_unsigned());
+        let own = [(self.listener.as_fd(), libc::POLLIN), (self.children.as_fd(), libc::POLLIN)];
+        let mut all: Vec<_> = own
+            .iter()
+            .chain(others)
+            .map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events)))
+            .collect();
+        let time = rustix::time::Timespec {
+            tv_sec: most.as_secs().cast_signed(),
+            tv_nsec: i64::from(most.subsec_nanos()),
+        };
+        match rustix::event::poll(&mut all, Some(&time)) {
+            Ok(_) => self.ready.set((!all[0].revents().is_empty(), !all[1].revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => {
+                self.ready.set((true, true));
+                return Ok(vec![true; others.len()]);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(all[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
     /// The next who has come with a request, if somebody has.
     pub fn next(&self) -> Option<Caller> {
+        if !self.ready.get().0 {
+            return None;
+        }
         loop {
             let (stream, _) = self.listener.accept().ok()?;
             match Caller::hear(stream) {

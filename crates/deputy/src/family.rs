@@ -59,6 +59,8 @@ pub(crate) struct Family {
     pub(crate) key: std::sync::Arc<Ephemeral>,
     pub(crate) door: Door,
     pub(crate) bell: Bell,
+    /// Whether the bell was rung before the last wait ended.
+    pub(crate) rung: bool,
     pub(crate) peers: Vec<Peer>,
     pub(crate) members: HashMap<HomePid, Member>,
     /// Processes that had to come home, and why; they run by themselves.

@@ -27,6 +27,7 @@ impl Family {
     pub(crate) fn called(&mut self, pid: HomePid, request: CallRequest) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.homecoming_reason_is_old();
+        tracing::trace!(%pid, request.number, nr = request.call.nr, ?request.epoch, ?member.epoch, state = member.state_name(), last = ?member.last.as_ref().map(|l| l.number), current = ?member.current.as_ref().map(|c| c.request.number), "a call");
         if request.epoch != member.epoch || !member.is_away() {
             return;
         }
@@ -58,7 +59,9 @@ impl Family {
 
     /// Looks for calls that have ended.
     pub(crate) fn collect_ended(&mut self) {
-        self.bell.clear();
+        if self.rung {
+            self.bell.clear();
+        }
         let ended: Vec<HomePid> = self.members.values().filter(|m| m.has_ended()).map(|m| m.pid).collect();
         for pid in ended {
             self.ended(pid);
@@ -78,6 +81,7 @@ impl Family {
         if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
         }
+        tracing::trace!(%pid, result.number, result.outcome.ret, "its result");
         member.last = Some(result.clone());
         self.tell(pid, &Message::Result(Box::new(result)));
     }
@@ -93,6 +97,11 @@ impl Family {
 }
 
 impl Member {
+    /// Whether its deputy is in the middle of a fork.
+    pub(crate) fn is_forking(&self) -> bool {
+        self.current.as_ref().is_some_and(|c| i64::from(c.request.call.nr) == libc::SYS_fork)
+    }
+
     /// Whether its deputy has made a call whose result has not been taken.
     fn has_ended(&self) -> bool {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)

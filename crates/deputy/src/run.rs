@@ -37,6 +37,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         key: Arc::new(key),
         door,
         bell: Bell::new()?,
+        rung: true,
         peers: Vec::new(),
         members: HashMap::new(),
         events: channel(),
@@ -83,11 +84,7 @@ impl Family {
     }
 
     fn wait(&mut self) -> anyhow::Result<()> {
-        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![
-            (self.door.as_fd(), libc::POLLIN),
-            (self.door.children(), libc::POLLIN),
-            (self.bell.fd(), libc::POLLIN),
-        ];
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.bell.fd(), libc::POLLIN)];
         let mut timeout = BEAT / 2;
         if !self.parked.is_empty() || self.members.values().any(|m| m.ask_again.is_some()) {
             timeout = Duration::from_millis(5);
@@ -101,7 +98,7 @@ impl Family {
                 timeout = Duration::ZERO;
             }
         }
-        door::poll(&fds, timeout)?;
+        self.rung = self.door.wait(&fds, timeout)?.first().copied().unwrap_or(true);
         Ok(())
     }
 
@@ -355,6 +352,22 @@ impl Family {
     // ---- processes
 
     fn take_stops(&mut self) {
+        if self.door.has_changes() {
+            self.take_all_stops();
+        }
+    }
+
+    /// Sees a fork of a deputy through. To be called before it is halted: its event must not be taken for the halt.
+    fn finish_fork(&mut self, pid: HomePid) {
+        let give_up = Instant::now() + Duration::from_secs(2);
+        while self.members.get(&pid).is_some_and(Member::is_forking) && Instant::now() < give_up {
+            self.take_all_stops();
+            self.collect_ended();
+            std::thread::yield_now();
+        }
+    }
+
+    fn take_all_stops(&mut self) {
         let _drained = self.door.clear_children();
         while let Ok(Some((host, change))) = stop::wait(-1, false) {
             let pid = HomePid(host);
@@ -510,6 +523,7 @@ impl Family {
 
     /// The program was killed at the guest by a fault of its own: so is the deputy, by the same signal.
     fn died(&mut self, pid: HomePid, signal: i32) {
+        self.finish_fork(pid);
         let Some(member) = self.members.get_mut(&pid) else { return };
         tracing::info!(%pid, signal, "the program was killed where it ran");
         if let Some(action) = member.actions.get_mut((signal as usize).wrapping_sub(1)) {
@@ -544,6 +558,7 @@ impl Family {
     }
 
     fn inbound(&mut self, pid: HomePid, arrived: Arrived) {
+        self.finish_fork(pid);
         let Some(member) = self.members.get_mut(&pid) else { return };
         let mut messages = Vec::new();
         let bytes = arrived.bytes();

@@ -59,6 +59,7 @@ impl Member {
         }
         let sent = Some(gathered);
         self.open = Some(OpenCall { trap, sent, homeward: None, file: None, since: Instant::now() });
+        tracing::trace!(pid = %self.pid, number = self.talk.call, nr = trap.nr, "asks");
         let asked = self.ask_again(home);
         self.raise_held_back()?;
         asked
@@ -99,6 +100,7 @@ impl Member {
         &mut self,
         result: CallResult,
     ) -> std::result::Result<Option<(OpenCall, CallResult)>, Failed> {
+        tracing::trace!(pid = %self.pid, result.number, result.outcome.ret, call = self.talk.call, open = self.open.is_some(), "is answered");
         if result.number != self.talk.call || self.open.as_ref().is_none_or(|o| o.sent.is_none()) {
             return Ok(None);
         }

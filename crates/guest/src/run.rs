@@ -53,6 +53,9 @@ struct Family {
     empty_since: Instant,
     /// There has been a guest: when the last is gone, so are we.
     populated: bool,
+    /// What the last wait has shown.
+    home_ready: bool,
+    trap_ready: bool,
 }
 
 /// Runs the shim until its family has left this node.
@@ -83,6 +86,8 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         by_host: HashMap::new(),
         empty_since: Instant::now(),
         populated: false,
+        home_ready: true,
+        trap_ready: true,
         start,
     };
     while !family.is_over() {
@@ -128,8 +133,7 @@ impl Family {
 
     fn wait(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
-        let mut fds: Vec<(BorrowedFd<'_>, i16)> =
-            vec![(self.door.as_fd(), libc::POLLIN), (self.door.children(), libc::POLLIN)];
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> = Vec::new();
         let busy = self.members.values().any(|m| matches!(m.state, State::Departing(_)));
         for link in self.home.iter().chain(self.sources.iter().map(|s| &s.0)) {
             fds.push((
@@ -153,7 +157,10 @@ impl Family {
             aside || self.home.iter().chain(self.sources.iter().map(|s| &s.0)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
         let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
-        tern_control::door::poll(&fds, if buffered { Duration::ZERO } else { timeout })?;
+        let ready = self.door.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
+        // Most turns are for one of the two that every call needs: the other is not asked in vain.
+        self.home_ready = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);
+        self.trap_ready = aside || ready.iter().rev().take(listeners.len()).any(|r| *r);
         Ok(())
     }
 
@@ -244,6 +251,9 @@ impl Family {
     // ---- guests
 
     fn take_stops(&mut self) {
+        if !self.door.has_changes() {
+            return;
+        }
         let _drained = self.door.clear_children();
         while let Ok(Some((host, change))) = stop::wait(-1, false) {
             let Some(pid) = self.by_host.get(&host).copied() else {
@@ -285,6 +295,9 @@ impl Family {
     }
 
     fn take_traps(&mut self) {
+        if !self.trap_ready {
+            return;
+        }
         for listener in self.listeners() {
             // A few at a time, so that home is heard in between.
             for _ in 0..64 {
@@ -303,6 +316,10 @@ impl Family {
                 };
                 if let Err(error) = member.trapped(trap, self.home.as_mut()) {
                     self.failed(pid, &error);
+                }
+                // Who waits for an answer cannot trap again: with nobody else, there is nothing to look for.
+                if self.members.values().all(|m| m.open.is_some()) && !listener.has_aside() {
+                    break;
                 }
             }
         }
@@ -419,6 +436,9 @@ impl Family {
     fn take_messages(&mut self) {
         // A few at a time: a link that is never idle must not keep us from our other duties.
         for _ in 0..64 {
+            if !self.home_ready {
+                break;
+            }
             let Some(home) = &mut self.home else { break };
             let taken = match home.receive() {
                 Ok(Some(frame)) => self.inbox.take(frame).map_err(|e| e.to_string()),
@@ -718,6 +738,9 @@ impl Family {
         go: impl FnOnce(&mut Sending, &mut Going<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
         let Some(member) = self.members.get_mut(&pid) else { return };
+        if !matches!(member.state, State::Departing(_)) {
+            return;
+        }
         let State::Departing(mut departing) = std::mem::replace(&mut member.state, State::Running) else {
             return;
         };
@@ -784,6 +807,9 @@ impl Family {
     /// A departure is off: the guest runs on.
     fn stay(&mut self, pid: HomePid, why: Option<String>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
+        if !matches!(member.state, State::Departing(_)) {
+            return;
+        }
         let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else {
             return;
         };

@@ -84,6 +84,8 @@ pub struct Link {
     read_size: usize,
     /// The last read came back short, so that the socket was empty then.
     drained: bool,
+    /// What has been read holds no whole record any more.
+    starved: bool,
     /// The session has failed, and must not be asked again.
     broken: bool,
 }
@@ -134,6 +136,7 @@ impl Link {
             inbox: Inbox::default(),
             read_size: FIRST_READ,
             drained: false,
+            starved: false,
             broken: false,
         })
     }
@@ -265,13 +268,16 @@ impl Link {
             match self.step(&Wish::Receive)? {
                 Step::Progress => continue,
                 Step::Closed => return Err(LinkError::Closed),
-                Step::NeedsInput | Step::Sealed => {}
+                Step::NeedsInput | Step::Sealed => self.starved = true,
             }
             if std::mem::take(&mut self.drained) || budget == 0 {
                 break;
             }
             match self.read()? {
-                Some(count) => budget = budget.saturating_sub(count),
+                Some(count) => {
+                    self.starved = false;
+                    budget = budget.saturating_sub(count);
+                }
                 None => break,
             }
         }
@@ -282,9 +288,9 @@ impl Link {
         Ok(None)
     }
 
-    /// Whether a frame is here, so that `receive` needs no socket.
+    /// Whether a frame is here, or may be in what has been read, so that `receive` needs no socket.
     pub fn has_frame(&self) -> bool {
-        !self.inbox.is_empty()
+        !self.inbox.is_empty() || (!self.starved && self.incoming.len() > 0)
     }
 
     /// Gives back the payload of a frame that is done with, so that the next one needs no new memory.

@@ -22,8 +22,11 @@ mod tls;
 use anyhow::{Result, bail};
 use table::Table;
 
+/// What measures something and writes it down.
+type Measure = fn(&mut Table) -> Result<()>;
+
 /// What can be measured, by name.
-const ALL: [(&str, fn(&mut Table) -> Result<()>); 4] = [
+const ALL: [(&str, Measure); 4] = [
     ("calls", calls::measure),
     ("memory", memory::measure),
     ("freeze", freeze::measure),

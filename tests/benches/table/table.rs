@@ -1,6 +1,6 @@
 //! The table: printed row by row, as Markdown, so that what was measured before a failure is there.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::io::{Write, stdout};
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ impl Table {
     /// Adds a row with a ratio.
     ///
     /// # Errors
-    /// As `begin`.
+    /// As `begin`; also if there is no ratio.
     pub(crate) fn compare(
         &mut self,
         what: &str,
@@ -70,6 +70,7 @@ impl Table {
         ratio: f64,
         aim: Aim,
     ) -> Result<()> {
+        ensure!(ratio.is_finite(), "{what}: one side was not measured");
         let verdict = self.judge(ratio, aim, "×");
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.3} | {verdict} |")?;
         Ok(())
