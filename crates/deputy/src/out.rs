@@ -95,7 +95,7 @@ impl Member {
         }
         let machine = machine(&memory, &maps, tern_tracee::registers::xstate_len()?)?;
         let stopped = injection.finish()?;
-        let source = Source::new(self.pid, Memory::open(pid)?, Finder::new(pid, tracker)?);
+        let source = Source::new(self.pid, Memory::open(pid)?, Finder::new(pid, tracker, true)?);
         self.reserve = Some(reserve);
         self.machine = Some(machine);
         self.memory = memory;

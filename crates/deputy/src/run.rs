@@ -481,8 +481,9 @@ impl Family {
             Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
                 self.inbound(pid, arrived);
             }
-            Message::Frozen(us) if holds => {
+            Message::Frozen(us, bytes) if holds => {
                 if let Some(task) = &mut member.task {
+                    task.bytes = bytes;
                     task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
                 }
             }
@@ -718,7 +719,9 @@ fn connect(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal>
     let failed =
         |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
     let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
-    let link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
+    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
         .map_err(|e| failed(&e))?;
+    // Its first words: it has accepted us, and is in its loop. What it is sent next, our clocks among it, is read at once.
+    link.recv(Instant::now() + HANDSHAKE).map_err(|e| failed(&e))?;
     Ok(Peer::new(node, shim, address, fingerprint, link))
 }

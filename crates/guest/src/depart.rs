@@ -123,7 +123,7 @@ impl Member {
             }
             injection.finish()?.resume(0)?;
         }
-        let finder = Finder::new(self.host, tracker)?;
+        let finder = Finder::new(self.host, tracker, false)?;
         Ok(Source::new(self.pid, Memory::open(self.host)?, finder))
     }
 

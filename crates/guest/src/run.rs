@@ -225,6 +225,8 @@ impl Family {
         }
         tracing::debug!("home is connected");
         self.home = Some(link);
+        // It waits for this, to know that we are ready.
+        self.tell(HomePid(0), &Message::Beat);
         self.inbox = Inbox::default();
         self.heard = Instant::now();
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
@@ -758,7 +760,8 @@ impl Family {
                     let _best_effort = link.drain(Instant::now() + Duration::from_secs(10));
                 }
                 let frozen = departing.sending.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
-                self.tell(pid, &Message::Frozen(frozen));
+                let bytes = departing.sending.bytes();
+                self.tell(pid, &Message::Frozen(frozen, bytes));
             }
             (Ok(_), stopped) => {
                 departing.stopped = stopped;

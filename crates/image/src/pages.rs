@@ -41,15 +41,18 @@ pub struct Finder {
     /// What the other side may have something of, by start of region; with the end.
     sent: HashMap<u64, u64>,
     looks: u32,
+    /// The other side is known to hold nothing yet.
+    fresh: bool,
 }
 
 impl Finder {
-    /// For one process; without a tracker every look finds everything.
+    /// For one process; without a tracker every look finds everything. `fresh` says that the other side is a new
+    /// process; a deputy, or a guest to which a sending was begun before, may hold what is no longer true.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn new(pid: i32, tracker: Option<Tracker>) -> Result<Self> {
-        Ok(Self { pagemap: Pagemap::open(pid)?, tracker, sent: HashMap::new(), looks: 0 })
+    pub fn new(pid: i32, tracker: Option<Tracker>, fresh: bool) -> Result<Self> {
+        Ok(Self { pagemap: Pagemap::open(pid)?, tracker, fresh, sent: HashMap::new(), looks: 0 })
     }
 
     /// Whether looks after the first are cheap.
@@ -87,7 +90,7 @@ impl Finder {
         }
         // New to us, or mapped anew at the same place: track it from here, then take all it has. The order
         // matters: a page written between the two is found by both.
-        if self.looks > 0 {
+        if self.looks > 0 || !self.fresh {
             look.forget.push((start, end - start));
         }
         if let Some(tracker) = &self.tracker

@@ -137,8 +137,9 @@ pub enum Message {
     Depart(Departure),
     /// guest → home: it did not go; why. It runs on.
     Stayed(String),
-    /// guest → home: it stands still, for so many microseconds now, and its image is under way.
-    Frozen(u64),
+    /// guest → home: it has stood still for so many microseconds now, and its image is under way; so many bytes
+    /// were sent for it.
+    Frozen(u64, u64),
     /// home → guest: the process is elsewhere now; end your copy.
     Drop,
     /// home → guest: it did not work out; let your copy run on.
