@@ -83,6 +83,7 @@ impl Family {
         }
         tracing::trace!(%pid, result.number, result.outcome.ret, "its result");
         member.last = Some(result.clone());
+        member.follow_mask();
         self.tell(pid, &Message::Result(Box::new(result)));
     }
 
@@ -107,12 +108,18 @@ impl Member {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)
     }
 
-    /// Follows a change of the program's mask that was made where it runs: the return of a handler. The guest
-    /// makes no call meanwhile, so the deputy is idle.
+    /// Follows the program's mask, which was changed where it runs: by the return of a handler, or known anew
+    /// after a journey. A deputy that is in a call follows when that has ended.
     pub(crate) fn set_mask(&mut self, mask: u64) {
+        self.mask_due = Some(mask);
+        self.follow_mask();
+    }
+
+    fn follow_mask(&mut self) {
         let (Some(mailbox), Some(reserve), None) = (&mut self.mailbox, self.reserve, &self.current) else {
             return;
         };
+        let Some(mask) = self.mask_due.take() else { return };
         let at = reserve.end() - 16;
         if self.memory.write(at, &mask.to_le_bytes()).is_ok() {
             mailbox.call_raw(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, at, 0, 8, 0, 0]);

@@ -182,6 +182,7 @@ impl Family {
             partial: None,
             holders: 0,
             ask_again: None,
+            mask_due: None,
             job_stopped: false,
         };
         self.members.insert(pid, member);

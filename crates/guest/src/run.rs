@@ -634,7 +634,10 @@ impl Family {
         member.raise_carried()?;
         arrived.stopped.resume(0)?;
         tracing::info!(%pid, ?epoch, "a guest runs");
+        let mask = member.home_mask;
         self.tell(pid, &Message::Running(epoch));
+        // What the last life told home of its mask may have come too late to be heard.
+        self.tell(pid, &Message::Mask(mask));
         fault::point("guest", Phase::Resume);
         Ok(())
     }
