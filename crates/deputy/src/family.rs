@@ -353,7 +353,12 @@ impl Family {
                 self.report(pid);
                 let Some(member) = self.members.get_mut(&pid) else { return };
                 if let Some(image) = outbound.image {
-                    member.free_memory(&image);
+                    let mut messages = Vec::new();
+                    let freed = member.free_memory(&image, &mut messages);
+                    messages.iter().for_each(|m| self.tell(pid, m));
+                    if let Err(error) = freed {
+                        self.lost(pid, &error);
+                    }
                 }
             }
             State::Crossing(old) => {

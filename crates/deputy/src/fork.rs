@@ -85,6 +85,7 @@ impl Member {
             partial: None,
             holders: 0,
             ask_again: None,
+            next_call: None,
             mask_due: None,
             job_stopped: false,
         })

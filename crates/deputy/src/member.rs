@@ -60,6 +60,8 @@ pub(crate) struct Member {
     pub(crate) holders: u64,
     /// When to ask a guest again to go, which was busy.
     pub(crate) ask_again: Option<Instant>,
+    /// A call that waits for one of ours to end.
+    pub(crate) next_call: Option<CallRequest>,
     /// A signal mask that the deputy is to follow as soon as it is idle.
     pub(crate) mask_due: Option<u64>,
     /// Stopped by job control.

@@ -272,19 +272,28 @@ impl Member {
 
     /// Frees the memory of a deputy whose guest runs: all private pages but those that hold the arguments and
     /// the environment, which `ps` reads.
-    pub(crate) fn free_memory(&mut self, image: &ProcessImage) {
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn free_memory(
+        &mut self,
+        image: &ProcessImage,
+        messages: &mut Vec<tern_migrate::Message>,
+    ) -> Result<()> {
         let keep = (image.bounds[7] & !(PAGE - 1), image.bounds[10].next_multiple_of(PAGE));
-        let Some(mailbox) = &mut self.mailbox else { return };
+        let Some(reserve) = self.reserve else { return Ok(()) };
+        let stopped = self.halt(messages)?;
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         for region in image.layout.regions.iter().filter(|r| r.is_private()) {
             let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
             for (start, end) in parts.into_iter().filter(|(start, end)| start < end) {
                 // Locked or sealed memory stays; that costs room, nothing else.
                 let args = [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0];
-                if mailbox.call_raw(libc::SYS_madvise, args) == -i64::from(libc::ESRCH) {
-                    return;
-                }
+                let _stays = injection.call(libc::SYS_madvise, args)?;
             }
         }
+        let stopped = injection.finish()?;
+        self.go_on(stopped)
     }
 }
 

@@ -16,6 +16,9 @@ use tern_syscall::{Arg, Outcome};
 use tern_tracee::procfs;
 use tern_tracee::registers::restart;
 
+/// The number of calls that are ours and not the program's.
+const OURS: u64 = u64::MAX;
+
 /// What a rejected call looks like to the program.
 fn refused(number: u64, errno: i32) -> CallResult {
     let outcome = Outcome { ret: -i64::from(errno), outs: Vec::new() };
@@ -29,6 +32,11 @@ impl Family {
         member.homecoming_reason_is_old();
         tracing::trace!(%pid, request.number, nr = request.call.nr, ?request.epoch, ?member.epoch, state = member.state_name(), last = ?member.last.as_ref().map(|l| l.number), current = ?member.current.as_ref().map(|c| c.request.number), "a call");
         if request.epoch != member.epoch || !member.is_away() {
+            return;
+        }
+        if member.current.as_ref().is_some_and(|c| c.request.number == OURS) {
+            // In a moment: the deputy makes a call for us.
+            member.next_call = Some(request);
             return;
         }
         // An earlier life may still be remembered by its results; whoever calls runs.
@@ -77,6 +85,13 @@ impl Family {
         }
         let (Some(current), Some(mailbox)) = (member.current.take(), &mut member.mailbox) else { return };
         let outcome = mailbox.collect(&current);
+        if current.request.number == OURS {
+            member.follow_mask();
+            if let Some(next) = member.next_call.take() {
+                self.called(pid, next);
+            }
+            return;
+        }
         let mut result = made(&current, outcome);
         if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             result.file = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
@@ -115,14 +130,21 @@ impl Member {
         self.follow_mask();
     }
 
+    /// The deputy makes this call for us; nobody waits for its result. It may end in a stop, for a signal that is
+    /// unblocked by it, so it is not waited for here.
     fn follow_mask(&mut self) {
-        let (Some(mailbox), Some(reserve), None) = (&mut self.mailbox, self.reserve, &self.current) else {
-            return;
-        };
+        let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return };
         let Some(mask) = self.mask_due.take() else { return };
-        let at = reserve.end() - 16;
-        if self.memory.write(at, &mask.to_le_bytes()).is_ok() {
-            mailbox.call_raw(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as u64, at, 0, 8, 0, 0]);
+        let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
+        let how = Arg::Value(libc::SIG_SETMASK as u64);
+        let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
+        let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
+        let request = CallRequest { epoch: self.epoch, number: OURS, signals: 0, call: call.clone() };
+        let Ok(layout) = call.lay_out() else { return };
+        if mailbox.post(&layout).is_ok() {
+            mailbox.ring_later();
+            self.current =
+                Some(Current { request, layout, since: Instant::now(), partial: None, child: None });
         }
     }
 

@@ -182,6 +182,7 @@ impl Family {
             partial: None,
             holders: 0,
             ask_again: None,
+            next_call: None,
             mask_due: None,
             job_stopped: false,
         };

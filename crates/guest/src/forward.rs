@@ -51,7 +51,11 @@ impl Member {
         }
     }
 
-    fn ask(&mut self, trap: Notification, gathered: Gathered, home: Option<&mut Link>) -> Sent {
+    /// Sends a call home, on which the trapped call's answer depends.
+    ///
+    /// # Errors
+    /// As [`trapped`](Self::trapped).
+    pub fn ask(&mut self, trap: Notification, gathered: Gathered, home: Option<&mut Link>) -> Sent {
         // After a halt the kernel makes an open call again by itself: it keeps its number, by which home
         // knows what it has done already.
         if !std::mem::take(&mut self.talk.call_open) {
@@ -135,7 +139,9 @@ impl Member {
             if let Some(mask) = gathered.call.mask() {
                 return Ok(self.answer_under_mask(id, ret, mask)?);
             }
-            return Ok(self.reply(id, ret)?);
+            if !restart::is(ret) || self.has_deliverable() {
+                return Ok(self.reply(id, ret)?);
+            }
         }
         if restart::is(ret) {
             return Ok(self.answer_restart(id, ret)?);

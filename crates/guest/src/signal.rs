@@ -83,6 +83,17 @@ impl Member {
         self.raised.values().any(|infos| !infos.is_empty())
     }
 
+    /// Whether a signal from home is waiting here that is let through. What a handler that runs keeps blocked is
+    /// no reason to fail a call: home, which does not know of that, has interrupted it in vain.
+    #[must_use]
+    pub fn has_deliverable(&self) -> bool {
+        let blocked = tern_tracee::procfs::status(self.host).map_or(0, |s| s.blocked);
+        let waits = |(signal, infos): (&i32, &std::collections::VecDeque<Siginfo>)| {
+            !infos.is_empty() && blocked >> (signal - 1) & 1 == 0
+        };
+        self.raised.iter().any(waits)
+    }
+
     /// Goes on from a stop before the delivery of a signal.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::member::{Member, OpenCall};
 use crate::space::GuestSpace;
 use tern_image::content::Cache;
 use tern_migrate::message::{CallResult, Message, send};
-use tern_syscall::Special;
+use tern_syscall::{Arg, ByteBuf, Call, Gathered, Special};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
@@ -16,7 +16,9 @@ use tern_wire::Link;
 /// Whether something is done here after home has succeeded.
 #[must_use]
 pub fn has_local_part(special: Special) -> bool {
-    matches!(special, Special::Mmap | Special::RtSigaction | Special::RtSigprocmask | Special::Fork)
+    let two =
+        [Special::Mmap, Special::RtSigaction, Special::RtSigprocmask, Special::RtSigreturn, Special::Fork];
+    two.contains(&special)
 }
 
 impl Member {
@@ -44,13 +46,16 @@ impl Member {
         const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
         let stack = tern_tracee::procfs::stack_pointer(self.host)?;
         let mask = self.memory.word(stack + MASK_IN_FRAME).unwrap_or(self.home_mask);
-        if mask != self.home_mask {
-            self.home_mask = mask;
-            if let Some(home) = home {
-                send(home, self.pid, &Message::Mask(mask), &[])?;
-            }
+        if mask == self.home_mask {
+            return Ok(self.pass(trap.id)?);
         }
-        Ok(self.pass(trap.id)?)
+        // Home first: what it then lets through must be here before the handler's caller goes on.
+        self.home_mask = mask;
+        let set = Arg::Bytes(ByteBuf::from(mask.to_le_bytes().to_vec()));
+        let how = Arg::Value(libc::SIG_SETMASK as u64);
+        let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
+        let call = Call { nr: libc::SYS_rt_sigprocmask as u32, args };
+        self.ask(trap, Gathered { call, landings: Vec::new(), cut: false }, home)
     }
 
     /// Does the local part of a call that home has done.

@@ -133,6 +133,8 @@ pub struct Status {
     pub threads: u32,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
+    /// Blocked signals, bit n-1 for signal n.
+    pub blocked: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
     pub resident_kib: u64,
     /// Shadow stack in use.
@@ -171,6 +173,7 @@ pub fn status(pid: i32) -> Result<Status> {
             b"Gid" => status.gid = four()?,
             b"Threads" => status.threads = first()? as u32,
             b"Seccomp" => status.seccomp = first()? as u32,
+            b"SigBlk" => status.blocked = hex(value).ok_or_else(bad)?,
             b"VmRSS" => status.resident_kib = first()?,
             b"x86_Thread_features" => status.shadow_stack = value.windows(5).any(|w| w == b"shstk"),
             _ => {}
