@@ -2,9 +2,11 @@
 
 prefix  ?= /usr/local
 destdir ?=
+# The programs whose journeys `make test` runs; test-storm runs all of them.
+sound = arith,avx,append,clocks,credentials,directory,file,filemap,jumps,pipe,procself,recursion,registers,surroundings,forktree,dlopen,locale,sigself
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test lint bench docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-storm lint bench docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -19,7 +21,14 @@ test:
 	scripts/setup
 	cargo build --workspace --bins
 	scripts/links $(target)/debug
-	cargo nextest run --workspace
+	TERN_PROGRAMS=$(sound) cargo nextest run --workspace
+
+# Every program on every journey, real programs, faults: long, and where open races show.
+test-storm:
+	scripts/setup
+	cargo build --workspace --bins
+	scripts/links $(target)/debug
+	cargo nextest run --profile storm -p tern-tests
 
 lint:
 	cargo xtask ci-lint

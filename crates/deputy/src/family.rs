@@ -279,8 +279,8 @@ impl Family {
     }
 
     pub(crate) fn wanted(&mut self, pid: HomePid, indices: &[u32]) {
-        self.with_outbound(pid, |sending, leaving, link| match sending {
-            Some(sending) => sending.wanted(indices, leaving, link).map(|()| false),
+        self.with_outbound(pid, |sending, leaving, _link| match sending {
+            Some(sending) => sending.wanted(indices, leaving).map(|()| false),
             None => Ok(false),
         });
     }

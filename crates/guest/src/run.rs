@@ -779,7 +779,7 @@ impl Family {
     }
 
     fn wanted(&mut self, pid: HomePid, indices: &[u32]) -> Result<(), Failed> {
-        self.with_departing(pid, |sending, going, link| sending.wanted(indices, going, link).map(|()| false));
+        self.with_departing(pid, |sending, going, _link| sending.wanted(indices, going).map(|()| false));
         Ok(())
     }
 

@@ -27,6 +27,7 @@ const MOST_ROUNDS: u32 = 5;
 #[derive(Debug)]
 enum Item {
     File { file: u32, offset: u64 },
+    Forget(Vec<Run>),
     Pages { runs: Vec<Run>, whole: bool },
 }
 
@@ -83,12 +84,11 @@ impl Source {
     ///
     /// # Errors
     /// If the process is gone, or the link is closed.
-    pub fn look(&mut self, layout: &Layout, link: &mut Link) -> std::result::Result<(), SendError> {
+    pub fn look(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
         let found = self.finder.look(layout)?;
         self.last_round = found.bytes();
-        for forget in found.forget.chunks(4096) {
-            send(link, self.pid, &Message::Forget(forget.to_vec()), &[])?;
-        }
+        // In its place in the queue: behind the files without which there is no address space yet.
+        self.queue.extend(found.forget.chunks(4096).map(|runs| Item::Forget(runs.to_vec())));
         for (runs, whole) in [(&found.send, false), (&found.send_whole, true)] {
             self.queue.extend(pages::cut(runs, PIECE).into_iter().map(|runs| Item::Pages { runs, whole }));
         }
@@ -121,6 +121,7 @@ impl Source {
                     self.bytes += bytes.len() as u64;
                     send(link, self.pid, &Message::Pages(runs), &bytes)?;
                 }
+                Item::Forget(runs) => send(link, self.pid, &Message::Forget(runs), &[])?,
                 Item::File { file, offset } => self.send_file(file, offset, link)?,
             }
         }
@@ -221,7 +222,6 @@ impl Sending {
         &mut self,
         indices: &[u32],
         process: &mut dyn Movable,
-        link: &mut Link,
     ) -> std::result::Result<(), SendError> {
         if !std::mem::take(&mut self.awaits_want) {
             return Ok(());
@@ -233,7 +233,7 @@ impl Sending {
             self.source.want(index, content, file.size);
         }
         if self.frozen.is_some() || self.source.can_precopy() {
-            self.source.look(&self.layout, link)?;
+            self.source.look(&self.layout)?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Sending {
                 }
                 let layout = process.describe()?;
                 if layout == self.layout {
-                    self.source.look(&self.layout, link)?;
+                    self.source.look(&self.layout)?;
                 } else {
                     send(link, self.source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
                     (self.layout, self.awaits_want) = (layout, true);
