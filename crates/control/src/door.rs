@@ -183,24 +183,6 @@ pub fn not_here() -> ShimReply {
     ShimReply::Refused(Refusal::new(RefusalKind::NotFound, "this shim does not hold it"))
 }
 
-/// Waits until one of these is ready for what is asked of it (POLLIN, POLLOUT), or the time is over.
-///
-/// # Errors
-/// None in practice; being interrupted counts as ready.
-pub fn poll(fds: &[(BorrowedFd<'_>, i16)], most: Duration) -> io::Result<()> {
-    let flags = |events: i16| rustix::event::PollFlags::from_bits_truncate(events.cast_unsigned());
-    let mut all: Vec<_> =
-        fds.iter().map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events))).collect();
-    let time = rustix::time::Timespec {
-        tv_sec: most.as_secs().cast_signed(),
-        tv_nsec: i64::from(most.subsec_nanos()),
-    };
-    match rustix::event::poll(&mut all, Some(&time)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 #[allow(unsafe_code, reason = "signalfd has no safe wrapper here")]
 fn children() -> io::Result<OwnedFd> {
     // SAFETY: all-zero is a valid set, and is filled by the next call anyway.

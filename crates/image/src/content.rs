@@ -72,12 +72,6 @@ impl HomeFiles {
         self.known.clear();
     }
 
-    /// The file with this device and inode (as in maps), if it has been identified.
-    #[must_use]
-    pub fn known(&self, device: u64, inode: u64) -> Option<&FileRef> {
-        self.known.get(&(device, inode))
-    }
-
     fn hash(&self, file: &File, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
         let stamp = format!(
             "{:x}-{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
