@@ -175,7 +175,8 @@ impl Inside {
         let number = if number == 0 { self.zero } else { number };
         let bytes = u64::from(number) * u64::from(self.unit) + u64::from(self.add);
         let bytes = if bytes > self.max.into() { self.beyond.into() } else { bytes };
-        (bytes > 0).then_some(bytes)
+        // However few they are to be, the kernel reads the number first, and so must home.
+        (bytes > 0).then_some(bytes.max(u64::from(self.at) + 4))
     }
 }
 

@@ -314,3 +314,11 @@ fn exec_strings_have_the_kernels_limits() {
     mem.bytes[..words.len()].copy_from_slice(&words);
     assert_eq!(exec(&mut mem), Err(Gather::Errno(libc::E2BIG)));
 }
+
+#[test]
+fn a_struct_that_says_it_is_shorter_than_its_own_size_still_brings_that() {
+    let mut mem = Fake::new(vec![1, 0, 0, 0, 7, 7, 7, 7]);
+    let gathered = gather(nr(libc::SYS_sched_setattr), &args(&[0, BASE, 0]), &mut mem).expect("a call");
+    assert_eq!(data(&gathered.call, 1), [1, 0, 0, 0]);
+    assert!(gathered.call.lay_out().is_ok(), "home takes what the guest gathers");
+}
