@@ -472,7 +472,13 @@ impl Family {
             Message::Accepted(epoch) if will && epoch == member.offered => self.accepted(pid),
             Message::Declined(epoch, why) if will && epoch == member.offered => self.declined(pid, &why),
             Message::Want(epoch, ref indices) if will && epoch == member.offered => self.wanted(pid, indices),
-            Message::Ready(epoch) if will && epoch == member.offered => self.hand_over(pid),
+            Message::Ready(epoch, us, bytes) if will && epoch == member.offered => {
+                if let (State::Onward(_), Some(task)) = (&member.state, &mut member.task) {
+                    task.bytes = bytes;
+                    task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
+                }
+                self.hand_over(pid);
+            }
             Message::Running(epoch) if (will || holds) && epoch == member.epoch => self.running(pid),
             Message::Call(request) if holds => {
                 if matches!(member.state, State::Going(_) | State::Crossing(_)) {
@@ -482,12 +488,6 @@ impl Family {
             }
             Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
                 self.inbound(pid, arrived);
-            }
-            Message::Frozen(us, bytes) if holds => {
-                if let Some(task) = &mut member.task {
-                    task.bytes = bytes;
-                    task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
-                }
             }
             Message::Stayed(why) if holds => self.stayed(pid, &why),
             Message::Died(signal) if holds => self.died(pid, signal),

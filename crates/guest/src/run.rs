@@ -609,8 +609,8 @@ impl Family {
             Message::Image(image, talk) => {
                 fault::point("guest", Phase::Freeze);
                 arriving.take_image(image.clone(), talk.clone(), &member.memory, &self.cache)?;
-                let epoch = member.epoch;
-                self.tell(pid, &Message::Ready(epoch));
+                let ready = Message::Ready(member.epoch, talk.frozen_us, talk.sent);
+                self.tell(pid, &ready);
             }
             _ => {}
         }
@@ -762,9 +762,6 @@ impl Family {
                 if let Some(mut link) = departing.link.take() {
                     let _best_effort = link.drain(Instant::now() + Duration::from_secs(10));
                 }
-                let frozen = departing.sending.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
-                let bytes = departing.sending.bytes();
-                self.tell(pid, &Message::Frozen(frozen, bytes));
             }
             (Ok(_), stopped) => {
                 departing.stopped = stopped;

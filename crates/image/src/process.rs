@@ -188,8 +188,8 @@ impl ProcessImage {
         for (at, action) in self.actions.iter().enumerate() {
             set_action(space, memory, reserve, at as u64 + 1, action)?;
         }
+        self.set_bounds(space, memory, reserve, title)?;
         if let Some(title) = title {
-            self.set_bounds(space, memory, reserve, title)?;
             if self.personality != 0 {
                 space.call(
                     "set the personality",
@@ -207,22 +207,26 @@ impl ProcessImage {
         self.thread.restore(space, memory, reserve)
     }
 
+    /// At home too: the kernel's idea of the heap's end is not moved by mapping the heap, and a program that
+    /// has given a part of its heap back while it was away would be granted it again without getting it.
     fn set_bounds(
         &self,
         space: &mut dyn Space,
         memory: &Memory,
         reserve: Reserve,
-        title: &str,
+        title: Option<&str>,
     ) -> Result<()> {
-        // The title lies at the end of our range, so that `ps` here shows it instead of the arguments.
-        let mut title = title.as_bytes().to_vec();
-        title.truncate(2000);
-        title.push(0);
-        let title_at = reserve.end() - 2048;
-        memory.write_forced(title_at, &title)?;
         let mut words: Vec<u64> = self.bounds.to_vec();
-        words[7] = title_at;
-        words[8] = title_at + title.len() as u64;
+        if let Some(title) = title {
+            // The title lies at the end of our range, so that `ps` here shows it instead of the arguments.
+            let mut title = title.as_bytes().to_vec();
+            title.truncate(2000);
+            title.push(0);
+            let title_at = reserve.end() - 2048;
+            memory.write_forced(title_at, &title)?;
+            words[7] = title_at;
+            words[8] = title_at + title.len() as u64;
+        }
         let scratch = reserve.room();
         let auxv = &self.auxv[..self.auxv.len().min(46 * 8)];
         let auxv_at = scratch + 256;

@@ -71,6 +71,8 @@ pub struct Conversation {
     pub partial: Option<Partial>,
     /// How long the process has stood still by the time this is sent, in microseconds.
     pub frozen_us: u64,
+    /// How many bytes of content were sent for it.
+    pub sent: u64,
 }
 
 /// A system call to be performed by the deputy.
@@ -127,8 +129,9 @@ pub enum Message {
     Forget(Vec<Run>),
     /// sender → receiver: the rest; the process stands still.
     Image(Box<ProcessImage>, Conversation),
-    /// receiver → home: the process could be resumed here.
-    Ready(Epoch),
+    /// receiver → home: the process could be resumed here. For how long it has stood still, in microseconds, and
+    /// how many bytes were sent for it, as its sender said: of a journey onward home knows neither.
+    Ready(Epoch, u64, u64),
     /// home → guest: resume it, as this life.
     Go(Epoch),
     /// guest → home: it runs.
@@ -137,9 +140,6 @@ pub enum Message {
     Depart(Departure),
     /// guest → home: it did not go; why. It runs on.
     Stayed(String),
-    /// guest → home: it has stood still for so many microseconds now, and its image is under way; so many bytes
-    /// were sent for it.
-    Frozen(u64, u64),
     /// home → guest: the process is elsewhere now; end your copy.
     Drop,
     /// home → guest: it did not work out; let your copy run on.

@@ -21,8 +21,11 @@ const PIECE: u64 = 256 << 10;
 const AHEAD: usize = 2 << 20;
 /// A round that would send no more than this is sent while the process stands still.
 const SMALL: u64 = 2 << 20;
-/// After so many rounds it is frozen whatever is left: it writes faster than we send.
+/// After so many rounds it is frozen whatever is left.
 const MOST_ROUNDS: u32 = 5;
+/// A round that is not shorter than this part of the one before it (in percent) is the last before the freeze: the
+/// process writes as fast as we send, and further rounds would gain nothing.
+const SHRINKS: u64 = 75;
 
 #[derive(Debug)]
 enum Item {
@@ -42,7 +45,8 @@ pub struct Source {
     sizes: Vec<u64>,
     /// Bytes queued so far.
     pub bytes: u64,
-    last_round: u64,
+    /// Bytes found by the last look, and by the one before it.
+    rounds: [u64; 2],
 }
 
 /// What to do next.
@@ -59,7 +63,7 @@ impl Source {
     #[must_use]
     pub fn new(pid: HomePid, memory: Memory, finder: Finder) -> Self {
         let (queue, contents, sizes) = Default::default();
-        Self { pid, memory, finder, queue, contents, sizes, bytes: 0, last_round: u64::MAX }
+        Self { pid, memory, finder, queue, contents, sizes, bytes: 0, rounds: [u64::MAX; 2] }
     }
 
     /// Whether rounds while the process runs are worth it: the first look can be followed by cheap ones.
@@ -86,7 +90,7 @@ impl Source {
     /// If the process is gone, or the link is closed.
     pub fn look(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
         let found = self.finder.look(layout)?;
-        self.last_round = found.bytes();
+        self.rounds = [found.bytes(), self.rounds[0]];
         // In its place in the queue: behind the files without which there is no address space yet.
         self.queue.extend(found.forget.chunks(4096).map(|runs| Item::Forget(runs.to_vec())));
         for (runs, whole) in [(&found.send, false), (&found.send_whole, true)] {
@@ -98,7 +102,9 @@ impl Source {
     /// Whether it is time to freeze the process, after a drained round.
     #[must_use]
     pub fn should_freeze(&self) -> bool {
-        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || self.last_round <= SMALL
+        let [last, before] = self.rounds;
+        let stagnates = self.finder.looks() > 1 && last > before / 100 * SHRINKS;
+        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || last <= SMALL || stagnates
     }
 
     /// Sends as much as the link will take now.
@@ -254,6 +260,7 @@ impl Sending {
             if self.frozen.is_some() {
                 let (image, mut talk) = process.capture(self.layout.clone())?;
                 talk.frozen_us = self.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
+                talk.sent = self.source.bytes;
                 send(link, self.source.pid, &Message::Image(Box::new(image), talk), &[])?;
                 self.sent = true;
             } else {
