@@ -13,7 +13,7 @@ int main(void)
 	enter_scratch();
 	int fd = open("lock", O_RDWR | O_CREAT, 0600), other = open("lock", O_RDWR);
 	CHECK(fd >= 0 && other >= 0);
-	int ready[2];
+	int ready[2], go[2];
 	do {
 		/* flock belongs to the description */
 		CHECK_IS(flock(fd, LOCK_EX), 0);
@@ -25,7 +25,7 @@ int main(void)
 		CHECK_IS(flock(other, LOCK_UN), 0);
 
 		/* fcntl's belongs to the process: a child sees ours, and we wait for its */
-		CHECK_IS(pipe(ready), 0);
+		CHECK(pipe(ready) == 0 && pipe(go) == 0);
 		CHECK_IS(set_lock(fd, F_SETLK, F_WRLCK, 0, 100), 0);
 		pid_t child = fork();
 		CHECK(child >= 0);
@@ -38,16 +38,19 @@ int main(void)
 			CHECK(errno == EAGAIN || errno == EACCES);
 			CHECK_IS(set_lock(fd, F_SETLK, F_WRLCK, 100, 1), 0);
 			CHECK_IS(write(ready[1], "r", 1), 1);
+			char byte;
+			CHECK_IS(read(go[0], &byte, 1), 1);
 			rest_ms(60);
 			_exit(0);
 		}
 		char byte;
 		CHECK_IS(read(ready[0], &byte, 1), 1);
 		CHECK_IS(set_lock(fd, F_SETLK, F_WRLCK, 100, 1), -1);
+		CHECK_IS(write(go[1], "g", 1), 1);
 		CHECK_IS(set_lock(fd, F_SETLKW, F_WRLCK, 100, 1), 0); /* granted when the child ends */
 		await_exit(child, 0);
 		CHECK_IS(set_lock(fd, F_SETLK, F_UNLCK, 0, 0), 0);
-		close(ready[0]), close(ready[1]);
+		close(ready[0]), close(ready[1]), close(go[0]), close(go[1]);
 	} while (going());
 	CHECK_IS(unlink("lock"), 0);
 	leave_scratch();

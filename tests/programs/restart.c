@@ -31,13 +31,16 @@ int main(void)
 			pid_t parent = getpid(), child = fork();
 			CHECK(child >= 0);
 			if (child == 0) {
-				/* three signals, the data only after the parent has seen all three */
+				/* Three signals; without restart until each has interrupted the read: one that comes
+				 * just before it interrupts nothing. */
 				char byte;
+				CHECK_IS(fcntl(go[0], F_SETFL, O_NONBLOCK), 0);
 				for (int i = 0; i < 3; i++) {
-					rest_ms(40);
-					CHECK_IS(kill(parent, SIGUSR1), 0);
-					if (!restarts)
-						CHECK_IS(read(go[0], &byte, 1), 1);
+					do {
+						rest_ms(40);
+						CHECK_IS(kill(parent, SIGUSR1), 0);
+						rest_ms(40);
+					} while (!restarts && read(go[0], &byte, 1) != 1);
 				}
 				rest_ms(40);
 				CHECK_IS(write(data[1], "data", 4), 4);
@@ -58,8 +61,7 @@ int main(void)
 				CHECK_IS(interrupted, 0);
 				CHECK(seen >= 1 && seen <= 3); /* two of them may have met */
 			} else {
-				CHECK_IS(interrupted, 3);
-				CHECK_IS(seen, 3);
+				CHECK(interrupted >= 3 && seen >= interrupted);
 			}
 			close(data[0]), close(data[1]), close(go[0]), close(go[1]);
 		}

@@ -15,13 +15,14 @@
 
 use crate::blob;
 use crate::member::{Current, Member, State};
+use crate::out::raise_natively;
 use crate::signal::fails_when_interrupted;
 use crate::space::HomeSpace;
 use std::collections::HashMap;
 use tern_image::layout::Layout;
 use tern_image::process::DEFAULT;
 use tern_image::{ProcessImage, Reserve, apply};
-use tern_migrate::message::{CallResult, Conversation, Message};
+use tern_migrate::message::{CallResult, Conversation};
 use tern_migrate::{Partial, target};
 use tern_syscall::{Outcome, gather, scatter};
 use tern_tracee::inject::{Injection, Site};
@@ -61,20 +62,22 @@ impl tern_syscall::Memory for HomeMemory<'_> {
 }
 
 impl Member {
-    fn injection(&mut self, messages: &mut Vec<Message>) -> Result<(Injection, Reserve)> {
+    pub(crate) fn injection(&self, stopped: Stopped) -> Result<(Injection, Reserve)> {
         let astray = || Error::Astray { what: "no deputy".into(), pid: self.pid.0 };
         let reserve = self.reserve.ok_or_else(astray)?;
-        let stopped = self.halt(messages)?;
         Ok((Injection::begin(stopped, Site(reserve.start + blob::call_site()))?, reserve))
     }
 
-    /// Gives the deputy this address space; it goes on with its call afterwards.
+    /// Gives the standing deputy this address space; it goes on with its call afterwards.
     ///
     /// # Errors
     /// If it is gone, or a step fails.
-    pub(crate) fn take_space(&mut self, layout: &Layout, messages: &mut Vec<Message>) -> Result<()> {
-        let reserve = self.checked(layout)?;
-        let (mut injection, _) = self.injection(messages)?;
+    pub(crate) fn take_space(&mut self, stopped: Stopped, layout: &Layout) -> Result<()> {
+        let reserve = match self.checked(layout) {
+            Ok(reserve) => reserve,
+            Err(error) => return self.go_on(stopped).and(Err(error)),
+        };
+        let (mut injection, _) = self.injection(stopped)?;
         let now = procfs::smaps(self.pid.0)?;
         let files: HashMap<(u64, u64), u32> =
             layout.files.iter().enumerate().map(|(at, f)| ((f.device, f.inode), at as u32)).collect();
@@ -117,12 +120,12 @@ impl Member {
         target::write_pages(&self.memory, runs, bytes)
     }
 
-    /// Forgets pages.
+    /// Has the standing deputy forget pages; it goes on with its call afterwards.
     ///
     /// # Errors
     /// If the process is gone.
-    pub(crate) fn forget(&mut self, runs: &[Run], messages: &mut Vec<Message>) -> Result<()> {
-        let (mut injection, reserve) = self.injection(messages)?;
+    pub(crate) fn forget(&mut self, stopped: Stopped, runs: &[Run]) -> Result<()> {
+        let (mut injection, reserve) = self.injection(stopped)?;
         let memory = Memory::open(self.pid.0)?;
         let safe: Vec<Run> =
             runs.iter().copied().filter(|&(s, l)| !reserve.meets(s, s.saturating_add(l))).collect();
@@ -134,42 +137,38 @@ impl Member {
         done
     }
 
-    /// Everything is here: makes the deputy the process again. It is returned, stopped, ready to be let go;
-    /// or it lingers, and will be when its call has ended.
+    /// Everything is here: makes the standing deputy the process again.
     ///
     /// # Errors
     /// If it is gone, or the image is unsound.
     pub(crate) fn come_home(
         &mut self,
-        image: Box<ProcessImage>,
+        stopped: Stopped,
+        image: &ProcessImage,
         talk: &Conversation,
-        messages: &mut Vec<Message>,
-    ) -> Result<Option<Stopped>> {
-        image.check().map_err(|what| Error::Astray { what: what.into(), pid: self.pid.0 })?;
+    ) -> Result<Homecoming> {
+        let (stopped, registers) = match self.settle(stopped, image, talk)? {
+            Settled::Registers(stopped, registers) => (stopped, Some(registers)),
+            Settled::Linger(stopped) => (stopped, None),
+            Settled::Soon => return Ok(Homecoming::Soon),
+        };
         // Signals that the last life has taken over and not delivered, and those that it has not taken over.
         let mut carried: Vec<Siginfo> =
             talk.carried.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
-        let (stopped, settled) = self.settle(&image, talk, messages)?;
         carried
             .extend(self.unheard.drain(..).filter(|(count, _)| *count > talk.signals).map(|(_, info)| info));
         self.actions.clone_from(&image.actions);
-        match settled {
-            Settled::Registers(registers) => self.finish(stopped, &image, &registers, &carried).map(Some),
-            Settled::Linger => {
-                self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
-                self.go_on(stopped)?;
-                Ok(None)
-            }
+        if let Some(registers) = registers {
+            return self.finish(stopped, image, &registers, &carried).map(Homecoming::Home);
         }
+        let image = Box::new(image.clone());
+        self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
+        self.go_on(stopped)?;
+        Ok(Homecoming::Lingers)
     }
 
     /// Finds out what has become of the call that the guest was in.
-    fn settle(
-        &mut self,
-        image: &ProcessImage,
-        talk: &Conversation,
-        messages: &mut Vec<Message>,
-    ) -> Result<(Stopped, Settled)> {
+    fn settle(&mut self, stopped: Stopped, image: &ProcessImage, talk: &Conversation) -> Result<Settled> {
         let mut registers = image.thread.registers;
         if let Some(partial) = talk.partial.filter(|_| !self.knows(talk.call)) {
             // The rest of a transfer that was never asked for here: the program is told what was done.
@@ -178,58 +177,54 @@ impl Member {
             if image.thread.registers.call().is_none() {
                 registers.rip += 2;
             }
-            return Ok((self.halt(messages)?, Settled::Registers(registers)));
+            return Ok(Settled::Registers(stopped, registers));
         }
-        loop {
-            let stopped = self.halt(messages)?;
-            if !talk.call_open {
-                return Ok((stopped, Settled::Registers(registers)));
-            }
-            if let Some(mailbox) = &mut self.mailbox
-                && let Some(current) = self.current.take_if(|_| mailbox.is_done())
-            {
-                self.last = Some(made(&current, mailbox.collect(&current)));
-            }
-            if let Some(last) = self.last.take_if(|last| last.number == talk.call) {
-                self.deliver_result(&mut registers, &last.outcome, talk.partial)?;
-                return Ok((stopped, Settled::Registers(registers)));
-            }
-            let Some(current) = self.current.as_ref().filter(|c| c.request.number == talk.call) else {
-                return Ok((stopped, Settled::Registers(registers)));
-            };
-            let now = stopped.registers()?;
-            let code = now.rax.cast_signed();
-            let nr = current.request.call.nr;
-            if !self.is_in_call(&now) {
-                // Just before or behind it: the blob is on its way to it, or to its answer.
-                stopped.resume(0)?;
-                std::thread::yield_now();
-                continue;
-            }
-            let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
-            if !cut_short && current.partial.is_none() && waits_for_ever(&current.request.call) {
-                // Nothing is lost when the kernel makes it anew, natively.
-                self.current = None;
-                (registers.rax, registers.orig_rax) = (u64::from(nr), u64::MAX);
-                registers.rip -= 2;
-                return Ok((stopped, Settled::Registers(registers)));
-            }
-            if cut_short
-                || current.partial.is_some()
-                || code == restart::BLOCK
-                || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
-            {
-                return Ok((stopped, Settled::Linger));
-            }
-            if restart::is(code) {
-                self.current = None;
-                registers.rax = code.cast_unsigned();
-                return Ok((stopped, Settled::Registers(registers)));
-            }
-            // It has just ended: let the blob say so.
+        if !talk.call_open {
+            return Ok(Settled::Registers(stopped, registers));
+        }
+        if let Some(mailbox) = &mut self.mailbox
+            && let Some(current) = self.current.take_if(|_| mailbox.is_done())
+        {
+            self.last = Some(made(&current, mailbox.collect(&current)));
+        }
+        if let Some(last) = self.last.take_if(|last| last.number == talk.call) {
+            self.deliver_result(&mut registers, &last.outcome, talk.partial)?;
+            return Ok(Settled::Registers(stopped, registers));
+        }
+        let Some(current) = self.current.as_ref().filter(|c| c.request.number == talk.call) else {
+            return Ok(Settled::Registers(stopped, registers));
+        };
+        let now = stopped.registers()?;
+        let code = now.rax.cast_signed();
+        let nr = current.request.call.nr;
+        if !self.is_in_call(&now) {
+            // Just before or behind it: the blob is on its way to it, or to its answer.
             stopped.resume(0)?;
-            std::thread::yield_now();
+            return Ok(Settled::Soon);
         }
+        let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
+        if !cut_short && current.partial.is_none() && waits_for_ever(&current.request.call) {
+            // Nothing is lost when the kernel makes it anew, natively.
+            self.current = None;
+            (registers.rax, registers.orig_rax) = (u64::from(nr), u64::MAX);
+            registers.rip -= 2;
+            return Ok(Settled::Registers(stopped, registers));
+        }
+        if cut_short
+            || current.partial.is_some()
+            || code == restart::BLOCK
+            || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
+        {
+            return Ok(Settled::Linger(stopped));
+        }
+        if restart::is(code) {
+            self.current = None;
+            registers.rax = code.cast_unsigned();
+            return Ok(Settled::Registers(stopped, registers));
+        }
+        // It has just ended: let the blob say so.
+        stopped.resume(0)?;
+        Ok(Settled::Soon)
     }
 
     /// Whether this call has been made, or is being made.
@@ -283,14 +278,7 @@ impl Member {
             HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         image.restore(&mut space, &memory, reserve, None)?;
         injection.stopped()?.set_xstate(&image.thread.xstate)?;
-        for info in carried {
-            // To itself a process may send any siginfo, the kernel's own included.
-            memory.write(reserve.room(), info)?;
-            let own = self.own_pid as u64;
-            let signal = i32::from_le_bytes([info[0], info[1], info[2], info[3]]) as u64;
-            let args = [own, own, signal, reserve.room(), 0, 0];
-            let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
-        }
+        raise_natively(&mut injection, &memory, reserve, self.own_pid, carried)?;
         let maps = procfs::maps(pid)?;
         injection.set_site(Site::in_vdso(&memory, &maps)?);
         reserve.release(&mut injection)?;
@@ -301,25 +289,23 @@ impl Member {
         injection.finish_with(registers, image.thread.sigmask)
     }
 
-    /// The call with which a process lingered has ended: it is home now.
+    /// The call with which a standing process lingered has ended: it is home now.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn linger_ended(&mut self) -> Result<Option<Stopped>> {
-        let State::Lingering(_) = &self.state else { return Ok(None) };
-        let Some(mailbox) = &mut self.mailbox else { return Ok(None) };
-        if !mailbox.is_done() {
-            return Ok(None);
-        }
-        let Some(current) = self.current.take() else { return Ok(None) };
+    pub(crate) fn linger_ended(&mut self, stopped: Stopped) -> Result<Option<Stopped>> {
+        let ended = self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done);
+        let current = if ended { self.current.take() } else { None };
+        let (Some(mailbox), Some(current)) = (&mut self.mailbox, current) else {
+            return self.go_on(stopped).map(|()| None);
+        };
         let outcome = mailbox.collect(&current);
         let State::Lingering(lingering) = std::mem::replace(&mut self.state, State::Resident) else {
-            return Ok(None);
+            return Err(Error::Astray { what: "it does not linger".into(), pid: self.pid.0 });
         };
         let mut registers = lingering.image.thread.registers;
         self.deliver_result(&mut registers, &outcome, lingering.partial)?;
         // Nothing that comes now is for a guest: there is none.
-        let stopped = self.halt(&mut Vec::new())?;
         self.finish(stopped, &lingering.image, &registers, &lingering.carried).map(Some)
     }
 
@@ -346,11 +332,12 @@ impl Member {
                 let now = stopped.registers()?;
                 let info = stopped.siginfo()?;
                 let mut registers = lingering.image.thread.registers;
-                if self.is_in_call(&now) {
-                    registers.rax = now.rax;
-                    if !restart::is(now.rax.cast_signed()) {
-                        registers.orig_rax = u64::MAX;
-                    }
+                if self.is_in_call(&now)
+                    && let (Some(mailbox), Some(current)) = (&mut self.mailbox, self.current.take())
+                {
+                    // What the call has written until now, a sleep's rest among it, is the program's.
+                    let outcome = mailbox.cut_short(&current, now.rax.cast_signed());
+                    self.deliver_result(&mut registers, &outcome, lingering.partial)?;
                 }
                 lingering.carried.push(info);
                 let stopped = self.finish(stopped, &lingering.image, &registers, &lingering.carried)?;
@@ -360,12 +347,24 @@ impl Member {
     }
 }
 
+/// What became of a deputy that was to come home.
+pub(crate) enum Homecoming {
+    /// It is the process again, standing, ready to be let go.
+    Home(Stopped),
+    /// Its call goes on; it will be home when that ends.
+    Lingers,
+    /// It runs on to the end or the beginning of its call, and is to be brought to a stand again.
+    Soon,
+}
+
 #[allow(clippy::large_enum_variant, reason = "one at a time")]
 enum Settled {
     /// The program goes on with these.
-    Registers(Registers),
+    Registers(Stopped, Registers),
     /// The deputy goes on with the call.
-    Linger,
+    Linger(Stopped),
+    /// See [`Homecoming::Soon`].
+    Soon,
 }
 
 /// Whether a call that was interrupted has no time limit that could have run down.

@@ -20,6 +20,13 @@ impl Family {
             State::Outbound(outbound) => Some(outbound.peer),
             _ => None,
         };
+        // It is where it was to go to.
+        let comes_home = matches!(member.state, State::Inbound(_));
+        let (onward, spare) = match member.state {
+            State::Onward(next) => (Some(next), Some(next)),
+            State::Crossing(old) => (None, Some(old)),
+            _ => (None, None),
+        };
         let prepared_soon = matches!(member.state, State::Resident) && member.task.is_some();
         stopped.set_options(FOLLOW_EXEC)?;
         // What was known of the old image is gone with it.
@@ -32,11 +39,20 @@ impl Family {
             // Handlers are reset by exec; ignored signals stay ignored.
             action[0] = u64::from(action[0] == tern_image::process::IGNORE);
         }
-        let peer = outbound.unwrap_or(member.peer);
+        let peer = outbound.or(onward).unwrap_or(member.peer);
         if was_away {
             member.used = (member.used.0 + member.used.1, 0);
             member.epoch = member.epoch.next();
-            self.tell_peer(peer, pid, &Message::Drop);
+            let held = member.peer;
+            self.tell_peer(held, pid, &Message::Drop);
+        }
+        if let Some(spare) = spare {
+            self.tell_peer(spare, pid, &Message::Drop);
+        }
+        if comes_home {
+            self.report(pid);
+            self.let_go(pid, stopped, 0);
+            return Ok(());
         }
         if prepared_soon {
             return stopped.resume(0);
@@ -51,13 +67,7 @@ impl Family {
         // The stop is inside execve, whose return value is still to be set: go on to the edge of user mode.
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
-        let stopped = tern_tracee::stop::wait_stop(pid.0)?;
-        let stopped = if stopped.stop == tern_tracee::Stop::Interrupt {
-            stopped
-        } else {
-            stopped.resume(0)?;
-            self.halt_at_home(pid)?
-        };
+        let Some(stopped) = self.halt_at_home(pid)? else { return Ok(()) };
         let Some(member) = self.members.get_mut(&pid) else { return stopped.detach(0) };
         if was_away {
             // A move that somebody waits for goes on with the new image.

@@ -1,5 +1,6 @@
 //! A family at home: its processes, the shims that hold its guests, and what happens between them.
 
+use crate::back::Homecoming;
 use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
 use crate::out::Leaving;
@@ -14,7 +15,7 @@ use tern_ids::{HomePid, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
 use tern_migrate::{Phase, fault};
-use tern_tracee::stop::Stopped;
+use tern_tracee::stop::{Stop, Stopped};
 use tern_wire::{Ephemeral, Link};
 
 /// How long a guest that is busy is asked again to go.
@@ -106,7 +107,7 @@ impl Family {
     }
 
     /// Ends the task of a process successfully.
-    fn report(&mut self, pid: HomePid) {
+    pub(crate) fn report(&mut self, pid: HomePid) {
         let home = self.start.node;
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.migrations += 1;
@@ -129,10 +130,17 @@ impl Family {
         }
     }
 
-    /// Brings a process that runs at home to a stand.
-    pub(crate) fn halt_at_home(&mut self, pid: HomePid) -> tern_tracee::Result<Stopped> {
-        let mut none = None;
-        crate::out::halt_resident(pid.0, self.members.get_mut(&pid).map_or(&mut none, |m| &mut m.partial))
+    /// Brings a process that runs at home to a stand; `None` if it has executed a program meanwhile and is not ours
+    /// any more.
+    pub(crate) fn halt_at_home(&mut self, pid: HomePid) -> tern_tracee::Result<Option<Stopped>> {
+        while let Some(member) = self.members.get_mut(&pid) {
+            let stopped = crate::out::halt_resident(pid.0, &mut member.partial)?;
+            if stopped.stop != Stop::Exec {
+                return Ok(Some(stopped));
+            }
+            self.executed(pid, stopped)?;
+        }
+        Ok(None)
     }
 
     /// Lets a process that is home go on by itself: from now on we are nothing to it.
@@ -223,12 +231,19 @@ impl Family {
             State::Outbound(outbound) => outbound.stopped.take(),
             _ => None,
         };
+        // Executing a program now would not begin the move again.
+        member.state = State::Resident;
         let back = match stopped.or(held) {
-            Some(stopped) => Ok(stopped),
-            None => crate::out::halt_resident(pid.0, &mut member.partial),
+            Some(stopped) => Ok(Some(stopped)),
+            None => self.halt_at_home(pid),
         };
-        match back.and_then(|stopped| member.run_on(stopped)) {
-            Ok(stopped) => self.let_go(pid, stopped, 0),
+        let done = back.and_then(|stopped| match (stopped, self.members.get_mut(&pid)) {
+            (Some(stopped), Some(member)) => member.run_on(stopped).map(Some),
+            _ => Ok(None),
+        });
+        match done {
+            Ok(Some(stopped)) => self.let_go(pid, stopped, 0),
+            Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }
     }
@@ -244,18 +259,25 @@ impl Family {
             return;
         };
         let (stopped, image) = (outbound.stopped.take(), outbound.image.take());
-        let mut leaving = Leaving { member, stopped, image };
+        let mut leaving = Leaving { member, stopped, image, executed: None };
         let done = match self.peers.get_mut(outbound.peer).and_then(|p| p.link.as_mut()) {
             Some(link) => work(&mut outbound.sending, &mut leaving, link),
             None => Err(tern_wire::LinkError::Closed.into()),
         };
         (outbound.stopped, outbound.image) = (leaving.stopped.take(), leaving.image.take());
+        let executed = leaving.executed.take();
         if let Some(task) = &mut member.task {
             task.bytes = outbound.sending.as_ref().map_or(0, Sending::bytes);
             task.frozen = outbound.sending.as_ref().and_then(|s| s.frozen);
         }
         let peer = outbound.peer;
         member.state = State::Outbound(outbound);
+        if let Some(stopped) = executed {
+            if let Err(error) = self.executed(pid, stopped) {
+                self.lost(pid, &error);
+            }
+            return;
+        }
         if let Err(error) = done {
             self.tell_peer(peer, pid, &Message::Drop);
             self.stay_home(pid, None, &error.to_string());
@@ -351,14 +373,10 @@ impl Family {
             State::Going(outbound) => {
                 // The guest does not wait for this: it may even have called already, and is served next.
                 self.report(pid);
-                let Some(member) = self.members.get_mut(&pid) else { return };
-                if let Some(image) = outbound.image {
-                    let mut messages = Vec::new();
-                    let freed = member.free_memory(&image, &mut messages);
-                    messages.iter().for_each(|m| self.tell(pid, m));
-                    if let Err(error) = freed {
-                        self.lost(pid, &error);
-                    }
+                let Some(image) = outbound.image else { return };
+                let freed = self.with_deputy(pid, |member, stopped| member.free_memory(stopped, &image));
+                if let Err(error) = freed {
+                    self.lost(pid, &error);
                 }
             }
             State::Crossing(old) => {
@@ -385,14 +403,26 @@ impl Family {
     /// A link broke, or a node refused, before its guest can have done anything: everything is taken back.
     pub(crate) fn revoke(&mut self, pid: HomePid, why: &str) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let State::Going(outbound) = std::mem::replace(&mut member.state, State::Resident) else { return };
-        let Some(image) = outbound.image else { return };
+        if !matches!(member.state, State::Going(_)) {
+            return;
+        }
+        // From here on nothing that its guest says counts.
         member.epoch = member.epoch.next();
-        match member.revoke(&image) {
-            Ok(stopped) => {
+        let back = self.with_deputy(pid, |member, stopped| {
+            let State::Going(outbound) = std::mem::replace(&mut member.state, State::Resident) else {
+                return member.go_on(stopped).map(|()| None);
+            };
+            let astray =
+                || tern_tracee::Error::Astray { what: "revoked without an image".into(), pid: pid.0 };
+            let image = outbound.image.ok_or_else(astray)?;
+            member.revoke(stopped, &image).map(Some)
+        });
+        match back {
+            Ok(Some(stopped)) => {
                 self.refuse(pid, why);
                 self.let_go(pid, stopped, 0);
             }
+            Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }
     }
@@ -476,7 +506,7 @@ impl Family {
     pub(crate) fn arrived_home(
         &mut self,
         pid: HomePid,
-        image: Box<tern_image::ProcessImage>,
+        image: &tern_image::ProcessImage,
         talk: &tern_migrate::message::Conversation,
     ) {
         let Some(member) = self.members.get_mut(&pid) else { return };
@@ -490,16 +520,25 @@ impl Family {
         // any more, whatever becomes of the message that tells it so.
         member.epoch = member.epoch.next();
         member.used = (member.used.0 + member.used.1, 0);
-        let mut messages = Vec::new();
         let peer = member.peer;
-        let home = member.come_home(image, talk, &mut messages);
+        let home = loop {
+            let home = match image.check() {
+                Ok(()) => self.with_deputy(pid, |m, stopped| m.come_home(stopped, image, talk).map(Some)),
+                Err(what) => Err(tern_tracee::Error::Astray { what: what.into(), pid: pid.0 }),
+            };
+            match home {
+                Ok(Some(Homecoming::Soon)) => std::thread::yield_now(),
+                home => break home,
+            }
+        };
         self.tell_peer(peer, pid, &Message::Drop);
         match home {
-            Ok(Some(stopped)) => {
+            Ok(Some(Homecoming::Home(stopped))) => {
                 self.report(pid);
                 self.let_go(pid, stopped, 0);
             }
-            Ok(None) => self.report(pid),
+            Ok(Some(_)) => self.report(pid),
+            Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }
     }

@@ -100,22 +100,21 @@ impl Mailbox {
         size <= SMALL || self.data.large.as_ref().is_some_and(|l| size <= l.0.len())
     }
 
-    /// Makes room for a large call, by calls that the deputy makes itself.
+    /// Makes room for a large call, by calls of the deputy under injection.
     ///
     /// # Errors
-    /// If it has no memory or descriptor left: ENOMEM or EMFILE, as the call itself might have got.
-    pub(crate) fn grow(&mut self, pid: i32, size: usize) -> std::result::Result<(), i32> {
+    /// If it is gone, or has no memory or descriptor left.
+    pub(crate) fn grow(&mut self, injection: &mut Injection, size: usize) -> Result<()> {
         let size = size.next_multiple_of(1 << 20);
-        let old = self.data.large.take();
-        if let Some((memory, at)) = old {
-            self.call_raw(libc::SYS_munmap, [at, memory.len() as u64, 0, 0, 0, 0]);
+        if let Some((memory, at)) = self.data.large.take() {
+            let unmap = [at, memory.len() as u64, 0, 0, 0, 0];
+            injection.must("release a mailbox", libc::SYS_munmap, unmap)?;
         }
+        let pid = injection.pid();
         let name = self.data.small_at + SMALL as u64;
         self.data.small.bytes(HEADER + SMALL)[..NAME.len()].copy_from_slice(NAME);
-        let made = map(&mut |nr, args| Ok(self.call_raw(nr, args)), pid, name, size, None);
-        let (memory, at) = made.map_err(|_e| libc::ENOMEM)?;
-        let memory = Shared::map(memory.as_fd(), size).map_err(|_e| libc::ENOMEM)?;
-        self.data.large = Some((memory, at));
+        let (memory, at) = map(&mut |nr, args| injection.call(nr, args), pid, name, size, None)?;
+        self.data.large = Some((Shared::map(memory.as_fd(), size)?, at));
         Ok(())
     }
 
@@ -181,6 +180,14 @@ impl Mailbox {
         outcome
     }
 
+    /// Takes the result of a call that a signal has interrupted: what the kernel returned, before the deputy could
+    /// say so itself.
+    pub(crate) fn cut_short(&mut self, current: &Current, ret: i64) -> Outcome {
+        let (memory, offset, _) = self.data.of(current.layout.size());
+        let ret = current.partial.map_or(ret, |partial| partial.whole(ret));
+        current.layout.collect(ret, memory.bytes(offset))
+    }
+
     fn result(&mut self) -> i64 {
         let bytes = &self.data.small.bytes(0)[RESULT..RESULT + 8];
         i64::from_le_bytes(bytes.try_into().unwrap_or_default())
@@ -188,19 +195,6 @@ impl Mailbox {
 
     fn rest(&mut self) {
         self.header.word(STATE).store(IDLE, std::sync::atomic::Ordering::Release);
-    }
-
-    /// Has the deputy, which is idle, make a call without data that does not wait.
-    pub(crate) fn call_raw(&mut self, nr: i64, args: [u64; 6]) -> i64 {
-        self.post_raw(nr, args);
-        // A deputy that was killed never answers.
-        let most = Some(Duration::from_secs(5));
-        if shared::wait_while(self.header.word(STATE), REQUEST, most) != DONE {
-            return -i64::from(libc::ESRCH);
-        }
-        let ret = self.result();
-        self.rest();
-        ret
     }
 }
 

@@ -11,12 +11,12 @@
 use crate::blob;
 use crate::mailbox::{Bell, Mailbox};
 use crate::member::{Member, State};
-use crate::signal::mend;
+use crate::signal::{is_ignored_by_default, mend};
 use crate::space::HomeSpace;
 use std::fs::File;
 use tern_image::layout::Layout;
 use tern_image::pages::Finder;
-use tern_image::process::IGNORE;
+use tern_image::process::{Action, IGNORE};
 use tern_image::{FileRef, ProcessImage, Reserve};
 use tern_migrate::message::{Conversation, Offer};
 use tern_migrate::partial::{Partial, rest};
@@ -24,7 +24,7 @@ use tern_migrate::source::{Movable, SendError, Sending, Source, machine};
 use tern_tracee::dirty::Tracker;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
-use tern_tracee::stop::{self, EXIT_KILL, FOLLOW, FOLLOW_EXEC, Stop, Stopped};
+use tern_tracee::stop::{self, EXIT_KILL, FOLLOW, FOLLOW_EXEC, Siginfo, Stop, Stopped};
 use tern_tracee::{Error, Memory, PAGE, Result};
 
 /// Processes smaller than this (KiB) are stopped and copied at once.
@@ -43,13 +43,14 @@ pub(crate) struct Outbound {
     pub(crate) image: Option<Box<ProcessImage>>,
 }
 
-/// Brings a process that runs at home to a stand. Signals are delivered on the way, as if we were not there.
+/// Brings a process that runs at home to a stand. Signals are delivered on the way, as if we were not there. If it
+/// executes another program first, it is returned in that stop (`Stop::Exec`): nothing that was known of it holds.
 ///
 /// # Errors
 /// If it is gone.
 pub(crate) fn halt_resident(pid: i32, partial: &mut Option<Partial>) -> Result<Stopped> {
-    stop::interrupt(pid)?;
     loop {
+        stop::interrupt(pid)?;
         let stopped = stop::wait_stop(pid)?;
         match stopped.stop {
             Stop::Interrupt => {
@@ -65,7 +66,7 @@ pub(crate) fn halt_resident(pid: i32, partial: &mut Option<Partial>) -> Result<S
                 return Ok(stopped);
             }
             Stop::Signal(signal) => stopped.resume(signal)?,
-            Stop::Group(_) => return Ok(stopped),
+            Stop::Group(_) | Stop::Exec => return Ok(stopped),
             _ => stopped.resume(0)?,
         }
     }
@@ -127,10 +128,6 @@ impl Member {
     pub(crate) fn offer(&mut self, home: tern_ids::NodeId) -> Result<Offer> {
         self.offered = self.offered.max(self.epoch).next();
         let astray = || Error::Astray { what: "offered before it was prepared".into(), pid: self.pid.0 };
-        let clock = |clock| {
-            let now = rustix::time::clock_gettime(clock);
-            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
-        };
         Ok(Offer {
             version: tern_image::VERSION,
             migration: self.task.as_ref().map(|t| t.migration).ok_or_else(astray)?,
@@ -140,7 +137,6 @@ impl Member {
             own_pid: self.own_pid,
             command: self.command.clone(),
             reserve: self.reserve.ok_or_else(astray)?,
-            clocks: [clock(rustix::time::ClockId::Monotonic), clock(rustix::time::ClockId::Boottime)],
             machine: self.machine.clone().ok_or_else(astray)?,
         })
     }
@@ -232,7 +228,8 @@ impl Member {
         tern_tracee::Registers { rbx: reserve.room(), rsp: reserve.end() - 256, ..cleared }
     }
 
-    /// Where the program has handlers, the deputy has the default action: their code is not there any more.
+    /// Where the program has handlers, the deputy has the default action: their code is not there any more. But for
+    /// those that are ignored by default.
     fn default_handlers(
         &self,
         injection: &mut Injection,
@@ -240,7 +237,9 @@ impl Member {
         reserve: Reserve,
         image: &ProcessImage,
     ) -> Result<()> {
-        for (at, action) in image.actions.iter().enumerate().filter(|(_, a)| a[0] > IGNORE) {
+        let handled =
+            |(at, action): &(usize, &Action)| action[0] > IGNORE && !is_ignored_by_default(*at as i32 + 1);
+        for (at, action) in image.actions.iter().enumerate().filter(handled) {
             let mut space = HomeSpace { injection, memory, scratch: reserve.room(), files: &[] };
             let default = [0, action[1], action[2], action[3]];
             tern_image::process::set_action(&mut space, memory, reserve, at as u64 + 1, &default)?;
@@ -248,14 +247,13 @@ impl Member {
         Ok(())
     }
 
-    /// Takes a deputy whose guest cannot have begun back to what it was, and lets it run.
+    /// Takes a deputy, standing, whose guest cannot have begun, back to what it was, still standing.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn revoke(&mut self, image: &ProcessImage) -> Result<Stopped> {
+    pub(crate) fn revoke(&mut self, stopped: Stopped, image: &ProcessImage) -> Result<Stopped> {
         let astray = || Error::Astray { what: "revoked without having gone".into(), pid: self.pid.0 };
         let reserve = self.reserve.ok_or_else(astray)?;
-        let stopped = self.halt(&mut Vec::new())?;
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         let memory = Memory::open(self.pid.0)?;
         let mut space =
@@ -263,6 +261,9 @@ impl Member {
         image.restore(&mut space, &memory, reserve, None)?;
         injection.stopped()?.set_xstate(&image.thread.xstate)?;
         injection.stopped()?.set_options(FOLLOW_EXEC)?;
+        // Signals that were sent to the guest that never ran.
+        let unheard: Vec<Siginfo> = self.unheard.drain(..).map(|(_, info)| info).collect();
+        raise_natively(&mut injection, &memory, reserve, self.own_pid, &unheard)?;
         let maps = procfs::maps(self.pid.0)?;
         injection.set_site(Site::in_vdso(&memory, &maps)?);
         reserve.release(&mut injection)?;
@@ -270,19 +271,14 @@ impl Member {
         injection.finish_with(&image.thread.registers, image.thread.sigmask)
     }
 
-    /// Frees the memory of a deputy whose guest runs: all private pages but those that hold the arguments and
-    /// the environment, which `ps` reads.
+    /// Frees the memory of a standing deputy whose guest runs, and lets it go on: all private pages but those that
+    /// hold the arguments and the environment, which `ps` reads.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn free_memory(
-        &mut self,
-        image: &ProcessImage,
-        messages: &mut Vec<tern_migrate::Message>,
-    ) -> Result<()> {
+    pub(crate) fn free_memory(&mut self, stopped: Stopped, image: &ProcessImage) -> Result<()> {
         let keep = (image.bounds[7] & !(PAGE - 1), image.bounds[10].next_multiple_of(PAGE));
-        let Some(reserve) = self.reserve else { return Ok(()) };
-        let stopped = self.halt(messages)?;
+        let Some(reserve) = self.reserve else { return self.go_on(stopped) };
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         for region in image.layout.regions.iter().filter(|r| r.is_private()) {
             let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
@@ -302,11 +298,25 @@ pub(crate) struct Leaving<'a> {
     pub(crate) member: &'a mut Member,
     pub(crate) stopped: Option<Stopped>,
     pub(crate) image: Option<Box<ProcessImage>>,
+    /// It has executed another program instead of coming to a stand: nothing that was sent holds.
+    pub(crate) executed: Option<Stopped>,
 }
 
 impl Movable for Leaving<'_> {
     fn describe(&mut self) -> std::result::Result<Layout, SendError> {
-        let maps = procfs::smaps(self.member.pid.0)?;
+        let mut maps = procfs::smaps(self.member.pid.0)?;
+        // Seen in the middle of an exec an address space is not complete: the kernel's own mappings come late.
+        let kernels = maps.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]").count();
+        let expected = self.member.machine.as_ref().map_or(0, |m| m.vdso.1.len());
+        if self.stopped.is_none() && kernels != expected {
+            let stopped = halt_resident(self.member.pid.0, &mut self.member.partial)?;
+            if stopped.stop == Stop::Exec {
+                self.executed = Some(stopped);
+                return Err(SendError::Executed);
+            }
+            self.stopped = Some(stopped);
+            maps = procfs::smaps(self.member.pid.0)?;
+        }
         Ok(Layout::describe(&maps, self.member.reserve, &mut self.member.files)?)
     }
 
@@ -317,7 +327,12 @@ impl Movable for Leaving<'_> {
     fn freeze(&mut self) -> Result<bool> {
         // In the middle of a transfer that we have cut short it has not been let go on.
         if self.stopped.is_none() {
-            self.stopped = Some(halt_resident(self.member.pid.0, &mut self.member.partial)?);
+            let stopped = halt_resident(self.member.pid.0, &mut self.member.partial)?;
+            if stopped.stop == Stop::Exec {
+                self.executed = Some(stopped);
+                return Ok(false);
+            }
+            self.stopped = Some(stopped);
         }
         Ok(true)
     }
@@ -340,6 +355,27 @@ impl Movable for Leaving<'_> {
         };
         Ok((image, talk))
     }
+}
+
+/// Sends a process under injection signals that had been taken from it. To itself a process may send any siginfo,
+/// the kernel's own included.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn raise_natively(
+    injection: &mut Injection,
+    memory: &Memory,
+    reserve: Reserve,
+    own_pid: i32,
+    infos: &[Siginfo],
+) -> Result<()> {
+    for info in infos {
+        memory.write(reserve.room(), info)?;
+        let (own, signal) = (own_pid as u64, tern_tracee::stop::signal_of(info) as u64);
+        let args = [own, own, signal, reserve.room(), 0, 0];
+        let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
+    }
+    Ok(())
 }
 
 /// Opens a file that a process maps.

@@ -9,12 +9,13 @@ use crate::family::Family;
 use crate::member::{Current, Member, State};
 use std::time::Instant;
 use tern_ids::HomePid;
-use tern_image::Reserve;
 use tern_image::layout::Files;
+use tern_image::{FileRef, Reserve};
 use tern_migrate::message::{CallRequest, CallResult, Message};
-use tern_syscall::{Arg, Outcome};
+use tern_syscall::{Arg, Layout, Outcome};
 use tern_tracee::procfs;
 use tern_tracee::registers::restart;
+use tern_tracee::stop::Stopped;
 
 /// The number of calls that are ours and not the program's.
 const OURS: u64 = u64::MAX;
@@ -58,11 +59,26 @@ impl Family {
             self.tell(pid, &Message::Result(Box::new(crossed)));
             return;
         }
-        match member.post(request) {
+        match self.post(pid, request) {
             Ok(true) => self.ended(pid),
             Ok(false) => {}
             Err(errno) => self.tell(pid, &Message::Result(Box::new(refused(number, errno)))),
         }
+    }
+
+    /// Has the deputy make a call; true if it has ended already.
+    fn post(&mut self, pid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
+        let member = self.members.get_mut(&pid).ok_or(libc::ESRCH)?;
+        member.adapt(&mut request.call);
+        let layout = request.call.clone().lay_out().map_err(|malformed| {
+            tracing::warn!(%pid, %malformed, "a guest sent a call that is none");
+            libc::ENOSYS
+        })?;
+        if member.mailbox.as_ref().is_some_and(|mailbox| !mailbox.fits(layout.size())) {
+            let room = self.with_deputy(pid, |member, stopped| member.make_room(stopped, layout.size()));
+            room.map_err(|_e| libc::ENOMEM)?;
+        }
+        self.members.get_mut(&pid).ok_or(libc::ESRCH)?.post(request, layout)
     }
 
     /// Looks for calls that have ended.
@@ -93,18 +109,23 @@ impl Family {
             return;
         }
         let mut result = made(&current, outcome);
+        let mut surplus = None;
         if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
-            result.file = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
+            (result.file, surplus) = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
         }
         tracing::trace!(%pid, result.number, result.outcome.ret, "its result");
         member.last = Some(result.clone());
         member.follow_mask();
         self.tell(pid, &Message::Result(Box::new(result)));
+        if let Some((start, length)) = surplus
+            && let Err(error) = self.with_deputy(pid, |member, stopped| member.unmap(stopped, start, length))
+        {
+            self.lost(pid, &error);
+        }
     }
 
     pub(crate) fn finish_lingering(&mut self, pid: HomePid) {
-        let Some(member) = self.members.get_mut(&pid) else { return };
-        match member.linger_ended() {
+        match self.with_deputy(pid, Member::linger_ended) {
             Ok(Some(stopped)) => self.let_go(pid, stopped, 0),
             Ok(None) => {}
             Err(error) => self.lost(pid, &error),
@@ -113,11 +134,6 @@ impl Family {
 }
 
 impl Member {
-    /// Whether its deputy is in the middle of a fork.
-    pub(crate) fn is_forking(&self) -> bool {
-        self.current.as_ref().is_some_and(|c| i64::from(c.request.call.nr) == libc::SYS_fork)
-    }
-
     /// Whether its deputy has made a call whose result has not been taken.
     fn has_ended(&self) -> bool {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)
@@ -154,17 +170,9 @@ impl Member {
         }
     }
 
-    /// Has the deputy make a call; true if it has ended already.
-    fn post(&mut self, mut request: CallRequest) -> std::result::Result<bool, i32> {
-        self.adapt(&mut request.call);
-        let layout = request.call.clone().lay_out().map_err(|malformed| {
-            tracing::warn!(pid = %self.pid, %malformed, "a guest sent a call that is none");
-            libc::ENOSYS
-        })?;
+    /// Has the deputy make a call, for which there is room; true if it has ended already.
+    fn post(&mut self, request: CallRequest, layout: Layout) -> std::result::Result<bool, i32> {
         let mailbox = self.mailbox.as_mut().ok_or(libc::ESRCH)?;
-        if !mailbox.fits(layout.size()) {
-            mailbox.grow(self.pid.0, layout.size())?;
-        }
         mailbox.post(&layout)?;
         let waits = forks_or_ends(request.call.nr);
         self.current = Some(Current { request, layout, since: Instant::now(), partial: None, child: None });
@@ -174,6 +182,22 @@ impl Member {
         }
         mailbox.ring_later();
         Ok(false)
+    }
+
+    /// Makes room for a large call in the standing deputy; it goes on afterwards.
+    fn make_room(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
+        let mut injection = self.injection(stopped)?.0;
+        let made = self.mailbox.as_mut().map_or(Ok(()), |mailbox| mailbox.grow(&mut injection, size));
+        let stopped = injection.finish()?;
+        self.go_on(stopped).and(made)
+    }
+
+    /// Has the standing deputy remove a mapping; it goes on afterwards.
+    fn unmap(&mut self, stopped: Stopped, start: u64, length: u64) -> tern_tracee::Result<()> {
+        let mut injection = self.injection(stopped)?.0;
+        let _gone_already = injection.call(libc::SYS_munmap, [start, length, 0, 0, 0, 0])?;
+        let stopped = injection.finish()?;
+        self.go_on(stopped)
     }
 
     /// Changes a call with a local part into what home's part of it is.
@@ -189,6 +213,7 @@ impl Member {
                     }
                 }
                 if known[0] > 1
+                    && !crate::signal::is_ignored_by_default(*signal as i32)
                     && let Some(handler) = action.get_mut(..8)
                 {
                     handler.fill(0);
@@ -213,18 +238,19 @@ impl Member {
         }
     }
 
-    /// The file of a mapping that the deputy has just made. If it was mapped already, once is enough.
-    fn mapped(&mut self, at: u64, request: &CallRequest) -> Option<tern_image::FileRef> {
-        let maps = procfs::maps(self.pid.0).ok()?;
-        let mapping = maps.iter().find(|m| m.start <= at && at < m.end && m.inode != 0)?;
-        let file = self.files.identify(mapping).ok();
+    /// The file of a mapping that the deputy has just made; and the mapping, if the file is mapped elsewhere as
+    /// well: once is enough.
+    fn mapped(&mut self, at: u64, request: &CallRequest) -> (Option<FileRef>, Option<(u64, u64)>) {
+        let Ok(maps) = procfs::maps(self.pid.0) else { return (None, None) };
+        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && m.inode != 0) else {
+            return (None, None);
+        };
         let same = |m: &&procfs::Mapping| (m.device, m.inode) == (mapping.device, mapping.inode);
-        if maps.iter().filter(same).count() > 1
-            && let (Some(mailbox), Arg::Value(length)) = (&mut self.mailbox, &request.call.args[1])
-        {
-            mailbox.call_raw(libc::SYS_munmap, [at, *length, 0, 0, 0, 0]);
-        }
-        file
+        let surplus = match request.call.args[1] {
+            Arg::Value(length) if maps.iter().filter(same).count() > 1 => Some((at, length)),
+            _ => None,
+        };
+        (self.files.identify(mapping).ok(), surplus)
     }
 }
 

@@ -15,7 +15,7 @@ use tern_control::shim::{ShimReply, ShimRequest, ShimStart};
 use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::content::{HomeFiles, read_piece};
-use tern_migrate::message::{Arrived, Message};
+use tern_migrate::message::{Arrived, Message, send};
 use tern_tracee::stop::{self, Change, Stop, Stopped};
 use tern_tracee::{Memory, procfs};
 use tern_wire::{Ephemeral, Link, Preamble};
@@ -24,6 +24,8 @@ use tern_wire::{Ephemeral, Link, Preamble};
 const BEAT: Duration = Duration::from_secs(1);
 /// How long a guest shim may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How often a guest shim is told what our clocks show; it keeps the word that came fastest.
+const CLOCK_WORDS: usize = 6;
 /// A family without members ends after this time, in which its node may still ask it for something.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -322,7 +324,7 @@ impl Family {
             Err(refusal) => {
                 self.refuse_with(pid, refusal);
                 if !self.members.get(&pid).is_some_and(Member::is_away)
-                    && let Ok(stopped) = self.halt_at_home(pid)
+                    && let Ok(Some(stopped)) = self.halt_at_home(pid)
                 {
                     self.let_go(pid, stopped, 0);
                 }
@@ -346,7 +348,8 @@ impl Family {
             return;
         }
         match self.halt_at_home(pid) {
-            Ok(stopped) => self.begin_out(pid, stopped, peer),
+            Ok(Some(stopped)) => self.begin_out(pid, stopped, peer),
+            Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }
     }
@@ -359,13 +362,35 @@ impl Family {
         }
     }
 
-    /// Sees a fork of a deputy through. To be called before it is halted: its event must not be taken for the halt.
-    fn finish_fork(&mut self, pid: HomePid) {
-        let give_up = Instant::now() + Duration::from_secs(2);
-        while self.members.get(&pid).is_some_and(Member::is_forking) && Instant::now() < give_up {
-            self.take_all_stops();
-            self.collect_ended();
-            std::thread::yield_now();
+    /// Brings a deputy to a stand, and sees to what comes first: a signal meets its fate, a fork's child is taken
+    /// in, and after an exec there is no deputy any more, nor after its end (`None`).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn stand(&mut self, pid: HomePid) -> tern_tracee::Result<Option<Stopped>> {
+        loop {
+            stop::interrupt(pid.0)?;
+            let stopped = stop::wait_stop(pid.0)?;
+            match stopped.stop {
+                Stop::Interrupt => {
+                    self.continued(pid);
+                    return Ok(Some(stopped));
+                }
+                // Stopped by job control: it stands as well as any.
+                Stop::Group(_) => return Ok(Some(stopped)),
+                _ => self.take_stop(pid, stopped)?,
+            }
+            let deputy = |m: &Member| m.is_away() || matches!(m.state, State::Lingering(_));
+            if !self.members.get(&pid).is_some_and(deputy) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// SIGCONT after a group stop shows itself as an interrupt that nobody asked for.
+    fn continued(&mut self, pid: HomePid) {
+        if self.members.get_mut(&pid).is_some_and(|m| std::mem::take(&mut m.job_stopped)) {
+            self.tell(pid, &Message::Stop(false));
         }
     }
 
@@ -414,13 +439,8 @@ impl Family {
             }
             (Stop::Signal(signal), false) => stopped.resume(signal),
             (Stop::Interrupt, true) => {
-                // SIGCONT after a group stop shows itself so.
-                if std::mem::take(&mut member.job_stopped) {
-                    self.tell(pid, &Message::Stop(false));
-                    let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-                    return member.go_on(stopped);
-                }
-                member.go_on(stopped)
+                self.continued(pid);
+                self.members.get_mut(&pid).map_or(Ok(()), |m| m.go_on(stopped))
             }
             _ => stopped.resume(0),
         }
@@ -526,19 +546,8 @@ impl Family {
 
     /// The program was killed at the guest by a fault of its own: so is the deputy, by the same signal.
     fn died(&mut self, pid: HomePid, signal: i32) {
-        self.finish_fork(pid);
-        let Some(member) = self.members.get_mut(&pid) else { return };
         tracing::info!(%pid, signal, "the program was killed where it ran");
-        if let Some(action) = member.actions.get_mut((signal as usize).wrapping_sub(1)) {
-            *action = [0; 4];
-        }
-        let done = member.halt(&mut Vec::new()).and_then(|stopped| {
-            // Its own action may be to ignore it, or it may block it: the kernel forces a fault through both.
-            stopped.set_sigmask(stopped.sigmask()? & !(1 << (signal - 1)))?;
-            tern_tracee::pidfd::signal_thread(pid.0, pid.0, signal)?;
-            stopped.resume(0)
-        });
-        if let Err(error) = done {
+        if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, signal)) {
             self.lost(pid, &error);
         }
     }
@@ -561,26 +570,23 @@ impl Family {
     }
 
     fn inbound(&mut self, pid: HomePid, arrived: Arrived) {
-        self.finish_fork(pid);
-        let Some(member) = self.members.get_mut(&pid) else { return };
-        let mut messages = Vec::new();
         let bytes = arrived.bytes();
-        let State::Inbound(inbound) = &mut member.state else { return };
-        inbound.bytes += bytes.len() as u64;
+        match self.members.get_mut(&pid).map(|m| &mut m.state) {
+            Some(State::Inbound(inbound)) => inbound.bytes += bytes.len() as u64,
+            _ => return,
+        }
         let done = match &arrived.message {
-            Message::Space(layout) => {
-                inbound.layout = (**layout).clone();
-                member.take_space(layout, &mut messages)
-            }
-            Message::Pages(runs) => member.take_pages(runs, bytes),
-            Message::Forget(runs) => member.forget(runs, &mut messages),
-            Message::Image(image, talk) => {
-                let (image, talk) = (image.clone(), talk.clone());
-                return self.arrived_home(pid, image, &talk);
-            }
+            Message::Space(layout) => self.with_deputy(pid, |member, stopped| {
+                if let State::Inbound(inbound) = &mut member.state {
+                    inbound.layout = (**layout).clone();
+                }
+                member.take_space(stopped, layout)
+            }),
+            Message::Forget(runs) => self.with_deputy(pid, |member, stopped| member.forget(stopped, runs)),
+            Message::Pages(runs) => self.members.get(&pid).map_or(Ok(()), |m| m.take_pages(runs, bytes)),
+            Message::Image(image, talk) => return self.arrived_home(pid, image, talk),
             _ => Ok(()),
         };
-        messages.iter().for_each(|m| self.tell(pid, m));
         match done {
             Ok(()) if matches!(arrived.message, Message::Space(_)) => {
                 self.tell(pid, &Message::Want(Epoch(0), Vec::new()));
@@ -593,6 +599,18 @@ impl Family {
                 self.stayed(pid, &error.to_string());
                 self.tell(pid, &Message::Thaw);
             }
+        }
+    }
+
+    /// Does something with a deputy that stands.
+    pub(crate) fn with_deputy<T: Default>(
+        &mut self,
+        pid: HomePid,
+        work: impl FnOnce(&mut Member, Stopped) -> tern_tracee::Result<T>,
+    ) -> tern_tracee::Result<T> {
+        match (self.stand(pid)?, self.members.get_mut(&pid)) {
+            (Some(stopped), Some(member)) => work(member, stopped),
+            _ => Ok(T::default()),
         }
     }
 
@@ -723,7 +741,16 @@ fn connect(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal>
     let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
     let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
         .map_err(|e| failed(&e))?;
-    // Its first words: it has accepted us, and is in its loop. What it is sent next, our clocks among it, is read at once.
-    link.recv(Instant::now() + HANDSHAKE).map_err(|e| failed(&e))?;
+    // Its first words: it has accepted us, and is in its loop. What it is sent next is read at once.
+    let deadline = Instant::now() + HANDSHAKE;
+    link.recv(deadline).map_err(|e| failed(&e))?;
+    for _ in 0..CLOCK_WORDS {
+        let clocks = [rustix::time::ClockId::Monotonic, rustix::time::ClockId::Boottime].map(|clock| {
+            let now = rustix::time::clock_gettime(clock);
+            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+        });
+        send(&mut link, HomePid(0), &Message::Clocks(clocks), &[]).map_err(|e| failed(&e))?;
+        link.recv(deadline).map_err(|e| failed(&e))?;
+    }
     Ok(Peer::new(node, shim, address, fingerprint, link))
 }

@@ -10,12 +10,13 @@
 
 use crate::blob;
 use crate::member::Member;
+use crate::space::HomeSpace;
 use tern_image::process::{DEFAULT, IGNORE};
 use tern_migrate::message::Message;
 use tern_syscall::Interrupted;
-use tern_tracee::Result;
 use tern_tracee::registers::{Registers, restart};
-use tern_tracee::stop::{self, Stop, Stopped};
+use tern_tracee::stop::{Stop, Stopped};
+use tern_tracee::{Error, Memory, Result};
 
 /// What is to be done with a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +29,17 @@ pub(crate) enum Verdict {
     Ignored,
 }
 
+/// Whether a signal is ignored by default. A deputy keeps the program's handler for these (it never runs: they are
+/// forwarded): setting the default action throws a pending one away.
+pub(crate) fn is_ignored_by_default(signal: i32) -> bool {
+    matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT)
+}
+
 /// Judges a signal by the program's action for it.
 pub(crate) fn judge(action: u64, signal: i32) -> Verdict {
-    let by_default_ignored = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
     match action {
         IGNORE => Verdict::Ignored,
-        DEFAULT if by_default_ignored => Verdict::Ignored,
+        DEFAULT if is_ignored_by_default(signal) => Verdict::Ignored,
         DEFAULT => Verdict::Natural,
         _ => Verdict::Forward,
     }
@@ -63,11 +69,40 @@ impl Member {
                     stopped.set_registers(&registers)?;
                 }
                 stopped.resume(0)?;
+                // The handler's first run resets it, where it runs; here the next one finds it reset.
+                if let Some(action) = self.actions.get_mut(signal as usize - 1)
+                    && action[1] & libc::SA_RESETHAND as u32 as u64 != 0
+                {
+                    action[0] = DEFAULT;
+                }
                 self.signals += 1;
                 self.unheard.push_back((self.signals, info));
                 Ok(Some(Message::Signal(self.signals, info.to_vec())))
             }
         }
+    }
+
+    /// Has the standing deputy end by a signal that its program was killed by where it ran.
+    ///
+    /// # Errors
+    /// If it is gone, or this is no signal.
+    pub(crate) fn die(&mut self, stopped: Stopped, signal: i32) -> Result<()> {
+        let astray = || Error::Astray { what: "its node sent no signal".into(), pid: self.pid.0 };
+        if !(1..=64).contains(&signal) {
+            return Err(astray());
+        }
+        // Its own action may be to ignore it, or it may block it: the kernel forces a fault through both.
+        let default = [DEFAULT; 4];
+        self.actions[signal as usize - 1] = default;
+        let (mut injection, reserve) = self.injection(stopped)?;
+        let memory = Memory::open(self.pid.0)?;
+        let mut space =
+            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
+        tern_image::process::set_action(&mut space, &memory, reserve, signal as u64, &default)?;
+        let stopped = injection.finish()?;
+        stopped.set_sigmask(stopped.sigmask()? & !(1 << (signal - 1)))?;
+        tern_tracee::pidfd::signal_thread(self.pid.0, self.pid.0, signal)?;
+        stopped.resume(0)
     }
 
     /// Whether a stopped deputy is right behind the `syscall` of the requested call.
@@ -89,6 +124,9 @@ impl Member {
     /// # Errors
     /// If it is gone.
     pub(crate) fn go_on(&mut self, stopped: Stopped) -> Result<()> {
+        if matches!(stopped.stop, Stop::Group(_)) {
+            return stopped.listen();
+        }
         let mut registers = stopped.registers()?;
         if self.is_in_call(&registers)
             && let Some(current) = &mut self.current
@@ -115,25 +153,6 @@ impl Member {
             }
         }
         stopped.resume(0)
-    }
-
-    /// Brings the running deputy to a stand. Signals that come first meet their fate on the way; messages for
-    /// the guest are added to `messages`.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn halt(&mut self, messages: &mut Vec<Message>) -> Result<Stopped> {
-        stop::interrupt(self.pid.0)?;
-        loop {
-            let stopped = stop::wait_stop(self.pid.0)?;
-            match stopped.stop {
-                Stop::Interrupt => return Ok(stopped),
-                Stop::Signal(signal) => messages.extend(self.signalled(stopped, signal)?),
-                // Stopped by job control: it stands as well as any.
-                Stop::Group(_) => return Ok(stopped),
-                _ => stopped.resume(0)?,
-            }
-        }
     }
 }
 

@@ -10,7 +10,6 @@
 //! A failure before `Go` ends the process here; at its old place nothing has happened.
 
 use crate::member::{Member, State};
-use crate::sandbox::Sandbox;
 use crate::space::{GuestSpace, Shown, apply};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -356,22 +355,4 @@ fn drop_capabilities(injection: &mut Injection, memory: &Memory, reserve: Reserv
     memory.write(reserve.room(), &bytes)?;
     let args = [reserve.room(), reserve.room() + 8, 0, 0, 0, 0];
     injection.must("drop capabilities", libc::SYS_capset, args).map(drop)
-}
-
-/// A sandbox for the family of this offer.
-///
-/// # Errors
-/// If it cannot be made here.
-pub fn sandbox(offer: &Offer, uid: u32, gid: u32) -> std::io::Result<Sandbox> {
-    // Home's clocks were read before they travelled, so ours may lag behind home's by the time of one
-    // message, and are never ahead: a process that moves, which takes longer, sees them go forward only.
-    let shift = |clock, home: u64| {
-        let now = rustix::time::clock_gettime(clock);
-        let now = now.tv_sec * 1_000_000_000 + now.tv_nsec;
-        home.cast_signed() - now
-    };
-    let [monotonic, boot] = offer.clocks;
-    let shifts =
-        [shift(rustix::time::ClockId::Monotonic, monotonic), shift(rustix::time::ClockId::Boottime, boot)];
-    Sandbox::make(uid, gid, shifts)
 }

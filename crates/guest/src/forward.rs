@@ -1,6 +1,6 @@
 //! Trapped calls to the deputy, and their results back.
 
-use crate::member::{GuestMemory, Member, OpenCall};
+use crate::member::{GuestMemory, Member, OpenCall, State};
 use std::time::Instant;
 use tern_migrate::message::{CallRequest, CallResult, Message, send};
 use tern_syscall::{Gather, Gathered, Route, gather, route, scatter};
@@ -171,19 +171,23 @@ impl Member {
         self.reply(id, ret)?;
         loop {
             let stopped = stop::wait_stop(self.host)?;
-            if stopped.stop == Stop::Interrupt {
+            if self.mask_after.is_none() {
                 self.mask_after = Some(stopped.sigmask()?);
                 stopped.set_sigmask(mask)?;
-                return stopped.resume(0);
             }
-            // A signal that the program's own mask lets through as well: it comes under the call's mask too,
-            // after the interrupt.
-            if let Stop::Signal(signal) = stopped.stop {
-                self.mask_after = Some(stopped.sigmask()?);
-                self.deliver(stopped, signal)?;
-            } else {
-                stopped.resume(0)?;
+            match stopped.stop {
+                Stop::Interrupt => return stopped.resume(0),
+                // A signal that the program's own mask lets through as well was faster than the interrupt, whose
+                // stop is then the main loop's to resume from.
+                Stop::Signal(signal) => {
+                    self.deliver(stopped, signal)?;
+                    if self.mask_after.is_none() || matches!(self.state, State::Dying { .. }) {
+                        return Ok(());
+                    }
+                }
+                _ => stopped.resume(0)?,
             }
+            stop::interrupt(self.host)?;
         }
     }
 }

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 pub mod arrive;
+mod clocks;
 pub mod depart;
 pub mod fork;
 pub mod forward;

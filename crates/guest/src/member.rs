@@ -145,6 +145,7 @@ impl Member {
                 }
                 _ => stopped.resume(0)?,
             }
+            stop::interrupt(self.host)?;
         }
     }
 

@@ -1,6 +1,7 @@
 //! The one loop of a guest shim: it waits for home, for its guests' traps and stops, and for its node.
 
 use crate::arrive::{self, Arriving};
+use crate::clocks::Clocks;
 use crate::depart::{Departing, Going};
 use crate::forward::Failed;
 use crate::member::{Member, State};
@@ -47,6 +48,7 @@ struct Family {
     sandbox: Option<Sandbox>,
     cache: Cache,
     machine: Machine,
+    clocks: Clocks,
     members: HashMap<HomePid, Member>,
     by_host: HashMap<i32, HomePid>,
     /// Since when there has been no guest.
@@ -82,6 +84,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         sandbox: None,
         cache: Cache::new(&start.cache_dir),
         machine,
+        clocks: Clocks::default(),
         members: HashMap::new(),
         by_host: HashMap::new(),
         empty_since: Instant::now(),
@@ -504,6 +507,11 @@ impl Family {
             }
             Message::Go(epoch) => self.go(pid, *epoch),
             Message::Depart(departure) => self.depart(pid, departure),
+            Message::Clocks(home) => {
+                self.clocks.heard(*home);
+                self.tell(HomePid(0), &Message::Beat);
+                Ok(())
+            }
             Message::Drop => {
                 self.end(pid);
                 Ok(())
@@ -562,7 +570,10 @@ impl Family {
 
     fn begin(&mut self, offer: &Offer) -> anyhow::Result<Member> {
         if self.sandbox.is_none() {
-            self.sandbox = Some(arrive::sandbox(offer, self.identity.0, self.identity.1)?);
+            let Some(shifts) = self.clocks.shifts() else {
+                anyhow::bail!("home has not said what its clocks show")
+            };
+            self.sandbox = Some(Sandbox::make(self.identity.0, self.identity.1, shifts)?);
         }
         let Some(sandbox) = &self.sandbox else { anyhow::bail!("no sandbox") };
         Ok(Arriving::begin(offer.clone(), sandbox.fork(offer.own_pid)?)?)

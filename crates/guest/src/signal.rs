@@ -20,10 +20,20 @@ fn is_fault(signal: i32) -> bool {
     )
 }
 
-/// The signal number in a siginfo.
-#[must_use]
-pub fn number(info: &Siginfo) -> i32 {
-    i32::from_le_bytes([info[0], info[1], info[2], info[3]])
+/// Real-time signals are queued by the kernel, each one; of the others it keeps one of a number.
+fn is_queued(signal: i32) -> bool {
+    signal >= 32
+}
+
+/// Signals whose default action does not end a program: they are home's affair, and were when they came.
+fn is_harmless(signal: i32) -> bool {
+    let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
+    stops.contains(&signal) || is_ignored_by_default(signal)
+}
+
+/// Whether a signal is ignored by default.
+pub fn is_ignored_by_default(signal: i32) -> bool {
+    [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT].contains(&signal)
 }
 
 /// Why it was sent (`si_code`).
@@ -42,14 +52,19 @@ impl Member {
             return Ok(());
         }
         self.talk.signals = count;
-        let signal = number(&info);
-        self.raised.entry(signal).or_default().push_back(info);
+        let signal = stop::signal_of(&info);
+        let waiting = self.raised.entry(signal).or_default();
+        waiting.push_back(info);
         if self.talk.call_open {
             // A handler that ran before the call is asked for again would make that call's place.
             self.held_back.push(signal);
             return Ok(());
         }
-        signal_thread(self.host, self.host, signal)
+        if is_queued(signal) || waiting.len() == 1 {
+            signal_thread(self.host, self.host, signal)
+        } else {
+            Ok(())
+        }
     }
 
     /// Raises what was held back, now that the open call has been asked for again.
@@ -67,7 +82,7 @@ impl Member {
     pub fn raise_carried(&mut self) -> Result<()> {
         for info in std::mem::take(&mut self.talk.carried) {
             let Ok(info) = Siginfo::try_from(info) else { continue };
-            let signal = number(&info);
+            let signal = stop::signal_of(&info);
             if !(1..=64).contains(&signal) {
                 continue;
             }
@@ -99,7 +114,30 @@ impl Member {
     /// # Errors
     /// If the guest is gone.
     pub fn deliver(&mut self, stopped: Stopped, signal: i32) -> Result<()> {
-        if let Some(info) = self.raised.get_mut(&signal).and_then(std::collections::VecDeque::pop_front) {
+        let mut none = [DEFAULT; 4];
+        let known = self.image.as_mut().and_then(|i| i.actions.get_mut(signal as usize - 1));
+        let known = known.unwrap_or(&mut none);
+        let action = known[0];
+        if let Some(waiting) = self.raised.get_mut(&signal)
+            && let Some(info) = waiting.pop_front()
+        {
+            // This kernel keeps one of each number; the next is raised when this one has been delivered.
+            if !is_queued(signal) && !waiting.is_empty() {
+                signal_thread(self.host, self.host, signal)?;
+            }
+            match action {
+                // The program has taken its handler away since home let the signal through.
+                IGNORE => return stopped.resume(0),
+                DEFAULT if is_harmless(signal) => return stopped.resume(0),
+                DEFAULT => {
+                    self.state = State::Dying { signal, told: false };
+                    return Ok(());
+                }
+                _ => {}
+            }
+            if known[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
+                known[0] = DEFAULT;
+            }
             stopped.set_siginfo(&info)?;
             return match self.mask_after.take() {
                 Some(mask) => self.enter_handler(stopped, signal, mask),
@@ -109,14 +147,15 @@ impl Member {
         if !is_fault(signal) || code(&stopped.siginfo()?) <= 0 {
             return stopped.resume(0);
         }
-        let action =
-            self.image.as_ref().and_then(|i| i.actions.get(signal as usize - 1)).map_or(DEFAULT, |a| a[0]);
         let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
         if action == DEFAULT || action == IGNORE || blocked {
             // It stands still until home, told by the main loop, has ended its deputy.
             self.state = State::Dying { signal, told: false };
             drop(stopped);
             return Ok(());
+        }
+        if known[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
+            known[0] = DEFAULT;
         }
         stopped.resume(signal)
     }

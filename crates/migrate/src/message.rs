@@ -38,8 +38,6 @@ pub struct Offer {
     pub command: String,
     /// Our range in it.
     pub reserve: Reserve,
-    /// Home's monotonic and boot clocks now, in nanoseconds.
-    pub clocks: [u64; 2],
     /// What the process may have found out about its processor, and the vDSO that it has.
     pub machine: Machine,
 }
@@ -105,6 +103,8 @@ pub struct CallResult {
 /// All messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
+    /// home → guest: what home's monotonic and boot clocks show, in nanoseconds. Answered by a [`Message::Beat`].
+    Clocks([u64; 2]),
     /// home → guest
     Offer(Box<Offer>),
     /// guest → home: it may come. Answers to an offer name the life that was offered: an earlier offer of the

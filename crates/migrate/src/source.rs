@@ -293,6 +293,9 @@ pub enum SendError {
     /// The link is closed.
     #[error("the link was cut: {0}")]
     Link(#[from] tern_wire::LinkError),
+    /// It has executed another program meanwhile.
+    #[error("it executes another program just now; try again")]
+    Executed,
     /// It cannot be moved.
     #[error(transparent)]
     Unmovable(#[from] tern_image::Unmovable),

@@ -29,6 +29,12 @@ pub const EXIT_KILL: u32 = libc::PTRACE_O_EXITKILL as u32;
 /// `siginfo_t`, as bytes.
 pub type Siginfo = [u8; 128];
 
+/// The signal number in a siginfo.
+#[must_use]
+pub fn signal_of(info: &Siginfo) -> i32 {
+    i32::from_le_bytes([info[0], info[1], info[2], info[3]])
+}
+
 const EVENT_STOP: c_int = 128;
 
 /// A process, or a thread, at a stop.
@@ -91,7 +97,8 @@ pub fn seize(pid: i32, options: u32) -> Result<()> {
 }
 
 /// Asks a running tracee to stop; the stop is reported by [`wait`]. Asked again before the stop, it counts
-/// once.
+/// once. A stop for another reason that comes first may take the request with it (the kernel clears it at any
+/// stop): whoever waits for this one must ask again after each other.
 ///
 /// # Errors
 /// If it is gone.
