@@ -27,7 +27,8 @@ impl Family {
             State::Crossing(old) => (None, Some(old)),
             _ => (None, None),
         };
-        let prepared_soon = matches!(member.state, State::Resident) && member.task.is_some();
+        // A node is being prepared for it; where it was does not matter any more.
+        let prepared_soon = matches!(member.state, State::Resident | State::Away) && member.task.is_some();
         stopped.set_options(FOLLOW_EXEC)?;
         // What was known of the old image is gone with it.
         (member.reserve, member.mailbox, member.current, member.last) = (None, None, None, None);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
 use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
-use tern_ids::{HomePid, NodeId};
+use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
 use tern_migrate::{Phase, fault};
@@ -24,8 +24,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// What threads of ours report.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A destination is prepared for a process, or not.
-    Prepared(HomePid, Result<Box<Peer>, Refusal>),
+    /// A destination is prepared for a move of a process, or not.
+    Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>),
     /// A peer was reached again, or is known to be gone, or neither.
     Sought(usize, Found),
 }
@@ -551,10 +551,12 @@ impl Family {
     /// Fetches a process home for a call that only home can make.
     pub(crate) fn fetch(&mut self, pid: HomePid, why: &str) {
         let mut stays = false;
-        let Some(member) = self.members.get_mut(&pid) else { return };
-        if !matches!(member.state, State::Away) {
+        if !self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Away)) {
             return;
         }
+        // A move that somebody waits for, and for which a node is being prepared.
+        self.refuse(pid, why);
+        let Some(member) = self.members.get_mut(&pid) else { return };
         if member.had_to_come_home() {
             stays = true;
         }

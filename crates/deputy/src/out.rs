@@ -304,20 +304,25 @@ pub(crate) struct Leaving<'a> {
 
 impl Movable for Leaving<'_> {
     fn describe(&mut self) -> std::result::Result<Layout, SendError> {
-        let mut maps = procfs::smaps(self.member.pid.0)?;
-        // Seen in the middle of an exec an address space is not complete: the kernel's own mappings come late.
-        let kernels = maps.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]").count();
-        let expected = self.member.machine.as_ref().map_or(0, |m| m.vdso.1.len());
-        if self.stopped.is_none() && kernels != expected {
-            let stopped = halt_resident(self.member.pid.0, &mut self.member.partial)?;
-            if stopped.stop == Stop::Exec {
-                self.executed = Some(stopped);
-                return Err(SendError::Executed);
-            }
-            self.stopped = Some(stopped);
-            maps = procfs::smaps(self.member.pid.0)?;
+        let pid = self.member.pid.0;
+        let maps = procfs::smaps(pid)?;
+        let layout = Layout::describe(&maps, self.member.reserve, &mut self.member.files);
+        if self.stopped.is_some() {
+            return Ok(layout?);
         }
-        Ok(Layout::describe(&maps, self.member.reserve, &mut self.member.files)?)
+        // The maps of a running process are read in pieces, which need not fit; and in the middle of an exec an
+        // address space is not complete: the kernel's own mappings come late.
+        let expected = self.member.machine.as_ref().map_or(0, |m| m.vdso.1.len());
+        if let Ok(layout) = layout
+            && layout.check().is_ok()
+            && layout.kernels().count() == expected
+        {
+            return Ok(layout);
+        }
+        if !self.freeze()? {
+            return Err(SendError::Executed);
+        }
+        Ok(Layout::describe(&procfs::smaps(pid)?, self.member.reserve, &mut self.member.files)?)
     }
 
     fn content(&mut self, file: &FileRef) -> std::io::Result<File> {

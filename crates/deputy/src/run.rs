@@ -299,7 +299,7 @@ impl Family {
                     break;
                 }
             }
-            let _loop_is_gone = events.send(Event::Prepared(pid, result.map(Box::new)));
+            let _loop_is_gone = events.send(Event::Prepared(pid, migration, result.map(Box::new)));
             bell.ring();
         });
     }
@@ -307,14 +307,18 @@ impl Family {
     fn take_events(&mut self) {
         while let Ok(event) = self.events.1.try_recv() {
             match event {
-                Event::Prepared(pid, prepared) => self.prepared(pid, prepared),
+                Event::Prepared(pid, migration, prepared) => self.prepared(pid, migration, prepared),
                 Event::Sought(peer, found) => self.sought(peer, found),
             }
         }
     }
 
-    fn prepared(&mut self, pid: HomePid, prepared: Result<Box<Peer>, Refusal>) {
+    fn prepared(&mut self, pid: HomePid, migration: MigrationId, prepared: Result<Box<Peer>, Refusal>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
+        // A move that was given up meanwhile; its shim, not needed, goes by itself.
+        if member.task.as_ref().is_none_or(|t| t.migration != migration) {
+            return;
+        }
         let at_exec = matches!(member.state, State::AtExec);
         let peer = match prepared {
             Ok(peer) => {

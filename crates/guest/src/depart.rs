@@ -25,6 +25,9 @@ use tern_wire::Link;
 /// Processes smaller than this (KiB) are stopped and copied at once: tracking them would cost more.
 const WORTH_TRACKING: u64 = 8 << 10;
 
+/// So often the maps of a running process are read again when they do not fit together.
+const MOST_LOOKS: u32 = 20;
+
 /// A guest on its way out.
 #[derive(Debug)]
 pub struct Departing {
@@ -66,8 +69,22 @@ impl std::fmt::Debug for Going<'_> {
 
 impl Movable for Going<'_> {
     fn describe(&mut self) -> std::result::Result<Layout, SendError> {
-        let maps = procfs::smaps(self.member.host)?;
-        Ok(Layout::describe(&maps, Some(self.member.reserve), &mut ShownFiles(&self.member.shown))?)
+        // The maps of a running process are read in pieces, which need not fit.
+        let mut why = SendError::Restless;
+        for _ in 0..MOST_LOOKS {
+            let maps = procfs::smaps(self.member.host)?;
+            let files = &mut ShownFiles(&self.member.shown);
+            let layout = Layout::describe(&maps, Some(self.member.reserve), files);
+            if self.stopped.is_some() {
+                return Ok(layout?);
+            }
+            match layout {
+                Ok(layout) if layout.check().is_ok() => return Ok(layout),
+                Ok(_) => {}
+                Err(unmovable) => why = unmovable.into(),
+            }
+        }
+        Err(why)
     }
 
     fn content(&mut self, file: &FileRef) -> std::io::Result<File> {

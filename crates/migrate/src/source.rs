@@ -296,6 +296,9 @@ pub enum SendError {
     /// It has executed another program meanwhile.
     #[error("it executes another program just now; try again")]
     Executed,
+    /// Its maps change faster than they can be read.
+    #[error("busy: its address space changes all the time; try again")]
+    Restless,
     /// It cannot be moved.
     #[error(transparent)]
     Unmovable(#[from] tern_image::Unmovable),
