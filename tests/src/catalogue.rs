@@ -55,6 +55,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("heap", Kind::Computes),
     entry("recursion", Kind::Computes),
     entry("vm", Kind::Computes),
+    entry("brk", Kind::Calls),
     entry("jumps", Kind::Computes),
     entry("tls", Kind::Calls),
     entry("clocks", Kind::Calls),

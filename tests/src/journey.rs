@@ -251,20 +251,8 @@ impl<'a> Trip<'a> {
     }
 }
 
-/// What is said of a process that cannot be moved at this very moment: who asks again a little later is served.
-const NOT_NOW: [&str; 2] = ["vfork or clone", "on its way"];
-
 fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<()> {
-    let mut end = cluster.migrate(pid, stop);
-    for _ in 0..20 {
-        match &end {
-            Err(refused) if NOT_NOW.iter().any(|words| refused.message.contains(words)) => {}
-            _ => break,
-        }
-        sleep(Duration::from_millis(23));
-        end = cluster.migrate(pid, stop);
-    }
-    match end {
+    match cluster.migrate(pid, stop) {
         Ok(report) => {
             *moved += &format!(" {}→{} {:.1} ms", report.from, report.to, report.freeze_ms);
             Ok(())

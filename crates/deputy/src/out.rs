@@ -350,8 +350,10 @@ impl Movable for Leaving<'_> {
         let mut space =
             HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
         let image = ProcessImage::capture(&mut space, &memory, reserve, layout);
-        self.stopped = Some(injection.finish()?);
+        // A call that went astray is the error to report, not that it cannot be ended either.
+        let stopped = injection.finish();
         let image = image?;
+        self.stopped = Some(stopped?);
         self.image = Some(Box::new(image.clone()));
         let talk = Conversation {
             signals: self.member.signals,

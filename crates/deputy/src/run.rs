@@ -1,6 +1,6 @@
 //! The one loop of a home shim: it waits for guests, deputies, and its node.
 
-use crate::family::{Event, Family, Found, Homed};
+use crate::family::{Event, Family, Found, Homed, PATIENCE};
 use crate::mailbox::Bell;
 use crate::member::{Member, State, Task};
 use crate::peer::Peer;
@@ -15,6 +15,7 @@ use tern_control::shim::{ShimReply, ShimRequest, ShimStart};
 use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::content::{HomeFiles, read_piece};
+use tern_image::process::Unmovable;
 use tern_migrate::message::{Arrived, Message, send};
 use tern_tracee::stop::{self, Change, Stop, Stopped};
 use tern_tracee::{Memory, procfs};
@@ -114,7 +115,7 @@ impl Family {
                     let ours = self.members.contains_key(&pid) || self.homed.iter().any(|h| h.row.pid == pid);
                     caller.answer(&if ours { ShimReply::Done } else { door::not_here() });
                 }
-                ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller),
+                ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
                 ShimRequest::Connection => caller.answer(&door::not_here()),
             }
@@ -192,20 +193,16 @@ impl Family {
         Ok(())
     }
 
-    fn migrate(&mut self, pid: HomePid, to: Destination, caller: Caller) {
+    /// Begins a move that was asked for at `since`. What cannot begin at this very moment waits a while.
+    fn migrate(&mut self, pid: HomePid, to: Destination, caller: Caller, since: Instant) {
         let home = self.start.node;
         let refuse =
             |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
         let to = if to == Destination::Node(home) { Destination::Home } else { to };
         let known = self.members.get(&pid);
-        let moves_itself = |m: &Member| m.task.as_ref().is_some_and(|t| t.caller.is_none());
-        if known.is_some_and(|m| matches!(m.state, State::Lingering(_)) || moves_itself(m)) {
-            // Its last call is still under way at home, or it moves by itself just now: in a moment.
-            self.parked.push((Instant::now(), pid, to, caller));
+        if known.is_some_and(is_busy) {
+            self.parked.push((since, pid, to, caller));
             return;
-        }
-        if known.is_some_and(|m| m.task.is_some()) {
-            return refuse(caller, RefusalKind::CannotMove, "busy: it is on its way somewhere already");
         }
         let away = known.is_some_and(Member::is_away);
         let here = known.map_or(home, |m| self.node_of(m));
@@ -213,9 +210,11 @@ impl Family {
             (Destination::Balance, _) => {
                 refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
             }
-            (Destination::Home, false) => refuse(caller, RefusalKind::BadRequest, "it is at home"),
+            (Destination::Home, false) => {
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"))
+            }
             (Destination::Node(node), _) if node == here => {
-                refuse(caller, RefusalKind::BadRequest, &format!("it is on node {node} already"));
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
             }
             (Destination::Home, true) => {
                 let Some(member) = self.members.get_mut(&pid) else { return };
@@ -226,8 +225,14 @@ impl Family {
                 self.begin_home(pid);
             }
             (Destination::Node(node), _) => {
-                if !away && let Err(why) = self.can_leave(pid) {
-                    return caller.answer(&ShimReply::Refused(why));
+                match if away { Ok(()) } else { self.can_leave(pid) } {
+                    Ok(()) => {}
+                    // A vfork is over as soon as the child has executed its program.
+                    Err((_, passing)) if passing && since.elapsed() < PATIENCE => {
+                        self.parked.push((since, pid, to, caller));
+                        return;
+                    }
+                    Err((why, _)) => return caller.answer(&ShimReply::Refused(why)),
                 }
                 let task = Task::new(Some(caller), here);
                 self.prepare_one_of(pid, vec![node], task.migration);
@@ -241,27 +246,31 @@ impl Family {
     /// Takes up the moves that had to wait.
     fn unpark(&mut self) {
         for (since, pid, to, caller) in std::mem::take(&mut self.parked) {
-            let busy = |m: &Member| matches!(m.state, State::Lingering(_)) || m.task.is_some();
-            if !self.members.get(&pid).is_some_and(busy) {
-                self.migrate(pid, to, caller);
-            } else if since.elapsed() < crate::family::PATIENCE {
+            if !self.members.get(&pid).is_some_and(is_busy) {
+                self.migrate(pid, to, caller, since);
+            } else if since.elapsed() < PATIENCE {
                 self.parked.push((since, pid, to, caller));
             } else {
-                let why = "busy: a call of it is still under way at home, or it moves by itself; try again";
+                let why = "busy: it is on its way, or a call of it is still under way at home; try again";
                 caller.answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
             }
         }
     }
 
-    /// Looks whether a process at home can leave, and takes hold of it.
-    fn can_leave(&mut self, pid: HomePid) -> Result<(), Refusal> {
-        let gone = |_e: tern_tracee::Error| Refusal::new(RefusalKind::NotFound, format!("no process {pid}"));
+    /// Looks whether a process at home can leave, and takes hold of it; why not, and whether that may pass.
+    fn can_leave(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
+        let gone = |_e: tern_tracee::Error| {
+            (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), false)
+        };
         let tracer = if self.members.contains_key(&pid) { std::process::id() as i32 } else { 0 };
         let movable = tern_image::process::check(pid.0, tracer).map_err(gone)?;
-        movable.map_err(|reason| Refusal::new(RefusalKind::CannotMove, reason.to_string()))?;
+        movable.map_err(|reason| {
+            let passing = matches!(reason, Unmovable::SharedAddressSpace(_));
+            (Refusal::new(RefusalKind::CannotMove, reason.to_string()), passing)
+        })?;
         self.seize(pid).map_err(|error| {
             let refusal = Refusal::new(RefusalKind::CannotMove, error.to_string());
-            refusal.hint("it may be traced by another program, or not be yours; see tern doctor")
+            (refusal.hint("it may be traced by another program, or not be yours; see tern doctor"), false)
         })
     }
 
@@ -734,6 +743,11 @@ impl Family {
         self.signal_again(pid);
         self.tell(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
     }
+}
+
+/// Whether its last call is still under way at home, or a move of it.
+fn is_busy(member: &Member) -> bool {
+    matches!(member.state, State::Lingering(_)) || member.task.is_some()
 }
 
 fn connect(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal> {

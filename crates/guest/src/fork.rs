@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_migrate::message::Conversation;
-use tern_tracee::inject::MOST_STEPS;
+use tern_tracee::inject::MOST_STOPS;
 use tern_tracee::registers::Registers;
 use tern_tracee::stop::{self, Change, Stop};
 use tern_tracee::{Error, Memory, Result};
@@ -69,9 +69,9 @@ impl Member {
         let mut after = before;
         (after.rax, after.orig_rax) = (own_pid as u64, u64::MAX);
         // As an injected call, but the fork's own events are ours to see.
-        stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
+        stopped.set_sigmask(u64::MAX)?;
         stopped.set_registers(&before.calling(self.reserve.start, libc::SYS_clone as u64, &args))?;
-        stopped.step(0)?;
+        stopped.to_call()?;
         let host = match self.clone_through(&args, own_pid)? {
             Ok(host) => host,
             Err(failed) => {
@@ -95,21 +95,21 @@ impl Member {
         if vfork {
             self.state = State::Forking(Box::new(Forking { after, mask }));
         } else {
-            for step in 0.. {
+            for stops in 0.. {
                 let stopped = stop::wait_stop(self.host)?;
-                if step > MOST_STEPS {
+                if stops > MOST_STOPS {
                     return Err(Error::Astray {
                         what: "it never comes out of its fork".into(),
                         pid: self.host,
                     });
                 }
-                if stopped.stop == Stop::Signal(libc::SIGTRAP) {
+                if stopped.stop == Stop::Call {
                     stopped.set_registers(&after)?;
                     stopped.set_sigmask(mask)?;
                     stopped.resume(0)?;
                     break;
                 }
-                stopped.step(0)?;
+                stopped.to_call()?;
             }
         }
         begun.resume(0)?;
@@ -144,7 +144,7 @@ impl Member {
     ) -> Result<std::result::Result<i32, stop::Stopped>> {
         let Some(listener) = self.listener.clone() else { return Err(Error::Gone { pid: self.host }) };
         let give_up = Instant::now() + Duration::from_secs(10);
-        let mut host = None;
+        let (mut host, mut begun) = (None, false);
         loop {
             if let Some(call) = listener.receive_new()? {
                 if call.pid != self.host {
@@ -159,10 +159,14 @@ impl Member {
                 Some((_, Change::Stopped(stopped))) => match stopped.stop {
                     Stop::Fork | Stop::Vfork | Stop::Clone => {
                         host = Some(stopped.message()? as i32);
-                        stopped.step(0)?;
+                        stopped.to_call()?;
                     }
-                    Stop::Signal(libc::SIGTRAP) if host.is_none() => return Ok(Err(stopped)),
-                    _ => stopped.step(0)?,
+                    Stop::Call if begun => return Ok(Err(stopped)),
+                    Stop::Call => {
+                        begun = true;
+                        stopped.to_call()?;
+                    }
+                    _ => stopped.to_call()?,
                 },
                 Some(_) => return Err(Error::Gone { pid: self.host }),
                 None => std::thread::yield_now(),

@@ -846,7 +846,7 @@ fn keep(sandbox: Option<&Sandbox>, arriving: &Arriving, had: bool) -> Result<(),
 
 fn take_stop(member: &mut Member, stopped: stop::Stopped) -> tern_tracee::Result<()> {
     if let State::Forking(forking) = &member.state
-        && stopped.stop == Stop::Signal(libc::SIGTRAP)
+        && stopped.stop == Stop::Call
     {
         stopped.set_registers(&forking.after)?;
         stopped.set_sigmask(forking.mask)?;
@@ -855,7 +855,7 @@ fn take_stop(member: &mut Member, stopped: stop::Stopped) -> tern_tracee::Result
     }
     match stopped.stop {
         Stop::Signal(signal) => member.deliver(stopped, signal),
-        _ if matches!(member.state, State::Forking(_)) => stopped.step(0),
+        _ if matches!(member.state, State::Forking(_)) => stopped.to_call(),
         _ => stopped.resume(0),
     }
 }

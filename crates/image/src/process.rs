@@ -185,8 +185,11 @@ impl ProcessImage {
         title: Option<&str>,
     ) -> Result<()> {
         let scratch = reserve.room();
+        let there = procfs::status(memory.pid())?.changed;
         for (at, action) in self.actions.iter().enumerate() {
-            set_action(space, memory, reserve, at as u64 + 1, action)?;
+            if *action != UNCHANGED || is_worth_asking(there, at) {
+                set_action(space, memory, reserve, at as u64 + 1, action)?;
+            }
         }
         self.set_bounds(space, memory, reserve, title)?;
         if let Some(title) = title {
@@ -261,20 +264,29 @@ impl ProcessImage {
     }
 }
 
+/// The action of a signal that a program has never touched.
+const UNCHANGED: Action = [DEFAULT; 4];
+
+/// Whether the action of signal `at + 1` may be another than [`UNCHANGED`]: most calls for the 64 are saved so. The
+/// flags of SIGCHLD count also where its action is the default.
+fn is_worth_asking(changed: u64, at: usize) -> bool {
+    changed >> at & 1 == 1 || at as i32 + 1 == libc::SIGCHLD
+}
+
 /// Reads what each signal does.
 ///
 /// # Errors
 /// If the process is gone.
 pub fn actions(space: &mut dyn Space, memory: &Memory, reserve: Reserve) -> Result<Vec<Action>> {
     let scratch = reserve.room();
-    let mut all = Vec::with_capacity(SIGNALS);
-    for signal in 1..=SIGNALS as u64 {
+    let changed = procfs::status(memory.pid())?.changed;
+    let mut all = vec![UNCHANGED; SIGNALS];
+    for (at, action) in all.iter_mut().enumerate().filter(|(at, _)| is_worth_asking(changed, *at)) {
+        let signal = at as u64 + 1;
         space.call("read a signal's action", libc::SYS_rt_sigaction, [signal, 0, scratch, 8, 0, 0])?;
-        let mut action = [0u64; 4];
         for (word, at) in action.iter_mut().zip((scratch..).step_by(8)) {
             *word = memory.word(at)?;
         }
-        all.push(action);
     }
     Ok(all)
 }

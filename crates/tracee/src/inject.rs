@@ -1,8 +1,10 @@
 //! Make a stopped process perform one system call, then put everything back.
 //!
-//! The process is single-stepped over a `syscall` instruction that it already has (in its vDSO, or where we
-//! have put one). All its signals but SIGTRAP are blocked meanwhile, so that none is delivered to registers
-//! that are not its own; SIGSTOP cannot be blocked and is sent again afterwards.
+//! The process is led over a `syscall` instruction that it already has (in its vDSO, or where we have put one), from
+//! the stop at the call's beginning to that at its end. All its signals are blocked meanwhile, so that none is
+//! delivered to registers that are not its own; SIGSTOP cannot be blocked and is sent again afterwards. Single steps
+//! would not do: each is a SIGTRAP, which may meet one of the program's own, and in whose wake the kernel delivers
+//! a pending fault of the program although it is blocked.
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -14,8 +16,8 @@ use crate::stop::{self, Change, Stop, Stopped};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site(pub u64);
 
-/// A call needs one step, and a few more when events come between.
-pub const MOST_STEPS: u32 = 100;
+/// A call needs two stops, and a few more when events come between.
+pub const MOST_STOPS: u32 = 100;
 
 /// The two bytes of `syscall`.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -47,8 +49,10 @@ pub struct Injection {
     mask: u64,
     /// SIGSTOP came meanwhile.
     stop_again: bool,
-    /// How often the call under way had to be stepped; a hostile process would have us step for ever.
-    steps: u32,
+    /// Whether the call under way has begun.
+    begun: bool,
+    /// How often the process has stopped on its way through the call; a hostile one would have us go on for ever.
+    stops: u32,
 }
 
 impl Injection {
@@ -59,8 +63,7 @@ impl Injection {
     pub fn begin(stopped: Stopped, site: Site) -> Result<Self> {
         let before = stopped.registers()?;
         let mask = stopped.sigmask()?;
-        // SIGTRAP ends the step and must get through; everything else waits.
-        stopped.set_sigmask(!(1 << (libc::SIGTRAP - 1)))?;
+        stopped.set_sigmask(u64::MAX)?;
         Ok(Self {
             pid: stopped.pid(),
             stopped: Some(stopped),
@@ -68,7 +71,8 @@ impl Injection {
             before,
             mask,
             stop_again: false,
-            steps: 0,
+            begun: false,
+            stops: 0,
         })
     }
 
@@ -123,10 +127,10 @@ impl Injection {
     /// # Errors
     /// If the process is gone.
     pub fn begin_call(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
-        self.steps = 0;
+        (self.begun, self.stops) = (false, 0);
         let stopped = self.take()?;
         stopped.set_registers(&self.before.calling(self.site.0, nr.cast_unsigned(), &args))?;
-        stopped.step(0)
+        stopped.to_call()
     }
 
     /// Whether a call set going has come to its end (without waiting).
@@ -136,7 +140,7 @@ impl Injection {
     pub fn try_end_call(&mut self) -> Result<Option<i64>> {
         match stop::wait(self.pid, false)? {
             None => Ok(None),
-            Some((_, change)) => self.stepped(change),
+            Some((_, change)) => self.stopped_at(change),
         }
     }
 
@@ -147,44 +151,43 @@ impl Injection {
     pub fn end_call(&mut self) -> Result<i64> {
         loop {
             let Some((_, change)) = stop::wait(self.pid, true)? else { continue };
-            if let Some(ret) = self.stepped(change)? {
+            if let Some(ret) = self.stopped_at(change)? {
                 return Ok(ret);
             }
         }
     }
 
-    fn stepped(&mut self, change: Change) -> Result<Option<i64>> {
+    fn stopped_at(&mut self, change: Change) -> Result<Option<i64>> {
         let Change::Stopped(stopped) = change else { return Err(Error::Gone { pid: self.pid }) };
-        self.steps += 1;
-        if self.steps > MOST_STEPS {
+        self.stops += 1;
+        if self.stops > MOST_STOPS {
             return Err(Error::Astray {
                 what: "it never makes the call that it is to make".into(),
                 pid: self.pid,
             });
         }
         match stopped.stop {
-            Stop::Signal(libc::SIGTRAP) => {
+            Stop::Call => {
                 let now = stopped.registers()?;
-                // Interrupted before its first instruction: step again.
-                if now.rip == self.site.0 {
-                    stopped.step(0)?;
-                    return Ok(None);
-                }
                 if now.rip != self.site.0 + 2 {
-                    let what = format!("at {:#x} after a call at {:#x}", now.rip, self.site.0);
+                    let what = format!("at {:#x} in a call at {:#x}", now.rip, self.site.0);
                     return Err(Error::Astray { what, pid: self.pid });
+                }
+                if !std::mem::replace(&mut self.begun, true) {
+                    stopped.to_call()?;
+                    return Ok(None);
                 }
                 self.stopped = Some(stopped);
                 Ok(Some(now.rax.cast_signed()))
             }
             Stop::Signal(libc::SIGSTOP) | Stop::Group(_) => {
                 self.stop_again = true;
-                stopped.step(0)?;
+                stopped.to_call()?;
                 Ok(None)
             }
             // An interrupt on its way from before, or the event of the call itself (fork): go on to its end.
             Stop::Interrupt | Stop::Fork | Stop::Vfork | Stop::Clone => {
-                stopped.step(0)?;
+                stopped.to_call()?;
                 Ok(None)
             }
             stop => {
@@ -225,14 +228,26 @@ impl Injection {
     /// # Errors
     /// If it is gone.
     pub fn finish_with(mut self, registers: &Registers, mask: u64) -> Result<Stopped> {
-        let stopped = self.take()?;
+        let mut stopped = self.take()?;
         stopped.set_registers(registers)?;
+        if registers.restart_code().is_some() {
+            // The kernel looks at these codes where it looks for signals, which lies behind the end of a call.
+            stop::interrupt(self.pid)?;
+            stopped.resume(0)?;
+            stopped = stop::wait_stop(self.pid)?;
+            while stopped.stop != Stop::Interrupt {
+                self.stop_again = true;
+                stop::interrupt(self.pid)?;
+                stopped.resume(0)?;
+                stopped = stop::wait_stop(self.pid)?;
+            }
+        }
         stopped.set_sigmask(mask)?;
         if self.stop_again {
             // SAFETY: plain kill(2).
             unsafe { libc::kill(self.pid, libc::SIGSTOP) };
         }
-        // A step ends in a SIGTRAP stop. To the caller it is a process standing still, no signal to deliver.
+        // To the caller it is a process standing still.
         Ok(Stopped::again(self.pid, Stop::Interrupt))
     }
 }

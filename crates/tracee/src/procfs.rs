@@ -135,6 +135,8 @@ pub struct Status {
     pub seccomp: u32,
     /// Blocked signals, bit n-1 for signal n.
     pub blocked: u64,
+    /// Signals that have another action than the default: ignored, or caught by a handler.
+    pub changed: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
     pub resident_kib: u64,
     /// Shadow stack in use.
@@ -174,6 +176,7 @@ pub fn status(pid: i32) -> Result<Status> {
             b"Threads" => status.threads = first()? as u32,
             b"Seccomp" => status.seccomp = first()? as u32,
             b"SigBlk" => status.blocked = hex(value).ok_or_else(bad)?,
+            b"SigIgn" | b"SigCgt" => status.changed |= hex(value).ok_or_else(bad)?,
             b"VmRSS" => status.resident_kib = first()?,
             b"x86_Thread_features" => status.shadow_stack = value.windows(5).any(|w| w == b"shstk"),
             _ => {}

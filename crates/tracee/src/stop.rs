@@ -4,7 +4,7 @@
 //!            seize                 interrupt, signal, fork, exec, exit
 //!  (untraced) ────▶ running ─────────────────────────────▶ Stopped
 //!                      ▲                                      │
-//!                      └──────── resume, listen, step ────────┤
+//!                      └──────── resume, listen, to_call ─────┤
 //!                                                             └─ detach ─▶ (untraced)
 //! ```
 //! A [`Stopped`] exists only where the kernel has reported a stop, and continuing consumes it: no request
@@ -16,13 +16,15 @@ use crate::registers::{Registers, Xstate};
 use std::os::raw::{c_int, c_void};
 use std::ptr;
 
-/// Trace the process, let it run, and have forks, execs and its exit reported.
-pub const FOLLOW: u32 = (libc::PTRACE_O_TRACEFORK
+/// Trace the process, let it run, and have forks, execs and its exit reported. The stops of [`Stopped::to_call`]
+/// can be told from signals.
+pub const FOLLOW: u32 = (libc::PTRACE_O_TRACESYSGOOD
+    | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEEXEC) as u32;
 /// Have only execs reported.
-pub const FOLLOW_EXEC: u32 = libc::PTRACE_O_TRACEEXEC as u32;
+pub const FOLLOW_EXEC: u32 = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as u32;
 /// Kill the process when its tracer dies.
 pub const EXIT_KILL: u32 = libc::PTRACE_O_EXITKILL as u32;
 
@@ -55,6 +57,8 @@ pub enum Stop {
     Group(i32),
     /// We interrupted it, or it is new and was attached by its parent's stop; also seen at SIGCONT.
     Interrupt,
+    /// After [`Stopped::to_call`]: a system call begins, or ends.
+    Call,
     /// It forked; [`Stopped::message`] is the child's pid.
     Fork,
     /// As fork, by vfork.
@@ -147,6 +151,7 @@ fn understand(pid: i32, status: c_int) -> Change {
         libc::PTRACE_EVENT_VFORK => Stop::Vfork,
         libc::PTRACE_EVENT_CLONE => Stop::Clone,
         libc::PTRACE_EVENT_EXEC => Stop::Exec,
+        _ if signal == libc::SIGTRAP | 0x80 => Stop::Call,
         _ => Stop::Signal(signal),
     };
     Change::Stopped(Stopped { pid, stop })
@@ -317,6 +322,14 @@ impl Stopped {
     /// If it is gone.
     pub fn resume(self, signal: i32) -> Result<()> {
         request("resume", libc::PTRACE_CONT, self.pid, 0, signal as usize).map(drop)
+    }
+
+    /// Lets it run until its next system call begins or ends.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn to_call(self) -> Result<()> {
+        request("run to a call", libc::PTRACE_SYSCALL, self.pid, 0, 0).map(drop)
     }
 
     /// Lets it run for one instruction.
