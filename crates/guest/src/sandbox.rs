@@ -12,6 +12,7 @@
 
 #![allow(unsafe_code, reason = "namespaces and the helper's bare system calls")]
 
+use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -37,8 +38,6 @@ const KEEP: u8 = b'k';
 impl Sandbox {
     /// Makes the namespaces. Guests will see the monotonic and boot clocks shifted by these nanoseconds.
     ///
-    /// Preconditions: this process has one thread.
-    ///
     /// # Errors
     /// If a namespace cannot be made here; nothing is left.
     pub fn make(uid: u32, gid: u32, clock_shift: [i64; 2]) -> io::Result<Self> {
@@ -50,8 +49,8 @@ impl Sandbox {
             | libc::CLONE_NEWIPC
             | libc::CLONE_NEWUTS
             | libc::CLONE_NEWCGROUP;
-        // SAFETY: as fork(2): one thread, and the child runs only `help`, which allocates nothing that another
-        // thread could have locked.
+        // SAFETY: as fork(2). Other threads may hold locks, the allocator's among them, which the child would find
+        // locked for ever: it runs only `help`, which takes none and allocates nothing.
         let helper = unsafe { libc::syscall(libc::SYS_clone, namespaces | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if helper < 0 {
             return Err(io::Error::last_os_error());
@@ -193,7 +192,30 @@ fn errno() -> u8 {
     io::Error::last_os_error().raw_os_error().and_then(|e| u8::try_from(e).ok()).unwrap_or(255)
 }
 
-/// The helper's whole life. Only plain system calls from here on.
+/// A short text that needs no allocator.
+struct Text {
+    bytes: [u8; 128],
+    len: usize,
+}
+
+impl Text {
+    fn of(words: std::fmt::Arguments<'_>) -> Self {
+        let mut text = Self { bytes: [0; 128], len: 0 };
+        let _what_does_not_fit_is_refused_by_the_kernel = text.write_fmt(words);
+        text
+    }
+}
+
+impl std::fmt::Write for Text {
+    fn write_str(&mut self, piece: &str) -> std::fmt::Result {
+        let end = self.len + piece.len();
+        self.bytes.get_mut(self.len..end).ok_or(std::fmt::Error)?.copy_from_slice(piece.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+/// The helper's whole life. Only plain system calls from here on: no allocation, and nothing that takes a lock.
 fn help(orders: i32, clock_shift: [i64; 2]) -> ! {
     let mut last_pid = -1;
     let mut ready = false;
@@ -256,9 +278,9 @@ fn obey(order: [u8; 5], last_pid: i32) -> u8 {
     if what == KEEP {
         return 0;
     }
-    let text = (pid - 1).to_string();
+    let text = Text::of(format_args!("{}", pid.wrapping_sub(1)));
     // SAFETY: the text is valid for its length; sysctl files are written as a whole at offset 0.
-    if unsafe { libc::pwrite(last_pid, text.as_ptr().cast(), text.len(), 0) } < 0 {
+    if unsafe { libc::pwrite(last_pid, text.bytes.as_ptr().cast(), text.len, 0) } < 0 {
         return errno();
     }
     if what == LAST_PID {
@@ -298,12 +320,15 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     if call(libc::SYS_unshare, libc::CLONE_NEWTIME as u64, 0, 0).is_ok() {
         let [monotonic, boot] =
             clock_shift.map(|ns| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000)));
-        let text = format!("monotonic {} {}\nboottime {} {}\n", monotonic.0, monotonic.1, boot.0, boot.1);
+        let text = Text::of(format_args!(
+            "monotonic {} {}\nboottime {} {}\n",
+            monotonic.0, monotonic.1, boot.0, boot.1
+        ));
         // SAFETY: as above.
         let file =
             check(unsafe { libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY) }.into())?;
         // SAFETY: the text is valid for its length.
-        check(unsafe { libc::write(file as i32, text.as_ptr().cast(), text.len()) } as i64)?;
+        check(unsafe { libc::write(file as i32, text.bytes.as_ptr().cast(), text.len) } as i64)?;
         call(libc::SYS_close, file as u64, 0, 0)?;
     }
     // An empty root: guests have no way to name a file, and this makes sure of it.
