@@ -325,6 +325,7 @@ impl Family {
         fault::point("home", Phase::HandOver);
         let bell = self.bell.clone();
         let Some(member) = self.members.get_mut(&pid) else { return };
+        member.revived = false;
         if let State::Onward(next) = member.state {
             let old = std::mem::replace(&mut member.peer, next);
             member.epoch = member.offered;
@@ -393,6 +394,9 @@ impl Family {
         let State::Crossing(old) = std::mem::replace(&mut member.state, State::Away) else { return };
         member.peer = old;
         member.offered = member.offered.max(member.epoch).next();
+        // It stands still as an earlier life, and may be out of reach just now as well: then it hears of the further
+        // one when it shows itself.
+        member.revived = true;
         member.epoch = member.offered;
         let epoch = member.epoch;
         self.tell(pid, &Message::Go(epoch));

@@ -66,6 +66,7 @@ impl Member {
             state: State::Away,
             epoch: self.epoch,
             offered: self.epoch,
+            revived: false,
             peer: self.peer,
             reserve: Some(reserve),
             memory: Memory::open(pid.0)?,

@@ -29,6 +29,8 @@ pub(crate) struct Member {
     pub(crate) epoch: Epoch,
     /// The life that was offered to a node last; above `epoch` until it is handed over.
     pub(crate) offered: Epoch,
+    /// The present life is an earlier one that goes on under this number, and may not have heard so yet.
+    pub(crate) revived: bool,
     /// The guest shim that holds this life: an index into the family's peers.
     pub(crate) peer: usize,
     pub(crate) reserve: Option<Reserve>,

@@ -161,6 +161,7 @@ impl Family {
             state: State::Resident,
             epoch: Epoch(0),
             offered: Epoch(0),
+            revived: false,
             peer: 0,
             reserve: None,
             memory,
@@ -512,7 +513,10 @@ impl Family {
                 }
                 self.hand_over(pid);
             }
-            Message::Running(epoch) if (will || holds) && epoch == member.epoch => self.running(pid),
+            Message::Running(epoch) if (will || holds) && epoch == member.epoch => {
+                member.revived = false;
+                self.running(pid);
+            }
             Message::Call(request) if holds => {
                 if matches!(member.state, State::Going(_) | State::Crossing(_)) {
                     self.running(pid);
@@ -522,7 +526,13 @@ impl Family {
             Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
                 self.inbound(pid, arrived);
             }
-            Message::Stayed(why) if holds => self.stayed(pid, &why),
+            Message::Stayed(why) if holds => {
+                self.stayed(pid, &why);
+                // If it had sent everything it stands still, and cannot know whether home had decided.
+                if self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Away) && !m.job_stopped) {
+                    self.tell(pid, &Message::Thaw);
+                }
+            }
             Message::Died(signal) if holds => self.died(pid, signal),
             Message::FetchHome(why) if holds => self.fetch(pid, &why),
             Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
@@ -733,11 +743,21 @@ impl Family {
     /// A guest shows itself on a new link.
     fn present(&mut self, pid: HomePid, from: usize, epoch: Epoch, signals: u64) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let ours = member.is_away() && member.peer == from && member.epoch == epoch;
-        if !ours {
+        if matches!(member.state, State::Crossing(old) if old == from) {
+            // The life before: it stands still, and hears when it is known whether the next one runs.
+            return;
+        }
+        let holds = member.is_away() && member.peer == from;
+        let (now, revived) = (member.epoch, member.revived && epoch < member.epoch);
+        if !holds || !(epoch == now || revived) {
             self.tell_peer(from, pid, &Message::Drop);
             return;
         }
+        if revived {
+            self.tell(pid, &Message::Go(now));
+        }
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.revived = revived;
         member.unheard.retain(|(count, _)| *count > signals);
         let stopped = member.job_stopped;
         self.signal_again(pid);

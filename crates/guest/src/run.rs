@@ -631,8 +631,21 @@ impl Family {
     fn go(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> Result<(), Failed> {
         fault::point("guest", Phase::HandOver);
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        let State::Arriving(arriving) = std::mem::replace(&mut member.state, State::Running) else {
-            return Ok(());
+        let arriving = match std::mem::replace(&mut member.state, State::Running) {
+            State::Arriving(arriving) => arriving,
+            // Sent on, to a node that was lost when home had decided for it already: this life goes on, as a
+            // further one.
+            State::Frozen(stopped) => {
+                member.epoch = epoch;
+                stopped.resume(0)?;
+                tracing::info!(%pid, ?epoch, "a guest goes on here");
+                self.tell(pid, &Message::Running(epoch));
+                return Ok(());
+            }
+            other => {
+                member.state = other;
+                return Ok(());
+            }
         };
         let arrived = arriving.finish()?;
         member.epoch = epoch;
