@@ -2,7 +2,7 @@
 
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
 use serde::{Deserialize, Serialize};
-use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
 /// Where a process should go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +94,18 @@ pub enum Request {
         /// The peer shim.
         shim: ShimId,
     },
+    /// From a guest shim only, when it has lost its home: the same, and not alive if home does not wait for this
+    /// life of the process any more.
+    Awaited {
+        /// The home.
+        node: NodeId,
+        /// The home shim.
+        shim: ShimId,
+        /// The process.
+        pid: HomePid,
+        /// The life that the guest is.
+        epoch: Epoch,
+    },
 }
 
 /// What the daemon answers.
@@ -125,11 +137,11 @@ pub enum Reply {
         /// The key to expect of it.
         fingerprint: Fingerprint,
     },
-    /// To `Locate`.
+    /// To `Locate` and `Awaited`.
     Located {
         /// `HOST:PORT` of that node's daemon, if it answered.
         address: Option<String>,
-        /// `Some(false)` only on proof: that daemon says that the shim is gone, or the node has booted since.
+        /// `Some(false)` only on proof: that daemon says that the shim is gone (or the process, with it), or the node has booted since.
         alive: Option<bool>,
     },
 }

@@ -4,7 +4,7 @@ use crate::report::{MigrationReport, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
 /// What ternd writes to a new shim's standard input, as one JSON document, then closes it. The shim listens
 /// on `run_dir/shims/ID.sock`, then writes one line to its standard output: `ready FINGERPRINT` (64
@@ -61,6 +61,14 @@ pub enum ShimRequest {
     Owns {
         /// The process.
         pid: HomePid,
+    },
+    /// Does this life of this process run under you, or might it still? Deputy only. (`Done`, or `Refused` with
+    /// `NotFound`: it is over.)
+    Awaits {
+        /// The process.
+        pid: HomePid,
+        /// The life.
+        epoch: Epoch,
     },
     /// Move a process. Deputy only; ternd has checked the caller's right to do so.
     Migrate {

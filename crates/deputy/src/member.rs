@@ -145,6 +145,13 @@ impl Member {
         self.homecomings.len() >= TOO_OFTEN
     }
 
+    /// Whether this life of it, which a guest shim holds that cannot reach us, is the current one or may still become
+    /// it. If not, it is over.
+    pub(crate) fn awaits(&self, life: Epoch) -> bool {
+        let earlier = self.revived || matches!(self.state, State::Crossing(_));
+        self.is_away() && (life == self.epoch || earlier && life < self.epoch)
+    }
+
     /// What `mps` says of it.
     pub(crate) fn state_name(&self) -> &'static str {
         match self.state {

@@ -115,6 +115,10 @@ impl Family {
                     let ours = self.members.contains_key(&pid) || self.homed.iter().any(|h| h.row.pid == pid);
                     caller.answer(&if ours { ShimReply::Done } else { door::not_here() });
                 }
+                ShimRequest::Awaits { pid, epoch } => {
+                    let awaits = self.members.get(&pid).is_some_and(|m| m.awaits(epoch));
+                    caller.answer(&if awaits { ShimReply::Done } else { door::not_here() });
+                }
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
                 ShimRequest::Connection => caller.answer(&door::not_here()),

@@ -125,6 +125,10 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             caller.must_own_node("ask for shims")?;
             Ok(moving::locate(node, on, shim))
         }
+        Request::Awaited { node: on, shim, pid, epoch } => {
+            caller.must_own_node("ask for shims")?;
+            Ok(moving::awaited(node, on, shim, pid, epoch))
+        }
     }
 }
 

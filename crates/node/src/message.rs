@@ -9,7 +9,7 @@ use crate::users::Users;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::time::Instant;
 use tern_control::Refusal;
-use tern_ids::{Fingerprint, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_wire::{Link, LinkError, MessageError};
 
 /// The version of these messages. Nodes whose versions differ by one understand each other.
@@ -61,6 +61,15 @@ pub enum PeerRequest {
         /// Its text.
         text: String,
     },
+    /// Does this shim run, and wait for this life of this process, which is a guest here?
+    Awaited {
+        /// The shim.
+        shim: ShimId,
+        /// The process.
+        pid: HomePid,
+        /// The life.
+        epoch: Epoch,
+    },
 }
 
 /// What it answers.
@@ -84,7 +93,7 @@ pub enum PeerReply {
         /// The key to expect of it.
         fingerprint: Fingerprint,
     },
-    /// To `ShimAlive`.
+    /// To `ShimAlive` and `Awaited`.
     Alive(bool),
     /// To `GetMap`.
     Map(String),

@@ -8,7 +8,7 @@ use crate::state::Node;
 use crate::{peers, shims};
 use std::time::Duration;
 use tern_control::{Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole};
-use tern_ids::{Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
 /// How long a node may take to start a shim.
 const PREPARE: Duration = Duration::from_secs(15);
@@ -223,7 +223,16 @@ pub(crate) fn locate(node: &Node, on: NodeId, shim: ShimId) -> Reply {
         let alive = Some(shims::is_alive(&node.config.run_dir, shim));
         return Reply::Located { address: node.map().address(on).ok(), alive };
     }
-    match peers::ask(node, on, &PeerRequest::ShimAlive { shim }, LOCATE).map(|answer| answer.reply) {
+    ask_there(node, on, shim, &PeerRequest::ShimAlive { shim })
+}
+
+/// From a guest shim that has lost its home: whether home still waits for this life.
+pub(crate) fn awaited(node: &Node, on: NodeId, shim: ShimId, pid: HomePid, epoch: Epoch) -> Reply {
+    ask_there(node, on, shim, &PeerRequest::Awaited { shim, pid, epoch })
+}
+
+fn ask_there(node: &Node, on: NodeId, shim: ShimId, request: &PeerRequest) -> Reply {
+    match peers::ask(node, on, request, LOCATE).map(|answer| answer.reply) {
         Ok(PeerReply::Alive(alive)) => {
             Reply::Located { address: node.map().address(on).ok(), alive: Some(alive) }
         }

@@ -67,6 +67,9 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             Ok(PeerReply::Hosted { shim, fingerprint })
         }
         PeerRequest::ShimAlive { shim } => Ok(PeerReply::Alive(shims::is_alive(&node.config.run_dir, shim))),
+        PeerRequest::Awaited { shim, pid, epoch } => {
+            Ok(PeerReply::Alive(shims::awaits(&node.config.run_dir, shim, pid, epoch)))
+        }
         PeerRequest::GetMap => Ok(PeerReply::Map(node.map().text().into())),
         PeerRequest::SetMap { text } => node.adopt(&text).map(|_newer| PeerReply::Done),
     }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_control::{Refusal, RefusalKind, ShimReply, ShimRequest, ShimRole, ShimStart, stream};
-use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 
 /// How long a shim may take to start.
 const START: Duration = Duration::from_secs(10);
@@ -64,6 +64,15 @@ fn lives(socket: &Path) -> bool {
 /// Whether this shim runs.
 pub(crate) fn is_alive(run_dir: &Path, shim: ShimId) -> bool {
     lives(&socket_of(run_dir, shim))
+}
+
+/// Whether this shim runs and waits for this life of a process. One that does not answer might.
+pub(crate) fn awaits(run_dir: &Path, shim: ShimId, pid: HomePid, epoch: Epoch) -> bool {
+    if !is_alive(run_dir, shim) {
+        return false;
+    }
+    let answer = ask(run_dir, shim, &ShimRequest::Awaits { pid, epoch }, Some(ANSWER));
+    !matches!(answer, Ok(ShimReply::Refused(refusal)) if refusal.kind == RefusalKind::NotFound)
 }
 
 /// All shims that have a socket.

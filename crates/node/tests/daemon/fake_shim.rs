@@ -60,6 +60,12 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
     let reply = match (request, &start.role) {
         (ShimRequest::Processes, _) => ShimReply::Processes(vec![row(start)]),
         (ShimRequest::Owns { pid }, ShimRole::Deputy { pid: held }) if pid == *held => ShimReply::Done,
+        // Its first life is over.
+        (ShimRequest::Awaits { pid, epoch }, ShimRole::Deputy { pid: held })
+            if pid == *held && epoch.0 > 1 =>
+        {
+            ShimReply::Done
+        }
         (ShimRequest::AtExec { pid, .. }, ShimRole::Deputy { pid: held }) if pid == *held => ShimReply::Done,
         (ShimRequest::Migrate { pid, to: Destination::Node(to) }, ShimRole::Deputy { .. }) => {
             migrate(start, own, pid, to)

@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, Sleeper, is_root};
 use tern_control::{Destination, Lock, ProcessRow, RefusalKind, Reply, Request};
-use tern_ids::{HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 /// A user that has no processes of his own here.
 const USER: u32 = 54_321;
@@ -158,6 +158,21 @@ fn lost_peers_are_located() {
             other => panic!("{other:?}"),
         };
     let address = Some(format!("127.0.0.1:{}", cluster.nodes[1].port));
+    let home = std::fs::read_dir(cluster.nodes[0].run_dir().join("shims"))
+        .unwrap()
+        .find_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".sock")?.parse::<ShimId>().ok());
+    let awaited = |shim, pid, epoch| {
+        let request = Request::Awaited { node: NodeId(1), shim, pid, epoch: Epoch(epoch) };
+        match cluster.nodes[1].ask(&request) {
+            Reply::Located { alive, .. } => alive,
+            other => panic!("{other:?}"),
+        }
+    };
+    let pid = process.pid();
+    assert_eq!(awaited(home.unwrap(), pid, 2), Some(true));
+    assert_eq!(awaited(home.unwrap(), pid, 1), Some(false), "a life that is over");
+    assert_eq!(awaited(home.unwrap(), HomePid(pid.0 + 1), 2), Some(false), "another process");
+    assert_eq!(awaited(ShimId([1; 16]), pid, 2), Some(false), "a shim that is gone");
     assert_eq!(locate(&cluster, guest.unwrap()), (address.clone(), Some(true)));
     assert_eq!(locate(&cluster, ShimId([1; 16])), (address, Some(false)));
     cluster.nodes[1].kill();

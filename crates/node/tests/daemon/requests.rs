@@ -4,7 +4,7 @@ use crate::cluster::{Cluster, is_root, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use tern_control::{RefusalKind, Reply, Request};
-use tern_ids::{MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 #[test]
 fn plain_users_look_and_change_nothing() {
@@ -26,6 +26,7 @@ fn plain_users_look_and_change_nothing() {
             gid: 0,
         },
         Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
+        Request::Awaited { node: NodeId(1), shim: ShimId([0; 16]), pid: HomePid(1), epoch: Epoch(1) },
     ] {
         match node.ask_as(54_321, &request) {
             Reply::Refused(refusal) => assert_eq!(refusal.kind, RefusalKind::NotAllowed, "{request:?}"),
