@@ -9,6 +9,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
     SocketType, connect, sendmsg, socket_with,
 };
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -39,7 +40,8 @@ fn socket_of(run_dir: &Path, shim: ShimId) -> PathBuf {
     directory(run_dir).join(format!("{shim}.sock"))
 }
 
-/// Makes the directory, and removes what dead shims have left in it.
+/// Makes the directory, removes what dead shims have left in it, and watches over the living, who are not our
+/// children.
 pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory(run_dir))?;
     for entry in fs::read_dir(directory(run_dir))?.flatten() {
@@ -48,6 +50,8 @@ pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
         // A shim that is just starting has a log already; nobody starts one while ternd starts.
         if !lives(&socket) {
             let _gone = fs::remove_file(&path);
+        } else if path == socket {
+            watch(socket);
         }
     }
     Ok(())
@@ -254,6 +258,34 @@ fn reap(mut child: Child, id: ShimId, log: PathBuf) {
         }
     };
     let thread = std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait);
+    if let Err(error) = thread {
+        tracing::warn!(%error, "nobody waits for a shim");
+    }
+}
+
+/// Waits for the end of a shim that an earlier ternd has started, to remove what it leaves if it is killed.
+fn watch(socket: PathBuf) {
+    // Who listens, the kernel says. That the number has not come to mean another process, the look below shows.
+    let listener = connect_now(&socket).and_then(|peer| {
+        let process = rustix::net::sockopt::socket_peercred(&peer)?.pid;
+        Ok(pidfd_open(process, PidfdFlags::empty())?)
+    });
+    let Ok(process) = listener.inspect_err(|error| tracing::warn!(%error, "nobody waits for a shim")) else {
+        return;
+    };
+    let wait = move || {
+        while lives(&socket) {
+            match poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+        if !lives(&socket) && fs::remove_file(&socket).is_ok() {
+            tracing::warn!(socket = %socket.display(), "a shim was killed");
+        }
+    };
+    let thread = std::thread::Builder::new().name("watch".into()).stack_size(64 << 10).spawn(wait);
     if let Err(error) = thread {
         tracing::warn!(%error, "nobody waits for a shim");
     }

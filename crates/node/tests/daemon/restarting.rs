@@ -36,6 +36,26 @@ fn a_killed_ternd_finds_everything_again() {
 }
 
 #[test]
+fn what_a_killed_shim_leaves_is_removed_also_by_a_ternd_that_did_not_start_it() {
+    let mut cluster = Cluster::of(2);
+    let process = Sleeper::of(None);
+    let request = Request::Migrate { pid: process.pid(), to: Destination::Node(NodeId(2)) };
+    assert!(matches!(cluster.nodes[0].ask(&request), Reply::Migrated(_)));
+    cluster.nodes[1].kill();
+    cluster.nodes[1].start();
+    let sockets = || {
+        let files = std::fs::read_dir(cluster.nodes[1].run_dir().join("shims")).unwrap().flatten();
+        files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "sock"))
+    };
+    let socket = sockets().next().unwrap();
+    let shim = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let shim = rustix::net::sockopt::socket_peercred(&shim).unwrap().pid;
+    assert!(socket.exists());
+    rustix::process::kill_process(shim, rustix::process::Signal::KILL).unwrap();
+    until("its socket is gone", || sockets().next().is_none());
+}
+
+#[test]
 fn shims_are_sessions_of_their_own() {
     let cluster = Cluster::of(2);
     let process = Sleeper::of(None);
