@@ -191,7 +191,7 @@ impl Family {
 
     /// Begins to send a stopped process to a peer; it runs on meanwhile.
     pub(crate) fn begin_out(&mut self, pid: HomePid, stopped: Stopped, peer: usize) {
-        let home = self.start.node;
+        let home = (self.start.node, self.start.id);
         let Some(member) = self.members.get_mut(&pid) else { return };
         let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
             Ok(Ok(())) => None,
@@ -442,7 +442,7 @@ impl Family {
     // ---- onward and home
 
     pub(crate) fn begin_onward(&mut self, pid: HomePid, next: usize) {
-        let home = self.start.node;
+        let home = (self.start.node, self.start.id);
         let Some(member) = self.members.get_mut(&pid) else { return };
         match member.offer(home) {
             Ok(offer) => {

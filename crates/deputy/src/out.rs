@@ -14,6 +14,7 @@ use crate::member::{Member, State};
 use crate::signal::{is_ignored_by_default, mend};
 use crate::space::HomeSpace;
 use std::fs::File;
+use tern_ids::{NodeId, ShimId};
 use tern_image::layout::Layout;
 use tern_image::pages::Finder;
 use tern_image::process::{Action, IGNORE};
@@ -82,7 +83,7 @@ impl Member {
         &mut self,
         stopped: Stopped,
         peer: usize,
-        home: tern_ids::NodeId,
+        home: (NodeId, ShimId),
     ) -> Result<(Stopped, Offer)> {
         let pid = self.pid.0;
         let (mut injection, maps, memory) = inject::through_vdso(stopped)?;
@@ -125,7 +126,7 @@ impl Member {
     ///
     /// # Errors
     /// If the process has not been prepared.
-    pub(crate) fn offer(&mut self, home: tern_ids::NodeId) -> Result<Offer> {
+    pub(crate) fn offer(&mut self, (home, shim): (NodeId, ShimId)) -> Result<Offer> {
         self.offered = self.offered.max(self.epoch).next();
         let astray = || Error::Astray { what: "offered before it was prepared".into(), pid: self.pid.0 };
         Ok(Offer {
@@ -134,6 +135,7 @@ impl Member {
             pid: self.pid,
             epoch: self.offered,
             home,
+            shim,
             own_pid: self.own_pid,
             command: self.command.clone(),
             reserve: self.reserve.ok_or_else(astray)?,

@@ -8,6 +8,7 @@ use crate::member::{Member, State};
 use crate::space::{GuestSpace, Shown};
 use std::fs::File;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 use tern_image::content::Cache;
 use tern_image::layout::Files;
 use tern_image::pages::Finder;
@@ -39,6 +40,21 @@ pub struct Departing {
     pub sending: Sending,
     /// The guest, once it stands still.
     pub stopped: Option<Stopped>,
+    /// When something last went over the link, and what had until then.
+    pub stirred: (Instant, (u64, usize, bool)),
+}
+
+impl Departing {
+    /// For how long the next node has taken nothing of what there is for it, and has owed us an answer. The way home
+    /// has its own signs of life.
+    pub fn silent(&mut self) -> Duration {
+        let Some(link) = &self.link else { return Duration::ZERO };
+        let now = (self.sending.bytes(), link.unsent(), self.sending.awaits_answer());
+        if now != self.stirred.1 || (now.1 == 0 && !now.2) {
+            self.stirred = (Instant::now(), now);
+        }
+        self.stirred.0.elapsed()
+    }
 }
 
 /// The files of a guest's mappings, as they were announced when they were mapped.

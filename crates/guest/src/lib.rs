@@ -6,11 +6,13 @@
 //! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
 //! * [`signal`]: signals from home, and the guest's own faults
 //! * [`fork`]: both halves fork
+//! * [`aside`]: what takes long, in threads
 //! * [`run`]: the one loop that waits for all of it
 
 #![deny(unsafe_code)]
 
 pub mod arrive;
+pub mod aside;
 mod clocks;
 pub mod depart;
 pub mod fork;

@@ -1,19 +1,19 @@
 //! The one loop of a guest shim: it waits for home, for its guests' traps and stops, and for its node.
 
 use crate::arrive::{self, Arriving};
+use crate::aside::{Aside, Event};
 use crate::clocks::Clocks;
 use crate::depart::{Departing, Going};
 use crate::forward::Failed;
 use crate::member::{Member, State};
 use crate::sandbox::Sandbox;
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tern_control::shim::{ShimReply, ShimRequest, ShimStart};
 use tern_control::{ProcessRow, door::Door};
-use tern_ids::{Fingerprint, HomePid, NodeId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_image::content::Cache;
 use tern_migrate::message::{Arrived, Departure, Inbox, Machine, Message, Offer, send};
 use tern_migrate::source::{SendError, Sending};
@@ -21,14 +21,14 @@ use tern_migrate::{Phase, fault};
 use tern_tracee::listener::Listener;
 use tern_tracee::stop::{self, Change, Siginfo, Stop};
 use tern_tracee::{Memory, procfs};
-use tern_wire::{Ephemeral, Link, Preamble};
+use tern_wire::{Ephemeral, Link};
 
 /// How often the link is shown to be alive.
 const BEAT: Duration = Duration::from_secs(1);
 /// How long home may leave us without a guest.
 const LAST_WORDS: Duration = Duration::from_secs(30);
-/// How long a peer may take to prove who it is.
-const HANDSHAKE: Duration = Duration::from_secs(3);
+/// How often home's daemon is asked whether home still waits for guests that have lost it.
+const ASK: Duration = Duration::from_secs(1);
 
 /// The away half of one family on one node.
 #[derive(Debug)]
@@ -37,11 +37,20 @@ struct Family {
     home_node: NodeId,
     accept: Vec<Fingerprint>,
     identity: (u32, u32),
-    key: Ephemeral,
+    aside: Aside,
     door: Door,
     home: Option<Link>,
+    /// Which caller `home` was; an older one who is slow to prove who he is does not take its place.
+    home_came: u64,
+    /// Home's shim, once it has offered something, and when its node was last asked for it.
+    home_shim: Option<ShimId>,
+    asked: Instant,
     /// From a source on an onward journey.
     sources: Vec<(Link, Inbox)>,
+    /// Guests whose next node is being reached, and where they are to go.
+    setting_off: HashMap<HomePid, Departure>,
+    /// To the next nodes of guests that have been sent off.
+    leaving: Vec<Leaving>,
     inbox: Inbox,
     heard: Instant,
     spoke: Instant,
@@ -72,12 +81,17 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
     let machine = tern_migrate::source::machine(&Memory::open(me)?, &procfs::maps(me)?, xstate_len()?)?;
     let mut family = Family {
         home_node: home,
+        aside: Aside::new(key, accept.clone())?,
         accept,
         identity: (uid, gid),
-        key,
         door,
         home: None,
+        home_came: 0,
+        home_shim: None,
+        asked: Instant::now(),
         sources: Vec::new(),
+        setting_off: HashMap::new(),
+        leaving: Vec::new(),
         inbox: Inbox::default(),
         heard: Instant::now(),
         spoke: Instant::now(),
@@ -110,13 +124,17 @@ fn xstate_len() -> anyhow::Result<u32> {
 
 impl Family {
     fn is_over(&self) -> bool {
-        let give_up = Duration::from_secs(u64::from(self.start.give_up_after));
         // Home gives up first; a guest that outlived that would be alone.
-        let lost = self.home.is_none() && self.heard.elapsed() > give_up + Duration::from_secs(5);
+        let lost = self.home.is_none() && self.heard.elapsed() > self.patience() + Duration::from_secs(5);
         // Home closes the link when it needs us no more. One that forgets us is not waited for for ever.
         let left =
             self.members.is_empty() && (self.home.is_none() || self.empty_since.elapsed() > LAST_WORDS);
         (self.populated && left) || lost
+    }
+
+    /// How long a node may be out of reach before it is given up: home, or the next one of a departing guest.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(u64::from(self.start.give_up_after))
     }
 
     fn turn(&mut self) -> anyhow::Result<()> {
@@ -125,10 +143,12 @@ impl Family {
             self.empty_since = Instant::now();
         }
         self.answer_node();
+        self.take_events();
         self.take_stops();
         self.take_messages();
         self.take_traps();
         self.go_on_departing();
+        self.see_off();
         self.report_the_dying();
         self.keep_alive();
         Ok(())
@@ -154,6 +174,10 @@ impl Family {
                 ));
             }
         }
+        fds.push((self.aside.as_fd(), libc::POLLIN));
+        let leaving = self.leaving.iter().map(|l| &l.link);
+        fds.extend(leaving.filter(|l| l.wants_write()).map(|l| (l.as_fd(), libc::POLLOUT)));
+        // The last, in which they are looked for below.
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
         let aside = listeners.iter().any(|l| l.has_aside());
         let buffered =
@@ -186,7 +210,7 @@ impl Family {
                 ShimRequest::Owns { .. } => caller.answer(&tern_control::door::not_here()),
                 ShimRequest::Connection => {
                     if let Some(socket) = caller.connection() {
-                        self.connected(socket);
+                        self.aside.came(socket);
                     }
                 }
                 _ => caller.answer(&tern_control::door::not_here()),
@@ -214,18 +238,27 @@ impl Family {
         self.members.values().map(row).collect()
     }
 
-    fn connected(&mut self, socket: std::net::TcpStream) {
-        let link = tern_wire::pinned_server(&self.key, &self.accept)
-            .map_err(io::Error::other)
-            .and_then(|tls| Link::accept(socket, &tls, Instant::now() + HANDSHAKE).map_err(io::Error::other));
-        let link = match link {
-            Ok(link) => link,
-            Err(error) => return tracing::warn!(%error, "a connection was refused"),
-        };
+    fn take_events(&mut self) {
+        for event in self.aside.events() {
+            match event {
+                Event::Came(caller, link) => self.connected(caller, *link),
+                Event::Reached(pid, migration, link) => self.reached(pid, migration, link),
+                Event::Over(lives) => self.over(&lives),
+            }
+        }
+    }
+
+    fn connected(&mut self, caller: u64, link: Link) {
         if link.peer_fingerprint() != self.accept.first().copied() {
             self.sources.push((link, Inbox::default()));
             return;
         }
+        if caller < self.home_came {
+            return;
+        }
+        // What was on its way over the link before is off, as if we had seen that break first.
+        self.lose_home();
+        self.home_came = caller;
         tracing::debug!("home is connected");
         self.home = Some(link);
         // It waits for this, to know that we are ready.
@@ -359,12 +392,28 @@ impl Family {
             return;
         }
         // Migrations that home has not decided are off: what was coming is ended, what was going stays.
+        self.setting_off.clear();
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
             match self.members.get(&pid).map(|m| &m.state) {
                 Some(State::Arriving(_)) => self.end(pid),
                 Some(State::Departing(_)) => self.stay(pid, None),
                 _ => {}
+            }
+        }
+    }
+
+    /// Home's daemon says that home does not wait for these lives any more: they were taken back, or have ended
+    /// there, while we were out of its reach.
+    fn over(&mut self, lives: &[(HomePid, Epoch)]) {
+        if self.home.is_some() {
+            // It has come back since, and decides by itself.
+            return;
+        }
+        for (pid, epoch) in lives {
+            if self.members.get(pid).is_some_and(|m| m.epoch == *epoch) {
+                tracing::info!(%pid, ?epoch, "home does not wait for this guest any more");
+                self.end(*pid);
             }
         }
     }
@@ -389,6 +438,7 @@ impl Family {
         if let Some(member) = self.members.remove(&pid) {
             self.by_host.remove(&member.host);
         }
+        self.setting_off.remove(&pid);
     }
 
     fn report_the_dying(&mut self) {
@@ -435,6 +485,20 @@ impl Family {
                     Err(error) => tracing::warn!(%error, "a guest could not be suspended"),
                 }
             }
+        }
+        self.ask_for_home();
+    }
+
+    /// Without home: has its node asked whether it still waits for us, so that guests which home has taken back or
+    /// given up while the link was cut end as soon as that can be known.
+    fn ask_for_home(&mut self) {
+        let Some(shim) = self.home_shim.filter(|_| self.home.is_none() && self.asked.elapsed() > ASK) else {
+            return;
+        };
+        self.asked = Instant::now();
+        let lives: Vec<(HomePid, Epoch)> = self.members.values().map(|m| (m.pid, m.epoch)).collect();
+        if !lives.is_empty() {
+            self.aside.ask(self.start.run_dir.clone(), self.home_node, shim, lives);
         }
     }
 
@@ -544,6 +608,7 @@ impl Family {
 
     fn offered(&mut self, offer: &Offer) -> Result<(), Failed> {
         let pid = offer.pid;
+        self.home_shim = Some(offer.shim);
         // A process that has executed another program comes again under its old pid.
         self.end(pid);
         let span = tracing::info_span!("migration", id = %offer.migration, %pid);
@@ -722,6 +787,36 @@ impl Family {
     // ---- departures
 
     fn depart(&mut self, pid: HomePid, departure: &Departure) -> Result<(), Failed> {
+        match departure {
+            Departure::Home(_) => self.set_off(pid, departure.clone(), None),
+            Departure::Onward { migration, address, shim, fingerprint } => {
+                self.setting_off.insert(pid, departure.clone());
+                self.aside.reach(pid, *migration, address.clone(), *shim, *fingerprint);
+                Ok(())
+            }
+        }
+    }
+
+    /// The next node of a guest has been reached, or not. The migration may be off by now, or begun anew.
+    fn reached(&mut self, pid: HomePid, migration: MigrationId, link: Result<Box<Link>, String>) {
+        let this = |d: &Departure| matches!(d, Departure::Onward { migration: m, .. } if *m == migration);
+        if !self.setting_off.get(&pid).is_some_and(this) {
+            return;
+        }
+        let Some(departure) = self.setting_off.remove(&pid) else { return };
+        let done = match link {
+            Ok(link) => self.set_off(pid, departure, Some(*link)),
+            Err(why) => {
+                self.tell(pid, &Message::Stayed(why));
+                Ok(())
+            }
+        };
+        if let Err(error) = done {
+            self.failed(pid, &error);
+        }
+    }
+
+    fn set_off(&mut self, pid: HomePid, departure: Departure, link: Option<Link>) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else {
             self.tell(pid, &Message::Stayed("it is not here".into()));
             return Ok(());
@@ -734,30 +829,30 @@ impl Family {
             self.tell(pid, &Message::Stayed("busy: it is making a child".into()));
             return Ok(());
         }
-        match self.begin_departure(pid, departure) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.tell(pid, &Message::Stayed(error.to_string()));
-                Ok(())
-            }
+        if let Err(error) = self.begin_departure(pid, departure, link) {
+            self.tell(pid, &Message::Stayed(error.to_string()));
         }
+        Ok(())
     }
 
-    fn begin_departure(&mut self, pid: HomePid, departure: &Departure) -> anyhow::Result<()> {
-        let mut link = match departure {
-            Departure::Home(_) => None,
-            Departure::Onward { address, shim, fingerprint, .. } => {
-                let tls = tern_wire::pinned_client(&self.key, *fingerprint)?;
-                Some(Link::connect(address, Preamble::Shim(*shim), &tls, Instant::now() + HANDSHAKE)?)
-            }
-        };
+    fn begin_departure(
+        &mut self,
+        pid: HomePid,
+        departure: Departure,
+        mut link: Option<Link>,
+    ) -> anyhow::Result<()> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
         let source = member.prepare_departure(&self.cache)?;
         let mut going = Going { member, cache: &self.cache, stopped: None };
         let out = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
         let sending = Sending::begin(source, &mut going, out)?;
-        let departure = departure.clone();
-        member.state = State::Departing(Box::new(Departing { departure, link, sending, stopped: None }));
+        member.state = State::Departing(Box::new(Departing {
+            departure,
+            link,
+            sending,
+            stopped: None,
+            stirred: (Instant::now(), (0, 0, false)),
+        }));
         Ok(())
     }
 
@@ -766,6 +861,7 @@ impl Family {
         pid: HomePid,
         go: impl FnOnce(&mut Sending, &mut Going<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
+        let patience = self.patience();
         let Some(member) = self.members.get_mut(&pid) else { return };
         if !matches!(member.state, State::Departing(_)) {
             return;
@@ -782,14 +878,16 @@ impl Family {
         match (done, departing.stopped.take()) {
             (Ok(true), Some(stopped)) => {
                 member.state = State::Frozen(stopped);
-                // An onward link is kept until everything has left it.
-                if let Some(mut link) = departing.link.take() {
-                    let _best_effort = link.drain(Instant::now() + Duration::from_secs(10));
-                }
+                let leaving = |link| Leaving { pid, link, stirred: Instant::now(), unsent: 0 };
+                self.leaving.extend(departing.link.take().map(leaving));
             }
             (Ok(_), stopped) => {
                 departing.stopped = stopped;
+                let silent = departing.silent() > patience;
                 member.state = State::Departing(departing);
+                if silent {
+                    self.stay(pid, Some("the next node takes nothing".into()));
+                }
             }
             (Err(error), stopped) => {
                 departing.stopped = stopped;
@@ -831,8 +929,37 @@ impl Family {
         }
     }
 
+    /// Sends what is left for the next nodes of guests that have been sent off. A link is kept, also with nothing left
+    /// to send, until home has decided: then the next node has everything, or needs nothing.
+    fn see_off(&mut self) {
+        let mut failed = Vec::new();
+        let (members, patience) = (&self.members, self.patience());
+        self.leaving.retain_mut(|leaving| {
+            if !members.get(&leaving.pid).is_some_and(|m| matches!(m.state, State::Frozen(_))) {
+                return false;
+            }
+            let why = match leaving.go_on() {
+                Ok(()) if leaving.stirred.elapsed() <= patience => return true,
+                Ok(()) => "the next node takes nothing".into(),
+                Err(error) => error.to_string(),
+            };
+            failed.push((leaving.pid, why));
+            false
+        });
+        for (pid, why) in failed {
+            // It may have arrived there all the same: whether it did, only home knows. It stands still until home
+            // says `Thaw`, or that it is over.
+            self.tell(pid, &Message::Stayed(why));
+        }
+    }
+
     /// A departure is off: the guest runs on.
     fn stay(&mut self, pid: HomePid, why: Option<String>) {
+        if self.setting_off.remove(&pid).is_some()
+            && let Some(why) = &why
+        {
+            self.tell(pid, &Message::Stayed(why.clone()));
+        }
         let Some(member) = self.members.get_mut(&pid) else { return };
         if !matches!(member.state, State::Departing(_)) {
             return;
@@ -846,6 +973,33 @@ impl Family {
         if let Some(why) = why {
             self.tell(pid, &Message::Stayed(why));
         }
+    }
+}
+
+/// The link over which a guest was sent on, with what has not left yet.
+#[derive(Debug)]
+struct Leaving {
+    pid: HomePid,
+    link: Link,
+    /// When something of it left last.
+    stirred: Instant,
+    unsent: usize,
+}
+
+impl Leaving {
+    /// Sends what can be sent. It is read as well: closed with something unread, the link would be reset, and what the
+    /// next node has not read yet would be lost.
+    fn go_on(&mut self) -> Result<(), tern_wire::LinkError> {
+        for _ in 0..64 {
+            if self.link.receive()?.is_none() {
+                break;
+            }
+        }
+        self.link.flush()?;
+        if std::mem::replace(&mut self.unsent, self.link.unsent()) != self.link.unsent() {
+            self.stirred = Instant::now();
+        }
+        Ok(())
     }
 }
 

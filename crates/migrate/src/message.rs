@@ -32,6 +32,8 @@ pub struct Offer {
     pub epoch: Epoch,
     /// Its home.
     pub home: NodeId,
+    /// Home's shim, for asking that node about it when the link is lost.
+    pub shim: ShimId,
     /// Its pid as it sees it itself.
     pub own_pid: i32,
     /// Its command line, for `ps` there.

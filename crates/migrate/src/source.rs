@@ -220,6 +220,12 @@ impl Sending {
         self.source.bytes
     }
 
+    /// Whether the receiver has been asked something and has not answered.
+    #[must_use]
+    pub fn awaits_answer(&self) -> bool {
+        self.awaits_want
+    }
+
     /// Takes the receiver's answer to an address space.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_wire::limits::MOST_PAYLOAD;
 use tern_wire::{Authority, Identity, Preamble, frame};
 
@@ -187,6 +187,21 @@ pub(crate) fn at_the_port() -> Result<()> {
         is_closed(target.tls(preamble, As::Member)?, &ping)
             .with_context(|| format!("a member to {preamble:?}"))?;
     }
+    // Who connects and says nothing holds up nobody else.
+    let silent = || -> Result<TcpStream> {
+        let mut socket = target.connect()?;
+        socket.write_all(&shim.to_bytes())?;
+        Ok(socket)
+    };
+    let silent = (0..8).map(|_| silent()).collect::<Result<Vec<_>>>()?;
+    let begun = Instant::now();
+    is_closed(target.tls(shim, As::Nobody)?, &ping).context("behind those who are silent")?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(2),
+        "behind those who are silent it took {:?}",
+        begun.elapsed()
+    );
+    drop(silent);
     let mut endless = ping;
     endless[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut too_long = ping;
