@@ -58,9 +58,14 @@ pub fn kill(cluster: &Cluster, node: u16, doomed: &[i32]) -> Result<()> {
         // It may have ended by itself, or with another of them.
         let _ = cluster.run(node, &["kill", "-KILL", &pid.to_string()]);
     }
+    // A first thread that has ended is shown as a zombie while others still hold the process' files: a daemon's lock.
     let gone = |pid: &i32| {
-        let state = cluster.run(node, &["ps", "-o", "stat=", "-p", &pid.to_string()]);
-        state.map_or(true, |state| state.is_empty() || state.starts_with(b"Z"))
+        let state = cluster.run(node, &["ps", "-o", "stat=,nlwp=", "-p", &pid.to_string()]);
+        let Ok(state) = state else { return true };
+        let state = String::from_utf8_lossy(&state).into_owned();
+        let mut words = state.split_whitespace();
+        let zombie = words.next().is_none_or(|word| word.starts_with('Z'));
+        zombie && words.next().is_none_or(|threads| threads == "1")
     };
     until("the killed are gone", Duration::from_secs(10), || doomed.iter().all(gone)).map(drop)
 }
