@@ -1,6 +1,7 @@
 //! What is not moved: each refusal has its exit code and its reason, and the process runs on, unharmed.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -51,6 +52,10 @@ impl<'a> Subject<'a> {
         let entry = ENTRIES.iter().find(|e| e.name == name).ok_or("no such program")?;
         let program =
             executable(entry, Flavour::Dynamic).map_err(|e| format!("{e:#}"))?.ok_or("not built")?;
+        Self::start_file(cluster, name, &program, before)
+    }
+
+    fn start_file(cluster: &'a Cluster, name: &str, program: &Path, before: &[&str]) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let until = format!("/tmp/until-{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut command = cluster.command(1, "sh");
@@ -113,6 +118,35 @@ fn no_such_process(cluster: &Cluster) -> Checked {
         is_refusal(end, &[NOT_FOUND, BAD_REQUEST, CANNOT_MOVE], "")?;
     }
     Ok(())
+}
+
+/// A program for 32 bits is recognised by its file.
+fn thirty_two_bit(cluster: &Cluster) -> Checked {
+    let program = built().map_err(|e| format!("{e:#}"))?.join("foreign/narrow");
+    let subject = Subject::start_file(cluster, "narrow", &program, &[])?;
+    for _ in 0..3 {
+        is_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], "32-bit")?;
+    }
+    subject.unharmed()
+}
+
+/// The first process of a pid namespace, and the one that made it, whose children are born there.
+fn another_pid_namespace(cluster: &Cluster) -> Checked {
+    let subject = Subject::start(cluster, "registers", &["unshare", "--pid", "--fork"])?;
+    let parent = subject.running.pid;
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    let first = loop {
+        let found = cluster.run(1, &["pgrep", "-x", "-P", &parent.to_string(), "registers"]);
+        let found = found.ok().and_then(|pid| String::from_utf8(pid).ok()?.trim().parse().ok());
+        match found {
+            Some(pid) => break pid,
+            None if std::time::Instant::now() > until => return Err("the program did not start".into()),
+            None => {}
+        }
+    };
+    is_refusal(cluster.migrate(first, "2"), &[CANNOT_MOVE], "init:")?;
+    is_refusal(cluster.migrate(parent, "2"), &[CANNOT_MOVE], "pid:")?;
+    subject.unharmed()
 }
 
 /// The node's own init and daemon are nobody's to move; nor is a kernel thread, where one is seen.
@@ -200,7 +234,9 @@ fn refusals_have_reasons_and_harm_nobody() {
             cases.push((entry.name.to_owned(), Box::new(move || cannot_move(cluster, entry.name, word))));
         }
     }
-    let others: [(&str, Check); 8] = [
+    let others: [(&str, Check); 10] = [
+        ("32-bit program", thirty_two_bit),
+        ("another pid namespace", another_pid_namespace),
         ("no such process", no_such_process),
         ("own daemon", own_daemon),
         ("another user's process", another_users_process),

@@ -194,8 +194,13 @@ impl Family {
         let home = (self.start.node, self.start.id);
         let Some(member) = self.members.get_mut(&pid) else { return };
         let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
-            Ok(Ok(())) => None,
-            Ok(Err(reason)) => Some(reason.to_string()),
+            Ok(movable) => match stopped.registers() {
+                Ok(registers) => {
+                    let movable = movable.and_then(|()| tern_image::process::check_registers(&registers));
+                    movable.err().map(|reason| reason.to_string())
+                }
+                Err(error) => Some(error.to_string()),
+            },
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = why {

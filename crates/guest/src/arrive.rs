@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Instant;
 use tern_image::content::Cache;
-use tern_image::{Layout, ProcessImage, Reserve};
+use tern_image::{Layout, ProcessImage, Reserve, Unmovable};
 use tern_migrate::message::{Conversation, Machine, Offer};
 use tern_migrate::target;
 use tern_tracee::inject::{self, Injection, SYSCALL, Site};
@@ -64,7 +64,7 @@ pub fn judge(offer: &Offer, ours: &Machine) -> std::result::Result<(), String> {
         return Err("the kernel here has another vDSO than home's".into());
     }
     if offer.own_pid <= 1 {
-        return Err("the first process of a namespace cannot be moved".into());
+        return Err(Unmovable::Init.to_string());
     }
     Ok(())
 }

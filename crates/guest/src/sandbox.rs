@@ -16,6 +16,7 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use tern_image::Unmovable;
 use tern_tracee::stop::{self, Change, EXIT_KILL, FOLLOW, Stop, Stopped};
 
 /// The identity of guests whose user is root at home: nobody.
@@ -104,7 +105,8 @@ impl Sandbox {
                 Some(_) => return Err(io::Error::other("the guests' helper ended")),
                 None => {}
             }
-            if poll.revents & (libc::POLLIN | libc::POLLHUP) == 0 || (order == FORK && child.is_none()) {
+            // It answers only after its fork, whose stop has been seen above, or without one if it could not.
+            if poll.revents & (libc::POLLIN | libc::POLLHUP) == 0 {
                 continue;
             }
             let mut answer = [0];
@@ -125,13 +127,17 @@ impl Sandbox {
     /// # Errors
     /// If the pid is in use there, or beyond what the namespace gives.
     pub fn fork(&self, pid: i32) -> io::Result<Stopped> {
-        let child =
-            self.order_and_wait(FORK, pid)?.ok_or_else(|| io::Error::other("the helper did not fork"))?;
+        let not_given = || io::Error::other(Unmovable::Pid(pid));
+        let child = self.order_and_wait(FORK, pid).map_err(|error| match error.kind() {
+            // What the kernel says to a number beyond its largest.
+            io::ErrorKind::InvalidInput => not_given(),
+            _ => error,
+        })?;
+        let child = child.ok_or_else(|| io::Error::other("the helper did not fork"))?;
         let status = tern_tracee::procfs::status(child.pid()).map_err(io::Error::other)?;
         if status.own_pid != pid {
             tern_tracee::pidfd::kill(child.pid());
-            let got = status.own_pid;
-            return Err(io::Error::other(format!("pid {pid} is not free there: got {got}")));
+            return Err(not_given());
         }
         Ok(child)
     }
@@ -373,6 +379,10 @@ mod tests {
             fs::read_dir(format!("/proc/{}/root/", guest.pid())).unwrap().next().is_none(),
             "nothing is mounted"
         );
+        for (taken_or_too_large, why) in [(4711, "taken"), (i32::MAX, "too large")] {
+            let refused = sandbox.fork(taken_or_too_large).unwrap_err().to_string();
+            assert!(refused.starts_with("pid: "), "{why}: {refused}");
+        }
         let pid = guest.pid();
         drop(sandbox);
         let gone = |pid| {

@@ -5,7 +5,9 @@ use crate::layout::Layout;
 use crate::reserve::Reserve;
 use crate::thread::ThreadImage;
 use serde::{Deserialize, Serialize};
-use tern_tracee::{Memory, Result, procfs};
+use std::fs::File;
+use std::io::Read;
+use tern_tracee::{Memory, Registers, Result, procfs};
 
 /// Why a process cannot be moved now. Each reason has a code, which is what scripts look for, and a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -41,8 +43,10 @@ pub enum Unmovable {
     NoMemory,
     #[error("init: it is the first process of its namespace")]
     Init,
-    #[error("pid: its number {0} in its own namespace is beyond what the other node gives")]
+    #[error("pid: its number {0} in its own namespace is taken there, or beyond what that node gives")]
     Pid(i32),
+    #[error("pid: its children begin in another pid namespace than it is in")]
+    ChildrenElsewhere,
 }
 
 impl Unmovable {
@@ -67,6 +71,10 @@ pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>
         Some(Unmovable::NoMemory)
     } else if status.own_pid == 1 {
         Some(Unmovable::Init)
+    } else if children_elsewhere(pid) {
+        Some(Unmovable::ChildrenElsewhere)
+    } else if program_is_32_bit(pid) {
+        Some(Unmovable::ThirtyTwoBit)
     } else if status.threads > 1 {
         Some(Unmovable::Threads(status.threads))
     } else if status.seccomp != 0 {
@@ -77,6 +85,29 @@ pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>
         special_descriptor(pid)?.or_else(|| shared_address_space(pid, status.parent))
     };
     Ok(reason.map_or(Ok(()), Err))
+}
+
+/// Looks at the registers of a process that stands still: a 64-bit program may run 32-bit code.
+///
+/// # Errors
+/// If it does.
+pub fn check_registers(registers: &Registers) -> std::result::Result<(), Unmovable> {
+    if registers.is_64_bit() { Ok(()) } else { Err(Unmovable::ThirtyTwoBit) }
+}
+
+/// Whether its program file is one for 32 bits. A file that cannot be read says nothing; the registers will.
+fn program_is_32_bit(pid: i32) -> bool {
+    const CLASS_32: [u8; 5] = [0x7f, b'E', b'L', b'F', 1];
+    let mut begin = [0; 5];
+    let read = File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && begin == CLASS_32
+}
+
+/// Whether it has called unshare or setns for its children: the first would be pid 1 of a namespace that only
+/// home has. The kernel shows no such namespace before that child is born.
+fn children_elsewhere(pid: i32) -> bool {
+    let space = |which: &str| std::fs::read_link(format!("/proc/{pid}/ns/{which}"));
+    space("pid").is_ok_and(|own| space("pid_for_children").map_or(true, |theirs| theirs != own))
 }
 
 fn special_descriptor(pid: i32) -> Result<Option<Unmovable>> {
@@ -256,7 +287,7 @@ impl ProcessImage {
         if self.actions.len() != SIGNALS || self.command.len() > 64 || self.auxv.len() > 4096 {
             return Err("an image of the wrong shape");
         }
-        // A guest's own code selector; anything else is a fault of the sender.
+        // It may have begun to run such code after it was looked at.
         if !self.thread.registers.is_64_bit() {
             return Err("an image of 32-bit code");
         }
