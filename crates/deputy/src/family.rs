@@ -525,6 +525,9 @@ impl Family {
             task.frozen = Instant::now().checked_sub(Duration::from_micros(talk.frozen_us));
         }
         fault::point("home", Phase::HandOver);
+        // A clock that somebody has set back here while the process was away goes back for everybody here.
+        let wait = tern_migrate::wall::wait(talk.wall, tern_migrate::wall::now());
+        std::thread::sleep(wait.inspect_err(|behind| tracing::warn!(%pid, %behind)).unwrap_or_default());
         // The point of no return of a journey home: this life ends here, and no call of its guest is performed
         // any more, whatever becomes of the message that tells it so.
         member.epoch = member.epoch.next();

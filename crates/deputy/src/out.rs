@@ -139,6 +139,7 @@ impl Member {
             own_pid: self.own_pid,
             command: self.command.clone(),
             reserve: self.reserve.ok_or_else(astray)?,
+            wall: tern_migrate::wall::now(),
             machine: self.machine.clone().ok_or_else(astray)?,
         })
     }

@@ -17,7 +17,7 @@ use std::time::Instant;
 use tern_image::content::Cache;
 use tern_image::{Layout, ProcessImage, Reserve, Unmovable};
 use tern_migrate::message::{Conversation, Machine, Offer};
-use tern_migrate::target;
+use tern_migrate::{target, wall};
 use tern_tracee::inject::{self, Injection, SYSCALL, Site};
 use tern_tracee::listener::{Instruction, Listener};
 use tern_tracee::pagemap::Run;
@@ -38,11 +38,11 @@ pub struct Arriving {
     image: Option<(Box<ProcessImage>, Conversation)>,
 }
 
-/// Why a process may not come here.
+/// Why a process may not come here, where the wall clock shows `clock`.
 ///
 /// # Errors
 /// With the sentence for home.
-pub fn judge(offer: &Offer, ours: &Machine) -> std::result::Result<(), String> {
+pub fn judge(offer: &Offer, ours: &Machine, clock: u64) -> std::result::Result<(), String> {
     if offer.version != tern_image::VERSION {
         return Err(format!("image version {} is not known here ({})", offer.version, tern_image::VERSION));
     }
@@ -63,6 +63,7 @@ pub fn judge(offer: &Offer, ours: &Machine) -> std::result::Result<(), String> {
     if theirs.vdso != ours.vdso {
         return Err("the kernel here has another vDSO than home's".into());
     }
+    wall::judge(offer.wall, clock).map_err(|behind| behind.to_string())?;
     if offer.own_pid <= 1 {
         return Err(Unmovable::Init.to_string());
     }
@@ -222,6 +223,7 @@ impl Arriving {
         cache: &Cache,
     ) -> Result<()> {
         image.check().map_err(|what| self.astray(what))?;
+        wall::wait(talk.wall, wall::now()).map_err(|behind| self.astray(&behind.to_string()))?;
         let (offer, astray) = (&self.offer, self.astray("an image before its address space"));
         let title = Member::title(offer.home, offer.pid, &offer.command);
         let (Some(injection), Some(listener)) = (&mut self.injection, &self.listener) else {
@@ -355,4 +357,47 @@ fn drop_capabilities(injection: &mut Injection, memory: &Memory, reserve: Reserv
     memory.write(reserve.room(), &bytes)?;
     let args = [reserve.room(), reserve.room() + 8, 0, 0, 0, 0];
     injection.must("drop capabilities", libc::SYS_capset, args).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
+
+    fn machine() -> Machine {
+        let cpu_flags = ["avx", "fpu", "sse2"].map(String::from).to_vec();
+        Machine { cpu_flags, xstate_len: 832, vdso: ([7; 32], vec![0x4000, 0x2000]) }
+    }
+
+    fn offer() -> Offer {
+        Offer {
+            version: tern_image::VERSION,
+            migration: MigrationId([1; 16]),
+            pid: HomePid(4711),
+            epoch: Epoch(1),
+            home: NodeId(1),
+            own_pid: 4711,
+            command: "work".into(),
+            reserve: Reserve { start: Reserve::AREA },
+            wall: 1_000_000_000,
+            machine: machine(),
+        }
+    }
+
+    #[test]
+    fn offers_are_declined_with_a_sentence() {
+        let clock = 1_000_000_000;
+        assert_eq!(judge(&offer(), &machine(), clock), Ok(()));
+        let why = |change: fn(&mut Offer)| {
+            let mut offer = offer();
+            change(&mut offer);
+            judge(&offer, &machine(), clock).unwrap_err()
+        };
+        assert!(why(|o| o.version += 1).starts_with("image version"));
+        assert_eq!(why(|o| o.machine.cpu_flags.push("zfp".into())), "the processor here lacks zfp");
+        assert!(why(|o| drop(o.machine.cpu_flags.pop())).contains("other features"));
+        assert!(why(|o| o.machine.vdso.0 = [8; 32]).contains("vDSO"));
+        assert!(why(|o| o.own_pid = 1).starts_with("init:"));
+        assert!(why(|o| o.wall += 51_000_000).starts_with("the clock here is 51 ms behind"));
+    }
 }

@@ -17,7 +17,7 @@ use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_image::content::Cache;
 use tern_migrate::message::{Arrived, Departure, Inbox, Machine, Message, Offer, send};
 use tern_migrate::source::{SendError, Sending};
-use tern_migrate::{Phase, fault};
+use tern_migrate::{Phase, fault, wall};
 use tern_tracee::listener::Listener;
 use tern_tracee::stop::{self, Change, Siginfo, Stop};
 use tern_tracee::{Memory, procfs};
@@ -615,7 +615,7 @@ impl Family {
         let _in = span.enter();
         fault::point("guest", Phase::Offer);
         let begun =
-            arrive::judge(offer, &self.machine).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
+            arrive::judge(offer, &self.machine, wall::now()).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
         match begun {
             Ok(member) => {
                 tracing::info!(command = offer.command, "an offer was accepted");
@@ -721,6 +721,8 @@ impl Family {
         member.shown = arrived.shown;
         member.since = Instant::now();
         member.raise_carried()?;
+        // Next to nothing, on nodes whose clocks are kept by NTP: the others can wait for so long.
+        std::thread::sleep(wall::wait(member.talk.wall, wall::now()).unwrap_or_default());
         arrived.stopped.resume(0)?;
         tracing::info!(%pid, ?epoch, "a guest runs");
         let mask = member.home_mask;

@@ -28,6 +28,7 @@ pub mod message;
 pub mod partial;
 pub mod source;
 pub mod target;
+pub mod wall;
 
 pub use journey::{Journey, Phase};
 pub use message::{Inbox, Message};

@@ -40,6 +40,8 @@ pub struct Offer {
     pub command: String,
     /// Our range in it.
     pub reserve: Reserve,
+    /// Home's wall clock now, in nanoseconds.
+    pub wall: u64,
     /// What the process may have found out about its processor, and the vDSO that it has.
     pub machine: Machine,
 }
@@ -73,6 +75,8 @@ pub struct Conversation {
     pub frozen_us: u64,
     /// How many bytes of content were sent for it.
     pub sent: u64,
+    /// The wall clock where it was stopped, when it was, in nanoseconds: it has read no later one.
+    pub wall: u64,
 }
 
 /// A system call to be performed by the deputy.

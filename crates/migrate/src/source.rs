@@ -265,7 +265,9 @@ impl Sending {
             }
             if self.frozen.is_some() {
                 let (image, mut talk) = process.capture(self.layout.clone())?;
-                talk.frozen_us = self.frozen.map_or(0, |f| f.elapsed().as_micros() as u64);
+                let frozen = self.frozen.map(|f| f.elapsed()).unwrap_or_default();
+                talk.frozen_us = frozen.as_micros() as u64;
+                talk.wall = crate::wall::now().saturating_sub(frozen.as_nanos() as u64);
                 talk.sent = self.source.bytes;
                 send(link, self.source.pid, &Message::Image(Box::new(image), talk), &[])?;
                 self.sent = true;
