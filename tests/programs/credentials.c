@@ -1,4 +1,4 @@
-/* Proves: ids, groups, session, limits, priority and resource use stay those of home. */
+/* Proves: ids, groups, session, limits and priority stay those of home. */
 #include "program.h"
 #include <grp.h>
 #include <sys/resource.h>
@@ -15,7 +15,6 @@ int main(void)
 	struct rlimit files = { 200, 300 }, core = { 0, 0 }, got;
 	CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0 && setrlimit(RLIMIT_CORE, &core) == 0);
 	int nice_before = getpriority(PRIO_PROCESS, 0);
-	double used = 0;
 	int stopped_at = 0;
 	do {
 		uid_t r, e, s;
@@ -37,17 +36,8 @@ int main(void)
 		CHECK_IS(errno, EBADF);
 		CHECK_IS(dup2(1, 199), 199);
 		CHECK_IS(close(199), 0);
-		/* CPU time only grows, and is about what was used */
-		for (volatile int i = 0; i < 1000000; i++)
-			;
-		struct rusage usage;
-		CHECK_IS(getrusage(RUSAGE_SELF, &usage), 0);
-		double u = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-			   (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-		CHECK(u >= used);
-		used = u;
 		stopped_at++;
 	} while (going());
-	CHECK(used > 0 && stopped_at > 0);
+	CHECK(stopped_at > 0);
 	return pass();
 }

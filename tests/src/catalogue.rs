@@ -59,6 +59,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("jumps", Kind::Computes),
     entry("tls", Kind::Calls),
     entry("clocks", Kind::Calls),
+    entry("cputime", Kind::Computes),
     entry("random", Kind::Calls),
     entry("dlopen", Kind::Calls),
     entry("locale", Kind::Calls),

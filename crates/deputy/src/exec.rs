@@ -42,7 +42,6 @@ impl Family {
         }
         let peer = outbound.or(onward).unwrap_or(member.peer);
         if was_away {
-            member.used = (member.used.0 + member.used.1, 0);
             member.epoch = member.epoch.next();
             let held = member.peer;
             self.tell_peer(held, pid, &Message::Drop);

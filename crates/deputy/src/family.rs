@@ -14,7 +14,7 @@ use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKin
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_migrate::message::{Departure, Message};
 use tern_migrate::source::{SendError, Sending};
-use tern_migrate::{Phase, fault};
+use tern_migrate::{CpuTime, Phase, fault};
 use tern_tracee::stop::{Stop, Stopped};
 use tern_wire::{Ephemeral, Link};
 
@@ -44,6 +44,7 @@ pub(crate) struct Homed {
     pub(crate) row: ProcessRow,
     /// With the pid it names the process for ever.
     started: u64,
+    pub(crate) used: CpuTime,
     pub(crate) homecomings: VecDeque<Instant>,
 }
 
@@ -149,11 +150,14 @@ impl Family {
             tracing::debug!(%error, "it was gone already");
         }
         let Some(member) = self.members.remove(&pid) else { return };
+        // What was remembered of an earlier homecoming is old.
+        self.homed.retain(|h| h.row.pid != pid);
         if !member.homecomings.is_empty()
             && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
         {
             let row = self.row(&member);
-            self.homed.push(Homed { row, started: stat.start_time(), homecomings: member.homecomings });
+            let (started, used, homecomings) = (stat.start_time(), member.used, member.homecomings);
+            self.homed.push(Homed { row, started, used, homecomings });
         }
     }
 
@@ -334,7 +338,6 @@ impl Family {
         if let State::Onward(next) = member.state {
             let old = std::mem::replace(&mut member.peer, next);
             member.epoch = member.offered;
-            member.used = (member.used.0 + member.used.1, 0);
             let epoch = member.epoch;
             member.state = State::Crossing(old);
             self.tell_peer(next, pid, &Message::Go(epoch));
@@ -531,7 +534,7 @@ impl Family {
         // The point of no return of a journey home: this life ends here, and no call of its guest is performed
         // any more, whatever becomes of the message that tells it so.
         member.epoch = member.epoch.next();
-        member.used = (member.used.0 + member.used.1, 0);
+        member.used = talk.used;
         let peer = member.peer;
         let home = loop {
             let home = match image.check() {

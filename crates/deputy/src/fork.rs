@@ -82,7 +82,7 @@ impl Member {
             migrations: 0,
             reason: String::new(),
             homecomings: VecDeque::new(),
-            used: (0, 0),
+            used: tern_migrate::CpuTime::default(),
             partial: None,
             holders: 0,
             ask_again: None,

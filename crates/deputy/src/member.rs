@@ -10,7 +10,7 @@ use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::Action;
-use tern_migrate::Partial;
+use tern_migrate::{CpuTime, Partial};
 use tern_migrate::message::{CallRequest, CallResult, Machine};
 use tern_syscall::Layout;
 use tern_tracee::Memory;
@@ -54,8 +54,8 @@ pub(crate) struct Member {
     pub(crate) reason: String,
     /// When it had to come home lately.
     pub(crate) homecomings: VecDeque<Instant>,
-    /// CPU time of its guests, in milliseconds: of lives that are over, and of the present one.
-    pub(crate) used: (u64, u64),
+    /// CPU time that it has used away, as far as its guests have told.
+    pub(crate) used: CpuTime,
     /// A transfer that our first interruption cut short.
     pub(crate) partial: Option<Partial>,
     /// Addresses given to mappings that only hold a file for the way home.

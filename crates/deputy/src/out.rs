@@ -361,6 +361,7 @@ impl Movable for Leaving<'_> {
         let talk = Conversation {
             signals: self.member.signals,
             partial: self.member.partial,
+            used: self.member.used,
             ..Conversation::default()
         };
         Ok((image, talk))

@@ -142,7 +142,7 @@ impl Family {
             r#where: Some(self.node_of(m)),
             from: None,
             state: if suspended { "suspended" } else { m.state_name() }.into(),
-            cpu_seconds: at_home + (m.used.0 + m.used.1) as f64 / 1e3,
+            cpu_seconds: at_home + m.used.seconds(),
             migrations: m.migrations,
             reason: m.reason.clone(),
             command: m.command.clone(),
@@ -157,6 +157,7 @@ impl Family {
         let status = procfs::status(pid.0)?;
         let memory = Memory::open(pid.0)?;
         stop::seize(pid.0, stop::FOLLOW_EXEC)?;
+        let before = self.homed.iter().find(|h| h.row.pid == pid && h.lives());
         let member = Member {
             pid,
             own_pid: status.own_pid,
@@ -180,13 +181,8 @@ impl Family {
             task: None,
             migrations: 0,
             reason: String::new(),
-            homecomings: self
-                .homed
-                .iter()
-                .find(|h| h.row.pid == pid)
-                .map(|h| h.homecomings.clone())
-                .unwrap_or_default(),
-            used: (0, 0),
+            homecomings: before.map(|h| h.homecomings.clone()).unwrap_or_default(),
+            used: before.map(|h| h.used).unwrap_or_default(),
             partial: None,
             holders: 0,
             ask_again: None,
@@ -541,7 +537,7 @@ impl Family {
             Message::FetchHome(why) if holds => self.fetch(pid, &why),
             Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
             Message::Present(epoch, signals) => self.present(pid, from, epoch, signals),
-            Message::Used(ms) if holds => member.used.1 = ms,
+            Message::Used(used) if holds => member.used = used,
             Message::Mask(mask) if holds => member.set_mask(mask),
             _ => {}
         }

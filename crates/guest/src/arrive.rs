@@ -9,6 +9,7 @@
 //! ```
 //! A failure before `Go` ends the process here; at its old place nothing has happened.
 
+use crate::cpu::Meter;
 use crate::member::{Member, State};
 use crate::space::{GuestSpace, Shown, apply};
 use std::collections::{HashMap, HashSet};
@@ -17,7 +18,7 @@ use std::time::Instant;
 use tern_image::content::Cache;
 use tern_image::{Layout, ProcessImage, Reserve, Unmovable};
 use tern_migrate::message::{Conversation, Machine, Offer};
-use tern_migrate::{target, wall};
+use tern_migrate::{CpuTime, target, wall};
 use tern_tracee::inject::{self, Injection, SYSCALL, Site};
 use tern_tracee::listener::{Instruction, Listener};
 use tern_tracee::pagemap::Run;
@@ -108,6 +109,7 @@ impl Arriving {
             held_back: Vec::new(),
             borrowed: false,
             since: Instant::now(),
+            meter: Meter::begin(host, CpuTime::default())?,
         })
     }
 

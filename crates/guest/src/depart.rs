@@ -135,6 +135,7 @@ impl Movable for Going<'_> {
         done?;
         self.stopped = Some(injection.finish()?);
         let mut talk = member.talk.clone();
+        talk.used = member.meter.used();
         talk.carried = member.raised.values().flatten().map(|info| info.to_vec()).collect();
         Ok((copy, talk))
     }

@@ -8,11 +8,13 @@
 //! After a vfork the parent stays inside its clone until the child has executed or ended; the main loop sees
 //! it come out.
 
+use crate::cpu::Meter;
 use crate::member::{Member, OpenCall, State};
 use crate::sandbox::Sandbox;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
+use tern_migrate::CpuTime;
 use tern_migrate::message::Conversation;
 use tern_tracee::inject::MOST_STOPS;
 use tern_tracee::registers::Registers;
@@ -132,6 +134,7 @@ impl Member {
             borrowed: args[0] & libc::CLONE_VM as u64 != 0,
             state: State::Running,
             since: Instant::now(),
+            meter: Meter::begin(host, CpuTime::default())?,
         })
     }
 

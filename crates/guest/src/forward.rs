@@ -3,7 +3,7 @@
 use crate::member::{GuestMemory, Member, OpenCall, State};
 use std::time::Instant;
 use tern_migrate::message::{CallRequest, CallResult, Message, send};
-use tern_syscall::{Gather, Gathered, Route, gather, route, scatter};
+use tern_syscall::{Gather, Gathered, Route, Special, gather, route, scatter};
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop};
@@ -102,7 +102,7 @@ impl Member {
     /// If the guest is gone.
     pub fn answered(
         &mut self,
-        result: CallResult,
+        mut result: CallResult,
     ) -> std::result::Result<Option<(OpenCall, CallResult)>, Failed> {
         tracing::trace!(pid = %self.pid, result.number, result.outcome.ret, call = self.talk.call, open = self.open.is_some(), "is answered");
         if result.number != self.talk.call || self.open.as_ref().is_none_or(|o| o.sent.is_none()) {
@@ -113,6 +113,10 @@ impl Member {
             Route::Both(special) if result.outcome.ret >= 0 => Some(special),
             _ => None,
         };
+        if special == Some(Special::CpuTime) {
+            let used = self.meter.used();
+            crate::cpu::add(open.trap.nr, &open.trap.args, self.own_pid, used, &mut result.outcome);
+        }
         if special.is_some_and(crate::special::has_local_part) {
             return Ok(Some((open, result)));
         }

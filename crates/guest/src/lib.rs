@@ -5,8 +5,8 @@
 //! * [`arrive`]: an empty process becomes a guest;  [`depart`]: a guest goes home or onward
 //! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
 //! * [`signal`]: signals from home, and the guest's own faults
-//! * [`fork`]: both halves fork
 //! * [`aside`]: what takes long, in threads
+//! * [`fork`]: both halves fork;  [`cpu`]: CPU time of both halves
 //! * [`run`]: the one loop that waits for all of it
 
 #![deny(unsafe_code)]
@@ -14,6 +14,7 @@
 pub mod arrive;
 pub mod aside;
 mod clocks;
+pub mod cpu;
 pub mod depart;
 pub mod fork;
 pub mod forward;

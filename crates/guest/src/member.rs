@@ -1,6 +1,7 @@
 //! One guest.
 
 use crate::arrive::Arriving;
+use crate::cpu::Meter;
 use crate::depart::Departing;
 use crate::fork::Forking;
 use crate::space::Shown;
@@ -55,6 +56,8 @@ pub struct Member {
     pub borrowed: bool,
     /// When it began here.
     pub since: Instant,
+    /// Its CPU time.
+    pub meter: Meter,
 }
 
 /// What a guest is doing.

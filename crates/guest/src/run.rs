@@ -3,6 +3,7 @@
 use crate::arrive::{self, Arriving};
 use crate::aside::{Aside, Event};
 use crate::clocks::Clocks;
+use crate::cpu::Meter;
 use crate::depart::{Departing, Going};
 use crate::forward::Failed;
 use crate::member::{Member, State};
@@ -17,7 +18,7 @@ use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_image::content::Cache;
 use tern_migrate::message::{Arrived, Departure, Inbox, Machine, Message, Offer, send};
 use tern_migrate::source::{SendError, Sending};
-use tern_migrate::{Phase, fault, wall};
+use tern_migrate::{CpuTime, Phase, fault, wall};
 use tern_tracee::listener::Listener;
 use tern_tracee::stop::{self, Change, Siginfo, Stop};
 use tern_tracee::{Memory, procfs};
@@ -460,15 +461,11 @@ impl Family {
     fn keep_alive(&mut self) {
         if self.home.is_some() && self.spoke.elapsed() > BEAT {
             self.spoke = Instant::now();
-            let used: Vec<(HomePid, u64)> = self
-                .members
-                .values()
-                .filter(|m| m.is_live())
-                .map(|m| (m.pid, procfs::stat(m.host).map_or(0, |s| (s.cpu_seconds() * 1000.0) as u64)))
-                .collect();
+            let live = self.members.values_mut().filter(|m| m.is_live());
+            let used: Vec<(HomePid, CpuTime)> = live.map(|m| (m.pid, m.meter.used())).collect();
             self.tell(HomePid(0), &Message::Beat);
-            for (pid, ms) in used {
-                self.tell(pid, &Message::Used(ms));
+            for (pid, used) in used {
+                self.tell(pid, &Message::Used(used));
             }
         }
         let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
@@ -720,6 +717,7 @@ impl Family {
         member.listener = Some(arrived.listener);
         member.shown = arrived.shown;
         member.since = Instant::now();
+        member.meter = Meter::begin(member.host, member.talk.used)?;
         member.raise_carried()?;
         // Next to nothing, on nodes whose clocks are kept by NTP: the others can wait for so long.
         std::thread::sleep(wall::wait(member.talk.wall, wall::now()).unwrap_or_default());

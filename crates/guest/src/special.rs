@@ -31,6 +31,13 @@ impl Member {
         if special == Special::RtSigreturn {
             return self.handler_returned(trap, home);
         }
+        if special == Special::Exec
+            && let Some(home) = home
+        {
+            // The next program is the same process, with the time of this one: nobody else will tell of it.
+            send(home, self.pid, &Message::Used(self.meter.used()), &[])?;
+            return self.ask_home(trap, Some(home));
+        }
         let asks_only = match special {
             Special::RtSigaction | Special::RtSigprocmask => trap.args[1] == 0,
             _ => false,

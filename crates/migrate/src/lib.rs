@@ -22,6 +22,7 @@
 //! Until then that copy is kept, frozen, and `Thaw` brings it back.
 #![forbid(unsafe_code)]
 
+pub mod cpu;
 pub mod fault;
 pub mod journey;
 pub mod message;
@@ -30,6 +31,7 @@ pub mod source;
 pub mod target;
 pub mod wall;
 
+pub use cpu::CpuTime;
 pub use journey::{Journey, Phase};
 pub use message::{Inbox, Message};
 pub use partial::Partial;

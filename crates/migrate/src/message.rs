@@ -3,6 +3,7 @@
 //! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
 //! files follow their description within the same message, uncopied.
 
+use crate::cpu::CpuTime;
 use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
@@ -77,6 +78,8 @@ pub struct Conversation {
     pub sent: u64,
     /// The wall clock where it was stopped, when it was, in nanoseconds: it has read no later one.
     pub wall: u64,
+    /// CPU time that it has used away, on all nodes.
+    pub used: CpuTime,
 }
 
 /// A system call to be performed by the deputy.
@@ -177,8 +180,8 @@ pub enum Message {
     Mask(u64),
     /// Nothing; shows that the link is alive.
     Beat,
-    /// guest → home: CPU time that the guest has used, in milliseconds.
-    Used(u64),
+    /// guest → home: CPU time that the process has used away, on all nodes.
+    Used(CpuTime),
 }
 
 /// Where a guest is to go.

@@ -8,11 +8,12 @@
 //! * [`registers`]: general and extended registers
 //! * [`memory`]: another process' memory
 //! * [`inject`]: make a stopped process perform one call
-//! * [`procfs`]: what /proc tells
+//! * [`procfs`]: what /proc tells;  [`cpu`]: CPU time
 //! * [`pagemap`], [`dirty`]: which pages are there, and which were written
 //! * [`listener`]: trapped system calls (seccomp user notification)
 //! * [`shared`]: memory shared with a deputy, and the futexes in it
 
+pub mod cpu;
 pub mod dirty;
 pub mod error;
 pub mod inject;

@@ -50,7 +50,7 @@ rows! {
     37 alarm HOME [V] {} TIMER;
     38 setitimer (Rule::By(interval_timer, CPU_TIMERS_GO_HOME)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
     96 gettimeofday HERE [V, V] {} CLOCK;
-    100 times (both(Special::CpuTime)) [output(32)] {} "CPU time is used at home and away; only home's is reported yet.";
+    100 times (both(Special::CpuTime)) [output(32)] {} "What the deputy has used at home, plus what the guest has used away.";
     159 adjtimex HOME [inout(size::<libc::timex>())] {} SET;
     164 settimeofday HOME [input(PAIR), input(8)] {} SET;
     201 time HERE [V] {} CLOCK;

@@ -1,0 +1,36 @@
+//! CPU time that a process has used away from home.
+
+use serde::{Deserialize, Serialize};
+
+/// CPU time in nanoseconds, on all nodes but home, since the process first left it. The sum travels with the
+/// process, so that each node adds its own to it and nobody has to ask another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTime {
+    /// In the program's own code.
+    pub user: u64,
+    /// In the kernel for it.
+    pub system: u64,
+}
+
+impl CpuTime {
+    /// Both.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.user.saturating_add(self.system)
+    }
+
+    /// Both, in seconds.
+    #[must_use]
+    pub fn seconds(self) -> f64 {
+        self.total() as f64 / 1e9
+    }
+
+    /// This and that.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            user: self.user.saturating_add(other.user),
+            system: self.system.saturating_add(other.system),
+        }
+    }
+}

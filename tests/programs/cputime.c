@@ -1,0 +1,98 @@
+/* Proves: CPU time, by four calls that agree, grows by what the program uses wherever it runs, and never goes back,
+ * but for one case: at home by itself again, a process is told home's part of it only (docs/limits.md). */
+#include "program.h"
+#include <sys/resource.h>
+#include <sys/times.h>
+
+static double process_clock(void)
+{
+	struct timespec t;
+	CHECK_IS(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static double thread_clock(void)
+{
+	struct timespec t;
+	CHECK_IS(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t), 0);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static double seconds(struct timeval t) { return (double)t.tv_sec + (double)t.tv_usec / 1e6; }
+
+static double usage(void)
+{
+	static double user, system;
+	struct rusage u;
+	CHECK_IS(getrusage(RUSAGE_SELF, &u), 0);
+	bool home = seconds(u.ru_utime) + seconds(u.ru_stime) < user + system;
+	CHECK(home || (seconds(u.ru_utime) >= user && seconds(u.ru_stime) >= system));
+	user = seconds(u.ru_utime), system = seconds(u.ru_stime);
+	return user + system;
+}
+
+static double ticks(void)
+{
+	struct tms t;
+	CHECK(times(&t) != (clock_t)-1);
+	CHECK_IS(t.tms_cutime, 0);
+	CHECK_IS(t.tms_cstime, 0);
+	return (double)(t.tms_utime + t.tms_stime) / (double)sysconf(_SC_CLK_TCK);
+}
+
+/* What home's kernel says, which answers for /proc wherever the program runs. */
+static double of_home(void)
+{
+	char text[1024];
+	int fd = open("/proc/self/stat", O_RDONLY);
+	CHECK(fd >= 0);
+	ssize_t n = read(fd, text, sizeof text - 1);
+	CHECK(n > 0);
+	close(fd);
+	text[n] = 0;
+	unsigned long user, system;
+	char *rest = strrchr(text, ')');
+	CHECK(rest && sscanf(rest + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2);
+	return (double)(user + system) / 100;
+}
+
+/* A tick each for user and system time, and what a journey costs the process. */
+static const double slack = 0.1;
+
+int main(void)
+{
+	static double (*const ways[])(void) = { process_clock, thread_clock, usage, ticks };
+	enum { WAYS = sizeof ways / sizeof *ways };
+	double last[WAYS] = { 0 };
+	volatile uint64_t work = 0;
+	do {
+		double got[WAYS];
+		bool home = false;
+		for (int i = 0; i < WAYS; i++) {
+			got[i] = ways[i]();
+			if (got[i] < last[i]) {
+				home = true;
+				double natively = of_home();
+				if (got[i] > natively + slack)
+					fail("FAIL: way %d went back from %f to %f, home says %f\n", i, last[i], got[i],
+					     natively);
+			}
+		}
+		for (int i = 1; i < WAYS && !home; i++)
+			if (got[i] < got[0] - slack || got[i] > got[0] + slack) {
+				/* It came home between two of them. */
+				double natively = of_home(), again = ways[0]();
+				if (again > natively + slack)
+					fail("FAIL: way %d says %f, the first %f\n", i, got[i], got[0]);
+			}
+		memcpy(last, got, sizeof last);
+		double before = process_clock();
+		/* Twenty million steps cost more than 2 ms on any processor. */
+		for (int i = 0; i < 20 * 1000 * 1000; i++)
+			work += (uint64_t)i;
+		double after = process_clock();
+		if (after >= before ? after - before < 0.002 : after > of_home() + slack)
+			fail("FAIL: %f s used, then %f s\n", before, after);
+	} while (going());
+	return pass();
+}
