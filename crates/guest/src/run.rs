@@ -112,6 +112,9 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         family.turn()?;
     }
     tracing::info!("the family has left");
+    // Its helper is the last that was in the group.
+    family.sandbox = None;
+    tern_cgroup::guests::tidy();
     if let Some(home) = &mut family.home {
         let _best_effort = home.drain(Instant::now() + Duration::from_secs(1));
     }
@@ -611,8 +614,8 @@ impl Family {
         let span = tracing::info_span!("migration", id = %offer.migration, %pid);
         let _in = span.enter();
         fault::point("guest", Phase::Offer);
-        let begun =
-            arrive::judge(offer, &self.machine, wall::now()).and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
+        let begun = arrive::judge(offer, &self.machine, wall::now())
+            .and_then(|()| self.begin(offer).map_err(|e| e.to_string()));
         match begun {
             Ok(member) => {
                 tracing::info!(command = offer.command, "an offer was accepted");
@@ -635,7 +638,12 @@ impl Family {
             let Some(shifts) = self.clocks.shifts() else {
                 anyhow::bail!("home has not said what its clocks show")
             };
-            self.sandbox = Some(Sandbox::make(self.identity.0, self.identity.1, shifts)?);
+            let sandbox = Sandbox::make(self.identity.0, self.identity.1, shifts)?;
+            // Nobody has been forked in it yet.
+            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper()) {
+                tracing::warn!(%error, "these guests are not in a control group of their own; see tern doctor");
+            }
+            self.sandbox = Some(sandbox);
         }
         let Some(sandbox) = &self.sandbox else { anyhow::bail!("no sandbox") };
         Ok(Arriving::begin(offer.clone(), sandbox.fork(offer.own_pid)?)?)

@@ -5,7 +5,6 @@
 //! cgroup v2 its daemon can make further groups beside that.
 
 use crate::error::{LabError, Result, Tried};
-use crate::mounts::{self, Mount};
 use crate::options::Name;
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+use tern_cgroup::hierarchy::{self, Hierarchy, walk};
 
 /// 5 ms: with the kernel's 100 ms a node that has used up its quota answers 69 ms late.
 const PERIOD_US: u64 = 5_000;
@@ -21,24 +21,17 @@ const PERIOD_US: u64 = 5_000;
 const LEAST_QUOTA_US: u64 = 1_000;
 const TOP: &str = "tern-lab";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Hierarchy {
-    mount: PathBuf,
-    unified: bool,
-    cpu: bool,
-    cpuacct: bool,
-}
-
-/// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2.
+/// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2. Those of memory and
+/// freezer too, so that what its nodes make there for their guests is below their own groups, and goes with them.
 #[derive(Debug, Clone)]
 pub(crate) struct Hierarchies(Vec<Hierarchy>);
 
 impl Hierarchies {
     /// Looks them up.
     pub(crate) fn find() -> Result<Self> {
-        let mounts = mounts::table().tried(|| "read /proc/self/mountinfo".to_owned())?;
-        let all: Vec<_> = mounts.iter().filter_map(of_mount).collect();
-        if !all.iter().any(|h| h.cpu) {
+        let mut all = Hierarchy::all().tried(|| "read /proc/self/mountinfo".to_owned())?;
+        all.retain(is_of_use);
+        if !all.iter().any(|h| h.has("cpu")) {
             return Err(LabError::Unsupported(
                 "no mounted control group hierarchy has the cpu controller; mount one, as with: \
                  mount -t cgroup -o cpu none /sys/fs/cgroup/cpu"
@@ -59,21 +52,8 @@ impl Hierarchies {
     }
 }
 
-fn of_mount(mount: &Mount) -> Option<Hierarchy> {
-    let has = |controller: &str| mount.options.iter().any(|o| o == controller);
-    let found = match mount.kind.as_str() {
-        "cgroup" => {
-            Hierarchy { mount: mount.at.clone(), unified: false, cpu: has("cpu"), cpuacct: has("cpuacct") }
-        }
-        "cgroup2" => {
-            let offered = fs::read_to_string(mount.at.join("cgroup.controllers")).unwrap_or_default();
-            let cpu = offered.split_whitespace().any(|c| c == "cpu");
-            // Version 2 counts CPU time without a controller.
-            Hierarchy { mount: mount.at.clone(), unified: true, cpu, cpuacct: true }
-        }
-        _ => return None,
-    };
-    (found.cpu || found.cpuacct).then_some(found)
+fn is_of_use(hierarchy: &Hierarchy) -> bool {
+    hierarchy.unified || ["cpu", "cpuacct", "memory", "freezer"].iter().any(|one| hierarchy.has(one))
 }
 
 /// One group, in all hierarchies.
@@ -101,7 +81,7 @@ impl Group {
                 made = fs::create_dir_all(&leaf);
             }
             made.tried(|| format!("make the control group {}", leaf.display()))?;
-            if let Some(speed) = speed.filter(|_| hierarchy.cpu) {
+            if let Some(speed) = speed.filter(|_| hierarchy.has("cpu")) {
                 limit(hierarchy, &self.path, speed)?;
             }
         }
@@ -179,13 +159,7 @@ impl Group {
     pub(crate) fn remove(&self, patience: Duration) -> io::Result<()> {
         let end = Instant::now() + patience;
         for (hierarchy, directory) in self.directories() {
-            // A group stays busy for a moment after its last process has died.
-            while let Err(error) = remove_tree(&directory) {
-                if Instant::now() > end {
-                    return Err(error);
-                }
-                thread::sleep(Duration::from_millis(2));
-            }
+            hierarchy::remove(&directory, end.saturating_duration_since(Instant::now()))?;
             let top = hierarchy.mount.join(TOP);
             for parent in directory.ancestors().skip(1).take_while(|p| p.starts_with(&top)) {
                 // Other labs may be in it.
@@ -206,7 +180,7 @@ impl Group {
                 if let Some(micros) = used.and_then(|u| u.trim().parse().ok()) {
                     return Ok(Duration::from_micros(micros));
                 }
-            } else if hierarchy.cpuacct {
+            } else if hierarchy.has("cpuacct") {
                 let text = fs::read_to_string(directory.join("cpuacct.usage")).unwrap_or_default();
                 if let Ok(nanos) = text.trim().parse() {
                     return Ok(Duration::from_nanos(nanos));
@@ -247,27 +221,6 @@ fn limit(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
     }
 }
 
-/// The group and all groups in it, the innermost first.
-fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
-    let Ok(entries) = fs::read_dir(group) else { return };
-    for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-        walk(&entry.path(), visit);
-    }
-    visit(group);
-}
-
-fn remove_tree(group: &Path) -> io::Result<()> {
-    let mut result = Ok(());
-    walk(group, &mut |group| {
-        if let Err(error) = fs::remove_dir(group)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            result = Err(error);
-        }
-    });
-    result
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,20 +232,5 @@ mod tests {
         assert_eq!(quota(1.5), (7_500, 5_000));
         assert_eq!(quota(0.1), (1_000, 10_000));
         assert_eq!(quota(0.01), (1_000, 100_000));
-    }
-
-    #[test]
-    fn hierarchies_are_told_apart() {
-        let mount = |kind: &str, options: &[&str]| Mount {
-            at: "/nowhere".into(),
-            kind: kind.to_owned(),
-            options: options.iter().map(|&o| o.to_owned()).collect(),
-        };
-        let both = of_mount(&mount("cgroup", &["rw", "cpu", "cpuacct"])).unwrap();
-        assert!(both.cpu && both.cpuacct && !both.unified);
-        assert_eq!(of_mount(&mount("cgroup", &["rw", "memory"])), None);
-        assert_eq!(of_mount(&mount("ext4", &["rw"])), None);
-        let second = of_mount(&mount("cgroup2", &["rw"])).unwrap();
-        assert!(second.unified && !second.cpu && second.cpuacct);
     }
 }

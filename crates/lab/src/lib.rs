@@ -34,7 +34,6 @@ mod keeper;
 mod lab;
 mod link;
 mod medium;
-mod mounts;
 mod netns;
 mod node;
 mod options;

@@ -2,7 +2,6 @@
 //! /sys, /run and /dev/shm. Runs in the node's init, before anything else does.
 
 use crate::error::{LabError, Result, Tried};
-use crate::mounts::{self, Mount};
 use crate::options::Name;
 use crate::state::{self, State};
 use rustix::fs::{Mode, OFlags};
@@ -13,6 +12,7 @@ use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use tern_cgroup::mounts::{self, Mount};
 
 /// Where the lab's tmpfs is, in the mount namespace of the switch: the writable layers of all nodes. They
 /// survive the nodes, and end with the switch.
@@ -220,7 +220,12 @@ mod tests {
 
     #[test]
     fn only_mounts_with_files_are_carried_over() {
-        let mount = |at: &str, kind: &str| Mount { at: at.into(), kind: kind.into(), options: vec![] };
+        let mount = |at: &str, kind: &str| Mount {
+            at: at.into(),
+            root: "/".into(),
+            kind: kind.into(),
+            options: vec![],
+        };
         let layer = Path::new("/run/tern-lab/x/layers/node1");
         assert!(carried_over(&mount("/home", "ext4"), layer));
         assert!(carried_over(&mount("/tmp", "tmpfs"), layer));

@@ -28,9 +28,6 @@ impl CpuTime {
     /// This and that.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self {
-            user: self.user.saturating_add(other.user),
-            system: self.system.saturating_add(other.system),
-        }
+        Self { user: self.user.saturating_add(other.user), system: self.system.saturating_add(other.system) }
     }
 }

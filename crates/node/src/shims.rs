@@ -54,6 +54,7 @@ pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
             watch(socket);
         }
     }
+    tern_cgroup::guests::tidy();
     Ok(())
 }
 
@@ -247,8 +248,9 @@ fn fingerprint(text: &str) -> Option<Fingerprint> {
 fn reap(mut child: Child, id: ShimId, log: PathBuf) {
     let wait = move || {
         let status = child.wait();
-        // One that was killed has left its socket.
+        // One that was killed has left its socket, and its guests' group.
         let _gone = fs::remove_file(log.with_extension("sock"));
+        tern_cgroup::guests::tidy();
         match status {
             Ok(status) if status.success() => tracing::debug!(shim = %id, "a shim has ended"),
             status => tracing::warn!(shim = %id, ?status, log = %log.display(), "a shim has failed"),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  ids                       identifiers; everything may know them
+//!  cgroup                    the machine's control groups
 //!  syscall  control  wire    what is said
 //!  tracee ─ image            what is held
 //!  migrate                   a journey
@@ -18,22 +19,34 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("tern-ids", &[]),
+    ("tern-cgroup", &[]),
     ("tern-syscall", &[]),
     ("tern-control", &[]),
     ("tern-wire", &[]),
     ("tern-tracee", &[]),
     ("tern-image", &["tern-tracee"]),
     ("tern-migrate", &["tern-image", "tern-wire", "tern-syscall", "tern-tracee"]),
-    ("tern-guest", HALF),
+    ("tern-guest", AWAY),
     ("tern-deputy", HALF),
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
-    ("tern-node", &["tern-control", "tern-wire"]),
-    ("tern-lab", &["tern-control"]),
-    ("tern-cli", &["tern-control", "tern-wire", "tern-node", "tern-lab"]),
+    ("tern-node", &["tern-cgroup", "tern-control", "tern-wire"]),
+    ("tern-lab", &["tern-cgroup", "tern-control"]),
+    ("tern-cli", &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab"]),
     ("tern-tests", &["tern-control", "tern-lab"]),
     ("xtask", &["tern-syscall"]),
+];
+
+/// The away half also puts its guests where the owner of the node can limit them.
+const AWAY: &[&str] = &[
+    "tern-cgroup",
+    "tern-tracee",
+    "tern-image",
+    "tern-wire",
+    "tern-syscall",
+    "tern-migrate",
+    "tern-control",
 ];
 
 /// What a half of a process may know: everything but the other half.

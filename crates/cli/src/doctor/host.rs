@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const MOST_CLOCK_ERROR_MS: f64 = 50.0;
 
 pub(super) fn examine() -> Vec<Finding> {
-    vec![pressure(), cgroup(), fuse(), overlay(), clock()]
+    vec![pressure(), cgroup(), guests_group(), fuse(), overlay(), clock()]
 }
 
 fn pressure() -> Finding {
@@ -31,7 +31,7 @@ fn pressure() -> Finding {
 fn cgroup() -> Finding {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let name = "cgroup cpu controller";
-    let follows = "a guest can take all of this node's CPU time, and tern lab cannot slow its nodes down";
+    let follows = "guests cannot be kept from taking all CPU time, and tern lab cannot slow its nodes down";
     let Some((version, dir)) = cpu_controller(&mounts, |dir| {
         std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default()
     }) else {
@@ -43,6 +43,36 @@ fn cgroup() -> Finding {
         Err(error) => {
             Finding::limited(name, format!("{found}, not writable ({})", reason(&error.into())), follows)
         }
+    }
+}
+
+/// Whether guests can be put into a control group of their own. As seen from here: ternd may be in another place.
+fn guests_group() -> Finding {
+    let places = tern_cgroup::guests::places().unwrap_or_default();
+    let usable =
+        places.iter().map(|place| (place.controllers.clone(), place.usable().map_err(|e| reason(&e))));
+    grouping(&usable.collect::<Vec<_>>())
+}
+
+fn grouping(places: &[(Vec<&str>, Result<(), String>)]) -> Finding {
+    let name = "control group for guests";
+    let mut found: Vec<&str> =
+        places.iter().filter(|(_, usable)| usable.is_ok()).flat_map(|(all, _)| all.clone()).collect();
+    found.sort_unstable();
+    found.dedup();
+    let refused = places.iter().find_map(|(_, usable)| usable.as_ref().err());
+    let follows = "guests run in the group of ternd's, and cannot be limited or frozen together";
+    match (found.is_empty(), refused) {
+        (true, Some(why)) => Finding::limited(name, format!("not writable ({why})"), follows),
+        (true, None) => Finding::limited(name, "no hierarchy is mounted", follows),
+        (false, _) if ["cpu", "memory"].iter().all(|one| found.contains(one)) => {
+            Finding::ok(name, format!("tern/guests, with {}", found.join(", ")))
+        }
+        (false, _) => Finding::limited(
+            name,
+            format!("tern/guests, with {}", found.join(", ")),
+            "guests are in a group of their own, but their CPU time and memory cannot both be limited",
+        ),
     }
 }
 
@@ -163,6 +193,16 @@ mod tests {
         assert_eq!(find("memory cpu pids"), Some(("v2", "/sys/fs/cgroup/unified".into())));
         assert_eq!(find("cpuset memory"), Some(("v1", "/sys/fs/cgroup/cpu".into())));
         assert_eq!(cpu_controller("proc /proc proc rw,cpu 0 0\nodd\n", |_| "cpu".into()), None);
+    }
+
+    #[test]
+    fn guests_can_be_grouped_where_a_hierarchy_lets_us() {
+        let (cpu, memory) = ((vec!["cpu"], Ok(())), (vec!["memory"], Ok(())));
+        assert_eq!(grouping(&[cpu.clone(), memory]).state, State::Ok);
+        assert_eq!(grouping(&[cpu]).state, State::Limited);
+        let read_only = grouping(&[(vec!["cpu", "memory"], Err("read-only".into()))]);
+        assert_eq!((read_only.state, &*read_only.found), (State::Limited, "not writable (read-only)"));
+        assert_eq!(grouping(&[]).found, "no hierarchy is mounted");
     }
 
     #[test]

@@ -13,7 +13,8 @@ const FORK: &str = "Both halves fork, so that parent and child have the same pid
 const EXEC: &str = "The deputy executes at home: the new image is nearly empty and can be placed anew.";
 const EXIT: &str = "The deputy ends with the same status, and then the guest.";
 const LIMIT: &str = "Limits are the deputy's; those on memory and CPU time do not bind the guest yet.";
-const CPU_TIME: &str = "What the deputy has used at home, plus what the guest has used away. All but the times is the deputy's.";
+const CPU_TIME: &str =
+    "What the deputy has used at home, plus what the guest has used away. All but the times is the deputy's.";
 const NAMESPACE: &str = "A guest cannot be moved into other namespaces of its home.";
 const RUSAGE: u32 = size::<libc::rusage>();
 /// siginfo_t as waitid fills it: the rest is left as it was.

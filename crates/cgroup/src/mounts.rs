@@ -7,28 +7,34 @@ use std::path::PathBuf;
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// Where it is.
-    pub(crate) at: PathBuf,
+    pub at: PathBuf,
+    /// What of its file system is mounted there.
+    pub root: PathBuf,
     /// The type of its file system.
-    pub(crate) kind: String,
+    pub kind: String,
     /// The options of its file system, as the cgroup controllers.
-    pub(crate) options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 /// All of them, in the order in which they were mounted.
-pub(crate) fn table() -> io::Result<Vec<Mount>> {
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn table() -> io::Result<Vec<Mount>> {
     Ok(std::fs::read_to_string("/proc/self/mountinfo")?.lines().filter_map(parse).collect())
 }
 
 fn parse(line: &str) -> Option<Mount> {
     // The optional fields vary in number, and end with a hyphen.
     let (front, back) = line.split_once(" - ")?;
-    let at = front.split(' ').nth(4)?;
+    let mut front = front.split(' ').skip(3);
+    let (root, at) = (front.next()?, front.next()?);
     let mut back = back.split(' ');
     let kind = back.next()?.to_owned();
     let options = back.nth(1)?.split(',').map(str::to_owned).collect();
-    Some(Mount { at: unescape(at), kind, options })
+    Some(Mount { at: unescape(at), root: unescape(root), kind, options })
 }
 
 /// The kernel writes blanks and such as `\040`.
@@ -62,7 +68,7 @@ mod tests {
             parse("36 35 98:0 /x /mnt/a\\040b rw,noatime master:1 shared:2 - cgroup cgroup rw,cpu,cpuacct")
                 .unwrap();
         assert_eq!(mount.at, PathBuf::from("/mnt/a b"));
-        assert_eq!(mount.kind, "cgroup");
+        assert_eq!((mount.root, mount.kind), ("/x".into(), "cgroup".to_owned()));
         assert_eq!(mount.options, ["rw", "cpu", "cpuacct"]);
         assert_eq!(parse("nonsense"), None);
         assert!(table().unwrap().iter().any(|m| m.at == *"/"));
