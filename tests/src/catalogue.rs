@@ -94,6 +94,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("sigself", Kind::Calls),
     entry("sigsegv", Kind::Calls),
     entry("forktree", Kind::Calls),
+    entry("cores", Kind::Calls),
     entry("execchain", Kind::Execs),
     entry("spawn", Kind::Calls),
     ending(&["exit", "0"]),

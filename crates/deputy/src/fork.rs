@@ -89,6 +89,7 @@ impl Member {
             next_call: None,
             mask_due: None,
             job_stopped: false,
+            faulted: false,
         })
     }
 }

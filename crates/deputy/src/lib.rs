@@ -5,13 +5,14 @@
 //! * `member`: one process; `peer`: one link to a guest shim
 //! * `out`: a process becomes a deputy; `back`: a deputy becomes the process again
 //! * `perform`: calls; `fork`, `exec`: those that make and replace processes
-//! * `signal`: the kernel's verdict on each signal
+//! * `signal`: the kernel's verdict on each signal; `coredump`: core dumps
 //! * `blob`, `mailbox`: the code that a deputy runs, and how it is told what to do
 
 #![deny(unsafe_code)]
 
 mod back;
 mod blob;
+mod coredump;
 mod exec;
 mod family;
 mod fork;

@@ -68,6 +68,8 @@ pub(crate) struct Member {
     pub(crate) mask_due: Option<u64>,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
+    /// It was to come home to die of a fault there.
+    pub(crate) faulted: bool,
 }
 
 /// Where a process stands.

@@ -189,6 +189,7 @@ impl Family {
             next_call: None,
             mask_due: None,
             job_stopped: false,
+            faulted: false,
         };
         self.members.insert(pid, member);
         Ok(())
@@ -567,8 +568,19 @@ impl Family {
         }
     }
 
-    /// The program was killed at the guest by a fault of its own: so is the deputy, by the same signal.
+    /// The program was killed at the guest by a fault of its own: so is the deputy, by the same signal. If it is to
+    /// leave a core it comes home first, and dies there. That is tried once: if it says so again it has not come.
     fn died(&mut self, pid: HomePid, signal: i32) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        if matches!(member.state, State::Away)
+            && crate::coredump::raised_again(signal)
+            && crate::coredump::wanted(pid.0)
+            && !std::mem::replace(&mut member.faulted, true)
+        {
+            return self
+                .fetch(pid, &format!("core: it dies by signal {signal}, and leaves a core at home only"));
+        }
+        crate::coredump::prevent(pid.0);
         tracing::info!(%pid, signal, "the program was killed where it ran");
         if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, signal)) {
             self.lost(pid, &error);

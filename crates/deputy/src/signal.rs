@@ -54,7 +54,12 @@ impl Member {
     pub(crate) fn signalled(&mut self, stopped: Stopped, signal: i32) -> Result<Option<Message>> {
         let action = self.actions.get(signal as usize - 1).map_or(DEFAULT, |a| a[0]);
         match judge(action, signal) {
-            Verdict::Natural => stopped.resume(signal).map(|()| None),
+            Verdict::Natural => {
+                if crate::coredump::leaves_one(signal) {
+                    crate::coredump::prevent(self.pid.0);
+                }
+                stopped.resume(signal).map(|()| None)
+            }
             Verdict::Ignored => self.go_on(stopped).map(|()| None),
             Verdict::Forward => {
                 let info = stopped.siginfo()?;

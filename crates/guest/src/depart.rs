@@ -40,6 +40,8 @@ pub struct Departing {
     pub sending: Sending,
     /// The guest, once it stands still.
     pub stopped: Option<Stopped>,
+    /// The signal that it goes home to die of.
+    pub dying: Option<i32>,
     /// When something last went over the link, and what had until then.
     pub stirred: (Instant, (u64, usize, bool)),
 }
@@ -109,6 +111,9 @@ impl Movable for Going<'_> {
     }
 
     fn freeze(&mut self) -> Result<bool> {
+        if self.stopped.is_some() {
+            return Ok(true);
+        }
         if !self.member.can_halt() {
             return Ok(false);
         }
@@ -142,13 +147,14 @@ impl Movable for Going<'_> {
 }
 
 impl Member {
-    /// Prepares a running guest for its departure: tracks its writes if that is worth it. It runs on.
+    /// Prepares a guest for its departure: tracks its writes if that is worth it. It runs on, unless it stands still
+    /// already.
     ///
     /// # Errors
     /// If it is gone.
-    pub fn prepare_departure(&mut self, cache: &Cache) -> Result<Source> {
+    pub fn prepare_departure(&mut self, cache: &Cache, still: bool) -> Result<Source> {
         let mut tracker = None;
-        if self.can_halt() && procfs::status(self.host)?.resident_kib >= WORTH_TRACKING {
+        if !still && self.can_halt() && procfs::status(self.host)?.resident_kib >= WORTH_TRACKING {
             let stopped = self.halt()?;
             let listener = self.listener.clone();
             let mut injection = Injection::begin(stopped, Site(self.reserve.start))?;

@@ -81,6 +81,8 @@ pub enum State {
         signal: i32,
         /// Whether home has been told.
         told: bool,
+        /// Itself, at the instruction that raised it.
+        stopped: Stopped,
     },
 }
 

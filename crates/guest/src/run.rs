@@ -20,7 +20,7 @@ use tern_migrate::message::{Arrived, Departure, Inbox, Machine, Message, Offer, 
 use tern_migrate::source::{SendError, Sending};
 use tern_migrate::{CpuTime, Phase, fault, wall};
 use tern_tracee::listener::Listener;
-use tern_tracee::stop::{self, Change, Siginfo, Stop};
+use tern_tracee::stop::{self, Change, Siginfo, Stop, Stopped};
 use tern_tracee::{Memory, procfs};
 use tern_wire::{Ephemeral, Link};
 
@@ -283,6 +283,10 @@ impl Family {
             self.end(pid);
             return;
         }
+        if let State::Dying { told, .. } = &mut member.state {
+            // It may have been said into a link that was cut.
+            *told = false;
+        }
         let told = send(home, pid, &Message::Present(member.epoch, member.talk.signals), &[]);
         let asked = member.ask_again(Some(home));
         if told.is_err() || asked.is_err() {
@@ -448,7 +452,7 @@ impl Family {
     fn report_the_dying(&mut self) {
         let mut dying = Vec::new();
         for member in self.members.values_mut() {
-            if let State::Dying { signal, told } = &mut member.state
+            if let State::Dying { signal, told, .. } = &mut member.state
                 && !std::mem::replace(told, true)
             {
                 dying.push((member.pid, *signal));
@@ -829,16 +833,23 @@ impl Family {
             self.tell(pid, &Message::Stayed("it is not here".into()));
             return Ok(());
         };
+        let (mut dying, mut still) = (None, None);
         match std::mem::replace(&mut member.state, State::Running) {
             State::Held(stopped) => stopped.resume(0)?,
+            // It is to die at home: it goes as it stands, and makes its last instruction again there.
+            State::Dying { signal, stopped, .. } => (dying, still) = (Some(signal), Some(stopped)),
             other => member.state = other,
         }
-        if !member.can_depart() {
-            self.tell(pid, &Message::Stayed("busy: it is making a child".into()));
-            return Ok(());
-        }
-        if let Err(error) = self.begin_departure(pid, departure, link) {
-            self.tell(pid, &Message::Stayed(error.to_string()));
+        let begun = match member.can_depart() {
+            true => self.begin_departure(pid, departure, link, dying, &mut still).map_err(|e| e.to_string()),
+            false => Err("busy: it is making a child".into()),
+        };
+        if let Err(why) = begun {
+            self.tell(pid, &Message::Stayed(why));
+            if let (Some(member), Some(signal), Some(stopped)) = (self.members.get_mut(&pid), dying, still) {
+                // Home is told once more, and ends it as it is.
+                member.state = State::Dying { signal, told: false, stopped };
+            }
         }
         Ok(())
     }
@@ -848,17 +859,22 @@ impl Family {
         pid: HomePid,
         departure: Departure,
         mut link: Option<Link>,
+        dying: Option<i32>,
+        still: &mut Option<Stopped>,
     ) -> anyhow::Result<()> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        let source = member.prepare_departure(&self.cache)?;
-        let mut going = Going { member, cache: &self.cache, stopped: None };
+        let source = member.prepare_departure(&self.cache, still.is_some())?;
         let out = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
-        let sending = Sending::begin(source, &mut going, out)?;
+        let mut going = Going { member, cache: &self.cache, stopped: still.take() };
+        let sending = Sending::begin(source, &mut going, out);
+        *still = going.stopped.take();
+        let (sending, stopped) = (sending?, still.take());
         member.state = State::Departing(Box::new(Departing {
             departure,
             link,
             sending,
-            stopped: None,
+            stopped,
+            dying,
             stirred: (Instant::now(), (0, 0, false)),
         }));
         Ok(())
@@ -975,8 +991,14 @@ impl Family {
         let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else {
             return;
         };
-        if let Some(stopped) = departing.stopped {
-            let _gone = stopped.resume(0);
+        match (departing.stopped, departing.dying) {
+            (Some(stopped), Some(signal)) => {
+                member.state = State::Dying { signal, told: false, stopped };
+            }
+            (Some(stopped), None) => {
+                let _gone = stopped.resume(0);
+            }
+            (None, _) => {}
         }
         if let Some(why) = why {
             self.tell(pid, &Message::Stayed(why));

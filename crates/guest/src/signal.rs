@@ -130,7 +130,9 @@ impl Member {
                 IGNORE => return stopped.resume(0),
                 DEFAULT if is_harmless(signal) => return stopped.resume(0),
                 DEFAULT => {
-                    self.state = State::Dying { signal, told: false };
+                    // If it goes home to die there, this goes with it.
+                    waiting.push_front(info);
+                    self.state = State::Dying { signal, told: false, stopped };
                     return Ok(());
                 }
                 _ => {}
@@ -150,8 +152,7 @@ impl Member {
         let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
         if action == DEFAULT || action == IGNORE || blocked {
             // It stands still until home, told by the main loop, has ended its deputy.
-            self.state = State::Dying { signal, told: false };
-            drop(stopped);
+            self.state = State::Dying { signal, told: false, stopped };
             return Ok(());
         }
         if known[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
