@@ -61,6 +61,10 @@ pub fn judge(offer: &Offer, ours: &Machine, clock: u64) -> std::result::Result<(
     if theirs.cpu_flags != ours.cpu_flags || theirs.xstate_len != ours.xstate_len {
         return Err("the processor here has other features than home's".into());
     }
+    // What the kernel is told not to use is missing in its list, and found by a program all the same.
+    if theirs.cpuid != ours.cpuid {
+        return Err("the processor here tells programs of other features than home's (CPUID)".into());
+    }
     if theirs.vdso != ours.vdso {
         return Err("the kernel here has another vDSO than home's".into());
     }
@@ -368,7 +372,7 @@ mod tests {
 
     fn machine() -> Machine {
         let cpu_flags = ["avx", "fpu", "sse2"].map(String::from).to_vec();
-        Machine { cpu_flags, xstate_len: 832, vdso: ([7; 32], vec![0x4000, 0x2000]) }
+        Machine { cpu_flags, cpuid: vec![3, 1 << 26], xstate_len: 832, vdso: ([7; 32], vec![0x4000, 0x2000]) }
     }
 
     fn offer() -> Offer {
@@ -398,6 +402,7 @@ mod tests {
         assert!(why(|o| o.version += 1).starts_with("image version"));
         assert_eq!(why(|o| o.machine.cpu_flags.push("zfp".into())), "the processor here lacks zfp");
         assert!(why(|o| drop(o.machine.cpu_flags.pop())).contains("other features"));
+        assert!(why(|o| o.machine.cpuid[0] = 2).contains("CPUID"));
         assert!(why(|o| o.machine.vdso.0 = [8; 32]).contains("vDSO"));
         assert!(why(|o| o.own_pid = 1).starts_with("init:"));
         assert!(why(|o| o.wall += 51_000_000).starts_with("the clock here is 51 ms behind"));

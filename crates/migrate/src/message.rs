@@ -52,6 +52,8 @@ pub struct Offer {
 pub struct Machine {
     /// The processor's features, as the kernel lists them, sorted.
     pub cpu_flags: Vec<String>,
+    /// What the CPUID instruction tells of them ([`tern_tracee::registers::cpuid_features`]).
+    pub cpuid: Vec<u32>,
     /// Length of the extended register area.
     pub xstate_len: u32,
     /// Hash of the vDSO's code, and the lengths of the kernel's mappings in order of address.

@@ -338,5 +338,7 @@ pub fn machine(
     let mut cpu_flags: Vec<String> =
         flags.trim_start_matches([' ', '\t', ':']).split_ascii_whitespace().map(str::to_owned).collect();
     cpu_flags.sort_unstable();
-    Ok(crate::message::Machine { cpu_flags, xstate_len, vdso: (*blake3::hash(&code).as_bytes(), lengths) })
+    let cpuid = tern_tracee::registers::cpuid_features();
+    let vdso = (*blake3::hash(&code).as_bytes(), lengths);
+    Ok(crate::message::Machine { cpu_flags, cpuid, xstate_len, vdso })
 }

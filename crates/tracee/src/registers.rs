@@ -129,8 +129,61 @@ pub fn xstate_len() -> crate::Result<u32> {
     Ok(leaf.ebx)
 }
 
+/// What a program can find out about the processor's features by the CPUID instruction, which no kernel filters
+/// unless the processor can be told to fault it: `/proc/cpuinfo` leaves out what the kernel was told not to use. Also
+/// where each part of the extended registers lies, which differs between makers.
+#[must_use]
+pub fn cpuid_features() -> Vec<u32> {
+    use std::arch::x86_64::__cpuid_count as cpuid;
+    // Beyond the last leaf some processors answer with another one.
+    let (last, last_extended) = (cpuid(0, 0).eax, cpuid(0x8000_0000, 0).eax);
+    let mut all = Vec::new();
+    // Leaf 1's other two words are of the core that runs this.
+    let features = cpuid(1, 0);
+    all.extend([features.ecx, features.edx]);
+    for (leaf, sub) in [(7, 0), (7, 1), (7, 2)].into_iter().filter(|(leaf, _)| *leaf <= last) {
+        let words = cpuid(leaf, sub);
+        all.extend([words.ebx, words.ecx, words.edx]);
+        if sub > 0 {
+            all.push(words.eax);
+        }
+    }
+    if last >= 0xd {
+        all.push(cpuid(0xd, 1).eax);
+        for part in 2..64 {
+            let words = cpuid(0xd, part);
+            all.extend([words.eax, words.ebx].into_iter().filter(|word| *word != 0));
+        }
+    }
+    for leaf in [0x8000_0001, 0x8000_0008, 0x8000_0021].into_iter().filter(|leaf| *leaf <= last_extended) {
+        let words = cpuid(leaf, 0);
+        // Leaf 8 has sizes of addresses and the number of cores in the others; only ebx has features.
+        all.extend(if leaf == 0x8000_0008 { [words.ebx, 0] } else { [words.ecx, words.edx] });
+        if leaf == 0x8000_0021 {
+            all.push(words.eax);
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn features_are_the_same_on_every_core() {
+        let all = super::cpuid_features();
+        // SSE2, which x86-64 has by definition.
+        assert!(all[1] >> 26 & 1 == 1 && all.len() > 8);
+        let mut cores = rustix::thread::CpuSet::new();
+        let before = rustix::thread::sched_getaffinity(None).unwrap();
+        for core in (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| before.is_set(*core)) {
+            cores.clear();
+            cores.set(core);
+            rustix::thread::sched_setaffinity(None, &cores).unwrap();
+            assert_eq!(super::cpuid_features(), all, "core {core}");
+        }
+        rustix::thread::sched_setaffinity(None, &before).unwrap();
+    }
+
     use super::*;
 
     #[test]

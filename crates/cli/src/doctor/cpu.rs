@@ -41,11 +41,15 @@ fn vdso() -> Finding {
 fn cpuid_faulting() -> Finding {
     let name = "CPUID faulting";
     match in_child(|| arch_prctl(ARCH_SET_CPUID, 0)) {
-        Ok(_) => Finding::ok(name, "works"),
+        Ok(_) => Finding::ok(
+            name,
+            "works, but is not used yet: only nodes with exactly the same CPU features exchange processes",
+        ),
         Err(error) => Finding::limited(
             name,
             reason(&error),
-            "only processes from nodes with the same CPU features come here, not from those with fewer",
+            "only nodes with exactly the same CPU features exchange processes; for virtual machines, give all the \
+             same CPU model",
         ),
     }
 }
