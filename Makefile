@@ -3,7 +3,7 @@
 prefix  ?= /usr/local
 destdir ?=
 # The programs whose journeys `make test` runs; test-storm runs all of them.
-sound = arith,avx,append,clocks,cputime,credentials,directory,file,filemap,jumps,pipe,procself,recursion,registers,surroundings,forktree,dlopen,locale
+sound = arith,avx,append,clocks,cores,cputime,credentials,directory,file,filemap,jumps,pipe,procself,recursion,registers,surroundings,forktree,dlopen,locale
 target   = $(or $(CARGO_TARGET_DIR),target)
 
 .PHONY: all demo test test-storm lint bench docs man fuzz install uninstall deb clean
