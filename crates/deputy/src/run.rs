@@ -213,7 +213,7 @@ impl Family {
                 refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
             }
             (Destination::Home, false) => {
-                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"))
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"));
             }
             (Destination::Node(node), _) if node == here => {
                 refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
