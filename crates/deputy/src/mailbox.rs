@@ -1,7 +1,7 @@
 //! The mailbox of one deputy: memory shared with it, through which it is given calls.
 //!
-//! Fast calls are waited for on the spot, so that they cost two wake-ups; slow ones are handed to a waiter
-//! thread, which shows their end by a descriptor of the main loop.
+//! Fast calls are waited for on the spot, awake where that has paid off, so that they cost one wake-up or two;
+//! slow ones are handed to a waiter thread, which shows their end by a descriptor of the main loop.
 
 use crate::blob::{DONE, HEADER, IDLE, NUMBER, REQUEST, RESULT, STATE};
 use crate::member::Current;
@@ -22,6 +22,11 @@ const NAME: &[u8] = b"tern-mailbox\0";
 const SMALL: usize = Reserve::ROOM - HEADER - tern_tracee::PAGE as usize;
 /// How long a call is waited for on the spot.
 const SOON: Duration = Duration::from_micros(60);
+/// How long of this awake: a deputy that wakes on another processor has answered a short call by then, and to be
+/// woken in our turn would take as long again.
+const AWAKE: Duration = Duration::from_micros(30);
+/// At most so many calls are waited for asleep from the start, after some that did not end while we were awake.
+const MOST_ASLEEP: u8 = 63;
 
 /// A deputy's mailbox.
 #[derive(Debug)]
@@ -29,6 +34,17 @@ pub(crate) struct Mailbox {
     header: Arc<Shared>,
     data: Data,
     slow: Sender<()>,
+    vigil: Vigil,
+}
+
+/// Whether to wait awake. It pays where the deputy has a processor of its own to wake up on, and its calls are
+/// short; where it does not, the processor is the deputy's, or somebody else's.
+#[derive(Debug, Default)]
+struct Vigil {
+    /// So many calls are still waited for asleep.
+    asleep: u8,
+    /// How many it was the last time.
+    last: u8,
 }
 
 /// Where a call's data lies: behind the header, or for a large call in a mapping of its own.
@@ -87,7 +103,7 @@ impl Mailbox {
             }
         });
         let data = Data { small, small_at: reserve.room() + HEADER as u64, large: None };
-        Ok(Self { header, data, slow })
+        Ok(Self { header, data, slow, vigil: Vigil::default() })
     }
 
     /// The addresses, in the deputy, of the mapping for large calls.
@@ -153,8 +169,16 @@ impl Mailbox {
     }
 
     /// Waits a moment for the call to end; true if it has.
-    pub(crate) fn soon(&self) -> bool {
-        shared::wait_while(self.header.word(STATE), REQUEST, Some(SOON)) == DONE
+    pub(crate) fn soon(&mut self) -> bool {
+        let state = self.header.word(STATE);
+        if self.vigil.begins() {
+            let done = shared::watch_while(state, REQUEST, AWAKE) == DONE;
+            self.vigil.ends(done);
+            if done {
+                return true;
+            }
+        }
+        shared::wait_while(state, REQUEST, Some(SOON)) == DONE
     }
 
     /// Has the bell rung when the call ends.
@@ -195,6 +219,19 @@ impl Mailbox {
 
     fn rest(&mut self) {
         self.header.word(STATE).store(IDLE, std::sync::atomic::Ordering::Release);
+    }
+}
+
+impl Vigil {
+    fn begins(&mut self) -> bool {
+        let awake = self.asleep == 0;
+        self.asleep = self.asleep.saturating_sub(1);
+        awake
+    }
+
+    fn ends(&mut self, in_time: bool) {
+        self.last = if in_time { 0 } else { (self.last * 2 + 1).min(MOST_ASLEEP) };
+        self.asleep = self.last;
     }
 }
 

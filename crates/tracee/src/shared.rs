@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A mapping shared with another process.
 #[derive(Debug)]
@@ -96,4 +96,16 @@ pub fn wait_while(word: &AtomicU32, value: u32, most: Option<Duration>) -> u32 {
     // SAFETY: the word is valid; FUTEX_WAIT reads it and the time only.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, time) };
     word.load(Ordering::Acquire)
+}
+
+/// Watches the word, awake, until it is not `value` any more, or the time is over, and returns it.
+pub fn watch_while(word: &AtomicU32, value: u32, most: Duration) -> u32 {
+    let begun = Instant::now();
+    loop {
+        let now = word.load(Ordering::Acquire);
+        if now != value || begun.elapsed() >= most {
+            return now;
+        }
+        std::hint::spin_loop();
+    }
 }
