@@ -40,7 +40,8 @@ impl Stretch {
 
     /// At least `count` free bytes behind those that are there.
     pub(crate) fn room(&mut self, count: usize) -> &mut [u8] {
-        if self.bytes.len() - self.end < count && self.start > 0 {
+        // Moved only over a gap as long as itself, so that no byte is moved more than about once.
+        if self.bytes.len() - self.end < count && self.start > 0 && self.start >= self.len() {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
