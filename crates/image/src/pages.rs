@@ -152,15 +152,14 @@ pub fn drop_zero(runs: &mut Vec<Run>, bytes: &mut Vec<u8>) {
     (*runs, *bytes) = (kept, content);
 }
 
-/// Reads a piece's bytes.
+/// Reads a piece's bytes, in place of what is in `bytes`: one buffer serves for all pieces.
 ///
 /// # Errors
 /// If a page is gone: the process has unmapped it since, and the next look will show that.
-pub fn read(memory: &Memory, piece: &[Run]) -> Result<Vec<u8>> {
+pub fn read(memory: &Memory, piece: &[Run], bytes: &mut Vec<u8>) -> Result<()> {
     let total: u64 = piece.iter().map(|r| r.1).sum();
-    let mut bytes = vec![0; total as usize];
-    memory.read_runs(piece, &mut bytes)?;
-    Ok(bytes)
+    bytes.resize(total as usize, 0);
+    memory.read_runs(piece, bytes)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use tern_wire::Link;
 /// Bytes of pages in one message.
 const PIECE: u64 = 256 << 10;
 /// No more is queued while the link holds this many unsent bytes.
-const AHEAD: usize = 2 << 20;
+const AHEAD: usize = 512 << 10;
 /// A round that would send no more than this is sent while the process stands still.
 const SMALL: u64 = 2 << 20;
 /// After so many rounds it is frozen whatever is left.
@@ -43,6 +43,8 @@ pub struct Source {
     queue: VecDeque<Item>,
     contents: Vec<Option<File>>,
     sizes: Vec<u64>,
+    /// The content of one piece.
+    content: Vec<u8>,
     /// Bytes queued so far.
     pub bytes: u64,
     /// Bytes found by the last look, and by the one before it.
@@ -62,8 +64,8 @@ impl Source {
     /// Begins to send the process that `memory` and `finder` look at.
     #[must_use]
     pub fn new(pid: HomePid, memory: Memory, finder: Finder) -> Self {
-        let (queue, contents, sizes) = Default::default();
-        Self { pid, memory, finder, queue, contents, sizes, bytes: 0, rounds: [u64::MAX; 2] }
+        let (queue, contents, sizes, content) = Default::default();
+        Self { pid, memory, finder, queue, contents, sizes, content, bytes: 0, rounds: [u64::MAX; 2] }
     }
 
     /// Whether rounds while the process runs are worth it: the first look can be followed by cheap ones.
@@ -117,15 +119,16 @@ impl Source {
             match item {
                 Item::Pages { mut runs, whole } => {
                     // A page that has been unmapped since it was found is found again as forgotten.
-                    let Ok(mut bytes) = pages::read(&self.memory, &runs) else {
+                    let bytes = &mut self.content;
+                    if pages::read(&self.memory, &runs, bytes).is_err() {
                         self.send_page_by_page(&runs, link)?;
                         continue;
-                    };
+                    }
                     if self.finder.looks() == 1 && !whole {
-                        pages::drop_zero(&mut runs, &mut bytes);
+                        pages::drop_zero(&mut runs, bytes);
                     }
                     self.bytes += bytes.len() as u64;
-                    send(link, self.pid, &Message::Pages(runs), &bytes)?;
+                    send(link, self.pid, &Message::Pages(runs), bytes)?;
                 }
                 Item::Forget(runs) => send(link, self.pid, &Message::Forget(runs), &[])?,
                 Item::File { file, offset } => self.send_file(file, offset, link)?,
@@ -137,9 +140,9 @@ impl Source {
     fn send_page_by_page(&mut self, runs: &[Run], link: &mut Link) -> std::result::Result<(), SendError> {
         let step = tern_tracee::PAGE;
         for page in runs.iter().flat_map(|&(start, len)| (start..start + len).step_by(step as usize)) {
-            if let Ok(bytes) = pages::read(&self.memory, &[(page, step)]) {
+            if pages::read(&self.memory, &[(page, step)], &mut self.content).is_ok() {
                 self.bytes += step;
-                send(link, self.pid, &Message::Pages(vec![(page, step)]), &bytes)?;
+                send(link, self.pid, &Message::Pages(vec![(page, step)]), &self.content)?;
             }
         }
         Ok(())
