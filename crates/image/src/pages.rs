@@ -5,6 +5,9 @@
 //!  each further look     what was written since the last            the process runs
 //!  last look             what was written since the last            the process stands still
 //! ```
+//! The first look at a region lasts (a gigabyte: 40 ms), so it is made part by part, and what was found is sent
+//! meanwhile.
+//!
 //! Where writes cannot be tracked, each look sends a region's whole content again, after telling the other
 //! side to forget what it has; so the first look is then made only once the process stands still.
 
@@ -19,18 +22,19 @@ use tern_tracee::{Memory, PAGE, Result};
 pub struct Look {
     /// Pages to forget: their content is zero, or their file's, whatever was sent before.
     pub forget: Vec<Run>,
-    /// Pages to send.
+    /// Pages to send: what was written since the last look.
     pub send: Vec<Run>,
-    /// Pages to send even if they are all zero: what is below them at the other side is a file's content.
-    pub send_whole: Vec<Run>,
+    /// Regions that are new to us: [`Finder::content`] finds what of them is to be sent, before the next look.
+    pub fresh: Vec<Rest>,
 }
 
-impl Look {
-    /// Bytes to send.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.send.iter().chain(&self.send_whole).map(|r| r.1).sum()
-    }
+/// What of a region is still to be looked at for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rest {
+    start: u64,
+    end: u64,
+    /// To be sent even where it is all zero: what is below it at the other side is a file's content.
+    pub whole: bool,
 }
 
 /// Finds the pages to send, look by look.
@@ -88,21 +92,30 @@ impl Finder {
             look.send.extend(written.content);
             return Ok(());
         }
-        // New to us, or mapped anew at the same place: track it from here, then take all it has. The order
-        // matters: a page written between the two is found by both.
+        // New to us, or mapped anew at the same place.
         if self.looks > 0 || !self.fresh {
             look.forget.push((start, end - start));
         }
-        if let Some(tracker) = &self.tracker
-            && tracker.cover(start, end).is_ok()
-        {
-            let _arms_the_range = self.pagemap.written(start, end)?;
+        if let Some(tracker) = &self.tracker {
+            let _untracked_it_is_found_anew_each_time = tracker.cover(start, end);
         }
-        let content = self.pagemap.content(start, end)?;
-        if region.backing == Backing::Anonymous { &mut look.send } else { &mut look.send_whole }
-            .extend(content);
+        look.fresh.push(Rest { start, end, whole: region.backing != Backing::Anonymous });
         self.sent.insert(start, end);
         Ok(())
+    }
+
+    /// The content of a part of a fresh region, which is tracked from here, and what is left of the region.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn content(&self, rest: Rest) -> Result<(Vec<Run>, Option<Rest>)> {
+        let (start, end) = (rest.start, rest.end);
+        let armed = if self.tracks() { self.pagemap.content_arming(start, end)? } else { None };
+        let (content, end) = match armed {
+            Some(found) => found,
+            None => self.pagemap.content(start, end)?,
+        };
+        Ok((content, (end < rest.end).then_some(Rest { start: end, ..rest })))
     }
 }
 

@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::time::Instant;
 use tern_ids::HomePid;
-use tern_image::pages::{self, Finder};
+use tern_image::pages::{self, Finder, Rest};
 use tern_image::{FileRef, Layout, ProcessImage, content};
 use tern_tracee::pagemap::Run;
+use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Memory, Result};
 use tern_wire::Link;
 
@@ -31,6 +32,7 @@ const SHRINKS: u64 = 75;
 enum Item {
     File { file: u32, offset: u64 },
     Forget(Vec<Run>),
+    Fresh(Rest),
     Pages { runs: Vec<Run>, whole: bool },
 }
 
@@ -92,12 +94,12 @@ impl Source {
     /// If the process is gone, or the link is closed.
     pub fn look(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
         let found = self.finder.look(layout)?;
-        self.rounds = [found.bytes(), self.rounds[0]];
+        self.rounds = [found.send.iter().map(|r| r.1).sum(), self.rounds[0]];
         // In its place in the queue: behind the files without which there is no address space yet.
         self.queue.extend(found.forget.chunks(4096).map(|runs| Item::Forget(runs.to_vec())));
-        for (runs, whole) in [(&found.send, false), (&found.send_whole, true)] {
-            self.queue.extend(pages::cut(runs, PIECE).into_iter().map(|runs| Item::Pages { runs, whole }));
-        }
+        let written = pages::cut(&found.send, PIECE).into_iter();
+        self.queue.extend(written.map(|runs| Item::Pages { runs, whole: false }));
+        self.queue.extend(found.fresh.into_iter().map(Item::Fresh));
         Ok(())
     }
 
@@ -129,6 +131,16 @@ impl Source {
                     }
                     self.bytes += bytes.len() as u64;
                     send(link, self.pid, &Message::Pages(runs), bytes)?;
+                }
+                Item::Fresh(rest) => {
+                    let (found, left) = self.finder.content(rest)?;
+                    self.rounds[0] += found.iter().map(|r| r.1).sum::<u64>();
+                    if let Some(left) = left {
+                        self.queue.push_front(Item::Fresh(left));
+                    }
+                    for runs in pages::cut(&found, PIECE).into_iter().rev() {
+                        self.queue.push_front(Item::Pages { runs, whole: rest.whole });
+                    }
                 }
                 Item::Forget(runs) => send(link, self.pid, &Message::Forget(runs), &[])?,
                 Item::File { file, offset } => self.send_file(file, offset, link)?,
@@ -196,6 +208,8 @@ pub trait Movable {
 pub struct Sending {
     source: Source,
     layout: Layout,
+    /// The mappings as they were just before the layout was described.
+    maps: Vec<Mapping>,
     awaits_want: bool,
     /// When it was stopped.
     pub frozen: Option<Instant>,
@@ -212,9 +226,10 @@ impl Sending {
         process: &mut dyn Movable,
         link: &mut Link,
     ) -> std::result::Result<Self, SendError> {
+        let maps = procfs::maps(source.memory.pid())?;
         let layout = process.describe()?;
         send(link, source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
-        Ok(Self { source, layout, awaits_want: true, frozen: None, sent: false })
+        Ok(Self { source, layout, maps, awaits_want: true, frozen: None, sent: false })
     }
 
     /// Bytes of content sent so far.
@@ -282,7 +297,12 @@ impl Sending {
                     }
                     self.frozen = Some(Instant::now());
                 }
-                let layout = process.describe()?;
+                // To describe it the kernel walks through all its pages. While it runs, mappings that look the same
+                // are taken as the same: what flags they have is looked at when it stands still.
+                let maps = procfs::maps(self.source.memory.pid())?;
+                let known = self.frozen.is_none() && maps == self.maps;
+                self.maps = maps;
+                let layout = if known { self.layout.clone() } else { process.describe()? };
                 if layout == self.layout {
                     self.source.look(&self.layout)?;
                 } else {

@@ -2,6 +2,7 @@
 
 use crate::PAGE;
 use crate::error::{Error, Result};
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -17,6 +18,8 @@ const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
 /// Regions fetched by one call; a gigabyte with every tenth page dirty has 26,000.
 const REGIONS: usize = 8192;
+/// Pages that are looked at as one part: no more than one call can tell apart.
+const PART: u64 = REGIONS as u64;
 
 #[repr(C)]
 #[derive(Default)]
@@ -36,7 +39,7 @@ struct ScanArg {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Region {
     start: u64,
     end: u64,
@@ -53,6 +56,8 @@ pub struct Pagemap {
     file: File,
     /// Whether the kernel knows PAGEMAP_SCAN.
     scans: bool,
+    /// Room for what it says.
+    regions: RefCell<Vec<Region>>,
 }
 
 /// What was written in a range since the last look.
@@ -74,13 +79,21 @@ impl Pagemap {
             std::io::ErrorKind::NotFound => Error::Gone { pid },
             _ => Error::from_io("open pagemap", pid, e),
         })?;
-        let mut map = Self { pid, file, scans: true };
+        let regions = RefCell::new(vec![Region::default(); REGIONS]);
+        let mut map = Self { pid, file, scans: true, regions };
         map.scans = map.scan(0, 0, ScanArg::default(), |_| ()).is_ok();
         Ok(map)
     }
 
-    fn scan(&self, start: u64, end: u64, ask: ScanArg, mut each: impl FnMut(&Region)) -> std::io::Result<()> {
-        let mut regions = vec![Region::default(); REGIONS];
+    /// Looks from `start` on, at everything or at `ask.max_pages`, and says where it has ended.
+    fn scan(
+        &self,
+        start: u64,
+        end: u64,
+        ask: ScanArg,
+        mut each: impl FnMut(&Region),
+    ) -> std::io::Result<u64> {
+        let mut regions = self.regions.borrow_mut();
         let mut at = start;
         loop {
             let mut arg = ScanArg {
@@ -95,33 +108,36 @@ impl Pagemap {
             let n = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
             let n = usize::try_from(n).map_err(|_e| std::io::Error::last_os_error())?;
             regions.iter().take(n).for_each(&mut each);
-            if n < REGIONS || arg.walk_end >= end {
-                return Ok(());
+            let stopped = (at < arg.walk_end && arg.walk_end < end).then_some(arg.walk_end);
+            match stopped {
+                Some(stopped) if ask.max_pages > 0 => return Ok(stopped),
+                Some(stopped) if n == REGIONS => at = stopped,
+                _ => return Ok(end),
             }
-            at = arg.walk_end;
         }
     }
 
-    /// The pages in `[start, end)` that hold content of the process' own: present or swapped, not zero, and
-    /// not merely the file's.
+    /// The pages from `start` on that hold content of the process' own: present or swapped, not zero, and not
+    /// merely the file's. Looks at a part, no further than `end`, and says where that ends.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn content(&self, start: u64, end: u64) -> Result<Vec<Run>> {
-        let mut runs = Vec::new();
+    pub fn content(&self, start: u64, end: u64) -> Result<(Vec<Run>, u64)> {
         if !self.scans {
-            return self.content_by_entries(start, end);
+            let end = end.min(start.saturating_add(PART * PAGE));
+            return Ok((self.content_by_entries(start, end)?, end));
         }
+        let mut runs = Vec::new();
         let ask = ScanArg {
+            max_pages: PART,
             category_inverted: ZERO | FILE,
             category_mask: ZERO | FILE,
             category_anyof_mask: PRESENT | SWAPPED,
             return_mask: PRESENT,
             ..ScanArg::default()
         };
-        self.scan(start, end, ask, |r| push(&mut runs, r.start, r.end))
-            .map_err(|e| Error::from_io("scan pages", self.pid, e))?;
-        Ok(runs)
+        let done = self.scan(start, end, ask, |r| push(&mut runs, r.start, r.end));
+        Ok((runs, done.map_err(|e| Error::from_io("scan pages", self.pid, e))?))
     }
 
     fn content_by_entries(&self, start: u64, end: u64) -> Result<Vec<Run>> {
@@ -152,11 +168,31 @@ impl Pagemap {
     /// # Errors
     /// If the process is gone.
     pub fn written(&self, start: u64, end: u64) -> Result<Option<Written>> {
+        let ask = ScanArg { category_mask: WRITTEN, ..ScanArg::default() };
+        Ok(self.arm(start, end, ask)?.map(|(written, _end)| written))
+    }
+
+    /// [`Self::content`], arming the part as well; `None` as with [`Self::written`]. Both at once for each page, so
+    /// that a page which is written meanwhile is found, or counts as written afterwards. Where a range was armed
+    /// before, pages that were never touched are found too: the kernel shows them as swapped.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn content_arming(&self, start: u64, end: u64) -> Result<Option<(Vec<Run>, u64)>> {
+        // What was armed before and has not been written since is content all the same.
+        let ask = ScanArg {
+            max_pages: PART,
+            category_anyof_mask: WRITTEN | PRESENT | SWAPPED,
+            ..ScanArg::default()
+        };
+        Ok(self.arm(start, end, ask)?.map(|(found, end)| (found.content, end)))
+    }
+
+    fn arm(&self, start: u64, end: u64, ask: ScanArg) -> Result<Option<(Written, u64)>> {
         let ask = ScanArg {
             flags: WP_MATCHING | CHECK_WPASYNC,
-            category_mask: WRITTEN,
             return_mask: WRITTEN | PRESENT | SWAPPED | FILE | ZERO,
-            ..ScanArg::default()
+            ..ask
         };
         let mut written = Written::default();
         let done = self.scan(start, end, ask, |r| {
@@ -164,7 +200,7 @@ impl Pagemap {
             push(if own { &mut written.content } else { &mut written.dropped }, r.start, r.end);
         });
         match done {
-            Ok(()) => Ok(Some(written)),
+            Ok(end) => Ok(Some((written, end))),
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => Ok(None),
             Err(e) => Err(Error::from_io("scan written pages", self.pid, e)),
         }
