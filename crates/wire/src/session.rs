@@ -13,6 +13,8 @@ use std::fmt;
 
 /// Bytes that a record is longer than what it carries, generously.
 const RECORD_OVERHEAD: usize = 64;
+/// A frame shorter than this is gathered in less than a record.
+const SHORT: usize = 512;
 
 /// Either end.
 pub(crate) enum Session {
@@ -196,7 +198,15 @@ fn seal<Data>(
 ) -> Result<(), LinkError> {
     let length = frame.parts.iter().map(|p| p.len()).sum();
     let head = header(frame.kind, frame.flags, frame.tag, length)?;
-    let mut gathered = [0; RECORD];
+    // Most frames are short: to clear a record's length for each would take longer than to seal it.
+    let (mut short, mut long);
+    let gathered: &mut [u8] = if head.len() + length < SHORT {
+        short = [0; SHORT];
+        &mut short
+    } else {
+        long = [0; RECORD];
+        &mut long
+    };
     let mut have = head.len();
     gathered[..have].copy_from_slice(&head);
     for part in frame.parts {
@@ -213,7 +223,7 @@ fn seal<Data>(
             have += now.len();
             part = rest;
             if have == RECORD {
-                encrypt(traffic, &gathered, outgoing)?;
+                encrypt(traffic, gathered, outgoing)?;
                 have = 0;
             }
         }
