@@ -24,8 +24,8 @@ const AHEAD: usize = 512 << 10;
 const SMALL: u64 = 2 << 20;
 /// After so many rounds it is frozen whatever is left.
 const MOST_ROUNDS: u32 = 5;
-/// A round that is not shorter than this part of the one before it (in percent) is the last before the freeze: the
-/// process writes as fast as we send, and further rounds would gain nothing.
+/// A round that is not shorter than this part of the one before it (in percent) is sent while the process stands
+/// still: it writes as fast as we send, and what is sent before would be sent again.
 const SHRINKS: u64 = 75;
 
 #[derive(Debug)]
@@ -103,12 +103,18 @@ impl Source {
         Ok(())
     }
 
+    /// Whether the last look has found nearly as much as the one before it.
+    #[must_use]
+    pub fn stagnates(&self) -> bool {
+        let [last, before] = self.rounds;
+        self.finder.looks() > 1 && last > before / 100 * SHRINKS
+    }
+
     /// Whether it is time to freeze the process, after a drained round.
     #[must_use]
     pub fn should_freeze(&self) -> bool {
-        let [last, before] = self.rounds;
-        let stagnates = self.finder.looks() > 1 && last > before / 100 * SHRINKS;
-        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || last <= SMALL || stagnates
+        let small = self.rounds[0] <= SMALL;
+        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || small || self.stagnates()
     }
 
     /// Sends as much as the link will take now.
@@ -278,7 +284,8 @@ impl Sending {
         link: &mut Link,
     ) -> std::result::Result<bool, SendError> {
         while !self.awaits_want && !self.sent {
-            if self.source.pump(link)? == Next::Wait {
+            let at_once = self.frozen.is_none() && self.source.stagnates();
+            if !at_once && self.source.pump(link)? == Next::Wait {
                 return Ok(false);
             }
             if self.frozen.is_some() {
