@@ -1,7 +1,8 @@
 //! The home half of a family: keeps its processes' pids, files and relatives; performs forwarded calls;
 //! delivers signals.
 //!
-//! * [`run`]: the one loop that waits for guests, tracees, and the node
+//! * [`run`]: the one loop that waits for guests, tracees, and the node;  `messages`, `stops`, `asked`: what these say
+//! * `family`: its processes;  `outbound`, `onward`: who of them moves when;  `links`: to guest shims
 //! * `member`: one process; `peer`: one link to a guest shim
 //! * `out`: a process becomes a deputy; `back`: a deputy becomes the process again
 //! * `perform`: calls; `fork`, `exec`: those that make and replace processes
@@ -10,20 +11,26 @@
 
 #![deny(unsafe_code)]
 
+mod asked;
 mod back;
 mod blob;
 mod coredump;
 mod exec;
 mod family;
 mod fork;
+mod links;
 mod mailbox;
 mod member;
+mod messages;
+mod onward;
 mod out;
+mod outbound;
 mod peer;
 mod perform;
 pub mod run;
 mod signal;
 mod space;
+mod stops;
 mod ternd;
 
 pub use run::run;

@@ -368,7 +368,7 @@ fn drop_capabilities(injection: &mut Injection, memory: &Memory, reserve: Reserv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
+    use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
     fn machine() -> Machine {
         let cpu_flags = ["avx", "fpu", "sse2"].map(String::from).to_vec();
@@ -382,6 +382,7 @@ mod tests {
             pid: HomePid(4711),
             epoch: Epoch(1),
             home: NodeId(1),
+            shim: ShimId([2; 16]),
             own_pid: 4711,
             command: "work".into(),
             reserve: Reserve { start: Reserve::AREA },

@@ -1,0 +1,313 @@
+//! What the node wants of a home shim: lists, and moves to begin.
+
+use crate::family::{Event, Family, PATIENCE};
+use crate::member::{Member, State, Task};
+use crate::peer::Peer;
+use crate::ternd;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tern_control::door::{self, Caller};
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request};
+use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
+use tern_image::content::HomeFiles;
+use tern_image::process::Unmovable;
+use tern_migrate::message::{Message, send};
+use tern_tracee::stop::{self};
+use tern_tracee::{Memory, procfs};
+use tern_wire::{Ephemeral, Link, Preamble};
+
+/// How long a guest shim may take to prove who it is.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How often a guest shim is told what our clocks show; it keeps the word that came fastest.
+const CLOCK_WORDS: usize = 6;
+
+impl Family {
+    pub(crate) fn answer_node(&mut self) {
+        while let Some(caller) = self.door.next() {
+            match caller.request().clone() {
+                ShimRequest::Processes => caller.answer(&ShimReply::Processes(self.rows())),
+                ShimRequest::Owns { pid } => {
+                    let ours = self.members.contains_key(&pid) || self.homed.iter().any(|h| h.row.pid == pid);
+                    caller.answer(&if ours { ShimReply::Done } else { door::not_here() });
+                }
+                ShimRequest::Awaits { pid, epoch } => {
+                    let awaits = self.members.get(&pid).is_some_and(|m| m.awaits(epoch));
+                    caller.answer(&if awaits { ShimReply::Done } else { door::not_here() });
+                }
+                ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
+                ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
+                ShimRequest::Connection => caller.answer(&door::not_here()),
+            }
+        }
+    }
+
+    pub(crate) fn rows(&self) -> Vec<ProcessRow> {
+        let homed =
+            self.homed.iter().filter(|h| !self.members.contains_key(&h.row.pid)).map(|h| h.row.clone());
+        self.members.values().map(|m| self.row(m)).chain(homed).collect()
+    }
+
+    /// What `mps` shows of a process.
+    pub(crate) fn row(&self, m: &Member) -> ProcessRow {
+        let suspended = m.is_away() && self.peers[m.peer].link.is_none();
+        let at_home = procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds());
+        ProcessRow {
+            pid: m.pid,
+            uid: m.uid,
+            r#where: Some(self.node_of(m)),
+            from: None,
+            state: if suspended { "suspended" } else { m.state_name() }.into(),
+            cpu_seconds: at_home + m.used.seconds(),
+            migrations: m.migrations,
+            reason: m.reason.clone(),
+            command: m.command.clone(),
+        }
+    }
+
+    /// Takes a process into our hands that runs at home.
+    pub(crate) fn seize(&mut self, pid: HomePid) -> tern_tracee::Result<()> {
+        if self.members.contains_key(&pid) {
+            return Ok(());
+        }
+        let status = procfs::status(pid.0)?;
+        let memory = Memory::open(pid.0)?;
+        stop::seize(pid.0, stop::FOLLOW_EXEC)?;
+        let before = self.homed.iter().find(|h| h.row.pid == pid && h.lives());
+        let member = Member {
+            pid,
+            own_pid: status.own_pid,
+            command: procfs::command_line(pid.0),
+            uid: status.uid[1],
+            state: State::Resident,
+            epoch: Epoch(0),
+            offered: Epoch(0),
+            revived: false,
+            peer: 0,
+            reserve: None,
+            memory,
+            files: HomeFiles::new(pid.0, &self.start.cache_dir),
+            machine: None,
+            mailbox: None,
+            current: None,
+            last: None,
+            signals: 0,
+            unheard: VecDeque::new(),
+            actions: vec![[0; 4]; 64],
+            task: None,
+            migrations: 0,
+            reason: String::new(),
+            homecomings: before.map(|h| h.homecomings.clone()).unwrap_or_default(),
+            used: before.map(|h| h.used).unwrap_or_default(),
+            partial: None,
+            holders: 0,
+            ask_again: None,
+            next_call: None,
+            mask_due: None,
+            job_stopped: false,
+            faulted: false,
+        };
+        self.members.insert(pid, member);
+        Ok(())
+    }
+
+    /// Begins a move that was asked for at `since`. What cannot begin at this very moment waits a while.
+    pub(crate) fn migrate(&mut self, pid: HomePid, to: Destination, caller: Caller, since: Instant) {
+        let home = self.start.node;
+        let refuse =
+            |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
+        let to = if to == Destination::Node(home) { Destination::Home } else { to };
+        let known = self.members.get(&pid);
+        if known.is_some_and(is_busy) {
+            self.parked.push((since, pid, to, caller));
+            return;
+        }
+        let away = known.is_some_and(Member::is_away);
+        let here = known.map_or(home, |m| self.node_of(m));
+        match (to, away) {
+            (Destination::Balance, _) => {
+                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
+            }
+            (Destination::Home, false) => {
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"));
+            }
+            (Destination::Node(node), _) if node == here => {
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
+            }
+            (Destination::Home, true) => {
+                let Some(member) = self.members.get_mut(&pid) else { return };
+                if !matches!(member.state, State::Away) || self.peers[member.peer].link.is_none() {
+                    return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
+                }
+                member.task = Some(Task::new(Some(caller), here));
+                self.begin_home(pid);
+            }
+            (Destination::Node(node), _) => {
+                match if away { Ok(()) } else { self.can_leave(pid) } {
+                    Ok(()) => {}
+                    // A vfork is over as soon as the child has executed its program.
+                    Err((_, passing)) if passing && since.elapsed() < PATIENCE => {
+                        self.parked.push((since, pid, to, caller));
+                        return;
+                    }
+                    Err((why, _)) => return caller.answer(&ShimReply::Refused(why)),
+                }
+                let task = Task::new(Some(caller), here);
+                self.prepare_one_of(pid, vec![node], task.migration);
+                if let Some(member) = self.members.get_mut(&pid) {
+                    member.task = Some(task);
+                }
+            }
+        }
+    }
+
+    /// Takes up the moves that had to wait.
+    pub(crate) fn unpark(&mut self) {
+        for (since, pid, to, caller) in std::mem::take(&mut self.parked) {
+            if !self.members.get(&pid).is_some_and(is_busy) {
+                self.migrate(pid, to, caller, since);
+            } else if since.elapsed() < PATIENCE {
+                self.parked.push((since, pid, to, caller));
+            } else {
+                let why = "busy: it is on its way, or a call of it is still under way at home; try again";
+                caller.answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
+            }
+        }
+    }
+
+    /// Looks whether a process at home can leave, and takes hold of it; why not, and whether that may pass.
+    pub(crate) fn can_leave(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
+        let gone = |_e: tern_tracee::Error| {
+            (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), false)
+        };
+        let tracer = if self.members.contains_key(&pid) { std::process::id() as i32 } else { 0 };
+        let movable = tern_image::process::check(pid.0, tracer).map_err(gone)?;
+        movable.map_err(|reason| {
+            let passing = matches!(reason, Unmovable::SharedAddressSpace(_));
+            (Refusal::new(RefusalKind::CannotMove, reason.to_string()), passing)
+        })?;
+        self.seize(pid).map_err(|error| {
+            let refusal = Refusal::new(RefusalKind::CannotMove, error.to_string());
+            (refusal.hint("it may be traced by another program, or not be yours; see tern doctor"), false)
+        })
+    }
+
+    pub(crate) fn at_exec(&mut self, pid: HomePid, candidates: &[NodeId], caller: Caller) {
+        if let Err(error) = self.seize(pid) {
+            return caller
+                .answer(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
+        }
+        let from = self.start.node;
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.state = State::AtExec;
+        let task = Task::new(Some(caller), from);
+        let migration = task.migration;
+        member.task = Some(task);
+        self.prepare_one_of(pid, candidates.to_vec(), migration);
+    }
+
+    /// Has a guest shim started on the first of these nodes that will, and connects to it.
+    pub(crate) fn prepare_one_of(&self, pid: HomePid, nodes: Vec<NodeId>, migration: MigrationId) {
+        let (run_dir, key, events, bell) =
+            (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.bell.clone());
+        let member = self.members.get(&pid);
+        // On an onward journey the present holder sends.
+        let source = member.filter(|m| m.is_away()).map(|m| self.peers[m.peer].fingerprint);
+        let status = procfs::status(pid.0).unwrap_or_default();
+        std::thread::spawn(move || {
+            let mut accept = vec![key.fingerprint()];
+            accept.extend(source);
+            let mut result = Err(Refusal::new(RefusalKind::BadRequest, "no node to go to"));
+            for node in nodes {
+                let (accept, uid, gid) = (accept.clone(), status.uid[1], status.gid[1]);
+                let request = Request::Prepare { node, migration, accept, uid, gid };
+                result = ternd::ask(&run_dir, &request).and_then(|reply| connect(node, reply, &key));
+                if result.is_ok() {
+                    break;
+                }
+            }
+            let _loop_is_gone = events.send(Event::Prepared(pid, migration, result.map(Box::new)));
+            bell.ring();
+        });
+    }
+
+    pub(crate) fn prepared(
+        &mut self,
+        pid: HomePid,
+        migration: MigrationId,
+        prepared: Result<Box<Peer>, Refusal>,
+    ) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        // A move that was given up meanwhile; its shim, not needed, goes by itself.
+        if member.task.as_ref().is_none_or(|t| t.migration != migration) {
+            return;
+        }
+        let at_exec = matches!(member.state, State::AtExec);
+        let peer = match prepared {
+            Ok(peer) => {
+                self.peers.push(*peer);
+                self.peers.len() - 1
+            }
+            Err(refusal) => {
+                self.refuse_with(pid, refusal);
+                if !self.members.get(&pid).is_some_and(Member::is_away)
+                    && let Ok(Some(stopped)) = self.halt_at_home(pid)
+                {
+                    self.let_go(pid, stopped, 0);
+                }
+                return;
+            }
+        };
+        if at_exec {
+            // It waits for our word in mosrun; what follows is its exec.
+            member.peer = peer;
+            if let Some(caller) = member.task.as_mut().and_then(|t| t.caller.take()) {
+                caller.answer(&ShimReply::Done);
+            }
+            return;
+        }
+        if member.is_away() {
+            if matches!(member.state, State::Away) {
+                self.begin_onward(pid, peer);
+            } else {
+                self.refuse(pid, "it moved meanwhile");
+            }
+            return;
+        }
+        match self.halt_at_home(pid) {
+            Ok(Some(stopped)) => self.begin_out(pid, stopped, peer),
+            Ok(None) => {}
+            Err(error) => self.lost(pid, &error),
+        }
+    }
+}
+
+/// Whether its last call is still under way at home, or a move of it.
+fn is_busy(member: &Member) -> bool {
+    matches!(member.state, State::Lingering(_)) || member.task.is_some()
+}
+
+fn connect(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal> {
+    let Reply::Prepared { address, shim, fingerprint } = reply else {
+        return Err(Refusal::new(RefusalKind::Internal, "ternd answered something else"));
+    };
+    let failed =
+        |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
+    let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
+    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
+        .map_err(|e| failed(&e))?;
+    // Its first words: it has accepted us, and is in its loop. What it is sent next is read at once.
+    let deadline = Instant::now() + HANDSHAKE;
+    link.recv(deadline).map_err(|e| failed(&e))?;
+    for _ in 0..CLOCK_WORDS {
+        let clocks = [rustix::time::ClockId::Monotonic, rustix::time::ClockId::Boottime].map(|clock| {
+            let now = rustix::time::clock_gettime(clock);
+            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+        });
+        send(&mut link, HomePid(0), &Message::Clocks(clocks), &[]).map_err(|e| failed(&e))?;
+        link.recv(deadline).map_err(|e| failed(&e))?;
+    }
+    Ok(Peer::new(node, shim, address, fingerprint, link))
+}
