@@ -155,6 +155,35 @@ pub fn travel(
     }
 }
 
+/// Runs a program once from node 2 on, to be stopped by others on the way, and compares it with the run that never
+/// moved.
+///
+/// # Errors
+/// In what the runs differ; with the scene.
+pub fn frozen_at(
+    cluster: &Cluster,
+    entry: &'static Entry,
+    flavour: Flavour,
+    journey: Journey,
+) -> Result<Vec<String>, String> {
+    let wanted = native(entry, flavour, journey).map_err(|e| format!("{e:#}"))?;
+    let run = || -> Result<(Outcome, i32)> {
+        let words = words(entry, flavour, Some(journey.start()))?;
+        let (program, args) = words.split_first().context("no words")?;
+        let mut command = cluster.command(1, &program.to_string_lossy());
+        command.args(args);
+        let mut running = Running::start(environment(&mut command, journey, None), false)?;
+        running.close_input();
+        let pid = running.pid;
+        Ok((running.finish(LIMIT).with_context(|| cluster.scene(pid))?, pid))
+    };
+    let (outcome, pid) = run().map_err(|e| format!("{e:#}"))?;
+    match outcome.difference(&wanted) {
+        Some(difference) => Err(format!("{difference}\n{}", cluster.scene(pid))),
+        None => Ok(Vec::new()),
+    }
+}
+
 struct Trip<'a> {
     cluster: &'a Cluster,
     entry: &'static Entry,

@@ -277,7 +277,7 @@ impl Family {
             return;
         }
         match self.halt_at_home(pid) {
-            Ok(Some(stopped)) => self.begin_out(pid, stopped, peer),
+            Ok(Some(stopped)) => self.begin_out(pid, stopped, peer, false),
             Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }

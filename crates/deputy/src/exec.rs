@@ -80,7 +80,7 @@ impl Family {
                 return Ok(());
             }
         }
-        self.begin_out(pid, stopped, peer);
+        self.begin_out(pid, stopped, peer, true);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use tern_control::shim::{ShimReply, ShimStart};
 use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_migrate::CpuTime;
+use tern_migrate::fault;
 use tern_migrate::message::Message;
 use tern_tracee::stop::{Stop, Stopped};
 use tern_wire::{Ephemeral, Link};
@@ -69,6 +70,8 @@ pub(crate) struct Family {
     /// Children that have stopped before their parents' stops have said whose they are.
     pub(crate) newborn: HashMap<i32, Stopped>,
     pub(crate) events: (Sender<Event>, Receiver<Event>),
+    /// A call at which a test wants a process to come home.
+    pub(crate) freeze: Option<fault::Freeze>,
     /// When it became empty; it ends a moment later.
     pub(crate) empty_since: Instant,
 }

@@ -107,14 +107,14 @@ impl Member {
         Ok((stopped, offer?))
     }
 
-    /// Lets a prepared process run while it is being sent, unless it is in the middle of a transfer that we have
-    /// cut short: then it stands still until the rest can be transferred.
+    /// Lets a prepared process run while it is being sent, unless it is to be held, or is in the middle of a transfer
+    /// that we have cut short: then it stands still until the rest can be transferred.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn run_meanwhile(&mut self, stopped: Stopped) -> Result<()> {
+    pub(crate) fn run_meanwhile(&mut self, stopped: Stopped, held: bool) -> Result<()> {
         match &mut self.state {
-            State::Outbound(outbound) if self.partial.is_some() => {
+            State::Outbound(outbound) if held || self.partial.is_some() => {
                 outbound.stopped = Some(stopped);
                 Ok(())
             }

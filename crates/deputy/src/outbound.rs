@@ -11,8 +11,9 @@ use tern_tracee::stop::Stopped;
 use tern_wire::Link;
 
 impl Family {
-    /// Begins to send a stopped process to a peer; it runs on meanwhile.
-    pub(crate) fn begin_out(&mut self, pid: HomePid, stopped: Stopped, peer: usize) {
+    /// Begins to send a stopped process to a peer. It runs on meanwhile, or is `held`: one that is at its first
+    /// instruction is to make that there.
+    pub(crate) fn begin_out(&mut self, pid: HomePid, stopped: Stopped, peer: usize, held: bool) {
         let home = (self.start.node, self.start.id);
         let Some(member) = self.members.get_mut(&pid) else { return };
         let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
@@ -37,7 +38,7 @@ impl Family {
                     self.lose(peer);
                     self.stay_home(pid, Some(stopped), "the link to that node was cut");
                 } else if let Err(error) =
-                    self.members.get_mut(&pid).map_or(Ok(()), |m| m.run_meanwhile(stopped))
+                    self.members.get_mut(&pid).map_or(Ok(()), |m| m.run_meanwhile(stopped, held))
                 {
                     self.lost(pid, &error);
                 }

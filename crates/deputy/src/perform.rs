@@ -59,6 +59,9 @@ impl Family {
             self.tell(pid, &Message::Result(Box::new(crossed)));
             return;
         }
+        if !has_two_parts(request.call.nr) && self.freezes(pid, number, false) {
+            return;
+        }
         match self.post(pid, request) {
             Ok(true) => self.ended(pid),
             Ok(false) => {}
@@ -116,12 +119,32 @@ impl Family {
         tracing::trace!(%pid, result.number, result.outcome.ret, "its result");
         member.last = Some(result.clone());
         member.follow_mask();
-        self.tell(pid, &Message::Result(Box::new(result)));
+        // What has a part to be done where the program runs cannot be left half done; and a guest that has been sent a
+        // signal cannot be halted before it has the result of the call that the signal interrupted.
+        let bound = has_two_parts(current.request.call.nr) || !member.unheard.is_empty();
+        let number = result.number;
+        if bound || !self.freezes(pid, number, true) {
+            self.tell(pid, &Message::Result(Box::new(result)));
+        }
+        if bound && (self.freezes(pid, number, true) || self.freezes(pid, number, false)) {
+            tracing::debug!(%pid, number, "it comes home right behind this call");
+        }
         if let Some((start, length)) = surplus
             && let Err(error) = self.with_deputy(pid, |member, stopped| member.unmap(stopped, start, length))
         {
             self.lost(pid, &error);
         }
+    }
+
+    /// Fetches a process home at this call, if a test has asked for that.
+    fn freezes(&mut self, pid: HomePid, number: u64, made: bool) -> bool {
+        let away = self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Away));
+        let Some(freeze) = self.freeze.take_if(|f| away && (f.number, f.made) == (number, made)) else {
+            return false;
+        };
+        freeze.reached();
+        self.fetch(pid, "a test");
+        true
     }
 
     pub(crate) fn finish_lingering(&mut self, pid: HomePid) {
@@ -252,6 +275,13 @@ impl Member {
         };
         (self.files.identify(mapping).ok(), surplus)
     }
+}
+
+/// Whether a call is done at home and where the program runs as well.
+fn has_two_parts(nr: u32) -> bool {
+    let two = [libc::SYS_mmap, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn];
+    let forks = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_vfork];
+    two.contains(&i64::from(nr)) || forks.contains(&i64::from(nr)) || forks_or_ends(nr)
 }
 
 fn forks_or_ends(nr: u32) -> bool {

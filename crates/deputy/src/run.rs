@@ -34,6 +34,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         newborn: HashMap::new(),
         parked: Vec::new(),
         homed: Vec::new(),
+        freeze: tern_migrate::fault::Freeze::wished(),
         empty_since: Instant::now(),
     };
     // The first request comes right after our start.

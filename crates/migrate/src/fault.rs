@@ -4,9 +4,40 @@
 //! [`Phase`]'s names and ACTION `die` (the shim kills itself there) or `wait` (it stands still there until the
 //! file named by `TERN_FAULT_FILE` is gone, having made it), so that the test can cut a link or kill a node.
 
+//!
+//! `TERN_FREEZE_FILE` names a file, read when a home shim starts: `N asked` or `N made` in it has a process fetched home
+//! at its N-th call away, when that has been asked for and not been made, or has been made and its result is on no
+//! way yet. Where that comes to pass the shim empties the file.
+
 use crate::journey::Phase;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// A call at which a process is to be stopped.
+#[derive(Debug)]
+pub struct Freeze {
+    /// The call's number.
+    pub number: u64,
+    /// Whether the call is made first.
+    pub made: bool,
+    file: PathBuf,
+}
+
+impl Freeze {
+    /// What a test has asked for.
+    #[must_use]
+    pub fn wished() -> Option<Self> {
+        let file = PathBuf::from(std::env::var_os("TERN_FREEZE_FILE")?);
+        let text = std::fs::read_to_string(&file).ok()?;
+        let (number, when) = text.trim().split_once(' ')?;
+        Some(Self { number: number.parse().ok()?, made: when == "made", file })
+    }
+
+    /// It has come to pass.
+    pub fn reached(&self) {
+        let _test_sees_it_fail = std::fs::write(&self.file, "");
+    }
+}
 
 /// Breaks this process here if a test has asked for it.
 pub fn point(side: &str, phase: Phase) {
