@@ -217,6 +217,8 @@ pub struct Sending {
     /// The mappings as they were just before the layout was described.
     maps: Vec<Mapping>,
     awaits_want: bool,
+    /// An address space that the receiver is to build as soon as everything has been queued that belongs to this one.
+    next: Option<Layout>,
     /// When it was stopped.
     pub frozen: Option<Instant>,
     sent: bool,
@@ -235,7 +237,7 @@ impl Sending {
         let maps = procfs::maps(source.memory.pid())?;
         let layout = process.describe()?;
         send(link, source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
-        Ok(Self { source, layout, maps, awaits_want: true, frozen: None, sent: false })
+        Ok(Self { source, layout, maps, awaits_want: true, next: None, frozen: None, sent: false })
     }
 
     /// Bytes of content sent so far.
@@ -288,7 +290,10 @@ impl Sending {
             if !at_once && self.source.pump(link)? == Next::Wait {
                 return Ok(false);
             }
-            if self.frozen.is_some() {
+            if let Some(layout) = self.next.take() {
+                send(link, self.source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
+                (self.layout, self.awaits_want) = (layout, true);
+            } else if self.frozen.is_some() {
                 let (image, mut talk) = process.capture(self.layout.clone())?;
                 let frozen = self.frozen.map(|f| f.elapsed()).unwrap_or_default();
                 talk.frozen_us = frozen.as_micros() as u64;
@@ -313,8 +318,8 @@ impl Sending {
                 if layout == self.layout {
                     self.source.look(&self.layout)?;
                 } else {
-                    send(link, self.source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
-                    (self.layout, self.awaits_want) = (layout, true);
+                    // What is queued belongs to the address space that the receiver has.
+                    self.next = Some(layout);
                 }
             }
         }
