@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use tern_image::layout::Layout;
 use tern_image::process::DEFAULT;
 use tern_image::{ProcessImage, Reserve, apply};
-use tern_migrate::message::{CallResult, Conversation};
+use tern_migrate::message::{CallRequest, CallResult, Conversation};
 use tern_migrate::{Partial, target};
 use tern_syscall::{Outcome, gather, scatter};
 use tern_tracee::inject::{Injection, Site};
@@ -147,9 +147,10 @@ impl Member {
         image: &ProcessImage,
         talk: &Conversation,
     ) -> Result<Homecoming> {
-        let (stopped, registers) = match self.settle(stopped, image, talk)? {
-            Settled::Registers(stopped, registers) => (stopped, Some(registers)),
-            Settled::Linger(stopped) => (stopped, None),
+        let (stopped, registers, lingers, rest) = match self.settle(stopped, image, talk)? {
+            Settled::Registers(stopped, registers) => (stopped, registers, false, false),
+            Settled::Linger(stopped, registers) => (stopped, registers, true, false),
+            Settled::Rest(stopped, registers) => (stopped, registers, true, true),
             Settled::Soon => return Ok(Homecoming::Soon),
         };
         // Signals that the last life has taken over and not delivered, and those that it has not taken over.
@@ -158,29 +159,41 @@ impl Member {
         carried
             .extend(self.unheard.drain(..).filter(|(count, _)| *count > talk.signals).map(|(_, info)| info));
         self.actions.clone_from(&image.actions);
-        if let Some(registers) = registers {
+        if !lingers {
             return self.finish(stopped, image, &registers, &carried).map(Homecoming::Home);
         }
-        let image = Box::new(image.clone());
+        let mut image = Box::new(image.clone());
+        image.thread.registers = registers;
+        let mut asked = None;
+        if rest {
+            let memory = Memory::open(self.pid.0)?;
+            let nr = registers.call().unwrap_or_default() as u32;
+            let call = gather(nr, &registers.arguments(), &mut HomeMemory(&memory));
+            let astray =
+                |_e| Error::Astray { what: "its node sent a transfer that is none".into(), pid: self.pid.0 };
+            let call = call.map_err(astray)?.call;
+            asked = Some(CallRequest { epoch: self.epoch, number: talk.call, signals: talk.signals, call });
+        }
         self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
         self.go_on(stopped)?;
-        Ok(Homecoming::Lingers)
+        Ok(Homecoming::Lingers(asked))
     }
 
     /// Finds out what has become of the call that the guest was in.
     fn settle(&mut self, stopped: Stopped, image: &ProcessImage, talk: &Conversation) -> Result<Settled> {
         let mut registers = image.thread.registers;
-        if let Some(partial) = talk.partial.filter(|_| !self.knows(talk.call)) {
-            // The rest of a transfer that was never asked for here: the program is told what was done.
-            partial.mend(&mut registers);
-            (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
-            if image.thread.registers.call().is_none() {
-                registers.rip += 2;
-            }
+        let rest = talk.partial.is_some() && !self.knows(talk.call);
+        if !talk.call_open && !rest {
             return Ok(Settled::Registers(stopped, registers));
         }
-        if !talk.call_open {
-            return Ok(Settled::Registers(stopped, registers));
+        if registers.call().is_none() {
+            // The kernel there had already set it to make the call again: put behind it, as if it had not.
+            (registers.orig_rax, registers.rip) = (registers.rax, registers.rip + 2);
+        }
+        registers.rax = restart::NOINTR.cast_unsigned();
+        if rest {
+            // Of a transfer, never asked for here: only the deputy can add to what was done.
+            return Ok(Settled::Rest(stopped, registers));
         }
         if let Some(mailbox) = &mut self.mailbox
             && let Some(current) = self.current.take_if(|_| mailbox.is_done())
@@ -203,11 +216,12 @@ impl Member {
             return Ok(Settled::Soon);
         }
         let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
-        if !cut_short && current.partial.is_none() && waits_for_ever(&current.request.call) {
-            // Nothing is lost when the kernel makes it anew, natively.
+        let interrupted = restart::is(code) || code == -i64::from(libc::EINTR);
+        if interrupted && current.partial.is_none() && waits_for_ever(&current.request.call) {
+            // Nothing is lost when the kernel makes it anew, natively. But the program is in the call: a signal that
+            // comes just now interrupts it, and must not be handled before it is made again.
             self.current = None;
-            (registers.rax, registers.orig_rax) = (u64::from(nr), u64::MAX);
-            registers.rip -= 2;
+            registers.rax = restart::NOHAND.cast_unsigned();
             return Ok(Settled::Registers(stopped, registers));
         }
         if cut_short
@@ -215,7 +229,7 @@ impl Member {
             || code == restart::BLOCK
             || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
         {
-            return Ok(Settled::Linger(stopped));
+            return Ok(Settled::Linger(stopped, registers));
         }
         if restart::is(code) {
             self.current = None;
@@ -351,8 +365,8 @@ impl Member {
 pub(crate) enum Homecoming {
     /// It is the process again, standing, ready to be let go.
     Home(Stopped),
-    /// Its call goes on; it will be home when that ends.
-    Lingers,
+    /// Its call goes on, or is this one, to be made now; it will be home when that ends.
+    Lingers(Option<CallRequest>),
     /// It runs on to the end or the beginning of its call, and is to be brought to a stand again.
     Soon,
 }
@@ -362,7 +376,9 @@ enum Settled {
     /// The program goes on with these.
     Registers(Stopped, Registers),
     /// The deputy goes on with the call.
-    Linger(Stopped),
+    Linger(Stopped, Registers),
+    /// The deputy makes the call that these are in.
+    Rest(Stopped, Registers),
     /// See [`Homecoming::Soon`].
     Soon,
 }

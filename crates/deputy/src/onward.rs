@@ -148,7 +148,18 @@ impl Family {
                 self.report(pid);
                 self.let_go(pid, stopped, 0);
             }
-            Ok(Some(_)) => self.report(pid),
+            Ok(Some(Homecoming::Lingers(asked))) => {
+                self.report(pid);
+                match asked.map(|request| self.post(pid, request)) {
+                    Some(Ok(true)) => self.finish_lingering(pid),
+                    Some(Err(errno)) => {
+                        let what = format!("the rest of its transfer cannot be made here: error {errno}");
+                        self.lost(pid, &tern_tracee::Error::Astray { what, pid: pid.0 });
+                    }
+                    Some(Ok(false)) | None => {}
+                }
+            }
+            Ok(Some(Homecoming::Soon)) => {}
             Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }

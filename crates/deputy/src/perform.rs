@@ -70,7 +70,7 @@ impl Family {
     }
 
     /// Has the deputy make a call; true if it has ended already.
-    fn post(&mut self, pid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
+    pub(crate) fn post(&mut self, pid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
         let member = self.members.get_mut(&pid).ok_or(libc::ESRCH)?;
         member.adapt(&mut request.call);
         let layout = request.call.clone().lay_out().map_err(|malformed| {

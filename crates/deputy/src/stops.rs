@@ -61,6 +61,17 @@ impl Family {
                 self.continued(pid);
                 self.members.get_mut(&pid).map_or(Ok(()), |m| m.go_on(stopped))
             }
+            // An interrupt that was asked for once too often: the call that it has cut short goes on.
+            (Stop::Interrupt, false) if matches!(member.state, State::Lingering(_)) => member.go_on(stopped),
+            (Stop::Interrupt, false) => {
+                let mut registers = stopped.registers()?;
+                let before = registers;
+                crate::signal::mend(&mut registers);
+                if registers != before {
+                    stopped.set_registers(&registers)?;
+                }
+                stopped.resume(0)
+            }
             _ => stopped.resume(0),
         }
     }

@@ -4,6 +4,7 @@
 //! * [`member`]: one guest
 //! * [`arrive`]: an empty process becomes a guest;  [`depart`]: a guest goes home or onward
 //! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
+//! * `vdso`: where a guest must not stand still
 //! * [`signal`]: signals from home, and the guest's own faults
 //! * [`aside`]: what takes long, in threads
 //! * [`fork`]: both halves fork;  [`cpu`]: CPU time of both halves
@@ -32,5 +33,6 @@ pub mod signal;
 pub mod space;
 pub mod special;
 mod stops;
+mod vdso;
 
 pub use run::run;

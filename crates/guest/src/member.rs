@@ -110,7 +110,8 @@ impl Member {
     pub fn halt(&mut self) -> Result<Stopped> {
         stop::interrupt(self.host)?;
         if let Some(open) = self.open.take() {
-            self.reply(open.trap.id, tern_tracee::registers::restart::SYS)?;
+            // Always made again: a handler that runs first did not interrupt it.
+            self.reply(open.trap.id, tern_tracee::registers::restart::NOINTR)?;
             self.talk.call_open |= open.sent.is_some();
         }
         self.await_halt()
@@ -129,7 +130,7 @@ impl Member {
     fn await_halt(&mut self) -> Result<Stopped> {
         // A call that was received while another member's was waited for would keep it from stopping.
         if let Some(trap) = self.listener.as_ref().and_then(|l| l.take_aside(self.host)) {
-            self.reply(trap.id, tern_tracee::registers::restart::SYS)?;
+            self.reply(trap.id, tern_tracee::registers::restart::NOINTR)?;
         }
         loop {
             let stopped = stop::wait_stop(self.host)?;
@@ -140,7 +141,7 @@ impl Member {
                     if registers.begin_anew() {
                         stopped.set_registers(&registers)?;
                     }
-                    return Ok(stopped);
+                    return self.out_of_vdso(stopped);
                 }
                 Stop::Signal(signal) => {
                     self.deliver(stopped, signal)?;

@@ -114,6 +114,12 @@ impl Member {
     /// # Errors
     /// If the guest is gone.
     pub fn deliver(&mut self, stopped: Stopped, signal: i32) -> Result<()> {
+        let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
+        if waits && self.stands_in_vdso(&stopped)? {
+            let stopped = self.out_of_vdso(stopped)?;
+            signal_thread(self.host, self.host, signal)?;
+            return stopped.resume(0);
+        }
         let mut none = [DEFAULT; 4];
         let known = self.image.as_mut().and_then(|i| i.actions.get_mut(signal as usize - 1));
         let known = known.unwrap_or(&mut none);
