@@ -2,8 +2,6 @@
 
 prefix  ?= /usr/local
 destdir ?=
-# The programs whose journeys `make test` runs; test-storm runs all of them.
-sound = arith,avx,append,clocks,cores,cputime,credentials,directory,file,filemap,jumps,pipe,procself,recursion,registers,surroundings,forktree,dlopen,locale
 target   = $(or $(CARGO_TARGET_DIR),target)
 
 .PHONY: all demo test test-storm lint bench docs man fuzz install uninstall deb clean
@@ -21,9 +19,9 @@ test:
 	scripts/setup
 	cargo build --workspace --bins
 	scripts/links $(target)/debug
-	TERN_PROGRAMS=$(sound) cargo nextest run --workspace
+	cargo nextest run --workspace
 
-# Every program on every journey, real programs, faults: long, and where open races show.
+# The tests of the whole once more, with those that are left out of `make test` because they are long.
 test-storm:
 	scripts/setup
 	cargo build --workspace --bins

@@ -14,22 +14,31 @@ use tern_tests::journey::{Journey, frozen_at};
 use tern_tests::programs::{Flavour, built, wanted};
 use tern_tests::verdict::Verdict;
 
-/// Files, pipes, processes, signals, waits: programs whose every kind of call is another.
-const PROGRAMS: [&str; 5] = ["file", "pipe", "sigself", "polling", "locks"];
 /// No program makes more calls than this in one round.
 const MOST: u64 = 2000;
 const FILE: &str = "/tmp/freeze";
 
+/// Pipes, processes, signals, waits.
 #[test]
-fn frozen_at_every_call() -> Result<()> {
+fn of_short_programs() -> Result<()> {
+    freeze("every-call", &["pipe", "sigself", "polling", "locks"])
+}
+
+/// Hundreds of calls.
+#[test]
+fn of_a_program_with_files() -> Result<()> {
+    freeze("every-file", &["file"])
+}
+
+fn freeze(name: &str, programs: &[&str]) -> Result<()> {
     built()?;
-    let cluster = Cluster::with_nodes("every-call", 2)?;
+    let cluster = Cluster::with_nodes(name, 2)?;
     kill_daemon(&cluster, 1)?;
     start_daemon(&cluster, 1, &[format!("TERN_FREEZE_FILE={FILE}")])?;
     await_up(&cluster, 1)?;
     let file = cluster.lab().node(1).path(FILE)?;
     let mut verdict = Verdict::default();
-    for name in PROGRAMS.into_iter().filter(|name| wanted("TERN_PROGRAMS", name)) {
+    for &name in programs.iter().filter(|name| wanted("TERN_PROGRAMS", name)) {
         let entry = movable().find(|e| e.name == name).context("there is no such program")?;
         for when in ["asked", "made"] {
             let mut calls = 0;

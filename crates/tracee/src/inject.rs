@@ -129,6 +129,11 @@ impl Injection {
     pub fn begin_call(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
         (self.begun, self.stops) = (false, 0);
         let stopped = self.take()?;
+        // A hostile process may have put something else there, which never makes a call. It stands still now.
+        if stopped.word(self.site.0)?.to_le_bytes()[..2] != SYSCALL {
+            let what = format!("without the call at {:#x} that was there", self.site.0);
+            return Err(Error::Astray { what, pid: self.pid });
+        }
         stopped.set_registers(&self.before.calling(self.site.0, nr.cast_unsigned(), &args))?;
         stopped.to_call()
     }

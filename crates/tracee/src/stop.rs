@@ -193,6 +193,20 @@ impl Stopped {
         Ok(message)
     }
 
+    /// The eight bytes at an address.
+    ///
+    /// # Errors
+    /// If it is gone, or nothing is mapped there.
+    pub fn word(&self, addr: u64) -> Result<u64> {
+        let mut word = 0u64;
+        // The kernel's own interface, unlike the library's, returns what is read through a pointer.
+        // SAFETY: `word` is a valid place for a word.
+        let done = unsafe {
+            libc::syscall(libc::SYS_ptrace, u64::from(libc::PTRACE_PEEKDATA), self.pid, addr, &raw mut word)
+        };
+        if done < 0 { Err(Error::last("read a word", self.pid)) } else { Ok(word) }
+    }
+
     /// Its general registers.
     ///
     /// # Errors
