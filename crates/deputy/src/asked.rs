@@ -4,18 +4,16 @@ use crate::family::{Event, Family, PATIENCE};
 use crate::member::{Member, State, Task};
 use crate::peer::Peer;
 use crate::ternd;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::door::{self, Caller};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request};
-use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
-use tern_image::content::HomeFiles;
+use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::process::Unmovable;
 use tern_migrate::message::{Message, send};
+use tern_tracee::procfs;
 use tern_tracee::stop::{self};
-use tern_tracee::{Memory, procfs};
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a guest shim may take to prove who it is.
@@ -72,42 +70,13 @@ impl Family {
         if self.members.contains_key(&pid) {
             return Ok(());
         }
-        let status = procfs::status(pid.0)?;
-        let memory = Memory::open(pid.0)?;
+        let member = Member::at_home(pid, &self.start.cache_dir)?;
         stop::seize(pid.0, stop::FOLLOW_EXEC)?;
         let before = self.homed.iter().find(|h| h.row.pid == pid && h.lives());
         let member = Member {
-            pid,
-            own_pid: status.own_pid,
-            command: procfs::command_line(pid.0),
-            uid: status.uid[1],
-            state: State::Resident,
-            epoch: Epoch(0),
-            offered: Epoch(0),
-            revived: false,
-            peer: 0,
-            reserve: None,
-            memory,
-            files: HomeFiles::new(pid.0, &self.start.cache_dir),
-            machine: None,
-            mailbox: None,
-            current: None,
-            last: None,
-            signals: 0,
-            unheard: VecDeque::new(),
-            actions: vec![[0; 4]; 64],
-            task: None,
-            migrations: 0,
-            reason: String::new(),
             homecomings: before.map(|h| h.homecomings.clone()).unwrap_or_default(),
             used: before.map(|h| h.used).unwrap_or_default(),
-            partial: None,
-            holders: 0,
-            ask_again: None,
-            next_call: None,
-            mask_due: None,
-            job_stopped: false,
-            faulted: false,
+            ..member
         };
         self.members.insert(pid, member);
         Ok(())

@@ -176,7 +176,7 @@ impl Member {
         }
         self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
         self.go_on(stopped)?;
-        Ok(Homecoming::Lingers(asked))
+        Ok(Homecoming::Lingers(asked.map(Box::new)))
     }
 
     /// Finds out what has become of the call that the guest was in.
@@ -366,7 +366,7 @@ pub(crate) enum Homecoming {
     /// It is the process again, standing, ready to be let go.
     Home(Stopped),
     /// Its call goes on, or is this one, to be made now; it will be home when that ends.
-    Lingers(Option<CallRequest>),
+    Lingers(Option<Box<CallRequest>>),
     /// It runs on to the end or the beginning of its call, and is to be brought to a stand again.
     Soon,
 }

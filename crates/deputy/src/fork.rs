@@ -4,12 +4,10 @@ use crate::blob;
 use crate::family::Family;
 use crate::mailbox::{Bell, Mailbox};
 use crate::member::{Member, State};
-use std::collections::VecDeque;
 use tern_ids::HomePid;
-use tern_image::content::HomeFiles;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::stop::{self, Stop, Stopped};
-use tern_tracee::{Error, Memory, Result, procfs};
+use tern_tracee::{Error, Result};
 
 impl Family {
     /// A deputy has forked: its child, which shares the parent's mailbox until now, gets one of its own and waits
@@ -59,37 +57,17 @@ impl Member {
         let mask = injection.mask();
         injection.finish_with(&registers, mask)?.resume(0)?;
         Ok(Member {
-            pid,
-            own_pid: procfs::status(pid.0)?.own_pid,
             command: self.command.clone(),
             uid: self.uid,
             state: State::Away,
             epoch: self.epoch,
             offered: self.epoch,
-            revived: false,
             peer: self.peer,
             reserve: Some(reserve),
-            memory: Memory::open(pid.0)?,
-            files: HomeFiles::new(pid.0, cache),
             machine: self.machine.clone(),
             mailbox: Some(mailbox),
-            current: None,
-            last: None,
-            signals: 0,
-            unheard: VecDeque::new(),
             actions: self.actions.clone(),
-            task: None,
-            migrations: 0,
-            reason: String::new(),
-            homecomings: VecDeque::new(),
-            used: tern_migrate::CpuTime::default(),
-            partial: None,
-            holders: 0,
-            ask_again: None,
-            next_call: None,
-            mask_due: None,
-            job_stopped: false,
-            faulted: false,
+            ..Member::at_home(pid, cache)?
         })
     }
 }

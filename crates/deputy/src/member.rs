@@ -4,17 +4,18 @@ use crate::back::{Inbound, Lingering};
 use crate::mailbox::Mailbox;
 use crate::out::Outbound;
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tern_control::door::Caller;
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::Reserve;
 use tern_image::content::HomeFiles;
-use tern_image::process::Action;
+use tern_image::process::{Action, SIGNALS};
 use tern_migrate::message::{CallRequest, CallResult, Machine};
 use tern_migrate::{CpuTime, Partial};
 use tern_syscall::Layout;
-use tern_tracee::Memory;
 use tern_tracee::stop::Siginfo;
+use tern_tracee::{Memory, procfs};
 
 /// A process whose home this is.
 #[derive(Debug)]
@@ -134,6 +135,47 @@ const TOO_OFTEN: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
 impl Member {
+    /// A process that runs at home, as it is now.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn at_home(pid: HomePid, cache_dir: &Path) -> tern_tracee::Result<Self> {
+        let status = procfs::status(pid.0)?;
+        Ok(Self {
+            pid,
+            own_pid: status.own_pid,
+            command: procfs::command_line(pid.0),
+            uid: status.uid[1],
+            state: State::Resident,
+            epoch: Epoch(0),
+            offered: Epoch(0),
+            revived: false,
+            peer: 0,
+            reserve: None,
+            memory: Memory::open(pid.0)?,
+            files: HomeFiles::new(pid.0, cache_dir),
+            machine: None,
+            mailbox: None,
+            current: None,
+            last: None,
+            signals: 0,
+            unheard: VecDeque::new(),
+            actions: vec![[0; 4]; SIGNALS],
+            task: None,
+            migrations: 0,
+            reason: String::new(),
+            homecomings: VecDeque::new(),
+            used: CpuTime::default(),
+            partial: None,
+            holders: 0,
+            ask_again: None,
+            next_call: None,
+            mask_due: None,
+            job_stopped: false,
+            faulted: false,
+        })
+    }
+
     /// Whether its program runs elsewhere.
     pub(crate) fn is_away(&self) -> bool {
         !matches!(self.state, State::Resident | State::AtExec | State::Outbound(_) | State::Lingering(_))

@@ -150,7 +150,7 @@ impl Family {
             }
             Ok(Some(Homecoming::Lingers(asked))) => {
                 self.report(pid);
-                match asked.map(|request| self.post(pid, request)) {
+                match asked.map(|request| self.post(pid, *request)) {
                     Some(Ok(true)) => self.finish_lingering(pid),
                     Some(Err(errno)) => {
                         let what = format!("the rest of its transfer cannot be made here: error {errno}");

@@ -9,16 +9,14 @@
 //! ```
 //! A failure before `Go` ends the process here; at its old place nothing has happened.
 
-use crate::cpu::Meter;
 use crate::member::{Member, State};
 use crate::space::{GuestSpace, Shown, apply};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
-use std::time::Instant;
 use tern_image::content::Cache;
 use tern_image::{Layout, ProcessImage, Reserve, Unmovable};
 use tern_migrate::message::{Conversation, Machine, Offer};
-use tern_migrate::{CpuTime, target, wall};
+use tern_migrate::{target, wall};
 use tern_tracee::inject::{self, Injection, SYSCALL, Site};
 use tern_tracee::listener::{Instruction, Listener};
 use tern_tracee::pagemap::Run;
@@ -82,7 +80,6 @@ impl Arriving {
     /// If it is gone.
     pub fn begin(offer: Offer, child: Stopped) -> Result<Member> {
         let host = child.pid();
-        let memory = Memory::open(host)?;
         let injection = Injection::begin(child, inject::own_site())?;
         let (pid, own_pid, epoch, reserve) = (offer.pid, offer.own_pid, offer.epoch, offer.reserve);
         let arriving = Self {
@@ -94,27 +91,7 @@ impl Arriving {
             missing: HashSet::new(),
             image: None,
         };
-        Ok(Member {
-            pid,
-            own_pid,
-            host,
-            epoch,
-            reserve,
-            memory,
-            listener: None,
-            shown: HashMap::new(),
-            image: None,
-            talk: Conversation::default(),
-            open: None,
-            raised: HashMap::new(),
-            home_mask: 0,
-            mask_after: None,
-            state: State::Arriving(Box::new(arriving)),
-            held_back: Vec::new(),
-            borrowed: false,
-            since: Instant::now(),
-            meter: Meter::begin(host, CpuTime::default())?,
-        })
+        Member::new(pid, own_pid, host, epoch, reserve, State::Arriving(Box::new(arriving)))
     }
 
     /// Takes an address space; says which files' content is missing. When none is, the space is built.

@@ -8,18 +8,14 @@
 //! After a vfork the parent stays inside its clone until the child has executed or ended; the main loop sees
 //! it come out.
 
-use crate::cpu::Meter;
 use crate::member::{Member, OpenCall, State};
 use crate::sandbox::Sandbox;
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
-use tern_migrate::CpuTime;
-use tern_migrate::message::Conversation;
 use tern_tracee::inject::MOST_STOPS;
 use tern_tracee::registers::Registers;
 use tern_tracee::stop::{self, Change, Stop};
-use tern_tracee::{Error, Memory, Result};
+use tern_tracee::{Error, Result};
 
 /// A parent waiting inside its vfork.
 #[derive(Debug)]
@@ -116,25 +112,12 @@ impl Member {
         }
         begun.resume(0)?;
         Ok(Member {
-            pid: child,
-            own_pid,
-            host,
-            epoch: self.epoch,
-            reserve: self.reserve,
-            memory: Memory::open(host)?,
             listener: self.listener.clone(),
             shown: self.shown.clone(),
             image: self.image.clone(),
-            talk: Conversation::default(),
-            open: None,
-            raised: HashMap::new(),
             home_mask: self.home_mask,
-            mask_after: None,
-            held_back: Vec::new(),
             borrowed: args[0] & libc::CLONE_VM as u64 != 0,
-            state: State::Running,
-            since: Instant::now(),
-            meter: Meter::begin(host, CpuTime::default())?,
+            ..Member::new(child, own_pid, host, self.epoch, self.reserve, State::Running)?
         })
     }
 

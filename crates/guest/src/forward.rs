@@ -143,8 +143,13 @@ impl Member {
             if let Some(mask) = gathered.call.mask() {
                 return Ok(self.answer_under_mask(id, ret, mask)?);
             }
-            if !restart::is(ret) || self.has_deliverable() {
+            if self.has_deliverable() {
                 return Ok(self.reply(id, ret)?);
+            }
+            // Home was interrupted by a signal that waits here: it is blocked while a handler runs, which home does
+            // not know. Here nothing has interrupted the call.
+            if !restart::is(ret) {
+                return Ok(self.answer_restart(id, restart::NOINTR)?);
             }
         }
         if restart::is(ret) {

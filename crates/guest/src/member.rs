@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
 use tern_image::{FileRef, ProcessImage, Reserve};
+use tern_migrate::CpuTime;
 use tern_migrate::message::Conversation;
 use tern_syscall::{Gathered, Route, Special};
 use tern_tracee::listener::{Listener, Notification};
@@ -102,6 +103,41 @@ pub struct OpenCall {
 }
 
 impl Member {
+    /// A process of this node that begins a life under these names.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn new(
+        pid: HomePid,
+        own_pid: i32,
+        host: i32,
+        epoch: Epoch,
+        reserve: Reserve,
+        state: State,
+    ) -> Result<Self> {
+        Ok(Self {
+            pid,
+            own_pid,
+            host,
+            epoch,
+            reserve,
+            memory: Memory::open(host)?,
+            listener: None,
+            shown: HashMap::new(),
+            image: None,
+            talk: Conversation::default(),
+            open: None,
+            raised: HashMap::new(),
+            home_mask: 0,
+            mask_after: None,
+            state,
+            held_back: Vec::new(),
+            borrowed: false,
+            since: Instant::now(),
+            meter: Meter::begin(host, CpuTime::default())?,
+        })
+    }
+
     /// Brings the running guest to a stand, answering its open trap, if there is one, so that the call will be
     /// made again when it goes on. Signals that come first are delivered on the way.
     ///
