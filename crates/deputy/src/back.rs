@@ -172,7 +172,13 @@ impl Member {
             let astray =
                 |_e| Error::Astray { what: "its node sent a transfer that is none".into(), pid: self.pid.0 };
             let call = call.map_err(astray)?.call;
-            asked = Some(CallRequest { epoch: self.epoch, number: talk.call, signals: talk.signals, call });
+            asked = Some(CallRequest {
+                epoch: self.epoch,
+                number: talk.call,
+                signals: talk.signals,
+                resumes: None,
+                call,
+            });
         }
         self.state = State::Lingering(Box::new(Lingering { image, carried, partial: talk.partial }));
         self.go_on(stopped)?;
@@ -190,7 +196,8 @@ impl Member {
             // The kernel there had already set it to make the call again: put behind it, as if it had not.
             (registers.orig_rax, registers.rip) = (registers.rax, registers.rip + 2);
         }
-        registers.rax = restart::NOINTR.cast_unsigned();
+        let resumes = talk.resumes.filter(|code| restart::is(*code));
+        registers.rax = resumes.unwrap_or(restart::NOINTR).cast_unsigned();
         if rest {
             // Of a transfer, never asked for here: only the deputy can add to what was done.
             return Ok(Settled::Rest(stopped, registers));
@@ -217,15 +224,17 @@ impl Member {
         }
         let cut_short = tern_migrate::partial::rest(&mut now.clone(), current.partial).is_some();
         let interrupted = restart::is(code) || code == -i64::from(libc::EINTR);
-        if interrupted && current.partial.is_none() && waits_for_ever(&current.request.call) {
+        let whole = current.partial.is_none() && talk.partial.is_none();
+        if interrupted && whole && waits_for_ever(&current.request.call) {
             // Nothing is lost when the kernel makes it anew, natively. But the program is in the call: a signal that
             // comes just now interrupts it, and must not be handled before it is made again.
             self.current = None;
             registers.rax = restart::NOHAND.cast_unsigned();
             return Ok(Settled::Registers(stopped, registers));
         }
+        // The rest of a transfer goes on here: only the deputy knows what was done before.
         if cut_short
-            || current.partial.is_some()
+            || (interrupted && !whole)
             || code == restart::BLOCK
             || (code == -i64::from(libc::EINTR) && fails_when_interrupted(nr))
         {

@@ -360,6 +360,7 @@ impl Movable for Leaving<'_> {
         self.image = Some(Box::new(image.clone()));
         let talk = Conversation {
             signals: self.member.signals,
+            resumes: image.thread.registers.restart_code(),
             partial: self.member.partial,
             used: self.member.used,
             ..Conversation::default()

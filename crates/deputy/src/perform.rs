@@ -55,7 +55,7 @@ impl Family {
         let number = request.number;
         if !member.unheard.is_empty() {
             let mut crossed = refused(number, 0);
-            crossed.outcome.ret = restart::NOINTR;
+            crossed.outcome.ret = request.resumes.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
             self.tell(pid, &Message::Result(Box::new(crossed)));
             return;
         }
@@ -178,7 +178,8 @@ impl Member {
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
         let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
-        let request = CallRequest { epoch: self.epoch, number: OURS, signals: 0, call: call.clone() };
+        let request =
+            CallRequest { epoch: self.epoch, number: OURS, signals: 0, resumes: None, call: call.clone() };
         let Ok(layout) = call.lay_out() else { return };
         if mailbox.post(&layout).is_ok() {
             mailbox.ring_later();

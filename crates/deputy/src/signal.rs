@@ -176,9 +176,8 @@ pub(crate) fn mend(registers: &mut Registers) {
     }
     let Some(nr) = registers.call() else { return };
     if registers.rax.cast_signed() == -i64::from(libc::EINTR) && fails_when_interrupted(nr as u32) {
-        registers.rax = nr;
-        registers.rip -= 2;
-        registers.orig_rax = u64::MAX;
+        // As the kernel says it of a call that a handler interrupts, and nothing else.
+        registers.rax = restart::NOHAND.cast_unsigned();
     }
 }
 
@@ -204,7 +203,8 @@ mod tests {
         };
         let mut mended = waiting;
         mend(&mut mended);
-        assert_eq!((mended.rip, mended.rax), (10, libc::SYS_epoll_wait as u64));
+        assert_eq!((mended.rip, mended.rax.cast_signed()), (12, restart::NOHAND));
+        assert_eq!(mended.orig_rax, libc::SYS_epoll_wait as u64);
         let mut other = Registers { orig_rax: libc::SYS_read as u64, ..waiting };
         mend(&mut other);
         assert_eq!(other.rip, 12);

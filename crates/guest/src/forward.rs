@@ -29,7 +29,11 @@ impl Member {
     /// # Errors
     /// If the guest is gone, or home out of reach.
     pub fn trapped(&mut self, trap: Notification, home: Option<&mut Link>) -> Sent {
-        match route(trap.nr, &trap.args) {
+        let route = route(trap.nr, &trap.args);
+        if !matches!(route, Route::Home) {
+            self.talk.resumes = None;
+        }
+        match route {
             Route::Here => Ok(self.pass(trap.id)?),
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
             Route::Homeward(reason) => self.go_home_for(trap, reason, home),
@@ -80,6 +84,7 @@ impl Member {
                 epoch: self.epoch,
                 number: self.talk.call,
                 signals: self.talk.signals,
+                resumes: self.talk.resumes,
                 call: gathered.call.clone(),
             })),
             (None, Some(reason)) => Message::FetchHome(reason.clone()),
@@ -109,6 +114,7 @@ impl Member {
             return Ok(None);
         }
         let Some(open) = self.open.take() else { return Ok(None) };
+        self.talk.resumes = None;
         let special = match route(open.trap.nr, &open.trap.args) {
             Route::Both(special) if result.outcome.ret >= 0 => Some(special),
             _ => None,

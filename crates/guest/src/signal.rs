@@ -147,6 +147,7 @@ impl Member {
                 known[0] = DEFAULT;
             }
             stopped.set_siginfo(&info)?;
+            self.talk.resumes = None;
             return match self.mask_after.take() {
                 Some(mask) => self.enter_handler(stopped, signal, mask),
                 None => stopped.resume(signal),

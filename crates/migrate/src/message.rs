@@ -71,6 +71,9 @@ pub struct Conversation {
     pub signals: u64,
     /// Those among them that it has not been delivered yet, as siginfo, in order for each number.
     pub carried: Vec<Vec<u8>>,
+    /// The restart code with which the program's call was interrupted where it was being made, if it has not been asked
+    /// for since: the program is in that call, and a signal that comes meanwhile interrupts it.
+    pub resumes: Option<i64>,
     /// A transfer of which a part was done when an interruption cut it short; its rest is the call that comes
     /// first.
     pub partial: Option<Partial>,
@@ -94,6 +97,8 @@ pub struct CallRequest {
     /// How many signals this life had taken over when it made the call. If home has sent more, the call is
     /// not performed: the program must see the signal first, as it would have at home.
     pub signals: u64,
+    /// See [`Conversation::resumes`].
+    pub resumes: Option<i64>,
     /// The call.
     pub call: Call,
 }

@@ -13,7 +13,7 @@ use tern_syscall::{Arg, ByteBuf, Call, Outcome, Segments};
 
 fn call(nr: i64, args: [Arg; 6]) -> Message {
     let call = Call { nr: nr as u32, args };
-    Message::Call(Box::new(CallRequest { epoch: Epoch(1), number: 7, signals: 0, call }))
+    Message::Call(Box::new(CallRequest { epoch: Epoch(1), number: 7, signals: 0, resumes: None, call }))
 }
 
 /// One of each kind of what shims say.

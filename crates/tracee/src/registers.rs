@@ -77,9 +77,7 @@ impl Registers {
         if self.restart_code() != Some(restart::BLOCK) || sleeps.contains(&self.orig_rax) {
             return false;
         }
-        self.rax = self.orig_rax;
-        self.rip -= 2;
-        self.orig_rax = u64::MAX;
+        self.rax = restart::NOHAND.cast_unsigned();
         true
     }
 
