@@ -11,13 +11,13 @@
 use crate::blob;
 use crate::mailbox::{Bell, Mailbox};
 use crate::member::{Member, State};
-use crate::signal::{is_ignored_by_default, mend};
+use crate::signal::mend;
 use crate::space::HomeSpace;
 use std::fs::File;
 use tern_ids::{NodeId, ShimId};
 use tern_image::layout::Layout;
 use tern_image::pages::Finder;
-use tern_image::process::{Action, IGNORE};
+use tern_image::process::{Action, IGNORE, is_ignored_by_default};
 use tern_image::{FileRef, ProcessImage, Reserve};
 use tern_migrate::message::{Conversation, Offer};
 use tern_migrate::partial::{Partial, rest};
@@ -232,7 +232,7 @@ impl Member {
     }
 
     /// Where the program has handlers, the deputy has the default action: their code is not there any more. But for
-    /// those that are ignored by default.
+    /// those that are ignored by default: setting the default action would throw a pending one away.
     fn default_handlers(
         &self,
         injection: &mut Injection,

@@ -138,8 +138,9 @@ impl Family {
 
     /// Fetches a process home at this call, if a test has asked for that.
     fn freezes(&mut self, pid: HomePid, number: u64, made: bool) -> bool {
-        let away = self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Away));
-        let Some(freeze) = self.freeze.take_if(|f| away && (f.number, f.made) == (number, made)) else {
+        let members = &self.members;
+        let away = || members.get(&pid).is_some_and(|m| matches!(m.state, State::Away));
+        let Some(freeze) = self.freeze.take_if(|f| (f.number, f.made) == (number, made) && away()) else {
             return false;
         };
         freeze.reached();
@@ -237,7 +238,7 @@ impl Member {
                     }
                 }
                 if known[0] > 1
-                    && !crate::signal::is_ignored_by_default(*signal as i32)
+                    && !tern_image::process::is_ignored_by_default(*signal as i32)
                     && let Some(handler) = action.get_mut(..8)
                 {
                     handler.fill(0);

@@ -11,7 +11,7 @@
 use crate::blob;
 use crate::member::Member;
 use crate::space::HomeSpace;
-use tern_image::process::{DEFAULT, IGNORE};
+use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::Message;
 use tern_syscall::Interrupted;
 use tern_tracee::registers::{Registers, restart};
@@ -27,12 +27,6 @@ pub(crate) enum Verdict {
     Natural,
     /// Nobody will notice it.
     Ignored,
-}
-
-/// Whether a signal is ignored by default. A deputy keeps the program's handler for these (it never runs: they are
-/// forwarded): setting the default action throws a pending one away.
-pub(crate) fn is_ignored_by_default(signal: i32) -> bool {
-    matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT)
 }
 
 /// Judges a signal by the program's action for it.

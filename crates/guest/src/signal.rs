@@ -7,7 +7,7 @@
 //! home's to end the process), or somebody on this node meddling, which is dropped.
 
 use crate::member::{Member, State};
-use tern_image::process::{DEFAULT, IGNORE};
+use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_tracee::pidfd::signal_thread;
 use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
 use tern_tracee::{Error, Result};
@@ -29,11 +29,6 @@ fn is_queued(signal: i32) -> bool {
 fn is_harmless(signal: i32) -> bool {
     let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
     stops.contains(&signal) || is_ignored_by_default(signal)
-}
-
-/// Whether a signal is ignored by default.
-pub fn is_ignored_by_default(signal: i32) -> bool {
-    [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT].contains(&signal)
 }
 
 /// Why it was sent (`si_code`).

@@ -7,7 +7,7 @@ use crate::forward::{Failed, Sent};
 use crate::member::{Member, OpenCall};
 use crate::space::GuestSpace;
 use tern_image::content::Cache;
-use tern_image::process::{DEFAULT, IGNORE};
+use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::{CallResult, Message, send};
 use tern_syscall::{Arg, ByteBuf, Call, Gathered, Special};
 use tern_tracee::inject::{Injection, Site};
@@ -106,8 +106,7 @@ impl Member {
             *known = action;
         }
         // What waits here the kernel throws away in a moment, as it does at home.
-        let ignores = action[0] == IGNORE
-            || action[0] == DEFAULT && crate::signal::is_ignored_by_default(signal as i32);
+        let ignores = action[0] == IGNORE || action[0] == DEFAULT && is_ignored_by_default(signal as i32);
         if ignores {
             self.raised.remove(&(signal as i32));
             self.held_back.retain(|held| *held as u64 != signal);

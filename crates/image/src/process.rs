@@ -295,6 +295,12 @@ impl ProcessImage {
     }
 }
 
+/// Whether a signal's default action is to ignore it.
+#[must_use]
+pub fn is_ignored_by_default(signal: i32) -> bool {
+    matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT)
+}
+
 /// The action of a signal that a program has never touched.
 const UNCHANGED: Action = [DEFAULT; 4];
 
