@@ -17,6 +17,6 @@ pub mod request;
 pub mod shim;
 pub mod stream;
 
-pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport};
+pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};

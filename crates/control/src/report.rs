@@ -107,6 +107,22 @@ pub struct ProcessRow {
     pub reason: String,
     /// Its command line.
     pub command: String,
+    /// What it uses where it runs, as far as known here.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+/// What a process asks of its node and of the link to its home. All counts grow from the first time it left home.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of memory that it has where it runs; 0 if that is not known here.
+    pub memory: u64,
+    /// Seconds that it was ready to run and had no CPU, away.
+    pub waited_seconds: f64,
+    /// System calls that home has made for it.
+    pub calls: u64,
+    /// Bytes that these have brought it and taken from it.
+    pub call_bytes: u64,
 }
 
 /// `tern status`.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::door::{self, Caller};
 use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request};
+use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::process::Unmovable;
 use tern_migrate::message::{Message, send};
@@ -62,6 +62,12 @@ impl Family {
             migrations: m.migrations,
             reason: m.reason.clone(),
             command: m.command.clone(),
+            usage: Usage {
+                memory: if m.is_away() { m.demand.memory } else { 0 },
+                waited_seconds: m.demand.waited as f64 / 1e9,
+                calls: m.calls[0],
+                call_bytes: m.calls[1],
+            },
         }
     }
 

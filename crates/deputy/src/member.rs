@@ -12,7 +12,7 @@ use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::{Action, SIGNALS};
 use tern_migrate::message::{CallRequest, CallResult, Machine};
-use tern_migrate::{CpuTime, Partial};
+use tern_migrate::{CpuTime, Demand, Partial};
 use tern_syscall::Layout;
 use tern_tracee::stop::Siginfo;
 use tern_tracee::{Memory, procfs};
@@ -57,6 +57,10 @@ pub(crate) struct Member {
     pub(crate) homecomings: VecDeque<Instant>,
     /// CPU time that it has used away, as far as its guests have told.
     pub(crate) used: CpuTime,
+    /// What else the present life asks of its node.
+    pub(crate) demand: Demand,
+    /// Calls that we have made for it, and the bytes that these have carried.
+    pub(crate) calls: [u64; 2],
     /// A transfer that our first interruption cut short.
     pub(crate) partial: Option<Partial>,
     /// Addresses given to mappings that only hold a file for the way home.
@@ -166,6 +170,8 @@ impl Member {
             reason: String::new(),
             homecomings: VecDeque::new(),
             used: CpuTime::default(),
+            demand: Demand::default(),
+            calls: [0; 2],
             partial: None,
             holders: 0,
             ask_again: None,

@@ -83,7 +83,7 @@ impl Family {
             Message::FetchHome(why) if holds => self.fetch(pid, &why),
             Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
             Message::Present(epoch, signals) => self.present(pid, from, epoch, signals),
-            Message::Used(used) if holds => member.used = used,
+            Message::Used(used, demand) if holds => (member.used, member.demand) = (used, demand),
             Message::Mask(mask) if holds => member.set_mask(mask),
             _ => {}
         }

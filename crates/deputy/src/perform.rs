@@ -111,6 +111,8 @@ impl Family {
             }
             return;
         }
+        member.calls[0] += 1;
+        member.calls[1] += current.request.call.carries() + outcome.carries();
         let mut result = made(&current, outcome);
         let mut surplus = None;
         if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {

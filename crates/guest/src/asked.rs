@@ -4,7 +4,7 @@ use crate::aside::Event;
 use crate::family::Family;
 use crate::member::{Member, State};
 use std::time::Instant;
-use tern_control::ProcessRow;
+use tern_control::{ProcessRow, Usage};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_ids::HomePid;
 use tern_migrate::message::{Inbox, Message, send};
@@ -28,6 +28,10 @@ impl Family {
     }
 
     pub(crate) fn rows(&self) -> Vec<ProcessRow> {
+        let usage = |m: &Member| {
+            let demand = m.meter.demand();
+            Usage { memory: demand.memory, waited_seconds: demand.waited as f64 / 1e9, ..Usage::default() }
+        };
         let row = |m: &Member| ProcessRow {
             pid: m.pid,
             uid: self.identity.0,
@@ -43,6 +47,7 @@ impl Family {
             migrations: u32::try_from(m.epoch.0).unwrap_or(u32::MAX),
             reason: m.open.as_ref().and_then(|o| o.homeward.clone()).unwrap_or_default(),
             command: m.command(),
+            usage: usage(m),
         };
         self.members.values().map(row).collect()
     }

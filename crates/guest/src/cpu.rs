@@ -4,10 +4,10 @@
 //! and what calls cost at home. What this node's kernel counts is added here, where it is known to the nanosecond,
 //! to the sum of the lives before. None of the three ever goes back while the process is away, so their sum does not.
 
-use tern_migrate::CpuTime;
+use tern_migrate::{CpuTime, Demand};
 use tern_syscall::Outcome;
-use tern_tracee::Result;
-use tern_tracee::cpu::{Counted, counted};
+use tern_tracee::cpu::{Counted, counted, waited};
+use tern_tracee::{Result, procfs};
 
 /// Counts one guest's CPU time.
 #[derive(Debug)]
@@ -42,6 +42,12 @@ impl Meter {
             self.said = split(life, self.said);
         }
         self.before.and(self.said)
+    }
+
+    /// What else the guest asks of this node; nothing if it is gone.
+    pub fn demand(&self) -> Demand {
+        let memory = procfs::stat(self.host).map_or(0, |stat| stat.resident());
+        Demand { waited: waited(self.host).unwrap_or_default(), memory }
     }
 }
 

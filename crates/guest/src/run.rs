@@ -12,7 +12,6 @@ use tern_control::door::Door;
 use tern_control::shim::ShimStart;
 use tern_ids::{Epoch, HomePid};
 use tern_image::content::Cache;
-use tern_migrate::CpuTime;
 use tern_migrate::message::{Inbox, Message};
 use tern_tracee::listener::Listener;
 use tern_tracee::{Memory, procfs};
@@ -166,10 +165,10 @@ impl Family {
         if self.home.is_some() && self.spoke.elapsed() > BEAT {
             self.spoke = Instant::now();
             let live = self.members.values_mut().filter(|m| m.is_live());
-            let used: Vec<(HomePid, CpuTime)> = live.map(|m| (m.pid, m.meter.used())).collect();
+            let told: Vec<_> = live.map(|m| (m.pid, Message::Used(m.meter.used(), m.meter.demand()))).collect();
             self.tell(HomePid(0), &Message::Beat);
-            for (pid, used) in used {
-                self.tell(pid, &Message::Used(used));
+            for (pid, used) in told {
+                self.tell(pid, &used);
             }
         }
         let suspend = Duration::from_secs(u64::from(self.start.suspend_after));

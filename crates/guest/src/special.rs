@@ -35,7 +35,7 @@ impl Member {
             && let Some(home) = home
         {
             // The next program is the same process, with the time of this one: nobody else will tell of it.
-            send(home, self.pid, &Message::Used(self.meter.used()), &[])?;
+            send(home, self.pid, &Message::Used(self.meter.used(), self.meter.demand()), &[])?;
             return self.ask_home(trap, Some(home));
         }
         let asks_only = match special {

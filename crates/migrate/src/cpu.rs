@@ -1,4 +1,4 @@
-//! CPU time that a process has used away from home.
+//! What a process uses away from home.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,4 +30,13 @@ impl CpuTime {
     pub fn and(self, other: Self) -> Self {
         Self { user: self.user.saturating_add(other.user), system: self.system.saturating_add(other.system) }
     }
+}
+
+/// What a guest asks of its node beside the CPU time that it gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demand {
+    /// Nanoseconds in which it was ready to run and had no CPU, in this life.
+    pub waited: u64,
+    /// Bytes of memory that it has.
+    pub memory: u64,
 }

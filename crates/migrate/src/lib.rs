@@ -31,7 +31,7 @@ pub mod source;
 pub mod target;
 pub mod wall;
 
-pub use cpu::CpuTime;
+pub use cpu::{CpuTime, Demand};
 pub use journey::{Journey, Phase};
 pub use message::{Inbox, Message};
 pub use partial::Partial;

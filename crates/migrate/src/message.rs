@@ -3,7 +3,7 @@
 //! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
 //! files follow their description within the same message, uncopied.
 
-use crate::cpu::CpuTime;
+use crate::cpu::{CpuTime, Demand};
 use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
@@ -187,8 +187,8 @@ pub enum Message {
     Mask(u64),
     /// Nothing; shows that the link is alive.
     Beat,
-    /// guest → home: CPU time that the process has used away, on all nodes.
-    Used(CpuTime),
+    /// guest → home: CPU time that the process has used away, on all nodes, and what else it asks of this one.
+    Used(CpuTime, Demand),
 }
 
 /// Where a guest is to go.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::{fs, io};
-use tern_control::{Lock, ProcessRow};
+use tern_control::{Lock, ProcessRow, Usage};
 use tern_ids::HomePid;
 
 /// How many starts lie between two looks for processes that have ended.
@@ -116,6 +116,7 @@ impl Registry {
                 migrations: 0,
                 reason: reason.into(),
                 command: procfs::command(pid),
+                usage: Usage::default(),
             })
         };
         entries.into_iter().filter(|(pid, _)| !except.contains(&HomePid(*pid))).filter_map(row).collect()

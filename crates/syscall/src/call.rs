@@ -88,6 +88,21 @@ impl Call {
         })
     }
 
+    /// Bytes of content that it takes along.
+    #[must_use]
+    pub fn carries(&self) -> u64 {
+        let area = |area: &Area| if let Area::Bytes(bytes) = area { bytes.len() } else { 0 };
+        let argument = |arg: &Arg| match arg {
+            Arg::Value(_) | Arg::Bad | Arg::Room => 0,
+            Arg::Bytes(bytes) | Arg::Strings(bytes) => bytes.len(),
+            Arg::Segments(segments) => segments.bytes.len(),
+            Arg::Messages(messages) => {
+                messages.iter().map(|m| area(&m.name) + m.segments.bytes.len() + area(&m.control)).sum()
+            }
+        };
+        self.args.iter().map(argument).sum::<usize>() as u64
+    }
+
     /// The signal mask that the call carries for its own time, if it carries one.
     #[must_use]
     pub fn mask(&self) -> Option<u64> {
@@ -122,6 +137,14 @@ impl Call {
             }
             Timeout::None | Timeout::TimeLeft(_) | Timeout::Absolute(_) => {}
         }
+    }
+}
+
+impl Outcome {
+    /// Bytes of content that it brings.
+    #[must_use]
+    pub fn carries(&self) -> u64 {
+        self.outs.iter().map(|out| out.len()).sum::<usize>() as u64
     }
 }
 

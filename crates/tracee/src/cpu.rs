@@ -34,6 +34,17 @@ pub fn counted(pid: i32) -> Result<Counted> {
     Ok(Counted { total, user: stat.field(14), system: stat.field(15) })
 }
 
+/// Nanoseconds that its first thread was ready to run and had no CPU; 0 where the kernel does not count them.
+///
+/// # Errors
+/// If it is gone.
+pub fn waited(pid: i32) -> Result<u64> {
+    // CPU time, waiting time, turns (the kernel's sched-stats.rst).
+    let text = procfs::read(pid, "schedstat")?;
+    let words = String::from_utf8_lossy(&text).split_ascii_whitespace().nth(1).map(str::parse);
+    Ok(words.and_then(|w| w.ok()).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,7 +52,7 @@ impl Mapping {
     }
 }
 
-fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
+pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
     fs::read(format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Gone { pid },
         _ => Error::from_io("read /proc", pid, e),
@@ -203,6 +203,12 @@ impl Stat {
     pub fn cpu_seconds(&self) -> f64 {
         // USER_HZ is 100 on x86-64 (the kernel's ABI, not its HZ).
         (self.field(14) + self.field(15)) as f64 / 100.0
+    }
+
+    /// Memory in use, in bytes.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        self.field(24).saturating_mul(crate::PAGE)
     }
 
     /// Start time since boot in clock ticks: with the pid it names a process for ever.

@@ -90,6 +90,7 @@ mod tests {
             migrations: 0,
             reason: String::new(),
             command: "flac -8 a.wav".into(),
+            usage: tern_control::Usage::default(),
         }
     }
 

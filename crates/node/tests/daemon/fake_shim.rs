@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tern_control::{
     Destination, MigrationReport, ProcessRow, Refusal, RefusalKind, Reply, Request, ShimReply, ShimRequest,
-    ShimRole, ShimStart, stream,
+    ShimRole, ShimStart, Usage, stream,
 };
 use tern_ids::{HomePid, MigrationId};
 use tern_wire::{Ephemeral, Link, Preamble, pinned_client, pinned_server};
@@ -100,6 +100,7 @@ fn row(start: &ShimStart) -> ProcessRow {
         migrations: 0,
         reason: String::new(),
         command: "fake".into(),
+        usage: Usage::default(),
     }
 }
 
