@@ -7,6 +7,7 @@ pub mod join;
 pub mod lab;
 pub mod man;
 pub mod migrate;
+pub mod mosctl;
 pub mod mosrun;
 pub mod mps;
 pub mod nomig;

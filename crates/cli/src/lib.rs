@@ -12,6 +12,7 @@ pub mod failure;
 pub mod help;
 pub mod output;
 pub mod place;
+pub mod progress;
 pub mod tool;
 
 pub use failure::Failure;

@@ -15,8 +15,10 @@ pub mod door;
 pub mod report;
 pub mod request;
 pub mod shim;
+pub mod steer;
 pub mod stream;
 
 pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
+pub use steer::{Decay, Evacuation, Settings, Switch};

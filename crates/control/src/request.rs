@@ -1,6 +1,7 @@
 //! Requests to the node's daemon, and its replies.
 
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
+use crate::steer::{Decay, Evacuation, Settings, Switch};
 use serde::{Deserialize, Serialize};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
@@ -73,6 +74,32 @@ pub enum Request {
         /// 60 to 604,800.
         seconds: u32,
     },
+    /// Switch something on or off.
+    Switch {
+        /// What.
+        switch: Switch,
+        /// On?
+        on: bool,
+    },
+    /// What is switched on, and set by hand.
+    Settings,
+    /// The speed of this node's CPUs for balancing, or the measured one again.
+    SetSpeed {
+        /// 10,000 for a standard CPU; 1 to 10,000,000.
+        speed: Option<u32>,
+    },
+    /// How fast habits of processes are forgotten.
+    SetDecay(Decay),
+    /// Send guests away, bring own processes home. Answered with `Done` when it is done; refused with what is left if
+    /// it is not within the time.
+    Evacuate {
+        /// What of it.
+        what: Evacuation,
+        /// Seconds that it may take; for ever if absent.
+        seconds: Option<u32>,
+    },
+    /// Undo `Evacuate`: guests may come, own processes leave, and the node tells of itself.
+    Rejoin,
     /// From a home shim only: have `node` start a shim for a guest.
     Prepare {
         /// The destination.
@@ -126,6 +153,8 @@ pub enum Reply {
     Status(StatusReport),
     /// To `GetMap`.
     Map(String),
+    /// To `Settings`.
+    Settings(Settings),
     /// To `Token`: what `tern join` takes.
     Token(String),
     /// To `Prepare`.

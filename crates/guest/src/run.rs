@@ -165,7 +165,8 @@ impl Family {
         if self.home.is_some() && self.spoke.elapsed() > BEAT {
             self.spoke = Instant::now();
             let live = self.members.values_mut().filter(|m| m.is_live());
-            let told: Vec<_> = live.map(|m| (m.pid, Message::Used(m.meter.used(), m.meter.demand()))).collect();
+            let told: Vec<_> =
+                live.map(|m| (m.pid, Message::Used(m.meter.used(), m.meter.demand()))).collect();
             self.tell(HomePid(0), &Message::Beat);
             for (pid, used) in told {
                 self.tell(pid, &used);

@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{credentials, peers, serve, shims};
+use crate::{credentials, evacuation, peers, serve, shims};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -116,6 +116,40 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         Request::Token { seconds } => {
             caller.must_own_node("make tokens")?;
             token(node, seconds)
+        }
+        Request::Switch { switch, on } => {
+            caller.must_own_node("steer the node")?;
+            node.settings.change(|settings| *settings.of(switch) = on)
+        }
+        Request::Settings => Ok(Reply::Settings(node.settings.now())),
+        Request::SetSpeed { speed } => {
+            caller.must_own_node("set the node's speed")?;
+            if speed.is_some_and(|speed| !(1..=10_000_000).contains(&speed)) {
+                return Err(Refusal::new(
+                    RefusalKind::BadRequest,
+                    "a speed is 1 to 10000000, 10000 for a standard CPU",
+                ));
+            }
+            node.settings.change(|settings| settings.speed = speed)
+        }
+        Request::SetDecay(decay) => {
+            caller.must_own_node("set the node's decay")?;
+            let parts = 1..=1000;
+            if decay.interval == 0 || !parts.contains(&decay.slow) || !parts.contains(&decay.fast) {
+                let said = "a decay is an interval of at least 1 second, and two numbers of 1 to 1000";
+                return Err(Refusal::new(RefusalKind::BadRequest, said));
+            }
+            node.settings.change(|settings| settings.decay = decay)
+        }
+        Request::Evacuate { what, seconds } => {
+            caller.must_own_node("evacuate the node")?;
+            evacuation::evacuate(node, what, seconds)
+        }
+        Request::Rejoin => {
+            caller.must_own_node("open the node")?;
+            node.settings.change(|settings| {
+                (settings.stay, settings.local_stay, settings.block, settings.quiet) = Default::default();
+            })
         }
         Request::Prepare { node: to, migration, accept, uid, gid } => {
             caller.must_own_node("prepare a node")?;

@@ -17,6 +17,7 @@ pub mod config;
 mod control;
 mod credentials;
 mod daemon;
+mod evacuation;
 mod files;
 pub mod found;
 mod listen;
@@ -30,6 +31,7 @@ mod registry;
 #[cfg(test)]
 mod scratch;
 mod serve;
+mod settings;
 mod shims;
 mod slots;
 mod state;

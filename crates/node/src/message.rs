@@ -61,6 +61,11 @@ pub enum PeerRequest {
         /// Its text.
         text: String,
     },
+    /// These processes of yours shall leave me; I have reasons. Answered at once, done after.
+    TakeBack {
+        /// By their numbers at their home, which is yours.
+        pids: Vec<HomePid>,
+    },
     /// Does this shim run, and wait for this life of this process, which is a guest here?
     Awaited {
         /// The shim.
@@ -97,7 +102,7 @@ pub enum PeerReply {
     Alive(bool),
     /// To `GetMap`.
     Map(String),
-    /// To `SetMap`: it has that map, or a newer one.
+    /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will.
     Done,
 }
 

@@ -54,6 +54,11 @@ pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination
         return Err(refused(RefusalKind::CannotMove, init));
     }
     may_move(&node.config, caller, pid.0)?;
+    order(node, pid, started, to)
+}
+
+/// Moves a process of which somebody has decided that it may be moved; `started` says which one of its number.
+pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) -> Result<Reply, Refusal> {
     let to = match to {
         Destination::Balance => {
             return Err(

@@ -2,7 +2,7 @@
 
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
 use crate::state::{Node, kernel};
-use crate::{peers, shims};
+use crate::{evacuation, peers, shims};
 use rustix::process::geteuid;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +69,10 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
         PeerRequest::ShimAlive { shim } => Ok(PeerReply::Alive(shims::is_alive(&node.config.run_dir, shim))),
         PeerRequest::Awaited { shim, pid, epoch } => {
             Ok(PeerReply::Alive(shims::awaits(&node.config.run_dir, shim, pid, epoch)))
+        }
+        PeerRequest::TakeBack { pids } => {
+            evacuation::take_back(node, peer, pids);
+            Ok(PeerReply::Done)
         }
         PeerRequest::GetMap => Ok(PeerReply::Map(node.map().text().into())),
         PeerRequest::SetMap { text } => node.adopt(&text).map(|_newer| PeerReply::Done),

@@ -6,6 +6,7 @@ use crate::files;
 use crate::map::{MOST_TEXT, Map};
 use crate::message::{Hello, PROTOCOL};
 use crate::registry::Registry;
+use crate::settings::Kept;
 use crate::slots::lock;
 use crate::token::Tokens;
 use anyhow::{Context, Result};
@@ -33,6 +34,9 @@ pub(crate) struct Node {
     pub(crate) authority: Option<Authority>,
     pub(crate) tokens: Tokens,
     pub(crate) registry: Registry,
+    pub(crate) settings: Kept,
+    /// Processes of ours that a node is rid of just now, or that come home.
+    pub(crate) leaving: Mutex<HashSet<i32>>,
     /// Processes whose first move is under way, so that no second shim is started for them.
     pub(crate) moving: Mutex<HashSet<i32>>,
     /// A refresh of the map is under way.
@@ -77,6 +81,8 @@ impl Node {
             authority,
             tokens: Tokens::new(&config.config_dir),
             registry,
+            settings: Kept::open(&config.run_dir),
+            leaving: Mutex::default(),
             moving: Mutex::default(),
             refreshing: AtomicBool::new(false),
             map: Mutex::new(Arc::new(map)),
@@ -166,6 +172,10 @@ impl Node {
 
     /// Whether this node takes guests; else why not.
     pub(crate) fn takes_guests(&self) -> Result<(), Refusal> {
+        if self.settings.now().block {
+            let said = format!("node {} takes no guests: it is blocked", self.me());
+            return Err(Refusal::new(RefusalKind::Unavailable, said).hint("mosctl noblock, on that node"));
+        }
         if !self.config.guests {
             return Err(Refusal::new(
                 RefusalKind::Unavailable,

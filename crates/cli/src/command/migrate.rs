@@ -1,16 +1,10 @@
 //! `migrate PID NODE`: move a running process, and say how it went.
 
 use crate::tool::Call;
-use crate::{Failure, client, help, output, place};
+use crate::{Failure, client, help, output, place, progress};
 use clap::{Args, Command};
-use std::io::{IsTerminal, Write};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
 use tern_control::{Destination, MigrationReport, Reply, Request};
 use tern_ids::HomePid;
-
-/// How long a move may take before its user hears that it is still under way.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What its words say.
 #[derive(Debug, Args)]
@@ -58,55 +52,17 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         word => Destination::Node(place::node(word)?),
     };
     let request = Request::Migrate { pid: HomePid(options.pid), to };
-    let progress = !options.quiet && !options.json && std::io::stderr().is_terminal();
-    let reply = if progress {
-        with_progress(request, &format!("{}: moving to {}", options.pid, options.to))?
-    } else {
+    let silent = options.quiet || options.json;
+    let reply = if silent {
         client::ask(&request)?
+    } else {
+        progress::ask(request, &format!("{}: moving to {}", options.pid, options.to))?
     };
     match reply {
         Reply::Migrated(report) if options.json => output::print_json(&report),
         Reply::Migrated(_) if options.quiet => Ok(()),
         Reply::Migrated(report) => output::print(&line(&report)),
         other => Err(client::unexpected(&other)),
-    }
-}
-
-/// Asks, and while the answer takes long says so on standard error, in one line that goes away again.
-fn with_progress(request: Request, doing: &str) -> Result<Reply, Failure> {
-    let (sender, answer) = mpsc::channel();
-    std::thread::spawn(move || sender.send(client::ask(&request)));
-    show_until(&answer, doing, PATIENCE, &mut std::io::stderr())
-}
-
-/// Waits for an answer; from `patience` on shows the time that has passed, each second.
-fn show_until(
-    answer: &Receiver<Result<Reply, Failure>>,
-    doing: &str,
-    patience: Duration,
-    out: &mut impl Write,
-) -> Result<Reply, Failure> {
-    let begun = Instant::now();
-    let mut wait = patience;
-    let mut shown = false;
-    loop {
-        match answer.recv_timeout(wait) {
-            Ok(reply) => {
-                if shown {
-                    let _ = write!(out, "\r\x1b[K");
-                }
-                return reply;
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                // A terminal that takes nothing is no reason to give the answer up.
-                let _ = write!(out, "\r\x1b[K{doing} … {} s", begun.elapsed().as_secs());
-                let _ = out.flush();
-                shown = true;
-                wait = Duration::from_secs(1);
-            }
-            // The thread that asks has panicked, and has said so.
-            Err(RecvTimeoutError::Disconnected) => return Err(Failure::silent(70)),
-        }
     }
 }
 
@@ -152,31 +108,5 @@ mod tests {
         for key in ["pid", "from", "to", "bytes", "freeze_ms", "total_ms"] {
             assert!(json[key].is_number(), "{key}");
         }
-    }
-
-    #[test]
-    fn slow_moves_are_shown_and_the_line_is_taken_away() {
-        let (sender, answer) = mpsc::channel();
-        sender.send(Ok(Reply::Done)).unwrap();
-        let mut shown = Vec::new();
-        show_until(&answer, "moving", Duration::from_secs(60), &mut shown).unwrap();
-        assert_eq!(shown, b"", "a quick move shows nothing");
-
-        // The answer comes once the line has been seen.
-        struct Seen(mpsc::Sender<Result<Reply, Failure>>, Vec<u8>);
-        impl Write for Seen {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.1.extend_from_slice(bytes);
-                let _ = self.0.send(Ok(Reply::Done));
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let mut seen = Seen(sender, Vec::new());
-        show_until(&answer, "moving", Duration::from_millis(1), &mut seen).unwrap();
-        let text = String::from_utf8(seen.1).unwrap();
-        assert!(text.contains("moving … 0 s") && text.ends_with("\r\x1b[K"), "{text:?}");
     }
 }

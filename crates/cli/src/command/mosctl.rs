@@ -1,0 +1,191 @@
+//! `mosctl`: steer a node, with openMosix' words.
+
+use crate::tool::Call;
+use crate::{Failure, client, help, output, progress};
+use clap::{Args, Command, Subcommand};
+use tern_control::{Decay, Evacuation, Reply, Request, Settings, Switch};
+
+/// What its words say.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What there is to say of a node.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// No process leaves this node by itself
+    Stay,
+    /// Processes may leave again
+    Nostay,
+    /// No process whose home this is leaves by itself; guests may still be sent on
+    Lstay,
+    /// Own processes may leave again
+    Nolstay,
+    /// Take no guests
+    Block,
+    /// Take guests again
+    Noblock,
+    /// Tell nobody of this node's load
+    Quiet,
+    /// Tell of it again
+    Noquiet,
+    /// Send all guests away, and take no new ones; returns when they are gone
+    Expel(Limit),
+    /// Bring all own processes home, and keep them; returns when they are there
+    Bring(Limit),
+    /// Both
+    Isolate(Limit),
+    /// Both, and tell nobody of this node any more
+    Shutdown(Limit),
+    /// Undo isolate and shutdown, and all four switches
+    Rejoin,
+    /// What is switched on, and set by hand
+    Status {
+        /// Print it as one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Set the speed of this node's CPUs for balancing
+    Setspeed {
+        /// 10000 for a standard CPU, or `measured`
+        speed: String,
+    },
+    /// Set how fast habits of processes are forgotten: of each interval, SLOW or FAST of a thousand parts stay
+    Setdecay {
+        /// Seconds
+        interval: u32,
+        /// 1 to 1000
+        slow: u16,
+        /// 1 to 1000
+        fast: u16,
+    },
+    /// Show it
+    Getdecay,
+}
+
+/// How long one will wait.
+#[derive(Debug, Args)]
+struct Limit {
+    /// Give up after so many seconds; what was begun goes on
+    #[arg(short, long, value_name = "SECONDS")]
+    within: Option<u32>,
+}
+
+/// The command line.
+pub fn describe() -> Command {
+    let command = Options::augment_args(help::command("mosctl"))
+        .about("Steer this node: who may come, who may leave, and at what speed it counts")
+        .long_about(
+            "Steer this node: who may come, who may leave, and at what speed it counts. What is set holds until \
+             the machine starts anew; restarts of ternd do not matter. migrate still moves what it is told to, \
+             wherever guests are taken.",
+        );
+    command.after_help(help::closing(
+        "  mosctl block                keep guests out\n  \
+           mosctl expel --within 60    send them away, and wait for that\n  \
+           mosctl shutdown             before the machine is switched off\n  \
+           mosctl setspeed 5000        have this node take half as much as a standard one",
+        "",
+    ))
+}
+
+/// `mosctl …`.
+///
+/// # Errors
+/// If ternd refuses, or what was to leave has not left in time (exit code 5).
+pub fn run(call: &Call<'_>) -> Result<(), Failure> {
+    let Some(options) = help::parse::<Options>(describe(), call)? else {
+        return Ok(());
+    };
+    let switch = |switch, on| done(client::ask(&Request::Switch { switch, on })?);
+    match options.verb {
+        Verb::Stay => switch(Switch::Stay, true),
+        Verb::Nostay => switch(Switch::Stay, false),
+        Verb::Lstay => switch(Switch::LocalStay, true),
+        Verb::Nolstay => switch(Switch::LocalStay, false),
+        Verb::Block => switch(Switch::Block, true),
+        Verb::Noblock => switch(Switch::Block, false),
+        Verb::Quiet => switch(Switch::Quiet, true),
+        Verb::Noquiet => switch(Switch::Quiet, false),
+        Verb::Expel(limit) => evacuate(Evacuation::Expel, &limit, "sending guests away"),
+        Verb::Bring(limit) => evacuate(Evacuation::Bring, &limit, "bringing processes home"),
+        Verb::Isolate(limit) => evacuate(Evacuation::Isolate, &limit, "emptying this node"),
+        Verb::Shutdown(limit) => evacuate(Evacuation::Shutdown, &limit, "emptying this node"),
+        Verb::Rejoin => done(client::ask(&Request::Rejoin)?),
+        Verb::Status { json: true } => output::print_json(&settings()?),
+        Verb::Status { json: false } => output::print(&text(&settings()?)),
+        Verb::Setspeed { speed } => {
+            let measured = speed == "measured";
+            let number =
+                || speed.parse().map_err(|_e| Failure::usage(call.tool, format!("{speed} is no speed")));
+            let speed = if measured { None } else { Some(number()?) };
+            done(client::ask(&Request::SetSpeed { speed })?)
+        }
+        Verb::Setdecay { interval, slow, fast } => {
+            done(client::ask(&Request::SetDecay(Decay { interval, slow, fast }))?)
+        }
+        Verb::Getdecay => {
+            let Decay { interval, slow, fast } = settings()?.decay;
+            output::print(&format!("interval={interval} slow={slow} fast={fast}\n"))
+        }
+    }
+}
+
+fn evacuate(what: Evacuation, limit: &Limit, doing: &str) -> Result<(), Failure> {
+    done(progress::ask(Request::Evacuate { what, seconds: limit.within }, doing)?)
+}
+
+fn done(reply: Reply) -> Result<(), Failure> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+fn settings() -> Result<Settings, Failure> {
+    match client::ask(&Request::Settings)? {
+        Reply::Settings(settings) => Ok(settings),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+fn text(settings: &Settings) -> String {
+    let Settings { stay, local_stay, block, quiet, speed, decay } = settings;
+    let switches = [("stay", stay), ("lstay", local_stay), ("block", block), ("quiet", quiet)];
+    let on: Vec<_> = switches.into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect();
+    let on = if on.is_empty() { "nothing is switched on".into() } else { on.join(" ") };
+    let speed = speed.map_or_else(|| "as measured".into(), |speed| speed.to_string());
+    let Decay { interval, slow, fast } = decay;
+    format!("{on}\nspeed {speed}\ndecay each {interval} s: slow {slow}, fast {fast}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn read(words: &str) -> Result<Option<Options>, Failure> {
+        let args: Vec<OsString> = words.split(' ').map(Into::into).collect();
+        help::parse::<Options>(describe(), &Call { tool: "mosctl", args: &args })
+    }
+
+    #[test]
+    fn openmosix_words_are_read() {
+        for word in ["stay", "nostay", "lstay", "nolstay", "block", "noblock", "quiet", "noquiet", "bring"] {
+            assert!(read(word).unwrap().is_some(), "{word}");
+        }
+        let Some(Options { verb: Verb::Expel(limit) }) = read("expel --within 9").unwrap() else { panic!() };
+        assert_eq!(limit.within, Some(9));
+        assert_eq!(read("fly").unwrap_err().code, 2);
+        assert_eq!(read("setdecay 1 2").unwrap_err().code, 2);
+    }
+
+    #[test]
+    fn settings_are_three_lines() {
+        let settings = Settings { block: true, speed: Some(5000), ..Settings::default() };
+        assert_eq!(text(&settings), "block\nspeed 5000\ndecay each 1 s: slow 975, fast 926\n");
+        assert!(text(&Settings::default()).starts_with("nothing is switched on\nspeed as measured\n"));
+    }
+}

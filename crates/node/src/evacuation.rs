@@ -1,0 +1,167 @@
+//! Emptying a node: guests are sent away, own processes brought home.
+//!
+//! A guest's home moves it, so this node asks the homes, again and again until no guest is left. What a home does not
+//! answer to is no reason to wait for ever: a guest without home ends after `give_up_after`.
+
+use crate::moving;
+use crate::peers;
+use crate::procfs::process;
+use crate::shims;
+use crate::slots::lock;
+use crate::state::Node;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tern_control::{
+    Destination, Evacuation, ProcessRow, Refusal, RefusalKind, Reply, ShimReply, ShimRequest,
+};
+use tern_ids::{HomePid, NodeId};
+
+use crate::message::PeerRequest;
+
+/// How many processes of this node move at the same time.
+const AT_ONCE: usize = 8;
+
+/// How long between two looks at what is left.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long until a home is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// How long a home may take to hear that it is asked.
+const HEAR: Duration = Duration::from_secs(2);
+
+/// `mosctl expel`, `bring`, `isolate`, `shutdown`.
+pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>) -> Result<Reply, Refusal> {
+    let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
+    let (expel, bring) = (what != Evacuation::Bring, what != Evacuation::Expel);
+    node.settings.change(|settings| {
+        settings.block |= expel;
+        settings.local_stay |= bring;
+        settings.stay |= expel && bring;
+    })?;
+    tracing::info!(?what, "the node is being emptied");
+    let mut asked: Option<Instant> = None;
+    loop {
+        let rows = rows(node);
+        let guests: Vec<_> = rows.iter().filter(|row| expel && row.from.is_some()).collect();
+        let away: Vec<_> = rows.iter().filter(|row| bring && is_away(node, row)).map(|row| row.pid).collect();
+        if guests.is_empty() && away.is_empty() {
+            break;
+        }
+        if end.is_some_and(|end| Instant::now() > end) {
+            let left =
+                format!("{} guests are still here and {} processes still away", guests.len(), away.len());
+            return Err(
+                Refusal::new(RefusalKind::Unavailable, left).hint("mps shows them; ask again to go on")
+            );
+        }
+        if asked.is_none_or(|asked| asked.elapsed() > ASK_AGAIN) {
+            asked = Some(Instant::now());
+            ask_homes(node, &guests);
+            fetch(node, away, None);
+        }
+        thread::sleep(LOOK);
+    }
+    if what == Evacuation::Shutdown {
+        node.settings.change(|settings| settings.quiet = true)?;
+    }
+    tracing::info!(?what, "the node is empty");
+    Ok(Reply::Done)
+}
+
+fn rows(node: &Node) -> Vec<ProcessRow> {
+    let replies = shims::ask_all(&node.config.run_dir, &ShimRequest::Processes).into_iter();
+    let rows = |(_, reply)| if let ShimReply::Processes(rows) = reply { rows } else { Vec::new() };
+    replies.flat_map(rows).collect()
+}
+
+fn is_away(node: &Node, row: &ProcessRow) -> bool {
+    row.from.is_none() && row.r#where.is_some_and(|place| place != node.me())
+}
+
+/// Asks each home of these guests to have them elsewhere.
+fn ask_homes(node: &Arc<Node>, guests: &[&ProcessRow]) {
+    let mut homes: BTreeMap<NodeId, Vec<HomePid>> = BTreeMap::new();
+    for guest in guests {
+        if let Some(home) = guest.from {
+            homes.entry(home).or_default().push(guest.pid);
+        }
+    }
+    for (home, pids) in homes {
+        let own = node.clone();
+        let ask = move || {
+            if let Err(error) = peers::ask(&own, home, &PeerRequest::TakeBack { pids }, HEAR) {
+                tracing::warn!(%home, %error, "it does not take its processes back");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("expel".into()).spawn(ask) {
+            tracing::warn!(%error, "no thread to ask a home");
+        }
+    }
+}
+
+/// A node wants to be rid of these processes of ours. What is not there is left alone.
+pub(crate) fn take_back(node: &Arc<Node>, from: NodeId, pids: Vec<HomePid>) {
+    fetch(node, pids, Some(from));
+}
+
+/// Brings these home in the background, a few at a time; only those that are on `from`, if that is given. What is on
+/// its way already is not asked for again.
+fn fetch(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>) {
+    let there: Vec<_> = rows(node)
+        .into_iter()
+        .filter(|row| is_away(node, row) && pids.contains(&row.pid))
+        .filter(|row| from.is_none_or(|from| row.r#where == Some(from)))
+        .map(|row| row.pid)
+        .collect();
+    let new: Vec<_> = {
+        let mut leaving = lock(&node.leaving);
+        there.into_iter().filter(|pid| leaving.insert(pid.0)).collect()
+    };
+    for some in spread(&new) {
+        let (own, mine) = (node.clone(), some.clone());
+        let run = move || {
+            for pid in mine {
+                let outcome =
+                    process(pid.0).map(|found| moving::order(&own, pid, found.start, Destination::Home));
+                lock(&own.leaving).remove(&pid.0);
+                if let Some(Err(error)) = outcome {
+                    tracing::info!(%pid, %error, "it did not come home");
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("fetch".into()).spawn(run) {
+            tracing::warn!(%error, "no thread to bring processes home");
+            let mut leaving = lock(&node.leaving);
+            leaving.retain(|pid| !some.contains(&HomePid(*pid)));
+        }
+    }
+}
+
+/// Shares for at most so many workers as may work at once.
+fn spread(pids: &[HomePid]) -> Vec<Vec<HomePid>> {
+    let mut shares = vec![Vec::new(); AT_ONCE.min(pids.len())];
+    for (at, pid) in pids.iter().enumerate() {
+        shares[at % AT_ONCE].push(*pid);
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_is_in_one_share() {
+        assert!(spread(&[]).is_empty());
+        let pids: Vec<_> = (1..=19).map(HomePid).collect();
+        let shares = spread(&pids);
+        assert_eq!(shares.len(), AT_ONCE);
+        let mut all = shares.concat();
+        all.sort_unstable();
+        assert_eq!(all, pids);
+        assert_eq!(spread(&pids[..2]), [[HomePid(1)], [HomePid(2)]]);
+    }
+}
