@@ -11,6 +11,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod cluster;
 pub mod door;
 pub mod report;
 pub mod request;
@@ -18,6 +19,7 @@ pub mod shim;
 pub mod steer;
 pub mod stream;
 
+pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};

@@ -1,5 +1,6 @@
 //! Requests to the node's daemon, and its replies.
 
+use crate::cluster::ClusterReport;
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
 use crate::steer::{Decay, Evacuation, Settings, Switch};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,13 @@ pub enum Request {
     },
     /// The processes of this node that are away, came from elsewhere, or were started with mosrun.
     Processes,
+    /// The same rows of another node, as that node has them, through its daemon.
+    ProcessesOf {
+        /// That node; this one is allowed.
+        node: NodeId,
+    },
+    /// The load and state of all nodes, as far as this one knows.
+    Cluster,
     /// The node and what it knows of the others.
     Status,
     /// Replace the map of the cluster (the text of `/etc/mosix.map`); checked first, all or nothing.
@@ -147,8 +155,10 @@ pub enum Reply {
     Ready,
     /// The process runs there.
     Migrated(MigrationReport),
-    /// To `Processes`.
+    /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
+    /// To `Cluster`.
+    Cluster(ClusterReport),
     /// To `Status`.
     Status(StatusReport),
     /// To `GetMap`.

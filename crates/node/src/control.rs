@@ -98,6 +98,15 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             moving::register(node, caller, lock, never).map(|()| Reply::Done)
         }
         Request::Processes => Ok(Reply::Processes(processes(node))),
+        Request::ProcessesOf { node: on } if on == node.me() => Ok(Reply::Processes(processes(node))),
+        Request::ProcessesOf { .. } => {
+            let said = "this ternd cannot ask other nodes for their processes";
+            Err(Refusal::new(RefusalKind::Unsupported, said).hint("mps, on that node"))
+        }
+        Request::Cluster => {
+            let said = "this ternd does not know the other nodes' load";
+            Err(Refusal::new(RefusalKind::Unsupported, said).hint("tern status"))
+        }
         Request::Status => Ok(Reply::Status(status(node))),
         Request::GetMap => Ok(Reply::Map(node.map().text().into())),
         Request::SetMap { text } => {
