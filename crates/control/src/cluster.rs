@@ -37,6 +37,8 @@ pub struct NodeLoad {
     pub mem_total: u64,
     /// Bytes that a newcomer could have.
     pub mem_free: u64,
+    /// Bytes in no use at all, not even as a cache (`MemFree`).
+    pub mem_raw_free: u64,
     /// Bytes.
     pub swap_total: u64,
     /// Bytes.
