@@ -108,7 +108,6 @@ pub struct ProcessRow {
     /// Its command line.
     pub command: String,
     /// What it uses where it runs, as far as known here.
-    #[serde(flatten)]
     pub usage: Usage,
 }
 

@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{credentials, evacuation, peers, serve, shims};
+use crate::{credentials, evacuation, peers, processes};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,9 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tern_control::{
-    NodeRow, ProcessRow, Refusal, RefusalKind, Reply, Request, ShimReply, ShimRequest, StatusReport, stream,
-};
+use tern_control::{NodeRow, Refusal, RefusalKind, Reply, Request, StatusReport, stream};
 use tern_ids::NodeId;
 
 /// Conversations at once, in all and of one user.
@@ -97,12 +95,8 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         Request::Register { lock, never } => {
             moving::register(node, caller, lock, never).map(|()| Reply::Done)
         }
-        Request::Processes => Ok(Reply::Processes(processes(node))),
-        Request::ProcessesOf { node: on } if on == node.me() => Ok(Reply::Processes(processes(node))),
-        Request::ProcessesOf { .. } => {
-            let said = "this ternd cannot ask other nodes for their processes";
-            Err(Refusal::new(RefusalKind::Unsupported, said).hint("mps, on that node"))
-        }
+        Request::Processes => Ok(Reply::Processes(processes::all(node))),
+        Request::ProcessesOf { node: on } => processes::of(node, on).map(Reply::Processes),
         Request::Cluster => {
             let said = "this ternd does not know the other nodes' load";
             Err(Refusal::new(RefusalKind::Unsupported, said).hint("tern status"))
@@ -115,7 +109,7 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::MapOff => {
             caller.must_own_node("take the node out of the cluster")?;
-            let (away, guests) = serve::counts(node);
+            let (away, guests) = processes::counts(node);
             if away + guests > 0 {
                 let said = format!("{away} processes are away and {guests} guests are here");
                 return Err(Refusal::new(RefusalKind::Unavailable, said).hint("mps shows them"));
@@ -201,23 +195,8 @@ fn token(node: &Node, seconds: u32) -> Result<Reply, Refusal> {
     token.map(|token| Reply::Token(token.to_string())).map_err(failed)
 }
 
-fn processes(node: &Node) -> Vec<ProcessRow> {
-    let replies = shims::ask_all(&node.config.run_dir, &ShimRequest::Processes);
-    let mut rows: Vec<_> = replies
-        .into_iter()
-        .flat_map(|(_, reply)| match reply {
-            ShimReply::Processes(rows) => rows,
-            _ => Vec::new(),
-        })
-        .collect();
-    let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
-    rows.extend(node.registry.rows(&own, node.me()));
-    rows.sort_by_key(|row| (row.from, row.pid));
-    rows
-}
-
 fn status(node: &Arc<Node>) -> StatusReport {
-    let (away, guests) = serve::counts(node);
+    let (away, guests) = processes::counts(node);
     let mut nodes: Vec<_> = peers::ping_all(node, PING).into_iter().map(|answer| row(node, answer)).collect();
     let open = if node.takes_guests().is_ok() { "" } else { ", takes no guests" };
     nodes.push(NodeRow {

@@ -3,22 +3,17 @@
 //! A guest's home moves it, so this node asks the homes, again and again until no guest is left. What a home does not
 //! answer to is no reason to wait for ever: a guest without home ends after `give_up_after`.
 
-use crate::moving;
-use crate::peers;
+use crate::message::PeerRequest;
 use crate::procfs::process;
-use crate::shims;
 use crate::slots::lock;
 use crate::state::Node;
+use crate::{moving, peers, processes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use tern_control::{
-    Destination, Evacuation, ProcessRow, Refusal, RefusalKind, Reply, ShimReply, ShimRequest,
-};
+use tern_control::{Destination, Evacuation, ProcessRow, Refusal, RefusalKind, Reply};
 use tern_ids::{HomePid, NodeId};
-
-use crate::message::PeerRequest;
 
 /// How many processes of this node move at the same time.
 const AT_ONCE: usize = 8;
@@ -44,9 +39,10 @@ pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>)
     tracing::info!(?what, "the node is being emptied");
     let mut asked: Option<Instant> = None;
     loop {
-        let rows = rows(node);
+        let rows = processes::of_shims(node);
         let guests: Vec<_> = rows.iter().filter(|row| expel && row.from.is_some()).collect();
-        let away: Vec<_> = rows.iter().filter(|row| bring && is_away(node, row)).map(|row| row.pid).collect();
+        let away: Vec<_> =
+            rows.iter().filter(|row| bring && processes::is_away(node, row)).map(|row| row.pid).collect();
         if guests.is_empty() && away.is_empty() {
             break;
         }
@@ -69,16 +65,6 @@ pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>)
     }
     tracing::info!(?what, "the node is empty");
     Ok(Reply::Done)
-}
-
-fn rows(node: &Node) -> Vec<ProcessRow> {
-    let replies = shims::ask_all(&node.config.run_dir, &ShimRequest::Processes).into_iter();
-    let rows = |(_, reply)| if let ShimReply::Processes(rows) = reply { rows } else { Vec::new() };
-    replies.flat_map(rows).collect()
-}
-
-fn is_away(node: &Node, row: &ProcessRow) -> bool {
-    row.from.is_none() && row.r#where.is_some_and(|place| place != node.me())
 }
 
 /// Asks each home of these guests to have them elsewhere.
@@ -110,9 +96,9 @@ pub(crate) fn take_back(node: &Arc<Node>, from: NodeId, pids: Vec<HomePid>) {
 /// Brings these home in the background, a few at a time; only those that are on `from`, if that is given. What is on
 /// its way already is not asked for again.
 fn fetch(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>) {
-    let there: Vec<_> = rows(node)
+    let there: Vec<_> = processes::of_shims(node)
         .into_iter()
-        .filter(|row| is_away(node, row) && pids.contains(&row.pid))
+        .filter(|row| processes::is_away(node, row) && pids.contains(&row.pid))
         .filter(|row| from.is_none_or(|from| row.r#where == Some(from)))
         .map(|row| row.pid)
         .collect();

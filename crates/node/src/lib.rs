@@ -26,6 +26,7 @@ pub mod message;
 mod moving;
 mod peers;
 mod permission;
+mod processes;
 mod procfs;
 mod registry;
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use crate::users::Users;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::time::Instant;
-use tern_control::Refusal;
+use tern_control::{ProcessRow, Refusal};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_wire::{Link, LinkError, MessageError};
 
@@ -54,6 +54,8 @@ pub enum PeerRequest {
         /// The shim.
         shim: ShimId,
     },
+    /// The processes that you would show.
+    Processes,
     /// Your map, please.
     GetMap,
     /// A newer map.
@@ -78,7 +80,7 @@ pub enum PeerRequest {
 }
 
 /// What it answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum PeerReply {
     /// Not done.
     Refused(Refusal),
@@ -100,6 +102,8 @@ pub enum PeerReply {
     },
     /// To `ShimAlive` and `Awaited`.
     Alive(bool),
+    /// To `Processes`.
+    Processes(Vec<ProcessRow>),
     /// To `GetMap`.
     Map(String),
     /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will.

@@ -1,9 +1,11 @@
 //! Speaking with the other nodes' daemons: asking them, and keeping everybody's map the same.
 
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
+use crate::slots::lock;
 use crate::state::{Node, clock};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_control::{Refusal, RefusalKind};
@@ -38,24 +40,85 @@ pub(crate) fn ask(
     request: &PeerRequest,
     limit: Duration,
 ) -> Result<Answer, Refusal> {
-    let unreached = |why: &dyn std::fmt::Display| {
-        Refusal::new(RefusalKind::Unavailable, format!("node {peer} cannot be reached: {why}"))
+    let deadline = Instant::now() + limit;
+    let mut link = connect(node, peer, deadline)?;
+    let answer = converse(node, &mut link, peer, request, deadline).map_err(|e| e.refusal(peer))?;
+    match answer.reply {
+        PeerReply::Refused(refusal) => Err(refusal),
+        _ => Ok(answer),
+    }
+}
+
+/// Links to other daemons that wait for the next question. What is asked once a second would otherwise cost a
+/// handshake each time.
+#[derive(Debug, Default)]
+pub(crate) struct Idle(Mutex<HashMap<NodeId, (Link, Instant)>>);
+
+/// How long a link may be idle: less than the other side waits for us.
+const IDLE: Duration = Duration::from_secs(20);
+
+/// The most links that are kept.
+const MOST_IDLE: usize = 64;
+
+/// Asks a node over a link that is there already, if there is one. The question may arrive twice: a link that was idle
+/// may have been cut with it under way.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn ask_again(
+    node: &Node,
+    peer: NodeId,
+    request: &PeerRequest,
+    limit: Duration,
+) -> Result<PeerReply, Refusal> {
+    let deadline = Instant::now() + limit;
+    let kept = lock(&node.idle.0).remove(&peer).filter(|(_, since)| since.elapsed() < IDLE);
+    let over = |link: &mut Link| -> Result<PeerReply, TalkError> {
+        say(link, request, deadline)?;
+        hear(link, deadline)
     };
+    let known = kept.and_then(|(mut link, _)| over(&mut link).ok().map(|reply| (link, reply)));
+    let (link, reply) = match known {
+        Some(known) => known,
+        None => {
+            let mut link = connect(node, peer, deadline)?;
+            let answer = converse(node, &mut link, peer, request, deadline).map_err(|e| e.refusal(peer))?;
+            (link, answer.reply)
+        }
+    };
+    let mut idle = lock(&node.idle.0);
+    if idle.len() >= MOST_IDLE {
+        idle.retain(|_, (_, since)| since.elapsed() < IDLE);
+    }
+    if idle.len() < MOST_IDLE {
+        idle.insert(peer, (link, Instant::now()));
+    }
+    match reply {
+        PeerReply::Refused(refusal) => Err(refusal),
+        reply => Ok(reply),
+    }
+}
+
+fn unreached(peer: NodeId, why: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(RefusalKind::Unavailable, format!("node {peer} cannot be reached: {why}"))
+}
+
+fn connect(node: &Node, peer: NodeId, deadline: Instant) -> Result<Link, Refusal> {
     let map = node.map();
     if !map.contains(peer) {
         return Err(Refusal::new(RefusalKind::NotFound, format!("there is no node {peer} in the map")));
     }
-    let address = map.address(peer).map_err(|e| unreached(&e))?;
-    let deadline = Instant::now() + limit;
-    let tls = node.identity.cluster_client(peer).map_err(|e| unreached(&e))?;
-    let mut link = Link::connect(&address, Preamble::Node, &tls, deadline).map_err(|e| unreached(&e))?;
-    let answer = converse(node, &mut link, peer, request, deadline).map_err(|e| match e {
-        Problem::Talk(e) => unreached(&e),
-        Problem::Clock(refusal) => refusal,
-    })?;
-    match answer.reply {
-        PeerReply::Refused(refusal) => Err(refusal),
-        _ => Ok(answer),
+    let address = map.address(peer).map_err(|e| unreached(peer, &e))?;
+    let tls = node.identity.cluster_client(peer).map_err(|e| unreached(peer, &e))?;
+    Link::connect(&address, Preamble::Node, &tls, deadline).map_err(|e| unreached(peer, &e))
+}
+
+impl Problem {
+    fn refusal(self, peer: NodeId) -> Refusal {
+        match self {
+            Self::Talk(e) => unreached(peer, &e),
+            Self::Clock(refusal) => refusal,
+        }
     }
 }
 

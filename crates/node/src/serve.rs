@@ -2,11 +2,11 @@
 
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
 use crate::state::{Node, kernel};
-use crate::{evacuation, peers, shims};
+use crate::{evacuation, peers, processes, shims};
 use rustix::process::geteuid;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_control::{Refusal, RefusalKind, ShimReply, ShimRequest, ShimRole};
+use tern_control::{Refusal, RefusalKind, ShimRole};
 use tern_ids::NodeId;
 use tern_wire::Link;
 
@@ -50,7 +50,7 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
     }
     match request {
         PeerRequest::Ping => {
-            let (_, guests) = counts(node);
+            let (_, guests) = processes::counts(node);
             Ok(PeerReply::Pong { kernel: kernel(), guests, open: node.takes_guests().is_ok() })
         }
         PeerRequest::Host { migration, accept, uid, gid } => {
@@ -74,6 +74,7 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             evacuation::take_back(node, peer, pids);
             Ok(PeerReply::Done)
         }
+        PeerRequest::Processes => Ok(PeerReply::Processes(processes::for_others(node))),
         PeerRequest::GetMap => Ok(PeerReply::Map(node.map().text().into())),
         PeerRequest::SetMap { text } => node.adopt(&text).map(|_newer| PeerReply::Done),
     }
@@ -87,20 +88,4 @@ fn may_host(node: &Node, uid: u32) -> Result<(), Refusal> {
     }
     let said = format!("node {} runs for user {} and hosts his processes only", node.me(), own.as_raw());
     Err(Refusal::new(RefusalKind::NotAllowed, said))
-}
-
-/// Processes of this node that are away, and guests here.
-pub(crate) fn counts(node: &Node) -> (u32, u32) {
-    let (mut away, mut guests) = (0, 0);
-    for (_, reply) in shims::ask_all(&node.config.run_dir, &ShimRequest::Processes) {
-        let ShimReply::Processes(rows) = reply else { continue };
-        for row in rows {
-            if row.from.is_some() {
-                guests += 1;
-            } else if row.r#where.is_some_and(|place| place != node.me()) {
-                away += 1;
-            }
-        }
-    }
-    (away, guests)
 }

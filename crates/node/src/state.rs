@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::files;
 use crate::map::{MOST_TEXT, Map};
 use crate::message::{Hello, PROTOCOL};
+use crate::peers::Idle;
 use crate::registry::Registry;
 use crate::settings::Kept;
 use crate::slots::lock;
@@ -35,6 +36,7 @@ pub(crate) struct Node {
     pub(crate) tokens: Tokens,
     pub(crate) registry: Registry,
     pub(crate) settings: Kept,
+    pub(crate) idle: Idle,
     /// Processes of ours that a node is rid of just now, or that come home.
     pub(crate) leaving: Mutex<HashSet<i32>>,
     /// Processes whose first move is under way, so that no second shim is started for them.
@@ -83,6 +85,7 @@ impl Node {
             registry,
             settings: Kept::open(&config.run_dir),
             leaving: Mutex::default(),
+            idle: Idle::default(),
             moving: Mutex::default(),
             refreshing: AtomicBool::new(false),
             map: Mutex::new(Arc::new(map)),
