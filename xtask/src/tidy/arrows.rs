@@ -3,6 +3,7 @@
 //! ```text
 //!  ids                       identifiers; everything may know them
 //!  cgroup                    the machine's control groups
+//!  balancer                  who should run where; pure, and so a leaf
 //!  syscall  control  wire    what is said
 //!  tracee ─ image            what is held
 //!  migrate                   a journey
@@ -19,9 +20,10 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
+    ("tern-balancer", &[]),
     ("tern-syscall", &[]),
     ("tern-control", &[]),
     ("tern-wire", &[]),
