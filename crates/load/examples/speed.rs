@@ -1,0 +1,13 @@
+//! Prints how fast a CPU of this machine is, and how long it took to find out.
+#![allow(clippy::print_stdout, reason = "it is what it is for")]
+
+use std::time::Instant;
+use tern_load::Calibration;
+
+fn main() {
+    for _ in 0..std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1) {
+        let began = Instant::now();
+        let found = Calibration::measure();
+        println!("speed {} in {:.1?}  ({})", found.speed, began.elapsed(), found.processor);
+    }
+}
