@@ -1,0 +1,91 @@
+//! How old information gets: the published model (Amar, Barak, Drezner and Okun, "Randomized gossip algorithms for
+//! maintaining a distributed bulletin board with guaranteed age properties", CCPE 21:1907–1927, 2009; the formulas as
+//! MOSIX's information daemon has them).
+//!
+//! n nodes; each tells one random other per step the w newest entries it has, its own among them. An entry spreads like
+//! a rumour until it is so old, `T`, that w newer ones exist; w nodes know it then, and it is passed on no more. From
+//! there on an entry in a view is replaced whenever a message happens to carry a newer one of that node: w of the n - 1
+//! others each step.
+//!
+//! Ages are in steps, and counted when the messages of a step have arrived. For n ≤ w everybody passes on everything,
+//! and the formulas do not apply.
+
+/// Euler's constant.
+const GAMMA: f64 = 0.577_215_664_901_532_9;
+
+/// The age that entries in messages reach.
+fn passing_on(n: f64, w: f64) -> f64 {
+    (w * (n - 1.0) / (n - w)).ln() * (n - 1.0) / n
+}
+
+/// The average age of the entries in a message (`Aw`).
+fn in_messages(n: f64, w: f64) -> f64 {
+    let last = passing_on(n, w);
+    let grown = (n * last / (n - 1.0)).exp();
+    let known_to = n * grown / (n - 1.0 + grown);
+    last - (n - 1.0) / known_to * ((n - 1.0 + grown).ln() - n.ln())
+}
+
+/// The chance that a step passes without news of a given node.
+fn no_news(n: f64, w: f64) -> f64 {
+    (1.0 - 1.0 / (n - 1.0)).powf(w)
+}
+
+/// The average age of the entries in a view, in steps.
+#[must_use]
+pub fn average_age(nodes: usize, window: usize) -> f64 {
+    let (n, w) = (nodes as f64, window as f64);
+    1.0 / (1.0 - no_news(n, w)) + in_messages(n, w)
+}
+
+/// The age that the oldest entry in a view is expected to have, in steps.
+#[must_use]
+pub fn worst_age(nodes: usize, window: usize) -> f64 {
+    let (n, w) = (nodes as f64, window as f64);
+    -(n.ln() + GAMMA) / no_news(n, w).ln()
+}
+
+/// The smallest window for which the average age is no more than so many steps, if there is one below the number of
+/// nodes.
+#[must_use]
+pub fn window_for(nodes: usize, average: f64) -> Option<usize> {
+    (2..nodes).find(|window| average_age(nodes, *window) <= average)
+}
+
+/// How often news that must reach everyone is sent by each who has it: 2 ln n (MOSIX: 1.386 log2 n).
+#[must_use]
+pub fn urgent_sendings(nodes: usize) -> u8 {
+    // At most 2 ln 65,535 = 22.2.
+    (2.0 * (nodes.max(2) as f64).ln()).ceil() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_formulas_give_the_published_ages() {
+        // Nodes, window, average and worst age.
+        let published = [
+            (32, 16, 4.49, 7.71),
+            (64, 16, 6.35, 18.5),
+            (128, 20, 8.94, 34.3),
+            (256, 16, 18.3, 97.4),
+            (512, 32, 19.0, 109.0),
+            (1024, 16, 66.3, 480.0),
+            (2048, 16, 130.0, 1049.0),
+        ];
+        for (nodes, window, average, worst) in published {
+            let near = |got: f64, wanted: f64| (got / wanted - 1.0).abs() < 0.005;
+            assert!(near(average_age(nodes, window), average), "{nodes}: {}", average_age(nodes, window));
+            assert!(near(worst_age(nodes, window), worst), "{nodes}: {}", worst_age(nodes, window));
+        }
+    }
+
+    #[test]
+    fn a_window_for_an_age() {
+        let window = window_for(256, 11.0).unwrap();
+        assert!(average_age(256, window) <= 11.0 && average_age(256, window - 1) > 11.0);
+        assert_eq!(window_for(256, 0.5), None);
+    }
+}
