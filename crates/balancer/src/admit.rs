@@ -96,6 +96,12 @@ impl Settling {
         self.changes.remove(&(home, pid));
     }
 
+    /// A process of this home came back, with so many threads.
+    pub fn came_home(&mut self, home: NodeId, pid: HomePid, threads: f64, now_ms: u64) {
+        let change = Change { threads, memory: 0, since_ms: now_ms, state: Progress::Came };
+        self.changes.insert((home, pid), change);
+    }
+
     /// A process with so many threads left, or ended.
     pub fn left(&mut self, home: NodeId, pid: HomePid, threads: f64, now_ms: u64) {
         let change = Change { threads, memory: 0, since_ms: now_ms, state: Progress::Left };

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::mpsc::{self, Receiver};
-use tern_control::{Lock, Refusal, RefusalKind, Reply, Request, stream};
+use tern_control::{Advice, Lock, Refusal, RefusalKind, Reply, Request, stream};
 use tern_ids::NodeId;
 
 /// A directory with `mosrun` in it, and perhaps a ternd's socket; gone at the end.
@@ -69,7 +69,7 @@ fn unavailable() -> Reply {
 }
 
 fn at_exec(nodes: &[u16]) -> Request {
-    Request::AtExec { candidates: nodes.iter().copied().map(NodeId).collect(), lock: Lock::Locked }
+    Request::AtExec { candidates: nodes.iter().copied().map(NodeId).collect(), lock: Lock::Locked, advice: Advice::default() }
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_refusal_runs_nothing_unless_told_to() {
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
     assert!(done.exists());
     assert_eq!(asked.recv().unwrap().1, at_exec(&[2]));
-    let at_home = Request::Register { lock: Lock::Locked, never: false };
+    let at_home = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
     assert_eq!(asked.recv().unwrap().1, at_home);
 
     // What is at home needs no permission.
@@ -149,7 +149,7 @@ fn aliases_ask_for_what_they_stand_for() {
     assert_eq!(asked.recv().unwrap().1, Request::GetMap);
     assert_eq!(asked.recv().unwrap().1, at_exec(&[3]));
     assert!(place.run("nomig", &["true"]).status.success());
-    assert_eq!(asked.recv().unwrap().1, Request::Register { lock: Lock::Locked, never: true });
+    assert_eq!(asked.recv().unwrap().1, Request::Register { lock: Lock::Locked, never: true, advice: Advice::default() });
 }
 
 #[test]

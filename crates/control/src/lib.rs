@@ -11,6 +11,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod advice;
 pub mod cluster;
 pub mod door;
 pub mod report;
@@ -18,9 +19,12 @@ pub mod request;
 pub mod shim;
 pub mod steer;
 pub mod stream;
+pub mod why;
 
+pub use advice::{Advice, Forget, Habit};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
+pub use why::{ProspectRow, WhyReport};
 pub use steer::{Decay, Evacuation, Settings, Switch};

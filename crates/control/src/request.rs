@@ -1,7 +1,9 @@
 //! Requests to the node's daemon, and its replies.
 
+use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
+use crate::why::WhyReport;
 use crate::steer::{Decay, Evacuation, Settings, Switch};
 use serde::{Deserialize, Serialize};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
@@ -49,6 +51,15 @@ pub enum Request {
         candidates: Vec<NodeId>,
         /// May the cluster move it afterwards?
         lock: Lock,
+        /// What else is said of it.
+        advice: Advice,
+    },
+    /// `mosrun -b`: as `AtExec`, on the node that suits it best. Answered with `Ready` also if that is this one.
+    AtBest {
+        /// May the cluster move it afterwards?
+        lock: Lock,
+        /// What else is said of it.
+        advice: Advice,
     },
     /// `mosrun` without a node: note the calling process and its lock. Answered with `Done`.
     Register {
@@ -56,6 +67,8 @@ pub enum Request {
         lock: Lock,
         /// It never migrates, nor do its children (`nomig`).
         never: bool,
+        /// What else is said of it.
+        advice: Advice,
     },
     /// The processes of this node that are away, came from elsewhere, or were started with mosrun.
     Processes,
@@ -66,6 +79,11 @@ pub enum Request {
     },
     /// The load and state of all nodes, as far as this one knows.
     Cluster,
+    /// Why a process of this node is where it is.
+    Why {
+        /// The process.
+        pid: HomePid,
+    },
     /// The node and what it knows of the others.
     Status,
     /// Replace the map of the cluster (the text of `/etc/mosix.map`); checked first, all or nothing.
@@ -163,6 +181,8 @@ pub enum Reply {
     Status(StatusReport),
     /// To `GetMap`.
     Map(String),
+    /// To `Why`.
+    Why(WhyReport),
     /// To `Settings`.
     Settings(Settings),
     /// To `Token`: what `tern join` takes.

@@ -25,6 +25,8 @@ pub struct ShimStart {
     pub suspend_after: u32,
     /// Seconds after which home gives a lost guest up.
     pub give_up_after: u32,
+    /// How nice guests are to the node's own processes: 0 to 19.
+    pub guest_nice: u8,
 }
 
 /// The half a shim holds.

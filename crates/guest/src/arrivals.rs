@@ -137,6 +137,7 @@ impl Family {
         member.raise_carried()?;
         // Next to nothing, on nodes whose clocks are kept by NTP: the others can wait for so long.
         std::thread::sleep(wall::wait(member.talk.wall, wall::now()).unwrap_or_default());
+        member.be_nice(self.start.guest_nice.into());
         arrived.stopped.resume(0)?;
         tracing::info!(%pid, ?epoch, "a guest runs");
         let mask = member.home_mask;

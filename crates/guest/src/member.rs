@@ -5,6 +5,7 @@ use crate::cpu::Meter;
 use crate::depart::Departing;
 use crate::fork::Forking;
 use crate::space::Shown;
+use rustix::process::{Pid, setpriority_process};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
@@ -16,6 +17,9 @@ use tern_syscall::{Gathered, Route, Special};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
 use tern_tracee::{Memory, Result};
+
+/// How nice a guest is while it is brought to a stand: as its shim.
+const HURRY: i32 = -10;
 
 /// A guest of this family on this node.
 #[derive(Debug)]
@@ -144,6 +148,8 @@ impl Member {
     /// # Errors
     /// If it is gone.
     pub fn halt(&mut self) -> Result<Stopped> {
+        // It must be given a CPU to come to a stand, and what waits for that is urgent.
+        self.be_nice(HURRY);
         stop::interrupt(self.host)?;
         if let Some(open) = self.open.take() {
             // Always made again: a handler that runs first did not interrupt it.
@@ -151,6 +157,12 @@ impl Member {
             self.talk.call_open |= open.sent.is_some();
         }
         self.await_halt()
+    }
+
+    /// How nice the guest is to this node's own processes. What it has itself said of that is the deputy's.
+    pub fn be_nice(&self, nice: i32) {
+        // Only root may make it less so, and nothing depends on it but time.
+        let _refused = Pid::from_raw(self.host).map(|pid| setpriority_process(Some(pid), nice));
     }
 
     /// Brings the guest to a stand inside the trapped call `id`, which the caller then completes in its place.

@@ -164,6 +164,10 @@ impl Family {
     pub(crate) fn keep_alive(&mut self) {
         if self.home.is_some() && self.spoke.elapsed() > BEAT {
             self.spoke = Instant::now();
+            // Those that were to go in haste, and stay.
+            for member in self.members.values().filter(|m| matches!(m.state, State::Running)) {
+                member.be_nice(self.start.guest_nice.into());
+            }
             let live = self.members.values_mut().filter(|m| m.is_live());
             let told: Vec<_> =
                 live.map(|m| (m.pid, Message::Used(m.meter.used(), m.meter.demand()))).collect();

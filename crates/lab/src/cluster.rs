@@ -10,18 +10,21 @@ use crate::state::State;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long ternd may take to answer, and the nodes to find each other.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Where ternd keeps what it can find out again.
+const CACHE: &str = "/var/cache/tern";
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Configures and starts ternd on all nodes; returns when node 1 says that all are up.
 pub(crate) fn start(lab: &Lab) -> Result<()> {
     let programs = State::load(lab.name())?.programs();
     check_programs(&programs)?;
+    know_speed(lab, &programs)?;
     let first = lab.node(1);
     let address = first.address().to_string();
     tern(&first, &["init", "--node", "1", "--name", "node1", "--address", &address])?;
@@ -36,6 +39,27 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
         let nodes = status["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
         nodes.len() == lab.nodes().count() && nodes.iter().all(|n| n["up"] == true)
     })
+}
+
+/// The nodes are one machine: its speed is measured once, and not by all of them at a time while something else is to be
+/// seen.
+fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
+    let ternd = programs.join("ternd");
+    fs::create_dir_all(CACHE).tried(|| format!("make {CACHE}"))?;
+    let file = Path::new(CACHE).join("speed.json");
+    Command::new(&ternd)
+        .arg("--measure-speed")
+        .arg(&file)
+        .env("TERN_LOG", "error")
+        .status()
+        .tried(|| format!("run {}", ternd.display()))?;
+    for node in lab.nodes() {
+        let cache = node.path(CACHE)?;
+        fs::create_dir_all(&cache)
+            .and_then(|()| fs::copy(&file, cache.join("speed.json")).map(|_bytes| ()))
+            .tried(|| format!("write into {}", cache.display()))?;
+    }
+    Ok(())
 }
 
 /// Starts ternd on a node that is configured; returns when it answers.

@@ -66,9 +66,15 @@ pub struct File {
     /// Whether this node takes guests; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests: Option<bool>,
+    /// How nice guests are to this node's own processes: 0, as these, to 19; 5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_nice: Option<u8>,
     /// The nodes that may host this node's processes; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<Vec<u16>>,
+    /// Whether this node moves its processes by itself; true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balance: Option<bool>,
     /// Whether processes of root may be moved by others than root; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub move_root: Option<bool>,
@@ -99,8 +105,12 @@ pub struct Config {
     pub give_up_after: u32,
     /// Whether this node takes guests.
     pub guests: bool,
+    /// How nice guests are: 0 to 19.
+    pub guest_nice: u8,
     /// The nodes that may host this node's processes; `None` is all.
     pub trust: Option<Vec<NodeId>>,
+    /// Whether this node moves its processes by itself.
+    pub balance: bool,
     /// Whether processes of root may be moved by others.
     pub move_root: bool,
     /// The shim program.
@@ -129,6 +139,9 @@ impl Config {
         if file.port == Some(0) {
             return Err(wrong("port must be 1 to 65535".into()));
         }
+        if file.guest_nice.is_some_and(|nice| nice > 19) {
+            return Err(wrong("guest_nice must be 0 to 19".into()));
+        }
         let (suspend_after, give_up_after) =
             (file.suspend_after.unwrap_or(5), file.give_up_after.unwrap_or(60));
         if suspend_after == 0 || give_up_after <= suspend_after {
@@ -143,7 +156,9 @@ impl Config {
             suspend_after,
             give_up_after,
             guests: file.guests.unwrap_or(true),
+            guest_nice: file.guest_nice.unwrap_or(5),
             trust: file.trust.as_ref().map(|trust| trust.iter().copied().map(NodeId).collect()),
+            balance: file.balance.unwrap_or(true),
             move_root: file.move_root.unwrap_or(false),
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
             ternd,
@@ -245,6 +260,7 @@ mod tests {
             ("port = 0", "port"),
             ("guests = 1", "boolean"),
             ("suspend_after = 60", "give_up_after"),
+            ("guest_nice = 20", "0 to 19"),
             ("trust = [0]", "1 to 65535"),
             ("x", "ternd.toml"),
         ] {

@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{credentials, evacuation, peers, processes};
+use crate::{cluster, credentials, evacuation, peers, processes, why};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -91,16 +91,17 @@ fn converse(node: &Arc<Node>, caller: Caller, mut socket: UnixStream) -> Result<
 fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, Refusal> {
     match request {
         Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
-        Request::AtExec { candidates, lock } => moving::at_exec(node, caller, &candidates, lock),
-        Request::Register { lock, never } => {
-            moving::register(node, caller, lock, never).map(|()| Reply::Done)
+        Request::AtExec { candidates, lock, advice } => {
+            moving::at_exec(node, caller, &candidates, lock, advice)
+        }
+        Request::AtBest { lock, advice } => moving::at_best(node, caller, lock, advice),
+        Request::Register { lock, never, advice } => {
+            moving::register(node, caller, lock, never, advice).map(|()| Reply::Done)
         }
         Request::Processes => Ok(Reply::Processes(processes::all(node))),
         Request::ProcessesOf { node: on } => processes::of(node, on).map(Reply::Processes),
-        Request::Cluster => {
-            let said = "this ternd does not know the other nodes' load";
-            Err(Refusal::new(RefusalKind::Unsupported, said).hint("tern status"))
-        }
+        Request::Why { pid } => why::report(node, pid),
+        Request::Cluster => Ok(Reply::Cluster(cluster::report(node))),
         Request::Status => Ok(Reply::Status(status(node))),
         Request::GetMap => Ok(Reply::Map(node.map().text().into())),
         Request::SetMap { text } => {

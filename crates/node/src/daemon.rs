@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::listen::{Port, forever};
 use crate::state::Node;
-use crate::{control, peers, shims};
+use crate::{balancing, cluster, control, peers, shims};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -38,6 +38,10 @@ pub fn run(config: Config) -> Result<()> {
     );
     let own = node.clone();
     forever("listen", move || port.run(own))?;
+    for (name, run) in [("load", cluster::sample as fn(&Arc<Node>) -> !), ("gossip", cluster::gossip), ("balance", balancing::run)] {
+        let own = node.clone();
+        forever(name, move || run(&own))?;
+    }
     // What was changed while this node was down.
     let own = node.clone();
     std::thread::Builder::new()

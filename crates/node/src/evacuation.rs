@@ -7,7 +7,7 @@ use crate::message::PeerRequest;
 use crate::procfs::process;
 use crate::slots::lock;
 use crate::state::Node;
-use crate::{moving, peers, processes};
+use crate::{balancing, moving, peers, processes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
@@ -110,8 +110,7 @@ fn fetch(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>) {
         let (own, mine) = (node.clone(), some.clone());
         let run = move || {
             for pid in mine {
-                let outcome =
-                    process(pid.0).map(|found| moving::order(&own, pid, found.start, Destination::Home));
+                let outcome = process(pid.0).map(|found| leave(&own, pid, found.start, from));
                 lock(&own.leaving).remove(&pid.0);
                 if let Some(Err(error)) = outcome {
                     tracing::info!(%pid, %error, "it did not come home");
@@ -124,6 +123,17 @@ fn fetch(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>) {
             leaving.retain(|pid| !some.contains(&HomePid(*pid)));
         }
     }
+}
+
+/// Moves a process to where it is best, if that is not where it shall leave, and home if that fails or it is to come.
+fn leave(node: &Node, pid: HomePid, start: u64, from: Option<NodeId>) -> Result<Reply, Refusal> {
+    if let Some(better) = from.and_then(|_| balancing::better(node, pid)).filter(|to| *to != node.me()) {
+        match moving::order(node, pid, start, Destination::Node(better)) {
+            Ok(reply) => return Ok(reply),
+            Err(error) => tracing::info!(%pid, to = %better, %error, "it comes home instead"),
+        }
+    }
+    moving::order(node, pid, start, Destination::Home)
 }
 
 /// Shares for at most so many workers as may work at once.

@@ -13,13 +13,17 @@
 #![deny(unsafe_code)]
 
 mod admit;
+mod balancing;
+mod cluster;
 pub mod config;
 mod control;
 mod credentials;
 mod daemon;
+mod entry;
 mod evacuation;
 mod files;
 pub mod found;
+mod habits;
 mod listen;
 pub mod map;
 pub mod message;
@@ -35,11 +39,14 @@ mod serve;
 mod settings;
 mod shims;
 mod slots;
+mod speed;
 mod state;
 pub mod token;
 pub mod users;
+mod why;
 
 pub use config::Config;
 pub use daemon::run;
 pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
 pub use permission::check_access;
+pub use speed::speed;

@@ -16,6 +16,9 @@ struct Words {
     /// ~/.config/tern/ternd.toml for a plain user]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Only measure the speed of this machine's CPUs, unless that has been done, and keep it in this file
+    #[arg(long, value_name = "FILE")]
+    measure_speed: Option<PathBuf>,
     /// Exit with 0 if that user may read that process
     #[arg(long, hide = true, num_args = 3, value_names = ["PID", "UID", "GID"])]
     check_access: Option<Vec<u32>>,
@@ -34,6 +37,10 @@ fn main() -> ExitCode {
     }
     if let Some([pid, uid, gid]) = words.check_access.as_deref() {
         return i32::try_from(*pid).map_or(2, |pid| tern_node::check_access(pid, *uid, *gid)).into();
+    }
+    if let Some(file) = words.measure_speed {
+        tern_node::speed(&file);
+        return ExitCode::SUCCESS;
     }
     match run(words.config) {
         Ok(()) => ExitCode::SUCCESS,

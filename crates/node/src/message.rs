@@ -8,6 +8,7 @@
 use crate::users::Users;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::time::Instant;
+use tern_balancer::{Answer, Offer};
 use tern_control::{ProcessRow, Refusal};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_wire::{Link, LinkError, MessageError};
@@ -34,7 +35,7 @@ pub struct Hello {
 }
 
 /// What one node asks of another.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum PeerRequest {
     /// Are you there?
     Ping,
@@ -62,6 +63,15 @@ pub enum PeerRequest {
     SetMap {
         /// Its text.
         text: String,
+    },
+    /// What is known here of the cluster.
+    Gossip(Vec<u8>),
+    /// May this process of mine come? Who agrees counts it in from now on.
+    MayCome(Offer),
+    /// It does not come after all.
+    NotComing {
+        /// By its number at its home, which is mine.
+        pid: HomePid,
     },
     /// These processes of yours shall leave me; I have reasons. Answered at once, done after.
     TakeBack {
@@ -106,7 +116,9 @@ pub enum PeerReply {
     Processes(Vec<ProcessRow>),
     /// To `GetMap`.
     Map(String),
-    /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will.
+    /// To `MayCome`.
+    Answer(Answer),
+    /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will. To `NotComing` and `Gossip`.
     Done,
 }
 

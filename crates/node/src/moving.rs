@@ -5,9 +5,9 @@ use crate::permission::{Caller, may_move};
 use crate::procfs::process;
 use crate::slots::lock;
 use crate::state::Node;
-use crate::{peers, shims};
+use crate::{balancing, peers, shims};
 use std::time::Duration;
-use tern_control::{Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole};
+use tern_control::{Advice, Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
 /// How long a node may take to start a shim.
@@ -60,11 +60,14 @@ pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination
 /// Moves a process of which somebody has decided that it may be moved; `started` says which one of its number.
 pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) -> Result<Reply, Refusal> {
     let to = match to {
-        Destination::Balance => {
-            return Err(
-                refused(RefusalKind::Unsupported, "this ternd does not balance yet").hint("name a node")
-            );
-        }
+        Destination::Balance => match balancing::better(node, pid) {
+            Some(to) if to == node.me() => Destination::Home,
+            Some(to) => Destination::Node(to),
+            None => {
+                let said = format!("process {pid} is best where it is");
+                return Err(refused(RefusalKind::Unavailable, said).hint("migrate --why shows the numbers"));
+            }
+        },
         Destination::Node(other) if other == node.me() => Destination::Home,
         Destination::Node(other) => {
             if !node.map().contains(other) {
@@ -107,9 +110,10 @@ pub(crate) fn at_exec(
     caller: Caller,
     candidates: &[NodeId],
     wish: Lock,
+    advice: Advice,
 ) -> Result<Reply, Refusal> {
     let pid = HomePid(caller.pid);
-    register(node, caller, wish, false)?;
+    register(node, caller, wish, false, advice)?;
     // What comes after this node in the list is never tried, since this node always takes its own.
     let away: Vec<_> = candidates.iter().copied().take_while(|candidate| *candidate != node.me()).collect();
     let or_here = away.len() < candidates.len();
@@ -123,6 +127,17 @@ pub(crate) fn at_exec(
     match outcome {
         Err(refusal) if or_here && refusal.kind == RefusalKind::Unavailable => Ok(Reply::Ready),
         outcome => outcome,
+    }
+}
+
+/// `mosrun -b`: the calling process, as soon as it has executed its program, on the node that suits it best.
+pub(crate) fn at_best(node: &Node, caller: Caller, wish: Lock, advice: Advice) -> Result<Reply, Refusal> {
+    register(node, caller, wish, false, advice)?;
+    // What it inherits counts as well.
+    let advice = node.registry.advice(caller.pid);
+    match balancing::best(node, &advice) {
+        Some(best) if best != node.me() => at_exec(node, caller, &[best, node.me()], wish, advice),
+        _ => Ok(Reply::Ready),
     }
 }
 
@@ -155,13 +170,19 @@ fn send_at_exec(node: &Node, pid: HomePid, candidates: Vec<NodeId>, wish: Lock) 
 }
 
 /// Notes the calling process.
-pub(crate) fn register(node: &Node, caller: Caller, wish: Lock, never: bool) -> Result<(), Refusal> {
+pub(crate) fn register(
+    node: &Node,
+    caller: Caller,
+    wish: Lock,
+    never: bool,
+    advice: Advice,
+) -> Result<(), Refusal> {
     if caller.pid <= 0 {
         let said = "the calling process is in another pid namespace than ternd";
         return Err(refused(RefusalKind::Unsupported, said));
     }
     node.registry
-        .register(caller.pid, wish, never)
+        .register(caller.pid, wish, never, advice)
         .map_err(|e| refused(RefusalKind::Internal, format!("cannot note process {}: {e}", caller.pid)))
 }
 
@@ -174,6 +195,7 @@ fn relay(node: &Node, shim: ShimId, request: &ShimRequest) -> Result<Reply, Refu
         Ok(ShimReply::Migrated(report)) => {
             tracing::info!(pid = %report.pid, migration = %report.migration, from = %report.from,
                 to = %report.to, freeze_ms = report.freeze_ms, total_ms = report.total_ms, "migrated");
+            node.cluster.migrated(&report);
             Ok(Reply::Migrated(report))
         }
         Err(error) => {

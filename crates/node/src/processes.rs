@@ -2,7 +2,7 @@
 
 use crate::message::{PeerReply, PeerRequest};
 use crate::state::Node;
-use crate::{peers, shims};
+use crate::{balancing, peers, shims};
 use std::time::Duration;
 use tern_control::{ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest};
 use tern_ids::NodeId;
@@ -25,7 +25,11 @@ pub(crate) fn of_shims(node: &Node) -> Vec<ProcessRow> {
 pub(crate) fn all(node: &Node) -> Vec<ProcessRow> {
     let mut rows = of_shims(node);
     let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
-    rows.extend(node.registry.rows(&own, node.me()));
+    let mut at_home = node.registry.rows(&own, node.me());
+    for row in at_home.iter_mut().filter(|row| row.reason.is_empty()) {
+        row.reason = balancing::refusal(node, row.pid).unwrap_or_default();
+    }
+    rows.extend(at_home);
     rows.sort_by_key(|row| (row.from, row.pid));
     rows
 }

@@ -9,19 +9,31 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::{fs, io};
-use tern_control::{Lock, ProcessRow, Usage};
+use serde::{Deserialize, Serialize};
+use tern_control::{Advice, Lock, ProcessRow, Usage};
 use tern_ids::HomePid;
 
 /// How many starts lie between two looks for processes that have ended.
 const BETWEEN_SWEEPS: usize = 64;
 
-/// What is known of one process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+/// What was said of one process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
     /// When the process started, so that a later one with the same number is not taken for it.
     start: u64,
-    locked: bool,
-    never: bool,
+    /// The cluster does not move it by itself.
+    pub(crate) locked: bool,
+    /// Nobody moves it.
+    pub(crate) never: bool,
+    pub(crate) advice: Advice,
+}
+
+/// A process that was started with mosrun or nomig, or descends from one that was.
+#[derive(Debug, Clone)]
+pub(crate) struct Started {
+    pub(crate) pid: i32,
+    pub(crate) start: u64,
+    pub(crate) said: Entry,
 }
 
 /// All registered processes.
@@ -29,6 +41,8 @@ struct Entry {
 pub(crate) struct Registry {
     directory: PathBuf,
     entries: Mutex<HashMap<i32, Entry>>,
+    /// What held for each process when it was looked at last.
+    orphans: Mutex<HashMap<(i32, u64), Entry>>,
 }
 
 impl Registry {
@@ -39,34 +53,35 @@ impl Registry {
         let mut entries = HashMap::new();
         for file in fs::read_dir(&directory)?.flatten() {
             let read = file.file_name().to_str().and_then(|name| name.parse().ok()).and_then(|pid| {
-                let entry = Entry::parse(&fs::read_to_string(file.path()).ok()?)?;
-                Some((pid, entry)).filter(|_| lives(pid, entry))
+                let entry: Entry = serde_json::from_str(&fs::read_to_string(file.path()).ok()?).ok()?;
+                lives(pid, &entry).then_some((pid, entry))
             });
             match read {
                 Some((pid, entry)) => drop(entries.insert(pid, entry)),
                 None => drop(fs::remove_file(file.path())),
             }
         }
-        Ok(Self { directory, entries: Mutex::new(entries) })
+        Ok(Self { directory, entries: Mutex::new(entries), orphans: Mutex::default() })
     }
 
     /// Notes a process; what is `Keep` it takes from its nearest registered ancestor.
-    pub(crate) fn register(&self, pid: i32, wish: Lock, never: bool) -> io::Result<()> {
+    pub(crate) fn register(&self, pid: i32, wish: Lock, never: bool, advice: Advice) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let start = process(pid).ok_or_else(gone)?.start;
         let inherited = self.nearest(pid);
         let locked = match wish {
             Lock::Locked => true,
             Lock::Unlocked => false,
-            Lock::Keep => inherited.is_some_and(|entry| entry.locked),
+            Lock::Keep => inherited.as_ref().is_some_and(|entry| entry.locked),
         };
-        let never = never || inherited.is_some_and(|entry| entry.never);
-        let entry = Entry { start, locked, never };
-        fs::write(self.directory.join(pid.to_string()), entry.to_string())?;
+        let never = never || inherited.as_ref().is_some_and(|entry| entry.never);
+        let advice = inherited.map_or(advice.clone(), |entry| advice.or(&entry.advice));
+        let entry = Entry { start, locked, never, advice };
+        fs::write(self.directory.join(pid.to_string()), serde_json::to_string(&entry)?)?;
         let mut entries = lock(&self.entries);
         entries.insert(pid, entry);
         if entries.len().is_multiple_of(BETWEEN_SWEEPS) {
-            let ended: Vec<_> = entries.iter().filter(|(pid, entry)| !lives(**pid, **entry)).collect();
+            let ended: Vec<_> = entries.iter().filter(|(pid, entry)| !lives(**pid, entry)).collect();
             let ended: Vec<_> = ended.into_iter().map(|(pid, _)| *pid).collect();
             for pid in ended {
                 entries.remove(&pid);
@@ -81,6 +96,45 @@ impl Registry {
         self.nearest(pid).is_some_and(|entry| entry.never)
     }
 
+    /// What was said of the process, or of its nearest ancestor of which something was.
+    pub(crate) fn advice(&self, pid: i32) -> Advice {
+        self.nearest(pid).map(|entry| entry.advice).unwrap_or_default()
+    }
+
+    /// Of these processes of the node, those that were started with mosrun or nomig, and their descendants, also those
+    /// whose parents have ended since the last time that this was asked.
+    pub(crate) fn descendants(&self, all: &[tern_load::Process]) -> Vec<Started> {
+        let entries = lock(&self.entries).clone();
+        let mut orphans = lock(&self.orphans);
+        let found: HashMap<i32, &tern_load::Process> = all.iter().map(|one| (one.pid, one)).collect();
+        let said_of = |one: &tern_load::Process| {
+            entries.get(&one.pid).filter(|entry| entry.start == one.start).cloned().or_else(|| {
+                orphans.get(&(one.pid, one.start)).cloned()
+            })
+        };
+        let climb = |one: &tern_load::Process| {
+            let mut at = one;
+            // No tree is deeper; a parent that was read later than its child could make a circle.
+            for _ in 0..1000 {
+                if let Some(said) = said_of(at) {
+                    return Some(said);
+                }
+                // A group is named by the process that made it, and nobody else of that name can come while it lasts.
+                if let Some(said) = found.get(&at.group).filter(|_| at.group != at.pid).and_then(|leader| said_of(leader)) {
+                    return Some(said);
+                }
+                at = found.get(&at.parent)?;
+            }
+            None
+        };
+        let started: Vec<_> = all
+            .iter()
+            .filter_map(|one| Some(Started { pid: one.pid, start: one.start, said: climb(one)? }))
+            .collect();
+        *orphans = started.iter().map(|one| ((one.pid, one.start), one.said.clone())).collect();
+        started
+    }
+
     /// The entry of the process, or of its nearest ancestor that has one.
     fn nearest(&self, pid: i32) -> Option<Entry> {
         let entries = lock(&self.entries).clone();
@@ -89,7 +143,7 @@ impl Registry {
         for _ in 0..10_000 {
             let found = process(at)?;
             if let Some(entry) = entries.get(&at).filter(|entry| entry.start == found.start) {
-                return Some(*entry);
+                return Some(entry.clone());
             }
             at = found.parent;
         }
@@ -101,7 +155,7 @@ impl Registry {
         let entries = lock(&self.entries).clone();
         let row = |(pid, entry): (i32, Entry)| {
             let found = process(pid).filter(|found| found.start == entry.start && !found.zombie)?;
-            let reason = match entry {
+            let reason = match &entry {
                 Entry { never: true, .. } => "started with nomig",
                 Entry { locked: true, .. } => "locked",
                 _ => "",
@@ -123,22 +177,8 @@ impl Registry {
     }
 }
 
-fn lives(pid: i32, entry: Entry) -> bool {
+fn lives(pid: i32, entry: &Entry) -> bool {
     process(pid).is_some_and(|found| found.start == entry.start)
-}
-
-impl Entry {
-    fn parse(text: &str) -> Option<Self> {
-        let words: Vec<_> = text.split_whitespace().collect();
-        let [start, locked, never] = words[..] else { return None };
-        Some(Self { start: start.parse().ok()?, locked: locked.parse().ok()?, never: never.parse().ok()? })
-    }
-}
-
-impl std::fmt::Display for Entry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {} {}", self.start, self.locked, self.never)
-    }
 }
 
 #[cfg(test)]
@@ -178,9 +218,9 @@ mod tests {
         let registry = Registry::open(&dir.0).unwrap();
         let (child, own) = (Sleeper::new(), std::process::id() as i32);
         assert!(!registry.never_moves(child.pid()));
-        registry.register(own, Lock::Locked, true).unwrap();
+        registry.register(own, Lock::Locked, true, Advice::default()).unwrap();
         assert!(registry.never_moves(child.pid()), "a child of a process started with nomig");
-        registry.register(child.pid(), Lock::Keep, false).unwrap();
+        registry.register(child.pid(), Lock::Keep, false, Advice::default()).unwrap();
         drop(registry);
         let registry = Registry::open(&dir.0).unwrap();
         assert!(registry.never_moves(child.pid()));
@@ -199,12 +239,12 @@ mod tests {
         let registry = Registry::open(&dir.0).unwrap();
         let child = Sleeper::new();
         let pid = child.pid();
-        registry.register(pid, Lock::Unlocked, false).unwrap();
+        registry.register(pid, Lock::Unlocked, false, Advice::default()).unwrap();
         drop(child);
         assert!(registry.rows(&[], NodeId(1)).is_empty());
         Registry::open(&dir.0).unwrap();
         assert!(!dir.0.join("processes").join(pid.to_string()).exists());
-        assert!(registry.register(pid, Lock::Unlocked, false).is_err());
+        assert!(registry.register(pid, Lock::Unlocked, false, Advice::default()).is_err());
         // A file that is none of ours is no reason to fail.
         fs::write(dir.0.join("processes/x"), "y").unwrap();
         assert!(Registry::open(&dir.0).is_ok());

@@ -2,7 +2,7 @@
 
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
 use crate::state::{Node, kernel};
-use crate::{evacuation, peers, processes, shims};
+use crate::{balancing, cluster, evacuation, peers, processes, shims};
 use rustix::process::geteuid;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +69,15 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
         PeerRequest::ShimAlive { shim } => Ok(PeerReply::Alive(shims::is_alive(&node.config.run_dir, shim))),
         PeerRequest::Awaited { shim, pid, epoch } => {
             Ok(PeerReply::Alive(shims::awaits(&node.config.run_dir, shim, pid, epoch)))
+        }
+        PeerRequest::Gossip(bytes) => match cluster::heard(node, peer, &bytes) {
+            Ok(()) => Ok(PeerReply::Done),
+            Err(error) => Err(Refusal::new(RefusalKind::BadRequest, format!("this is no gossip: {error}"))),
+        },
+        PeerRequest::MayCome(offer) => Ok(PeerReply::Answer(balancing::asked(node, peer, offer))),
+        PeerRequest::NotComing { pid } => {
+            balancing::not_coming(node, peer, pid);
+            Ok(PeerReply::Done)
         }
         PeerRequest::TakeBack { pids } => {
             evacuation::take_back(node, peer, pids);

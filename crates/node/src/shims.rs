@@ -166,6 +166,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         role,
         suspend_after: config.suspend_after,
         give_up_after: config.give_up_after,
+        guest_nice: config.guest_nice,
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
     let mut child = spawn(&config.shim, &log)

@@ -1,6 +1,8 @@
 //! What one daemon knows, shared by its threads. Each lock here is held for a few statements, never over a
 //! wait for somebody else.
 
+use crate::balancing::Balancing;
+use crate::cluster::Known;
 use crate::config::Config;
 use crate::files;
 use crate::map::{MOST_TEXT, Map};
@@ -37,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) registry: Registry,
     pub(crate) settings: Kept,
     pub(crate) idle: Idle,
+    pub(crate) cluster: Known,
+    pub(crate) balancing: Balancing,
     /// Processes of ours that a node is rid of just now, or that come home.
     pub(crate) leaving: Mutex<HashSet<i32>>,
     /// Processes whose first move is under way, so that no second shim is started for them.
@@ -86,6 +90,8 @@ impl Node {
             settings: Kept::open(&config.run_dir),
             leaving: Mutex::default(),
             idle: Idle::default(),
+            cluster: Known::new(identity.node()),
+            balancing: Balancing::default(),
             moving: Mutex::default(),
             refreshing: AtomicBool::new(false),
             map: Mutex::new(Arc::new(map)),

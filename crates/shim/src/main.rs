@@ -8,6 +8,9 @@ use tern_control::door::Door;
 use tern_control::shim::ShimStart;
 use tern_wire::Ephemeral;
 
+/// Before all that compute; less urgent than what the system itself puts first.
+const NICE: i32 = -10;
+
 /// The longest order that is read.
 const MOST: u64 = 1 << 20;
 
@@ -24,6 +27,8 @@ fn main() -> std::process::ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let fingerprint: String = key.fingerprint().0.iter().map(|b| format!("{b:02x}")).collect();
     say(&format!("ready {fingerprint}"));
+    // Programs stand still while a shim is at work for them. Only root may; what cannot be is no harm.
+    let _refused = rustix::process::setpriority_process(None, NICE);
     let done = match start.role {
         ShimRole::Deputy { .. } => tern_deputy::run(start, key, door),
         ShimRole::Guest { .. } => tern_guest::run(start, key, door),

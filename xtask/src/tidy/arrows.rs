@@ -4,12 +4,15 @@
 //!  ids                       identifiers; everything may know them
 //!  cgroup                    the machine's control groups
 //!  balancer                  who should run where; pure, and so a leaf
+//!  load                      what a node has and how busy it is; asks cgroup for its limits
+//!  gossip                    who else is there
 //!  syscall  control  wire    what is said
 //!  tracee ─ image            what is held
 //!  migrate                   a journey
 //!  guest    deputy           the two halves, which never see each other
 //!  shim                      holds one of them
-//!  node                      starts shims as programs, and so knows none of the above but control and wire
+//!  node                      starts shims as programs, and so knows none of the above but control, wire
+//!                            and what decides: load, gossip, balancer
 //!  lab                       starts nodes, as programs
 //!  cli                       reaches the cluster through control; founds and joins with node; its doctor reads
 //!                            the node's identity, which is wire's
@@ -20,12 +23,14 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
+    ("tern-load", &["tern-cgroup"]),
     ("tern-syscall", &[]),
     ("tern-control", &[]),
+    ("tern-gossip", &[]),
     ("tern-wire", &[]),
     ("tern-tracee", &[]),
     ("tern-image", &["tern-tracee"]),
@@ -33,7 +38,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("tern-guest", AWAY),
     ("tern-deputy", HALF),
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
-    ("tern-node", &["tern-cgroup", "tern-control", "tern-wire"]),
+    ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
     ("tern-cli", &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab"]),
     ("tern-tests", &["tern-control", "tern-lab"]),

@@ -3,7 +3,7 @@
 use crate::tool::Call;
 use crate::{Failure, client, help, output, place, progress};
 use clap::{Args, Command};
-use tern_control::{Destination, MigrationReport, Reply, Request};
+use tern_control::{Destination, MigrationReport, Reply, Request, WhyReport};
 use tern_ids::HomePid;
 
 /// What its words say.
@@ -13,8 +13,11 @@ pub struct Options {
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
     /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it
-    #[arg(value_name = "NODE")]
-    to: String,
+    #[arg(value_name = "NODE", required_unless_present = "why")]
+    to: Option<String>,
+    /// Move nothing: show what the balancer thinks of the process, and of each node for it
+    #[arg(long, conflicts_with_all = ["to", "quiet"])]
+    why: bool,
     /// Print the report as one line of JSON: pid, from, to, bytes, freeze_ms, total_ms and more
     #[arg(long)]
     json: bool,
@@ -46,7 +49,11 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let Some(options) = help::parse::<Options>(describe(), call)? else {
         return Ok(());
     };
-    let to = match &*options.to {
+    if options.why {
+        return why(HomePid(options.pid), options.json);
+    }
+    let word = options.to.unwrap_or_default();
+    let to = match &*word {
         "home" => Destination::Home,
         "balance" => Destination::Balance,
         word => Destination::Node(place::node(word)?),
@@ -56,7 +63,7 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let reply = if silent {
         client::ask(&request)?
     } else {
-        progress::ask(request, &format!("{}: moving to {}", options.pid, options.to))?
+        progress::ask(request, &format!("{}: moving to {}", options.pid, word))?
     };
     match reply {
         Reply::Migrated(report) if options.json => output::print_json(&report),
@@ -64,6 +71,40 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         Reply::Migrated(report) => output::print(&line(&report)),
         other => Err(client::unexpected(&other)),
     }
+}
+
+fn why(pid: HomePid, json: bool) -> Result<(), Failure> {
+    let report = match client::ask(&Request::Why { pid })? {
+        Reply::Why(report) => report,
+        other => return Err(client::unexpected(&other)),
+    };
+    if json {
+        return output::print_json(&report);
+    }
+    let WhyReport { pid, at, demand, memory, calls_per_s, .. } = report;
+    let mut text = format!(
+        "{pid} is on node {at}: it wants {demand:.0}% of a CPU, has {}, and calls home {calls_per_s:.0} times a second\n",
+        output::bytes(memory),
+    );
+    if let Some(stays) = &report.stays {
+        text += &format!("now: {stays}\n");
+    }
+    if let Some(last) = &report.last {
+        text += &format!("{:.0} s ago: {last}\n", report.last_ms as f64 / 1e3);
+    }
+    output::print(&text)?;
+    let mut table = output::Table::new(&[">NODE", ">PACE", ">WAY", ">FROZEN", ">GAIN", "AGAINST IT"]);
+    for row in &report.nodes {
+        table.row(vec![
+            row.node.to_string(),
+            format!("{:.2}", row.pace),
+            output::milliseconds(row.way_s * 1e3),
+            output::milliseconds(row.frozen_s * 1e3),
+            format!("{:+.1} s", row.gain_s),
+            row.against.as_deref().map_or_else(|| "-".into(), output::plain),
+        ]);
+    }
+    table.print()
 }
 
 /// `1234 flac: 1 → 2, 12.3 MB, frozen 18 ms`.

@@ -6,7 +6,7 @@ use super::runon::{asked, program, program_words};
 use crate::tool::Call;
 use crate::{Failure, help};
 use clap::Command;
-use tern_control::Lock;
+use tern_control::{Advice, Lock};
 
 /// The command line.
 pub fn describe() -> Command {
@@ -31,5 +31,5 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     }
     let (program, arguments) = program(call.tool, call.args)?;
     let (fallback, lock, never) = (false, Lock::Locked, true);
-    match mosrun::begin(&Start { place: Place::Home, fallback, lock, never, program, arguments })? {}
+    match mosrun::begin(&Start { place: Place::Home, fallback, lock, never, advice: Advice::default(), program, arguments })? {}
 }

@@ -1,7 +1,7 @@
 //! Moves: who may, and that the shims find each other through their ternds.
 
 use crate::cluster::{Cluster, Sleeper, is_root};
-use tern_control::{Destination, Lock, ProcessRow, RefusalKind, Reply, Request};
+use tern_control::{Advice, Destination, Lock, ProcessRow, RefusalKind, Reply, Request};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 /// A user that has no processes of his own here.
@@ -121,10 +121,10 @@ fn what_nomig_started_stays() {
     let cluster = Cluster::of(2);
     let child = Sleeper::of(None);
     // This test program is the parent of the sleeper.
-    assert_eq!(cluster.nodes[0].ask(&Request::Register { lock: Lock::Keep, never: true }), Reply::Done);
+    assert_eq!(cluster.nodes[0].ask(&Request::Register { lock: Lock::Keep, never: true, advice: Advice::default() }), Reply::Done);
     let refusal = cluster.nodes[0].refusal(&to(child.pid(), 2));
     assert_eq!(refusal.kind, RefusalKind::CannotMove);
-    let at_exec = Request::AtExec { candidates: vec![NodeId(2)], lock: Lock::Keep };
+    let at_exec = Request::AtExec { candidates: vec![NodeId(2)], lock: Lock::Keep, advice: Advice::default() };
     assert_eq!(cluster.nodes[0].refusal(&at_exec).kind, RefusalKind::CannotMove);
 }
 
@@ -133,7 +133,7 @@ fn a_start_elsewhere_is_prepared() {
     let cluster = Cluster::of(2);
     let at_exec = |candidates: &[u16]| {
         let candidates = candidates.iter().copied().map(NodeId).collect();
-        cluster.nodes[0].ask(&Request::AtExec { candidates, lock: Lock::Unlocked })
+        cluster.nodes[0].ask(&Request::AtExec { candidates, lock: Lock::Unlocked, advice: Advice::default() })
     };
     assert_eq!(at_exec(&[1, 2]), Reply::Ready);
     assert!(matches!(rows(&cluster, 0)[..], [ProcessRow { ref state, .. }] if state == "home"));

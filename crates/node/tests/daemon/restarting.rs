@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, Node, Sleeper, until};
 use std::process::{Command, Output};
-use tern_control::{Destination, Lock, Reply, Request};
+use tern_control::{Advice, Destination, Lock, Reply, Request};
 use tern_ids::NodeId;
 
 #[test]
@@ -11,7 +11,7 @@ fn a_killed_ternd_finds_everything_again() {
     let process = Sleeper::of(None);
     let request = Request::Migrate { pid: process.pid(), to: Destination::Node(NodeId(2)) };
     assert!(matches!(cluster.nodes[0].ask(&request), Reply::Migrated(_)));
-    let register = Request::Register { lock: Lock::Locked, never: false };
+    let register = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
     assert_eq!(cluster.nodes[0].ask(&register), Reply::Done);
     let known = |cluster: &Cluster| match cluster.nodes[0].ask(&Request::Processes) {
         Reply::Processes(rows) => rows.into_iter().map(|row| (row.pid, row.reason)).collect::<Vec<_>>(),

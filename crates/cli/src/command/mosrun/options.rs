@@ -4,7 +4,7 @@
 use super::become_program::arguments;
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher};
-use tern_control::Lock;
+use tern_control::{Advice, Forget, Habit, Lock};
 use tern_ids::NodeId;
 
 /// What the words ask for.
@@ -29,6 +29,8 @@ pub struct Start<'a> {
     pub lock: Lock,
     /// It never migrates, nor do its children (`nomig`).
     pub never: bool,
+    /// What else is said of it.
+    pub advice: Advice,
     /// Which file.
     pub program: &'a OsStr,
     /// Its argv, argv\[0\] included.
@@ -42,6 +44,8 @@ pub enum Place {
     Here,
     /// Here, and it stays.
     Home,
+    /// Where it will run best.
+    Best,
     /// On the first of these that takes it.
     Nodes(Vec<NodeId>),
 }
@@ -73,20 +77,24 @@ pub fn read(words: &[OsString]) -> Result<Words<'_>, String> {
     } else {
         arguments(program, args)
     };
-    let lock = read.lock.unwrap_or(if read.keeps_lock() { Lock::Keep } else { Lock::Locked });
-    let place = read.place.unwrap_or(Place::Here);
-    Ok(Words::Start(Start { place, fallback: read.fallback, lock, never: false, program, arguments }))
+    // Who names a node means it. Who names none wants to be balanced, unless what calls mosrun is locked (MOSIX-2;
+    // openMosix locked a plain `mosrun` as well).
+    let lock = read.lock.unwrap_or(match read.place {
+        None | Some(Place::Here | Place::Best) => Lock::Keep,
+        Some(Place::Home | Place::Nodes(_)) => Lock::Locked,
+    });
+    let (place, fallback, advice) = (read.place.unwrap_or(Place::Here), read.fallback, read.advice);
+    Ok(Words::Start(Start { place, fallback, lock, never: false, advice, program, arguments }))
 }
 
 /// The options so far.
 #[derive(Default)]
 struct Read {
     place: Option<Place>,
-    best: bool,
     fallback: bool,
     lock: Option<Lock>,
     argv0: bool,
-    advice: bool,
+    advice: Advice,
 }
 
 impl Read {
@@ -96,18 +104,29 @@ impl Read {
             self.at(Place::Nodes(vec![node(text)?]))?;
             return Ok(rest);
         }
-        if let Some(list) = text.strip_prefix(['j', 't', 'd']) {
-            let (value, rest) = match (list, rest.split_first()) {
-                ("", Some((next, rest))) => (next.to_string_lossy(), rest),
-                ("", None) => return Err(format!("-{text} needs a value")),
-                (list, _) => (list.into(), rest),
-            };
-            if text.starts_with('j') {
-                self.at(Place::Nodes(shuffled(nodes(&value)?)))?;
-            } else if value.parse::<u32>().is_ok() {
-                self.advice = true;
-            } else {
-                return Err(format!("'{value}' after -{} is not a number", &text[..1]));
+        if let Some(name) = text.strip_prefix('-') {
+            let (list, rest) = value(name, "", rest)?;
+            match name {
+                "only" => self.advice.only = Some(nodes(&list)?),
+                "not" => self.advice.not = nodes(&list)?,
+                _ => return Err(format!("unknown option '-{text}'")),
+            }
+            return Ok(rest);
+        }
+        if let Some(attached) = text.strip_prefix(['j', 't', 'd', 'm', 'J']) {
+            let name = &text[..1];
+            let (value, rest) = value(name, attached, rest)?;
+            let number = || value.parse::<u32>().map_err(|_e| format!("'{value}' after -{name} is not a number"));
+            match name {
+                "j" => self.at(Place::Nodes(shuffled(nodes(&value)?)))?,
+                "m" => self.advice.memory = Some(u64::from(number()?) << 20),
+                "J" => self.advice.job = Some(number()?),
+                "d" => {
+                    let kept = number()?.try_into().ok().filter(|kept| *kept <= 1000);
+                    self.advice.forget = Some(Forget::Keep(kept.ok_or("-d is 0 to 1000")?));
+                }
+                // The interval is the node's (mosctl setdecay).
+                _ => drop(number()?),
             }
             return Ok(rest);
         }
@@ -115,27 +134,38 @@ impl Read {
         for letter in text.chars() {
             match letter {
                 'h' => self.at(Place::Home)?,
-                'b' => self.best = true,
+                'b' => self.at(Place::Best)?,
                 'F' => self.fallback = true,
                 'l' => self.lock = Some(Lock::Unlocked),
                 'L' => self.lock = Some(Lock::Locked),
                 'k' => self.lock = Some(Lock::Keep),
                 'z' => self.argv0 = true,
-                'c' | 'i' | 'n' | 's' | 'f' => self.advice = true,
+                'c' => self.advice.habit = Some(Habit::Cpu),
+                'i' => self.advice.habit = Some(Habit::Io),
+                'n' => self.advice.forget = Some(Forget::Never),
+                's' => self.advice.forget = Some(Forget::Slow),
+                'f' => self.advice.forget = Some(Forget::Fast),
                 _ => return Err(format!("unknown option '-{text}'")),
             }
         }
-        if self.best && self.place.is_some() { Err(TWO_PLACES.into()) } else { Ok(rest) }
+        Ok(rest)
     }
 
     fn at(&mut self, place: Place) -> Result<(), String> {
-        if self.best || self.place.replace(place).is_some() { Err(TWO_PLACES.into()) } else { Ok(()) }
+        if self.place.replace(place).is_some() { Err(TWO_PLACES.into()) } else { Ok(()) }
     }
+}
 
-    /// Whether the caller's lock is kept when nothing is said: openMosix locks unless decay advice is given
-    /// without a place; -b, which came after it, asks to be balanced.
-    fn keeps_lock(&self) -> bool {
-        self.place.is_none() && (self.advice || self.best)
+/// What belongs to an option: what is attached to it, or the next word.
+fn value<'a>(
+    name: &str,
+    attached: &str,
+    rest: &'a [OsString],
+) -> Result<(String, &'a [OsString]), String> {
+    match (attached, rest.split_first()) {
+        ("", Some((next, rest))) => Ok((next.to_string_lossy().into_owned(), rest)),
+        ("", None) => Err(format!("-{name} needs a value")),
+        (attached, _) => Ok((attached.to_owned(), rest)),
     }
 }
 

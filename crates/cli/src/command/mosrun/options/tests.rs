@@ -26,15 +26,15 @@ fn on(numbers: &[u16]) -> Place {
 }
 
 #[test]
-fn places_and_locks_are_openmosix_s() {
-    assert_eq!(start("flac -8 a"), (Place::Here, false, Lock::Locked, "flac: flac -8 a".into()));
+fn a_named_place_locks() {
+    assert_eq!(start("flac -8 a"), (Place::Here, false, Lock::Keep, "flac: flac -8 a".into()));
     assert_eq!(start("-3 flac"), (on(&[3]), false, Lock::Locked, "flac: flac".into()));
     assert_eq!(start("-h -l x"), (Place::Home, false, Lock::Unlocked, "x: x".into()));
     assert_eq!(start("-65535 -F -k x"), (on(&[65_535]), true, Lock::Keep, "x: x".into()));
     assert_eq!(start("-c x"), (Place::Here, false, Lock::Keep, "x: x".into()));
     assert_eq!(start("-c -2 x"), (on(&[2]), false, Lock::Locked, "x: x".into()));
     assert_eq!(start("-t 5 -d926 x"), (Place::Here, false, Lock::Keep, "x: x".into()));
-    assert_eq!(start("-b x").2, Lock::Keep);
+    assert_eq!(start("-b x"), (Place::Best, false, Lock::Keep, "x: x".into()));
 }
 
 #[test]
@@ -73,6 +73,8 @@ fn mistakes_are_named() {
     assert_eq!(error("-2"), "no program was given");
     assert_eq!(error("-q x"), "unknown option '-q'");
     assert_eq!(error("--fast x"), "unknown option '--fast'");
+    assert_eq!(error("-d1001 x"), "-d is 0 to 1000");
+    assert_eq!(error("-mx y"), "'x' after -m is not a number");
     for line in ["-h -2 x", "-2 -3 x", "-b -j1 x", "-j1 -b x"] {
         assert_eq!(error(line), TWO_PLACES, "{line}");
     }
@@ -88,4 +90,22 @@ fn mistakes_are_named() {
 fn help_is_only_ours_before_the_program() {
     assert_eq!(read(&words("-2 --help")), Ok(Words::Help));
     assert_eq!(read(&words("--version")), Ok(Words::Version));
+}
+
+#[test]
+fn advice_is_kept() {
+    let words = words("-cm 64 -J7 -f --only 1-2 --not 3 x");
+    // -c and -m do not stand together: -m takes a value, and only letters without one can.
+    assert!(read(&words).is_err());
+    let words = self::words("-c -m 64 -J7 -f --only 1-2 --not 3 x");
+    let Ok(Words::Start(start)) = read(&words) else { panic!() };
+    let advice = Advice {
+        habit: Some(Habit::Cpu),
+        forget: Some(Forget::Fast),
+        memory: Some(64 << 20),
+        job: Some(7),
+        only: Some(vec![NodeId(1), NodeId(2)]),
+        not: vec![NodeId(3)],
+    };
+    assert_eq!(start.advice, advice);
 }

@@ -1,0 +1,239 @@
+//! The home's balancer: once a second it looks at its processes and at the cluster, and moves what gains by it.
+//!
+//! What decides is `tern_balancer`, which is pure; here it is told what there is, and what it says is done. A node that
+//! is to get a process is asked first, and counts it in from its yes on, so that not everybody sends to the same.
+
+use crate::habits::{Candidate, Habits, House};
+use crate::message::{PeerReply, PeerRequest};
+use crate::slots::lock;
+use crate::state::Node;
+use crate::{cluster, moving, peers, processes};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use tern_balancer::{
+    Answer, Move, Offer, Placement, Policy, Process, Settling, State, Why, accepts, decide, explain, place,
+};
+use tern_control::{Advice, Destination, ProcessRow, Refusal, RefusalKind};
+use tern_ids::{HomePid, NodeId};
+
+/// How often it decides.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// How long a node may take to say whether a process may come.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// What the balancer of this node remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Balancing {
+    policy: Policy,
+    state: Mutex<State>,
+    habits: Mutex<Habits>,
+    /// As it was looked at last.
+    candidates: Mutex<Vec<Candidate>>,
+    settling: Mutex<Settling>,
+    /// Guests of the last look.
+    guests: Mutex<BTreeSet<(NodeId, HomePid)>>,
+    /// Own processes that ran here then, and how many threads of each ran or waited.
+    here: Mutex<BTreeMap<HomePid, f64>>,
+}
+
+/// Balances for ever.
+pub(crate) fn run(node: &Arc<Node>) -> ! {
+    loop {
+        thread::sleep(ROUND);
+        let rows = processes::of_shims(node);
+        settle(node, &rows);
+        for next in round(node, &rows) {
+            let own = node.clone();
+            let pid = next.pid;
+            let go = move || carry_out(&own, &next);
+            if let Err(error) = thread::Builder::new().name("move".into()).spawn(go) {
+                tracing::warn!(%error, "no thread for a move");
+                lock(&node.balancing.state).failed(pid, cluster::now_ms());
+            }
+        }
+    }
+}
+
+/// Looks, and decides.
+fn round(node: &Node, rows: &[ProcessRow]) -> Vec<Move> {
+    let settings = node.settings.now();
+    let now_ms = cluster::now_ms();
+    let closed = cluster::closed(node);
+    let house = House {
+        me: node.me(),
+        stay: settings.stay || settings.local_stay,
+        closed: &closed,
+        decay: settings.decay,
+        now_ms,
+    };
+    let balancing = &node.balancing;
+    let candidates = lock(&balancing.habits).look(&node.registry, rows, &house);
+    let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
+    *lock(&balancing.candidates) = candidates;
+    settle_own(node, &processes, now_ms);
+    let view = cluster::view(node);
+    if !node.config.balance {
+        return Vec::new();
+    }
+    decide(&view, &processes, &mut lock(&balancing.state), &balancing.policy, now_ms, rand::random())
+}
+
+/// Does what was decided.
+fn carry_out(node: &Arc<Node>, next: &Move) {
+    let Move { pid, from, to, reason, .. } = *next;
+    let failed = |why: &dyn std::fmt::Display| {
+        tracing::info!(%pid, %from, %to, ?reason, %why, "it was not moved");
+        lock(&node.balancing.state).failed(pid, cluster::now_ms());
+    };
+    let Some(start) = start_of(node, pid) else { return failed(&"it is gone") };
+    if to != node.me() {
+        match may_come(node, to, &next.offer) {
+            Ok(Answer::Yes) => lock(&node.balancing.state).accepted(pid, cluster::now_ms()),
+            Ok(answer) => return failed(&format!("node {to} says {answer:?}")),
+            Err(error) => return failed(&error),
+        }
+    }
+    let destination = if to == node.me() { Destination::Home } else { Destination::Node(to) };
+    match moving::order(node, pid, start, destination) {
+        Ok(_moved) => lock(&node.balancing.state).arrived(pid, cluster::now_ms()),
+        Err(refusal) => {
+            if refusal.kind == RefusalKind::CannotMove {
+                lock(&node.balancing.habits).refused(pid, refusal.message.clone(), cluster::now_ms());
+            }
+            failed(&refusal);
+            if to != node.me() {
+                let _counted_for_a_while = peers::ask_again(node, to, &PeerRequest::NotComing { pid }, ANSWER);
+            }
+        }
+    }
+}
+
+fn start_of(node: &Node, pid: HomePid) -> Option<u64> {
+    let candidates = lock(&node.balancing.candidates);
+    candidates.iter().find(|candidate| candidate.process.pid == pid).map(|candidate| candidate.start)
+}
+
+fn may_come(node: &Node, to: NodeId, offer: &Offer) -> Result<Answer, Refusal> {
+    match peers::ask_again(node, to, &PeerRequest::MayCome(offer.clone()), ANSWER)? {
+        PeerReply::Answer(answer) => Ok(answer),
+        _ => Err(Refusal::new(RefusalKind::Internal, format!("node {to} gave an answer to another question"))),
+    }
+}
+
+/// Another home wants to send a process here.
+pub(crate) fn asked(node: &Node, peer: NodeId, offer: Offer) -> Answer {
+    // It speaks for its own processes only.
+    let offer = Offer { home: peer, ..offer };
+    if node.takes_guests().is_err() {
+        return Answer::NoGuests;
+    }
+    let own = cluster::own(node);
+    let balancing = &node.balancing;
+    let mut settling = lock(&balancing.settling);
+    let now_ms = cluster::now_ms();
+    let answer = accepts(&own, &settling, &offer, &balancing.policy, now_ms);
+    if answer == Answer::Yes {
+        settling.coming(&offer, now_ms);
+    }
+    answer
+}
+
+/// A process that was to come does not.
+pub(crate) fn not_coming(node: &Node, peer: NodeId, pid: HomePid) {
+    lock(&node.balancing.settling).cancelled(peer, pid);
+}
+
+/// Load and free memory of this node as they will be.
+pub(crate) fn expected(node: &Node, own: &tern_balancer::Node) -> (f64, u64) {
+    let settling = lock(&node.balancing.settling);
+    let load = settling.expected_load(own, &node.balancing.policy, cluster::now_ms());
+    (load, settling.expected_free(own))
+}
+
+/// Sees which guests have come and gone since the last look.
+fn settle(node: &Node, rows: &[ProcessRow]) {
+    let now: BTreeSet<_> = rows
+        .iter()
+        .filter(|row| row.state != "migrating")
+        .filter_map(|row| Some((row.from?, row.pid)))
+        .collect();
+    let mut before = lock(&node.balancing.guests);
+    let mut settling = lock(&node.balancing.settling);
+    let now_ms = cluster::now_ms();
+    for (home, pid) in now.difference(&before) {
+        settling.came(*home, *pid, now_ms);
+    }
+    for (home, pid) in before.difference(&now) {
+        // It had kept about one CPU busy, or it would not have been here.
+        settling.left(*home, *pid, 1.0, now_ms);
+    }
+    settling.forget(&node.balancing.policy, now_ms);
+    *before = now;
+}
+
+/// The same of own processes: the sampled load follows slowly, and for a while still has those that have left, and lacks
+/// those that have come home.
+fn settle_own(node: &Node, processes: &[Process], now_ms: u64) {
+    let me = node.me();
+    let threads = |process: &Process| process.demand / 100.0;
+    let now: BTreeMap<_, _> =
+        processes.iter().filter(|process| process.at == me).map(|p| (p.pid, threads(p))).collect();
+    let mut before = lock(&node.balancing.here);
+    let mut settling = lock(&node.balancing.settling);
+    for (pid, threads) in before.iter().filter(|(pid, _)| !now.contains_key(pid)) {
+        settling.left(me, *pid, *threads, now_ms);
+    }
+    for process in processes.iter().filter(|p| p.at == me && !before.contains_key(&p.pid) && p.resident_s < 2.0) {
+        settling.cancelled(me, process.pid);
+        if process.age_s > process.resident_s + 1.0 {
+            settling.came_home(me, process.pid, threads(process), now_ms);
+        }
+    }
+    *before = now;
+}
+
+/// Why a process is where it is, and what it has to hope for elsewhere.
+pub(crate) fn why(node: &Node, pid: HomePid) -> Result<(Process, Why), Refusal> {
+    let candidates = lock(&node.balancing.candidates);
+    let Some(candidate) = candidates.iter().find(|candidate| candidate.process.pid == pid) else {
+        let said = format!("process {pid} is not balanced: mosrun has not started it, nor what it descends from");
+        return Err(Refusal::new(RefusalKind::NotFound, said).hint("mps -a shows those that are"));
+    };
+    let process = candidate.process.clone();
+    drop(candidates);
+    let view = cluster::view(node);
+    let state = lock(&node.balancing.state);
+    let why = explain(&view, &process, &state, &node.balancing.policy, cluster::now_ms());
+    Ok((process, why))
+}
+
+/// Why it could not be moved when that was tried last, if it was.
+pub(crate) fn refusal(node: &Node, pid: HomePid) -> Option<String> {
+    lock(&node.balancing.habits).reason(pid).map(str::to_owned)
+}
+
+/// Where a process should be rather than where it is; `None` if nowhere.
+pub(crate) fn better(node: &Node, pid: HomePid) -> Option<NodeId> {
+    let (_, why) = why(node, pid).ok()?;
+    why.best().map(|prospect| prospect.node).filter(|to| *to != why.at)
+}
+
+/// The best node for a program that starts, and charges it with it.
+pub(crate) fn best(node: &Node, advice: &Advice) -> Option<NodeId> {
+    let placement = Placement {
+        claim: advice.memory.unwrap_or(0),
+        allowed: advice.only.as_ref().map(|only| only.iter().copied().collect()),
+        forbidden: advice.not.iter().copied().collect(),
+        ..Placement::default()
+    };
+    let view = cluster::view(node);
+    let balancing = &node.balancing;
+    let mut state = lock(&balancing.state);
+    place(&view, &placement, &mut state, &balancing.policy, cluster::now_ms(), rand::random())
+}
+
+/// Nodes whose administrator lets no process leave.
+pub(crate) type Closed = HashSet<NodeId>;

@@ -1,0 +1,255 @@
+//! What this home knows of each of its processes that may be balanced: how much it computes, calls and grows, wherever
+//! it runs. At home the kernel tells; of one that is away its shim does, by what the guest's node and its deputy count.
+
+use crate::registry::{Registry, Started};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use tern_balancer as balancer;
+use tern_balancer::{Decayed, Hint};
+use tern_control::{Advice, Decay, Forget, Habit, ProcessRow};
+use tern_ids::{HomePid, NodeId};
+use tern_load::{Processes, Which};
+
+/// Of a new measurement of demand or growth, this part is taken at once: two seconds show most of a change.
+const NEW: f64 = 0.5;
+
+/// Nobody asks again for so long whether what cannot move can move now.
+const REFUSED_FOR_MS: u64 = 30_000;
+
+/// Clock ticks a second, as /proc counts starts.
+const TICKS: f64 = 100.0;
+
+/// Remembers the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Habits {
+    processes: Processes,
+    known: HashMap<(i32, u64), Known>,
+}
+
+/// One process.
+#[derive(Debug, Clone)]
+struct Known {
+    at: NodeId,
+    /// When it came there.
+    since_ms: u64,
+    /// Away: what had been counted when we learnt last, and when that was.
+    heard: Option<(u64, Counted)>,
+    /// Percent of a CPU that it would use.
+    demand: f64,
+    memory: f64,
+    /// Bytes a second.
+    growth: f64,
+    calls: Decayed,
+    bytes: Decayed,
+    refused: Option<(u64, String)>,
+}
+
+/// What a shim has counted of a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Counted {
+    /// Seconds that it ran or waited for a CPU.
+    wanted: f64,
+    calls: f64,
+    bytes: f64,
+    memory: f64,
+}
+
+/// What is true of all processes of the node.
+#[derive(Debug)]
+pub(crate) struct House<'a> {
+    pub(crate) me: NodeId,
+    /// None leaves this node by itself (`stay`, `lstay`).
+    pub(crate) stay: bool,
+    /// Nodes that none leaves by itself.
+    pub(crate) closed: &'a HashSet<NodeId>,
+    pub(crate) decay: Decay,
+    /// Milliseconds since the machine started.
+    pub(crate) now_ms: u64,
+}
+
+/// A process as the balancer takes it, and as it is found again.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub(crate) start: u64,
+    pub(crate) process: balancer::Process,
+}
+
+impl Habits {
+    /// Looks at what was started with mosrun, and at what descends from it. `rows` is what the shims hold.
+    pub(crate) fn look(
+        &mut self,
+        registry: &Registry,
+        rows: &[ProcessRow],
+        house: &House<'_>,
+    ) -> Vec<Candidate> {
+        let all = self.processes.scan(Which::All);
+        let here: HashMap<i32, &tern_load::Process> = all.iter().map(|found| (found.pid, found)).collect();
+        let rows: HashMap<i32, &ProcessRow> =
+            rows.iter().filter(|row| row.from.is_none()).map(|row| (row.pid.0, row)).collect();
+        let mut known = HashMap::with_capacity(self.known.len());
+        let mut candidates = Vec::new();
+        for started in registry.descendants(&all) {
+            let Some(found) = here.get(&started.pid) else { continue };
+            if found.state == 'Z' {
+                continue;
+            }
+            let row = rows.get(&started.pid).copied();
+            let key = (started.pid, started.start);
+            let before = self.known.remove(&key);
+            let now = follow(before, found, row, &started.said.advice, house);
+            candidates.push(Candidate { start: started.start, process: describe(&started, &now, found, row, house) });
+            known.insert(key, now);
+        }
+        self.known = known;
+        candidates
+    }
+
+    /// It cannot be moved, as somebody has just found out.
+    pub(crate) fn refused(&mut self, pid: HomePid, why: String, now_ms: u64) {
+        for (_, known) in self.known.iter_mut().filter(|((known, _), _)| *known == pid.0) {
+            known.refused = Some((now_ms, why.clone()));
+        }
+    }
+
+    /// Why it could not be moved when it was tried last.
+    pub(crate) fn reason(&self, pid: HomePid) -> Option<&str> {
+        let known = self.known.iter().find(|((known, _), _)| *known == pid.0)?.1;
+        known.refused.as_ref().map(|(_, why)| why.as_str())
+    }
+}
+
+/// Whether it runs elsewhere; then its row tells more of it than /proc does here.
+fn is_away(row: Option<&ProcessRow>, me: NodeId) -> Option<&ProcessRow> {
+    row.filter(|row| row.r#where.is_some_and(|place| place != me))
+}
+
+fn follow(
+    before: Option<Known>,
+    found: &tern_load::Process,
+    row: Option<&ProcessRow>,
+    advice: &Advice,
+    house: &House<'_>,
+) -> Known {
+    let at = row.and_then(|row| row.r#where).unwrap_or(house.me);
+    let mut known = before.unwrap_or_else(|| Known {
+        at,
+        // It has been here all the time.
+        since_ms: house.now_ms.saturating_sub((age(found.start, house) * 1e3) as u64),
+        heard: None,
+        demand: 0.0,
+        memory: 0.0,
+        growth: 0.0,
+        calls: Decayed::default(),
+        bytes: Decayed::default(),
+        refused: None,
+    });
+    if known.at != at {
+        // Counts of another life say nothing of this one, but its habits are the same.
+        (known.at, known.since_ms, known.heard) = (at, house.now_ms, None);
+    }
+    let decay = decay(advice.forget, house.decay);
+    match is_away(row, house.me) {
+        Some(row) => known.hear(Counted::of(row), decay, house.now_ms),
+        None => {
+            known.memory = found.resident as f64;
+            if let Some(rates) = &found.rates {
+                known.learn(rates.wanted.into(), rates.growth.into());
+                known.count(rates.calls.into(), rates.bytes.into(), decay);
+            }
+        }
+    }
+    known
+}
+
+impl Counted {
+    fn of(row: &ProcessRow) -> Self {
+        let usage = row.usage;
+        Self {
+            wanted: row.cpu_seconds + usage.waited_seconds,
+            calls: usage.calls as f64,
+            bytes: usage.call_bytes as f64,
+            memory: usage.memory as f64,
+        }
+    }
+}
+
+impl Known {
+    /// What its shim says. That comes once a second, so that between two of its words nothing seems to happen.
+    fn hear(&mut self, now: Counted, decay: balancer::Decay, now_ms: u64) {
+        self.memory = now.memory;
+        let Some((then_ms, then)) = self.heard else {
+            self.heard = Some((now_ms, now));
+            return;
+        };
+        let seconds = now_ms.saturating_sub(then_ms) as f64 / 1e3;
+        if (seconds >= 0.5 && now != then) || seconds > 3.0 {
+            let each = |now: f64, then: f64| (now - then).max(0.0) / seconds;
+            // A shim that has lost its memory counts from nothing again.
+            let growth = if then.memory > 0.0 { (now.memory - then.memory) / seconds } else { 0.0 };
+            self.learn(each(now.wanted, then.wanted) * 100.0, growth);
+            self.count(each(now.calls, then.calls), each(now.bytes, then.bytes), decay);
+            self.heard = Some((now_ms, now));
+        }
+    }
+
+    fn learn(&mut self, demand: f64, growth: f64) {
+        // The first look at a process that has been there for a while says all.
+        let part = if self.demand == 0.0 { 1.0 } else { NEW };
+        self.demand += (demand - self.demand) * part;
+        self.growth += (growth - self.growth) * part;
+    }
+
+    fn count(&mut self, calls: f64, bytes: f64, decay: balancer::Decay) {
+        self.calls.add(calls, decay);
+        self.bytes.add(bytes, decay);
+    }
+}
+
+fn age(start: u64, house: &House<'_>) -> f64 {
+    (house.now_ms as f64 / 1e3 - start as f64 / TICKS).max(0.0)
+}
+
+/// Per interval of the node's choice, told as per second.
+fn decay(forget: Option<Forget>, node: Decay) -> balancer::Decay {
+    let kept = match forget {
+        Some(Forget::Never) => return balancer::Decay::None,
+        Some(Forget::Fast) => node.fast,
+        Some(Forget::Keep(kept)) => kept,
+        Some(Forget::Slow) | None => node.slow,
+    };
+    let each_second = (f64::from(kept) / 1e3).powf(1.0 / f64::from(node.interval.max(1)));
+    balancer::Decay::Custom((each_second * 1e3).round() as u16)
+}
+
+fn describe(
+    started: &Started,
+    known: &Known,
+    found: &tern_load::Process,
+    row: Option<&ProcessRow>,
+    house: &House<'_>,
+) -> balancer::Process {
+    let advice = &started.said.advice;
+    let away = is_away(row, house.me);
+    let cpu_s = away.map_or(found.used.as_secs_f64(), |row| row.cpu_seconds);
+    let moving = row.is_some_and(|row| matches!(&*row.state, "migrating" | "suspended"));
+    let refused = known.refused.as_ref().is_some_and(|(at, _)| house.now_ms.saturating_sub(*at) < REFUSED_FOR_MS);
+    let closed = if away.is_some() { house.closed.contains(&known.at) } else { house.stay || found.threads > 1 };
+    balancer::Process {
+        age_s: age(started.start, house),
+        resident_s: house.now_ms.saturating_sub(known.since_ms) as f64 / 1e3,
+        rss: known.memory as u64,
+        growth: known.growth.max(0.0) as u64,
+        calls_per_s: known.calls.rate(),
+        bytes_per_s: known.bytes.rate(),
+        claim: advice.memory.unwrap_or(0),
+        hint: match advice.habit {
+            Some(Habit::Cpu) => Hint::Cpu,
+            Some(Habit::Io) => Hint::Io,
+            None => Hint::None,
+        },
+        locked: started.said.locked,
+        allowed: advice.only.as_ref().map(|only| only.iter().copied().collect::<BTreeSet<_>>()),
+        forbidden: advice.not.iter().copied().collect(),
+        movable: !(started.said.never || moving || refused || closed),
+        ..balancer::Process::new(HomePid(started.pid), known.at, known.demand, cpu_s)
+    }
+}
