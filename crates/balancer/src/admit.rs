@@ -3,6 +3,7 @@
 use crate::decide::Reason;
 use crate::ground;
 use crate::policy::Policy;
+use crate::prospect::Bar;
 use crate::view::Node;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,22 +34,19 @@ pub struct Offer {
 pub enum Answer {
     /// It may come.
     Yes,
-    /// The node takes no guests.
-    NoGuests,
-    /// The load is above what the process would like.
-    Crowded {
-        /// As it is, agreed arrivals included.
-        load: f64,
-        /// As it may be.
-        limit: f64,
-    },
-    /// There is no room for it.
-    NoMemory {
-        /// Bytes free, the reserve subtracted.
-        free: u64,
-        /// Bytes needed.
-        needed: u64,
-    },
+    /// It may not.
+    No(Refusal),
+}
+
+/// Why not, and how the node stands, so that the home need not wait for gossip to know better.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Why: [`Bar::NoGuests`], [`Bar::NoMemory`] or [`Bar::Crowded`].
+    pub bar: Bar,
+    /// Its load, agreed arrivals included.
+    pub load: f64,
+    /// Its free memory, agreed arrivals subtracted.
+    pub mem_free: u64,
 }
 
 /// What a node's sampled load and memory do not show yet: arrivals that it has agreed to, and what came or left
@@ -151,19 +149,18 @@ impl Settling {
 /// next offer is looked at.
 #[must_use]
 pub fn accepts(own: &Node, settling: &Settling, offer: &Offer, policy: &Policy, now_ms: u64) -> Answer {
+    let (load, mem_free) = (settling.expected_load(own, policy, now_ms), settling.expected_free(own));
+    let no = |bar| Answer::No(Refusal { bar, load, mem_free });
     if !own.takes_guests {
-        return Answer::NoGuests;
+        return no(Bar::NoGuests);
     }
-    if own.mem_total > 0 {
-        let free = settling.expected_free(own).saturating_sub(ground::reserve(own, policy) as u64);
-        if offer.memory > free || own.mem_pressure > policy.full_pressure {
-            return Answer::NoMemory { free, needed: offer.memory };
-        }
+    let room = mem_free.saturating_sub(ground::reserve(own, policy) as u64);
+    if own.mem_total > 0 && (offer.memory > room || own.mem_pressure > policy.full_pressure) {
+        return no(Bar::NoMemory);
     }
-    let load = settling.expected_load(own, policy, now_ms);
-    // An urgent one comes, whatever the load: the alternative is worse. A limit that is no number is none.
-    if !offer.reason.is_urgent() && !(load <= offer.limit_load) {
-        return Answer::Crowded { load, limit: offer.limit_load };
+    // An urgent one comes, whatever the load: the alternative is worse. A limit that is no number keeps all out.
+    if !offer.reason.is_urgent() && (offer.limit_load.is_nan() || load > offer.limit_load) {
+        return no(Bar::Crowded);
     }
     Answer::Yes
 }

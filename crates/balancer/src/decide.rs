@@ -73,6 +73,7 @@ pub fn decide(
     seed: u64,
 ) -> Vec<Move> {
     let processes: BTreeMap<HomePid, &Process> = processes.iter().map(|p| (p.pid, p)).collect();
+    let cluster = &*state.informed(cluster, now_ms);
     state.observe(cluster, &processes, policy, now_ms);
     let ground = Ground::new(cluster, state, policy, now_ms);
     let mut round = Round { ground, state, chance: Chance::new(seed), moves: Vec::new() };

@@ -37,6 +37,7 @@ impl Why {
 /// What `decide` sees, for one process. It changes nothing.
 #[must_use]
 pub fn explain(cluster: &Cluster, process: &Process, state: &State, policy: &Policy, now_ms: u64) -> Why {
+    let cluster = &*state.informed(cluster, now_ms);
     let ground = Ground::new(cluster, state, policy, now_ms);
     let mover = Mover::new(&ground, process);
     let mut prospects: Vec<Prospect> = mover

@@ -33,7 +33,7 @@ mod seed;
 mod state;
 mod view;
 
-pub use admit::{Answer, Offer, Settling, accepts};
+pub use admit::{Answer, Offer, Refusal, Settling, accepts};
 pub use decay::{Decay, Decayed};
 pub use decide::{Move, Reason, decide};
 pub use explain::{Why, explain};

@@ -37,6 +37,7 @@ pub fn place(
     now_ms: u64,
     seed: u64,
 ) -> Option<NodeId> {
+    let cluster = &*state.informed(cluster, now_ms);
     let ground = Ground::new(cluster, state, policy, now_ms);
     let threads = if placement.threads.is_finite() { placement.threads.clamp(0.0, 65_536.0) } else { 1.0 };
     let permitted = |node: NodeId| {

@@ -48,6 +48,8 @@ pub struct Policy {
     pub like_best: f64,
     /// The same for programs that start, in units of load (ALG-23).
     pub like_best_load: f64,
+    /// A target refuses if it has so many threads more than the home believed, as a part of those that would come.
+    pub surprise: f64,
     /// Moves under way between two nodes at one time.
     pub moves_per_pair: u32,
     /// Moves of this home under way at one time.
@@ -91,6 +93,7 @@ impl Default for Policy {
             rest_per_cost: 2.0,
             like_best: 0.05,
             like_best_load: 5.0,
+            surprise: 0.5,
             moves_per_pair: 2,
             moves_at_once: 8,
             lost_after_ms: 600_000,

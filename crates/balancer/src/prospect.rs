@@ -29,6 +29,8 @@ pub enum Bar {
     FilesAtHome,
     /// Too little memory is free.
     NoMemory,
+    /// The node said that its load is higher than the home believed.
+    Crowded,
     /// It left that node just now.
     JustLeft,
     /// The last try failed, and the next one waits.
@@ -291,12 +293,19 @@ impl<'a> Mover<'a> {
         paid - asked * (1.0 + ground.policy.margin)
     }
 
-    /// The load above which the process would not want to go to that node any more.
+    /// The load of the target above which the process does not want to come: half a thread more than it was
+    /// thought to have, for then somebody else was faster, and there are better places; and in no case so much
+    /// that nothing is gained.
     pub(crate) fn limit_load(&self, ground: &Ground<'_>, prospect: &Prospect) -> f64 {
-        let Some(node) = ground.cluster.node(prospect.node) else { return 0.0 };
+        let Some(place) = ground.cluster.place_of(prospect.node) else { return 0.0 };
+        let Some((node, stand)) = ground.cluster.nodes().get(place).zip(ground.stands.get(place)) else {
+            return 0.0;
+        };
         let bearable = self.pace / (1.0 + ground.policy.margin) - self.sleep - prospect.talk;
         let speed = f64::from(node.speed) / STANDARD_SPEED;
-        node.load_of((bearable.max(0.0) * speed * node.cpus - self.threads).max(0.0))
+        let gains_below = bearable.max(0.0) * speed * node.cpus - self.threads;
+        let expected = stand.runnable + ground.policy.surprise * self.threads.max(0.2);
+        node.load_of(gains_below.min(expected).max(0.0))
     }
 }
 

@@ -1,13 +1,18 @@
 //! What a home remembers between two decisions.
 
+use crate::admit::Refusal;
 use crate::decide::Move;
 use crate::policy::Policy;
 use crate::process::Process;
 use crate::prospect::Bar;
 use crate::view::Cluster;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
+
+/// Refusals that are remembered.
+const MOST_TOLD: usize = 256;
 
 /// Why a process was left where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -75,6 +80,13 @@ pub(crate) struct Placed {
     at_ms: u64,
 }
 
+/// How a node stands, from its own mouth.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    at_ms: u64,
+    refusal: Refusal,
+}
+
 /// A process' moves of late.
 #[derive(Debug, Clone, Default)]
 struct History {
@@ -102,6 +114,7 @@ pub struct State {
     pub(crate) placed: Vec<Placed>,
     history: BTreeMap<HomePid, History>,
     trends: BTreeMap<NodeId, Trend>,
+    told: BTreeMap<NodeId, Told>,
     pub(crate) verdicts: BTreeMap<HomePid, (u64, Verdict)>,
 }
 
@@ -113,17 +126,48 @@ impl State {
         }
     }
 
-    /// The move failed or was refused: nothing is charged any more, and the next try waits, twice as long each
-    /// time (1 s to 64 s).
+    /// The move failed: nothing is charged any more, and the next try there waits, twice as long each time (1 s
+    /// to 64 s).
     pub fn failed(&mut self, pid: HomePid, now_ms: u64) {
-        let Some(under_way) = self.moves.remove(&pid) else { return };
+        let Some(under_way) = self.take_back(pid) else { return };
         let history = self.history.entry(pid).or_default();
         history.failed_at = Some(under_way.to);
         history.not_before_ms = now_ms.saturating_add(1_000 << history.failures.min(6));
         history.failures = history.failures.saturating_add(1);
-        // It did not move: what `began` counted is taken back.
-        history.moves = (history.moves - 1.0).max(0.0);
-        history.left.retain(|(node, _)| *node != under_way.from);
+    }
+
+    /// It did not move: what `began` counted is taken back.
+    fn take_back(&mut self, pid: HomePid) -> Option<UnderWay> {
+        let under_way = self.moves.remove(&pid)?;
+        if let Some(history) = self.history.get_mut(&pid) {
+            history.moves = (history.moves - 1.0).max(0.0);
+            history.left.retain(|(node, _)| *node != under_way.from);
+        }
+        Some(under_way)
+    }
+
+    /// The view, with what nodes have told since.
+    pub(crate) fn informed<'a>(&self, cluster: &'a Cluster, now_ms: u64) -> Cow<'a, Cluster> {
+        if self.told.is_empty() {
+            return Cow::Borrowed(cluster);
+        }
+        let mut cluster = cluster.clone();
+        for (node, told) in &self.told {
+            let age_ms = now_ms.saturating_sub(told.at_ms);
+            let takes_guests = told.refusal.bar != Bar::NoGuests;
+            cluster.hear(*node, age_ms, told.refusal.load, told.refusal.mem_free, takes_guests);
+        }
+        Cow::Owned(cluster)
+    }
+
+    /// The target refused. Nothing is charged any more, and what it said of itself counts until gossip is newer.
+    pub fn refused(&mut self, pid: HomePid, refusal: Refusal, now_ms: u64) {
+        let Some(under_way) = self.moves.get(&pid) else { return };
+        let to = under_way.to;
+        self.take_back(pid);
+        if self.told.len() < MOST_TOLD {
+            self.told.insert(to, Told { at_ms: now_ms, refusal });
+        }
     }
 
     /// The process runs at its target. `decide` also sees that by itself, from where the process is; told so it
@@ -165,6 +209,8 @@ impl State {
     ) {
         let known = |pid: &HomePid| processes.contains_key(pid);
         self.history.retain(|pid, _| known(pid));
+        // By then gossip knows it, or the view is too old to be used.
+        self.told.retain(|_, told| now_ms.saturating_sub(told.at_ms) < policy.max_age_ms);
         self.verdicts.retain(|pid, _| known(pid));
         let landed: Vec<HomePid> = self
             .moves

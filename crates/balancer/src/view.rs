@@ -121,6 +121,16 @@ impl Cluster {
         self.place_of(id).and_then(|place| self.nodes.get(place))
     }
 
+    /// A node has told how it stands, if the view has nothing newer.
+    pub(crate) fn hear(&mut self, id: NodeId, age_ms: u64, load: f64, mem_free: u64, takes_guests: bool) {
+        let Some(place) = self.place_of(id) else { return };
+        let Some(node) = self.nodes.get_mut(place).filter(|node| node.age_ms > age_ms) else { return };
+        node.age_ms = age_ms;
+        node.load = finite(load).clamp(0.0, 1e9);
+        node.mem_free = mem_free.min(node.mem_total);
+        node.takes_guests &= takes_guests;
+    }
+
     /// Where in [`Cluster::nodes`] it stands.
     pub(crate) fn place_of(&self, id: NodeId) -> Option<usize> {
         self.nodes.binary_search_by_key(&id, |node| node.id).ok()

@@ -1,0 +1,111 @@
+//! One job.
+
+/// What it is, wherever it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// The node where it is started.
+    pub home: usize,
+    /// When, in milliseconds.
+    pub arrives_ms: u64,
+    /// Standard CPU seconds.
+    pub work_s: f64,
+    /// Bytes.
+    pub memory: f64,
+    /// Bytes a second that it grows by.
+    pub growth: f64,
+    /// Up to so many bytes.
+    pub memory_most: f64,
+    /// Bytes a second that it writes while it runs.
+    pub dirty: f64,
+    /// Seconds that it sleeps for each second of work.
+    pub sleep: f64,
+    /// Calls to home for each second of work.
+    pub calls: f64,
+    /// Bytes of these, for each second of work.
+    pub bytes: f64,
+    /// Runs and rests in turn, for so many milliseconds each; 0: always runs.
+    pub turns_ms: u64,
+}
+
+impl Job {
+    /// Pure computing.
+    pub(crate) fn computing(home: usize, arrives_ms: u64, work_s: f64) -> Self {
+        Self {
+            home,
+            arrives_ms,
+            work_s,
+            memory: f64::from(8 << 20),
+            growth: 0.0,
+            memory_most: 0.0,
+            dirty: 2e6,
+            sleep: 0.0,
+            calls: 20.0,
+            bytes: 20e3,
+            turns_ms: 0,
+        }
+    }
+
+    /// Seconds that it needs at least, alone on a CPU of this speed (1 is standard), at home.
+    pub(crate) fn alone_s(&self, speed: f64) -> f64 {
+        self.work_s * (1.0 / speed + self.sleep)
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum End {
+    /// All done, at this second.
+    Done(f64),
+    /// Its node or its home died.
+    Lost,
+    /// There was no memory left, not even swap.
+    OutOfMemory,
+}
+
+/// How far it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) job: Job,
+    pub(crate) at: usize,
+    pub(crate) left_s: f64,
+    /// CPU seconds used.
+    pub(crate) cpu_s: f64,
+    pub(crate) memory: f64,
+    /// The part of time in which it runs or waits for a CPU.
+    pub(crate) busy: f64,
+    /// Seconds for a second of work, as of now; 0 while it stands still.
+    pub(crate) pace: f64,
+    pub(crate) came_ms: u64,
+    pub(crate) frozen: bool,
+    pub(crate) moves: u32,
+    /// The node that it left last, and when.
+    pub(crate) left: Option<(usize, u64)>,
+    pub(crate) end: Option<End>,
+    /// Work done since the fairness of its share was looked at.
+    pub(crate) window_s: f64,
+}
+
+impl Running {
+    pub(crate) fn new(job: Job, at: usize, now_ms: u64) -> Self {
+        Self {
+            at,
+            left_s: job.work_s,
+            cpu_s: 0.0,
+            memory: job.memory,
+            busy: 1.0,
+            pace: 1.0,
+            came_ms: now_ms,
+            frozen: false,
+            moves: 0,
+            left: None,
+            end: None,
+            window_s: 0.0,
+            job,
+        }
+    }
+
+    /// Whether it rests now.
+    pub(crate) fn rests(&self, now_ms: u64) -> bool {
+        self.job.turns_ms > 0 && (now_ms / self.job.turns_ms) % 2 == 1
+    }
+}
