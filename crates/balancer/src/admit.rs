@@ -4,6 +4,7 @@ use crate::decide::Reason;
 use crate::ground;
 use crate::policy::Policy;
 use crate::prospect::Bar;
+use crate::trend::Trend;
 use crate::view::Node;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ pub enum Answer {
 /// Why not, and how the node stands, so that the home need not wait for gossip to know better.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Why: [`Bar::NoGuests`], [`Bar::NoMemory`] or [`Bar::Crowded`].
+    /// Why: [`Bar::NoGuests`], [`Bar::NoMemory`], [`Bar::Crowded`] or [`Bar::WayBusy`].
     pub bar: Bar,
     /// Its load, agreed arrivals included.
     pub load: f64,
@@ -55,6 +56,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, Default)]
 pub struct Settling {
     changes: BTreeMap<(NodeId, HomePid), Change>,
+    trend: Trend,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -106,8 +108,9 @@ impl Settling {
         self.changes.insert((home, pid), change);
     }
 
-    /// Forgets what has settled. Call it once a second.
-    pub fn forget(&mut self, policy: &Policy, now_ms: u64) {
+    /// Once a second, with what was sampled: follows the memory, and forgets what has settled.
+    pub fn sampled(&mut self, own: &Node, policy: &Policy, now_ms: u64) {
+        self.trend.sample(own.mem_free, now_ms);
         let settled = policy.load_settle_ms.saturating_mul(5);
         self.changes.retain(|_, change| {
             let long = if change.state == Progress::Coming { policy.lost_after_ms } else { settled };
@@ -119,6 +122,11 @@ impl Settling {
     #[must_use]
     pub fn arriving(&self) -> usize {
         self.changes.values().filter(|change| change.state == Progress::Coming).count()
+    }
+
+    fn coming_bytes(&self) -> u64 {
+        let coming = self.changes.values().filter(|change| change.state == Progress::Coming);
+        coming.map(|change| change.memory).fold(0, u64::saturating_add)
     }
 
     /// The node's load as it will be; this is what it tells others. `own.load` is what was sampled.
@@ -137,11 +145,20 @@ impl Settling {
         own.load_of(runnable.max(0.0))
     }
 
-    /// The node's free memory as it will be; this is what it tells others.
+    /// The node's free memory as it will be when all have come; what its own decisions go by.
     #[must_use]
     pub fn expected_free(&self, own: &Node) -> u64 {
-        let coming = self.changes.values().filter(|change| change.state == Progress::Coming);
-        own.mem_free.saturating_sub(coming.map(|change| change.memory).fold(0, u64::saturating_add))
+        own.mem_free.saturating_sub(self.coming_bytes())
+    }
+
+    /// The same, without what the processes that are here will soon have taken; this is what it tells others.
+    #[must_use]
+    pub fn offered_free(&self, own: &Node, policy: &Policy) -> u64 {
+        self.free_after(own, policy.calm_room_s)
+    }
+
+    fn free_after(&self, own: &Node, seconds: f64) -> u64 {
+        self.expected_free(own).saturating_sub((self.trend.filling() * seconds) as u64)
     }
 }
 
@@ -149,7 +166,9 @@ impl Settling {
 /// next offer is looked at.
 #[must_use]
 pub fn accepts(own: &Node, settling: &Settling, offer: &Offer, policy: &Policy, now_ms: u64) -> Answer {
-    let (load, mem_free) = (settling.expected_load(own, policy, now_ms), settling.expected_free(own));
+    // Who must leave at once is content with less room to grow.
+    let seconds = if offer.reason.is_urgent() { policy.usher_room_s } else { policy.calm_room_s };
+    let (load, mem_free) = (settling.expected_load(own, policy, now_ms), settling.free_after(own, seconds));
     let no = |bar| Answer::No(Refusal { bar, load, mem_free });
     if !own.takes_guests {
         return no(Bar::NoGuests);
@@ -157,6 +176,11 @@ pub fn accepts(own: &Node, settling: &Settling, offer: &Offer, policy: &Policy, 
     let room = mem_free.saturating_sub(ground::reserve(own, policy) as u64);
     if own.mem_total > 0 && (offer.memory > room || own.mem_pressure > policy.full_pressure) {
         return no(Bar::NoMemory);
+    }
+    // Large ones come one after the other: together, all would be here when the last one is.
+    let second = own.link.bytes_per_s;
+    if offer.memory > second / 2 && settling.coming_bytes() > second {
+        return no(Bar::WayBusy);
     }
     // An urgent one comes, whatever the load: the alternative is worse. A limit that is no number keeps all out.
     if !offer.reason.is_urgent() && (offer.limit_load.is_nan() || load > offer.limit_load) {

@@ -88,7 +88,7 @@ pub fn decide(
 pub(crate) struct Round<'a> {
     pub(crate) ground: Ground<'a>,
     pub(crate) state: &'a mut State,
-    chance: Chance,
+    pub(crate) chance: Chance,
     moves: Vec<Move>,
 }
 

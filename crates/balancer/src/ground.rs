@@ -5,7 +5,7 @@ use crate::process::Process;
 use crate::prospect::Bar;
 use crate::state::State;
 use crate::view::{Cluster, Node};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tern_ids::NodeId;
 
 /// How one node stands.
@@ -17,6 +17,8 @@ pub(crate) struct Stand {
     pub(crate) free: f64,
     /// What it keeps free.
     pub(crate) reserve: f64,
+    /// How fast its memory fills, in bytes a second, as far as this home has watched it.
+    pub(crate) filling: f64,
     /// Why nobody goes there, if so.
     pub(crate) bar: Option<Bar>,
 }
@@ -30,6 +32,10 @@ pub(crate) struct Ground<'a> {
     pub(crate) stands: Vec<Stand>,
     /// Moves under way between two nodes.
     pairs: BTreeMap<(NodeId, NodeId), u32>,
+    /// Bytes under way from each node.
+    bytes: BTreeMap<NodeId, f64>,
+    /// Nodes that are about to run out of memory: their links are needed for that.
+    pub(crate) filling_up: BTreeSet<NodeId>,
     /// Moves under way in all.
     pub(crate) under_way: u32,
     /// The base and the unit of opportunity costs: nodes, and a load that none is above.
@@ -39,14 +45,22 @@ pub(crate) struct Ground<'a> {
 
 impl<'a> Ground<'a> {
     pub(crate) fn new(cluster: &'a Cluster, state: &State, policy: &'a Policy, now_ms: u64) -> Self {
-        let stands: Vec<Stand> =
-            cluster.nodes().iter().map(|node| stand(node, node.id == cluster.me(), policy)).collect();
+        let stand = |node: &Node| Stand {
+            runnable: node.runnable(),
+            free: node.mem_free as f64,
+            reserve: reserve(node, policy),
+            filling: state.filling(node.id),
+            bar: closed(node, node.id == cluster.me(), policy),
+        };
+        let stands: Vec<Stand> = cluster.nodes().iter().map(stand).collect();
         let mut ground = Self {
             cluster,
             policy,
             now_ms,
             stands,
             pairs: BTreeMap::new(),
+            bytes: BTreeMap::new(),
+            filling_up: BTreeSet::new(),
             under_way: 0,
             base: cluster.nodes().len().max(2) as f64,
             top_load: 1.0,
@@ -59,8 +73,7 @@ impl<'a> Ground<'a> {
                 ground.shift(under_way.to, under_way.threads, under_way.memory as f64);
             }
             if !under_way.arrived() {
-                ground.under_way += 1;
-                *ground.pairs.entry((under_way.from, under_way.to)).or_default() += 1;
+                ground.set_out(under_way.from, under_way.to, under_way.memory as f64);
             }
         }
         for placed in &state.placed {
@@ -77,8 +90,18 @@ impl<'a> Ground<'a> {
         let (threads, memory) = (process.threads(), process.memory() as f64);
         self.shift(process.at, -threads, -memory);
         self.shift(to, threads, memory);
+        self.set_out(process.at, to, memory);
+    }
+
+    fn set_out(&mut self, from: NodeId, to: NodeId, memory: f64) {
         self.under_way += 1;
-        *self.pairs.entry((process.at, to)).or_default() += 1;
+        *self.pairs.entry((from, to)).or_default() += 1;
+        *self.bytes.entry(from).or_default() += memory;
+    }
+
+    /// Bytes under way from a node.
+    pub(crate) fn leaving_bytes(&self, from: NodeId) -> f64 {
+        self.bytes.get(&from).copied().unwrap_or(0.0)
     }
 
     fn shift(&mut self, node: NodeId, threads: f64, memory: f64) {
@@ -98,6 +121,11 @@ impl<'a> Ground<'a> {
         self.pairs.range((from, NodeId(0))..=(from, NodeId(u16::MAX))).map(|(_, count)| count).sum()
     }
 
+    /// Moves under way to a node.
+    pub(crate) fn coming(&self, to: NodeId) -> u32 {
+        self.pairs.iter().filter(|((_, other), _)| *other == to).map(|(_, count)| count).sum()
+    }
+
     /// "The smallest power of two that is greater than the largest load seen" (the paper's L).
     fn find_top_load(&mut self) {
         let loads = self.cluster.nodes().iter().zip(&self.stands);
@@ -106,17 +134,15 @@ impl<'a> Ground<'a> {
     }
 }
 
-fn stand(node: &Node, me: bool, policy: &Policy) -> Stand {
-    let bar = if !node.alive {
+/// Why nobody goes there, if so.
+fn closed(node: &Node, me: bool, policy: &Policy) -> Option<Bar> {
+    if !node.alive {
         Some(Bar::Dead)
     } else if node.age_ms > policy.max_age_ms {
         Some(Bar::OldNews)
-    } else if !node.takes_guests && !me {
-        Some(Bar::NoGuests)
     } else {
-        None
-    };
-    Stand { runnable: node.runnable(), free: node.mem_free as f64, reserve: reserve(node, policy), bar }
+        (!node.takes_guests && !me).then_some(Bar::NoGuests)
+    }
 }
 
 /// What a node keeps free.

@@ -14,6 +14,7 @@
 //!  admit     the other side: what a node says to an offer, and its load as it will be once all has settled
 //!  explain   `migrate --why`: one process on each node, and the last word about it
 //!  decay     a process' statistics, which fade
+//!  trend     how fast a node's memory fills
 //! ```
 //!
 //! docs/design/balancing.md has the algorithm on one page, and the measurements behind the constants.
@@ -31,6 +32,7 @@ mod process;
 mod prospect;
 mod seed;
 mod state;
+mod trend;
 mod view;
 
 pub use admit::{Answer, Offer, Refusal, Settling, accepts};

@@ -43,12 +43,14 @@ pub struct Policy {
     pub least_gain_s: f64,
     /// The expected rest must be so many times the CPU time that the move costs.
     pub rest_per_cost: f64,
+    /// The same for a process that goes home though it is no faster there.
+    pub rest_per_home_cost: f64,
     /// Targets whose pace is so near to the best (as a part of it) are as good, and one of them is taken at
     /// random, so that not everybody goes to the same (ALG-23).
     pub like_best: f64,
     /// The same for programs that start, in units of load (ALG-23).
     pub like_best_load: f64,
-    /// A target refuses if it has so many threads more than the home believed, as a part of those that would come.
+    /// A target refuses if the process' pace there would be worse by this part than its home believed.
     pub surprise: f64,
     /// Moves under way between two nodes at one time.
     pub moves_per_pair: u32,
@@ -73,8 +75,10 @@ pub struct Policy {
     pub full_pressure: f64,
     /// Seconds that a memory move must be ahead: one decision, and information that is old.
     pub usher_ahead_s: f64,
-    /// Seconds that what grows must fit for where it goes.
+    /// Seconds for which what grows must fit where memory moves go.
     pub usher_room_s: f64,
+    /// The same, for all other moves.
+    pub calm_room_s: f64,
 }
 
 impl Default for Policy {
@@ -91,9 +95,10 @@ impl Default for Policy {
             margin: 0.04,
             least_gain_s: 0.1,
             rest_per_cost: 2.0,
+            rest_per_home_cost: 100.0,
             like_best: 0.05,
             like_best_load: 5.0,
-            surprise: 0.5,
+            surprise: 0.25,
             moves_per_pair: 2,
             moves_at_once: 8,
             lost_after_ms: 600_000,
@@ -106,6 +111,7 @@ impl Default for Policy {
             full_pressure: 10.0,
             usher_ahead_s: 3.0,
             usher_room_s: 10.0,
+            calm_room_s: 60.0,
         }
     }
 }

@@ -162,9 +162,10 @@ impl<'a> Mover<'a> {
             relief,
             bar: None,
         };
+        let room = self.room_left(ground, to, ground.policy.calm_room_s);
         prospect.bar = self
             .must_not(ground, state, to)
-            .or_else(|| (!self.fits(ground, to)).then_some(Bar::NoMemory))
+            .or_else(|| room.is_some_and(|room| room < 0.0).then_some(Bar::NoMemory))
             .or_else(|| self.should_not(ground, state, &prospect, runnable <= node.cpus + 0.05));
         Some(prospect)
     }
@@ -184,14 +185,9 @@ impl<'a> Mover<'a> {
             })
     }
 
-    /// Whether it has room there, and will have for a while.
-    fn fits(&self, ground: &Ground<'_>, to: usize) -> bool {
-        self.room_left(ground, to).is_none_or(|room| room >= 0.0)
-    }
-
-    /// Bytes that are left above the reserve when it is there and has grown for a while; `None` if the node
-    /// does not say how much memory it has.
-    pub(crate) fn room_left(&self, ground: &Ground<'_>, to: usize) -> Option<f64> {
+    /// Bytes that are left above the reserve when it is there and all has grown for so many seconds more; `None`
+    /// if the node does not say how much memory it has.
+    pub(crate) fn room_left(&self, ground: &Ground<'_>, to: usize, seconds: f64) -> Option<f64> {
         let (node, stand) = (ground.cluster.nodes().get(to)?, ground.stands.get(to)?);
         if node.mem_total == 0 {
             return None;
@@ -199,7 +195,7 @@ impl<'a> Mover<'a> {
         if node.mem_pressure > ground.policy.full_pressure {
             return Some(-1.0);
         }
-        let growth = self.process.growth as f64 * ground.policy.usher_room_s;
+        let growth = (self.process.growth as f64 + stand.filling) * seconds;
         Some(stand.free - stand.reserve - self.process.memory() as f64 - growth)
     }
 
@@ -219,11 +215,15 @@ impl<'a> Mover<'a> {
         if state.just_left(process.pid, prospect.node, policy, ground.now_ms) {
             return Some(Bar::JustLeft);
         }
-        let worth_the_way = self.rest_s >= policy.rest_per_cost * prospect.passage.cpu_s;
+        let worth = |times: f64| self.rest_s >= times * prospect.passage.cpu_s;
+        let worth_the_way = worth(policy.rest_per_cost);
         // Home is better than an equal place, if nobody there is put out: a guest less, a link less to break.
         let welcome_home = homeward && idle_cpu && prospect.pace <= self.pace;
-        if welcome_home || (homeward && process.hint == Hint::Io) {
+        if homeward && process.hint == Hint::Io {
             return (!worth_the_way).then_some(Bar::NotWorth);
+        }
+        if welcome_home && worth(policy.rest_per_home_cost) {
+            return None;
         }
         let better = match policy.objective {
             Objective::Greedy => self.pace >= prospect.pace * (1.0 + policy.margin),
@@ -239,7 +239,11 @@ impl<'a> Mover<'a> {
             return Some(Bar::NotWorth);
         }
         let pair = ground.pair(process.at, prospect.node);
-        (pair >= policy.moves_per_pair).then_some(Bar::WayBusy)
+        // Large ones go one after the other: sent together, all would arrive when the last one does.
+        let second = node_carries(ground, prospect.node);
+        let in_turn = ground.leaving_bytes(process.at) > second && process.memory() as f64 > second / 2.0;
+        let busy = pair >= policy.moves_per_pair || in_turn || ground.filling_up.contains(&process.at);
+        busy.then_some(Bar::WayBusy)
     }
 
     /// Pre-copy: the memory, then what was written meanwhile, in up to five rounds or until little is left;
@@ -293,20 +297,22 @@ impl<'a> Mover<'a> {
         paid - asked * (1.0 + ground.policy.margin)
     }
 
-    /// The load of the target above which the process does not want to come: half a thread more than it was
-    /// thought to have, for then somebody else was faster, and there are better places; and in no case so much
-    /// that nothing is gained.
+    /// The load of the target above which the process does not want to come: when its pace there would be worse
+    /// than it was thought by more than a part, for then somebody else was faster, and there are better places;
+    /// and in no case when nothing is gained.
     pub(crate) fn limit_load(&self, ground: &Ground<'_>, prospect: &Prospect) -> f64 {
-        let Some(place) = ground.cluster.place_of(prospect.node) else { return 0.0 };
-        let Some((node, stand)) = ground.cluster.nodes().get(place).zip(ground.stands.get(place)) else {
-            return 0.0;
-        };
-        let bearable = self.pace / (1.0 + ground.policy.margin) - self.sleep - prospect.talk;
+        let Some(node) = ground.cluster.node(prospect.node) else { return 0.0 };
+        let gaining = self.pace / (1.0 + ground.policy.margin);
+        let expected = prospect.pace * (1.0 + ground.policy.surprise);
+        let waiting = gaining.min(expected) - self.sleep - prospect.talk;
         let speed = f64::from(node.speed) / STANDARD_SPEED;
-        let gains_below = bearable.max(0.0) * speed * node.cpus - self.threads;
-        let expected = stand.runnable + ground.policy.surprise * self.threads.max(0.2);
-        node.load_of(gains_below.min(expected).max(0.0))
+        node.load_of((waiting.max(0.0) * speed * node.cpus - self.threads).max(0.0))
     }
+}
+
+/// Bytes that the link to a node carries in a second.
+fn node_carries(ground: &Ground<'_>, node: NodeId) -> f64 {
+    ground.cluster.node(node).map_or(f64::INFINITY, |node| node.link.bytes_per_s as f64)
 }
 
 /// Seconds of waiting for calls to home, for each second of work done on a node.

@@ -5,6 +5,7 @@ use crate::decide::Move;
 use crate::policy::Policy;
 use crate::process::Process;
 use crate::prospect::Bar;
+use crate::trend::Trend;
 use crate::view::Cluster;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -98,14 +99,6 @@ struct History {
     not_before_ms: u64,
 }
 
-/// How a node's free memory changes: the smallest of the last three slopes, in bytes a second. A step, such as a
-/// program that takes its memory at once, is in one of them only.
-#[derive(Debug, Clone, Default)]
-struct Trend {
-    last: Option<(u64, u64)>,
-    slopes: [f64; 3],
-}
-
 /// What a home remembers: moves under way and charged in advance, how often each process moved, how memory
 /// shrinks, and the last word about each process.
 #[derive(Debug, Clone, Default)]
@@ -154,7 +147,8 @@ impl State {
         let mut cluster = cluster.clone();
         for (node, told) in &self.told {
             let age_ms = now_ms.saturating_sub(told.at_ms);
-            let takes_guests = told.refusal.bar != Bar::NoGuests;
+            // Until gossip says otherwise.
+            let takes_guests = !matches!(told.refusal.bar, Bar::NoGuests | Bar::WayBusy);
             cluster.hear(*node, age_ms, told.refusal.load, told.refusal.mem_free, takes_guests);
         }
         Cow::Owned(cluster)
@@ -174,10 +168,18 @@ impl State {
     /// is known at the right time.
     pub fn arrived(&mut self, pid: HomePid, now_ms: u64) {
         if let Some(under_way) = self.moves.get_mut(&pid) {
-            under_way.arrived_ms.get_or_insert(now_ms);
-        }
-        if let Some(history) = self.history.get_mut(&pid) {
-            (history.failures, history.failed_at) = (0, None);
+            if under_way.arrived_ms.is_none() {
+                under_way.arrived_ms = Some(now_ms);
+                if let Some(history) = self.history.get_mut(&pid) {
+                    (history.failures, history.failed_at) = (0, None);
+                    // The way may have taken longer than the time for which it must not go back.
+                    history
+                        .left
+                        .iter_mut()
+                        .filter(|(node, _)| *node == under_way.from)
+                        .for_each(|l| l.1 = now_ms);
+                }
+            }
         }
     }
 
@@ -245,26 +247,13 @@ impl State {
         self.trends.retain(|node, _| processes.values().any(|process| process.at == *node));
         for process in processes.values() {
             let Some(node) = cluster.node(process.at) else { continue };
-            let time = now_ms.saturating_sub(node.age_ms);
-            let trend = self.trends.entry(node.id).or_default();
-            let Some((last_time, last_free)) = trend.last else {
-                trend.last = Some((time, node.mem_free));
-                continue;
-            };
-            // Below half a second noise is all that one sees.
-            if time >= last_time.saturating_add(500) {
-                let seconds = (time - last_time) as f64 / 1000.0;
-                trend.slopes.rotate_left(1);
-                trend.slopes[2] = (last_free as f64 - node.mem_free as f64) / seconds;
-                trend.last = Some((time, node.mem_free));
-            }
+            self.trends.entry(node.id).or_default().sample(node.mem_free, now_ms.saturating_sub(node.age_ms));
         }
     }
 
-    /// How fast a node's memory fills, in bytes a second; never negative.
+    /// How fast a node's memory fills, in bytes a second, as far as it has been watched; never negative.
     pub(crate) fn filling(&self, node: NodeId) -> f64 {
-        let slopes = self.trends.get(&node).map_or([0.0; 3], |trend| trend.slopes);
-        slopes.into_iter().fold(f64::INFINITY, f64::min).max(0.0)
+        self.trends.get(&node).map_or(0.0, Trend::filling)
     }
 
     /// Charges a move, before its report.

@@ -52,7 +52,7 @@ pub struct Node {
     pub age_ms: u64,
     /// Whether it is known to live; false also while that is in doubt.
     pub alive: bool,
-    /// What it costs to talk to it from here.
+    /// What it costs to talk to it from here; for the node itself, what its own link carries.
     pub link: LinkCost,
 }
 

@@ -61,7 +61,12 @@ impl Pool {
 
 /// Seconds of each job from start to end, `None` if it is not done by the end; and the part that is. `pools` are the CPUs from each
 /// time on (milliseconds).
-pub(crate) fn ideal(jobs: &[Job], pools: &[(u64, Pool)], until_ms: u64, step_ms: u64) -> Vec<(Option<f64>, f64)> {
+pub(crate) fn ideal(
+    jobs: &[Job],
+    pools: &[(u64, Pool)],
+    until_ms: u64,
+    step_ms: u64,
+) -> Vec<(Option<f64>, f64)> {
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by_key(|index| jobs[*index].arrives_ms);
     let (mut next, mut pool) = (0, 0);

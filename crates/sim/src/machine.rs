@@ -94,8 +94,7 @@ impl Machine {
                 return true;
             }
             let away = running.job.home != me;
-            let talk =
-                if away { running.job.calls * call_s + running.job.bytes / link } else { 0.0 };
+            let talk = if away { running.job.calls * call_s + running.job.bytes / link } else { 0.0 };
             let pace = 1.0 / share + running.job.sleep + talk;
             running.pace = pace;
             running.busy = 1.0 / (share * pace);

@@ -61,15 +61,35 @@ impl Mix {
 
 /// All of them.
 pub const MIXES: [Mix; 9] = [
-    Mix { name: "mixed", about: "four fifths of the jobs arrive at a fifth of the nodes; sizes with a heavy tail, some with much input and output; nodes of several speeds", make: mixed },
+    Mix {
+        name: "mixed",
+        about: "four fifths of the jobs arrive at a fifth of the nodes; sizes with a heavy tail, some with much input and output; nodes of several speeds",
+        make: mixed,
+    },
     Mix { name: "heavy", about: "the same, of pure computing", make: heavy },
     Mix { name: "equal", about: "equal jobs, all at once, on a tenth of equal nodes", make: equal },
     Mix { name: "compile", about: "short jobs that call home much: nothing to win", make: compile },
-    Mix { name: "memory", about: "processes that fill their nodes at up to half the speed of a link", make: memory },
+    Mix {
+        name: "memory",
+        about: "processes that fill their nodes at up to half the speed of a link",
+        make: memory,
+    },
     Mix { name: "churn", about: "heavy, while nodes fail, join and leave", make: churn },
-    Mix { name: "adversarial", about: "jobs that all run and rest at the same time, to provoke swings", make: adversarial },
-    Mix { name: "tutorial", about: "13 equal jobs on one of two nodes with speeds 900 and 650", make: tutorial },
-    Mix { name: "login", about: "100 sessions on one of four nodes, a fifth node joins and leaves", make: login },
+    Mix {
+        name: "adversarial",
+        about: "jobs that all run and rest at the same time, to provoke swings",
+        make: adversarial,
+    },
+    Mix {
+        name: "tutorial",
+        about: "13 equal jobs on one of two nodes with speeds 900 and 650",
+        make: tutorial,
+    },
+    Mix {
+        name: "login",
+        about: "100 sessions on one of four nodes, a fifth node joins and leaves",
+        make: login,
+    },
 ];
 
 /// The part of all CPUs that arriving jobs ask for.
@@ -205,7 +225,8 @@ fn tutorial(_: usize, _: u64, _: &mut Chance) -> Scenario {
     let mut scenario = like(vec![node(9_000), node(6_500)], 3_600_000);
     // 11:11 for all of them on the faster one.
     let work_s = 671.0 / 13.0 * 0.9;
-    scenario.jobs = (0..13).map(|_| Job { memory: 4e6, dirty: 1e6, ..Job::computing(0, 0, work_s) }).collect();
+    scenario.jobs =
+        (0..13).map(|_| Job { memory: 4e6, dirty: 1e6, ..Job::computing(0, 0, work_s) }).collect();
     scenario
 }
 

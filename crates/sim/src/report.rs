@@ -242,7 +242,8 @@ pub fn compare(scenario: &Scenario, settings: &Settings) -> Comparison {
 
 /// The mean slowdown on the imaginary machine.
 fn slowdown(scenario: &Scenario) -> f64 {
-    let mut there: Vec<bool> = (0..scenario.nodes.len()).map(|place| !scenario.absent.contains(&place)).collect();
+    let mut there: Vec<bool> =
+        (0..scenario.nodes.len()).map(|place| !scenario.absent.contains(&place)).collect();
     let pool = |there: &[bool]| {
         Pool::new(scenario.nodes.iter().zip(there).filter(|(_, there)| **there).map(|(node, _)| node))
     };

@@ -32,9 +32,8 @@ impl Transit {
 
     /// Goes on for a step; whether it is there.
     pub(crate) fn go_on(&mut self, machines: &[Machine], running: &mut Running, step_s: f64) -> bool {
-        let carries = |place: usize| {
-            machines.get(place).map_or(1.0, |m| m.hardware.link / f64::from(m.moves.max(1)))
-        };
+        let carries =
+            |place: usize| machines.get(place).map_or(1.0, |m| m.hardware.link / f64::from(m.moves.max(1)));
         let speed = carries(self.from).min(carries(self.to));
         let mut time = step_s;
         loop {

@@ -145,8 +145,7 @@ impl<'a> World<'a> {
 
     /// What the scenario has happen to nodes.
     fn happen(&mut self, now_ms: u64) {
-        while let Some((_, event)) =
-            self.scenario.events.get(self.next_event).filter(|(at, _)| *at <= now_ms)
+        while let Some((_, event)) = self.scenario.events.get(self.next_event).filter(|(at, _)| *at <= now_ms)
         {
             self.next_event += 1;
             match *event {
@@ -210,9 +209,7 @@ impl<'a> World<'a> {
     }
 
     fn arrive(&mut self, now_ms: u64) {
-        while let Some(job) =
-            self.scenario.jobs.get(self.next_job).filter(|job| job.arrives_ms <= now_ms)
-        {
+        while let Some(job) = self.scenario.jobs.get(self.next_job).filter(|job| job.arrives_ms <= now_ms) {
             let mut job = job.clone();
             self.next_job += 1;
             job.home = match self.settings.placing {
@@ -245,12 +242,12 @@ impl<'a> World<'a> {
             }
             let machine = &mut self.machines[place];
             let own = machine.sample(id(place));
-            machine.settling.forget(&self.settings.policy, now_ms);
+            machine.settling.sampled(&own, &self.settings.policy, now_ms);
             let entry = Entry {
                 speed: own.speed,
                 cpus: own.cpus as f32,
                 load: machine.settling.expected_load(&own, &self.settings.policy, now_ms) as f32,
-                free: machine.settling.expected_free(&own),
+                free: machine.settling.offered_free(&own, &self.settings.policy),
                 total: own.mem_total,
                 pressure: own.mem_pressure as f32,
                 takes_guests: own.takes_guests,
