@@ -2,6 +2,7 @@
 
 use crate::fair::{Pool, earliest_end, ideal};
 use crate::job::{End, Running};
+use crate::knowledge::Knowledge;
 use crate::machine::Hardware;
 use crate::mix::{Event, Scenario};
 use crate::world::{Placing, STEP_MS, Settings, run};
@@ -89,8 +90,8 @@ pub(crate) struct Tally {
     most_swap: f64,
     shares: (f64, u32),
     ratios: Vec<f32>,
-    pub(crate) ages: Option<Ages>,
-    pub(crate) deaths_s: Vec<f64>,
+    ages: Option<Ages>,
+    deaths_s: Vec<f64>,
 }
 
 /// How long a job may have less than its fair share before it counts.
@@ -110,6 +111,11 @@ impl Tally {
 
     pub(crate) fn memory(&mut self, used: f64, hardware: &Hardware) {
         self.most_swap = self.most_swap.max(used - hardware.memory);
+    }
+
+    pub(crate) fn knowledge(&mut self, knowledge: &Knowledge) {
+        self.ages = knowledge.ages();
+        self.deaths_s = knowledge.deaths_s();
     }
 
     /// What a fair share is in this step; whether a window ends with it.

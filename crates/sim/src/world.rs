@@ -3,7 +3,7 @@
 use crate::chance::Chance;
 use crate::fair::Pool;
 use crate::job::{End, Running};
-use crate::knowledge::{Entry, Ideal, Known};
+use crate::knowledge::{Entry, Knowledge, Known};
 use crate::machine::Machine;
 use crate::mix::{Event, Scenario};
 use crate::report::{Outcome, Tally};
@@ -18,7 +18,7 @@ const STEP_S: f64 = 0.1;
 /// How often a home decides.
 const DECIDE_MS: u64 = 1_000;
 /// How often each node gossips (ALG-1).
-const GOSSIP_MS: u64 = 500;
+pub(crate) const GOSSIP_MS: u64 = 500;
 /// Round trip of a call to home, with what is not the link's.
 const CALL_S: f64 = 250e-6;
 
@@ -68,6 +68,7 @@ pub fn run(scenario: &Scenario, settings: &Settings) -> Outcome {
         world.step(now_ms);
         now_ms += STEP_MS;
     }
+    world.tally.knowledge(&world.knowledge);
     world.tally.close(scenario, &world.jobs, now_ms)
 }
 
@@ -78,7 +79,7 @@ struct World<'a> {
     alive: Vec<bool>,
     jobs: Vec<Running>,
     transits: Vec<Transit>,
-    knowledge: Ideal,
+    knowledge: Knowledge,
     next_job: usize,
     next_event: usize,
     pool: Pool,
@@ -103,7 +104,7 @@ impl<'a> World<'a> {
         let mut world = Self {
             scenario,
             settings,
-            knowledge: Ideal::new(machines.len(), settings.seed),
+            knowledge: Knowledge::new(settings, &alive),
             machines,
             alive,
             jobs: Vec::with_capacity(scenario.jobs.len()),
@@ -153,17 +154,19 @@ impl<'a> World<'a> {
                     let hardware = self.machines[place].hardware.clone();
                     self.machines[place] = Machine::new(hardware, true);
                     self.alive[place] = true;
+                    self.knowledge.join(place, now_ms);
                 }
                 Event::Leaves(place) => self.machines[place].leaving = true,
-                Event::Fails(place) => self.fail(place),
+                Event::Fails(place) => self.fail(place, now_ms),
             }
             self.count_cpus();
         }
     }
 
     /// A node dies, with what runs there and what has its home there.
-    fn fail(&mut self, place: usize) {
+    fn fail(&mut self, place: usize, now_ms: u64) {
         self.alive[place] = false;
+        self.knowledge.failed(place, now_ms);
         let machine = &mut self.machines[place];
         machine.alive = false;
         machine.moves = 0;
@@ -234,6 +237,7 @@ impl<'a> World<'a> {
 
     /// Gossip.
     fn talk(&mut self, now_ms: u64) {
+        self.knowledge.measure(now_ms, &self.alive);
         let steps = usize::try_from(GOSSIP_MS / STEP_MS).unwrap_or(1);
         let turn = usize::try_from(now_ms / STEP_MS).unwrap_or(0) % steps;
         for place in (turn..self.machines.len()).step_by(steps) {
@@ -252,7 +256,7 @@ impl<'a> World<'a> {
                 pressure: own.mem_pressure as f32,
                 takes_guests: own.takes_guests,
             };
-            self.knowledge.tell(place, now_ms, entry);
+            self.knowledge.tell(place, now_ms, entry, &self.alive);
         }
     }
 
@@ -309,8 +313,9 @@ impl<'a> World<'a> {
 
     fn view(&mut self, place: usize, now_ms: u64) -> Cluster {
         self.known.clear();
-        self.knowledge.view(now_ms, &self.alive, &mut self.known);
         let machine = &self.machines[place];
+        let guests = machine.own.iter().map(|index| self.jobs[*index].at).filter(|at| *at != place);
+        self.knowledge.view(place, guests, now_ms, &self.alive, &mut self.known);
         let mut own = machine.sample(id(place));
         own.load = machine.settling.expected_load(&own, &self.settings.policy, now_ms);
         own.mem_free = machine.settling.expected_free(&own);
@@ -424,7 +429,8 @@ impl<'a> World<'a> {
     }
 }
 
-fn id(place: usize) -> NodeId {
+/// The number of the node at a place.
+pub(crate) fn id(place: usize) -> NodeId {
     NodeId(u16::try_from(place + 1).unwrap_or(u16::MAX))
 }
 
