@@ -90,7 +90,7 @@ impl Default for Policy {
             least_cpu_s: 0.2,
             residence_s: 1.0,
             longest_residence_s: 64.0,
-            forget_move_ms: 30_000,
+            forget_move_ms: 60_000,
             return_ms: 10_000,
             margin: 0.04,
             least_gain_s: 0.1,

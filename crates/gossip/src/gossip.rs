@@ -187,6 +187,13 @@ impl Gossip {
         self.table.find(node).map(|place| self.seen_at(self.clock.at(now), place))
     }
 
+    /// The newest entries, newest first, as many as a message carries: for who cannot look at a view of thousands. One
+    /// or two can be missing between a death and the next step.
+    pub fn newest(&self, now: u64) -> impl Iterator<Item = Seen<'_>> {
+        let now = self.clock.at(now);
+        self.table.newest().map(move |place| self.seen_at(now, place))
+    }
+
     /// What has changed since the last call.
     pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
         self.events.drain(..)

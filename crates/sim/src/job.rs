@@ -73,6 +73,8 @@ pub(crate) struct Running {
     pub(crate) memory: f64,
     /// The part of time in which it runs or waits for a CPU.
     pub(crate) busy: f64,
+    /// The same, smoothed, as one sees it who looks once a second.
+    pub(crate) demand: f64,
     /// Seconds for a second of work, as of now; 0 while it stands still.
     pub(crate) pace: f64,
     pub(crate) came_ms: u64,
@@ -93,6 +95,7 @@ impl Running {
             cpu_s: 0.0,
             memory: job.memory,
             busy: 1.0,
+            demand: 1.0,
             pace: 1.0,
             came_ms: now_ms,
             frozen: false,

@@ -91,6 +91,7 @@ impl Machine {
             if running.frozen || running.rests(now_ms) {
                 running.busy = 0.0;
                 running.pace = 0.0;
+                running.demand -= if running.frozen { 0.0 } else { running.demand * (step_s / SAMPLER_S) };
                 return true;
             }
             let away = running.job.home != me;
@@ -98,6 +99,7 @@ impl Machine {
             let pace = 1.0 / share + running.job.sleep + talk;
             running.pace = pace;
             running.busy = 1.0 / (share * pace);
+            running.demand += (running.busy - running.demand) * (step_s / SAMPLER_S);
             let done = step_s / pace;
             running.cpu_s += done.min(running.left_s) / speed;
             running.window_s += done;

@@ -9,7 +9,7 @@ use crate::mix::{Event, Scenario};
 use crate::report::{Outcome, Tally};
 use crate::transit::Transit;
 use serde::Serialize;
-use tern_balancer::{Answer, Cluster, LinkCost, Node, Policy, Process, accepts, decide};
+use tern_balancer::{Answer, Cluster, LinkCost, Move, Node, Policy, Process, State, accepts, decide};
 use tern_ids::{HomePid, NodeId};
 
 /// One step.
@@ -17,6 +17,8 @@ pub(crate) const STEP_MS: u64 = 100;
 const STEP_S: f64 = 0.1;
 /// How often a home decides.
 const DECIDE_MS: u64 = 1_000;
+/// How often it asks in one of them.
+const ASKS: usize = 3;
 /// How often each node gossips (ALG-1).
 pub(crate) const GOSSIP_MS: u64 = 500;
 /// Round trip of a call to home, with what is not the link's.
@@ -273,42 +275,52 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Who was refused has learnt from it, and asks elsewhere at once.
     fn decide_at(&mut self, place: usize, now_ms: u64) {
         let cluster = self.view(place, now_ms);
-        let processes: Vec<Process> =
-            self.machines[place].own.iter().map(|index| self.process(*index, now_ms)).collect();
         let mut state = std::mem::take(&mut self.machines[place].state);
-        let seed = self.chance.bits();
-        let moves = decide(&cluster, &processes, &mut state, &self.settings.policy, now_ms, seed);
-        for next in moves {
-            let to = usize::from(next.to.0) - 1;
-            let index = usize::try_from(next.pid.0).unwrap_or(0);
-            let target = &mut self.machines[to];
-            if !target.alive {
-                self.tally.broken += 1;
-                state.failed(next.pid, now_ms);
-                continue;
+        for _ in 0..ASKS {
+            let own = &self.machines[place].own;
+            let processes: Vec<Process> = own.iter().map(|index| self.process(*index, now_ms)).collect();
+            let seed = self.chance.bits();
+            let moves = decide(&cluster, &processes, &mut state, &self.settings.policy, now_ms, seed);
+            let refused = moves.into_iter().filter(|next| !self.offer(place, next, &mut state, now_ms)).count();
+            if refused == 0 {
+                break;
             }
-            let own = target.sample(next.to);
-            // A home takes its own back always.
-            if to != place
-                && let Answer::No(refusal) =
-                    accepts(&own, &target.settling, &next.offer, &self.settings.policy, now_ms)
-            {
-                self.tally.refused += 1;
-                state.refused(next.pid, refusal, now_ms);
-                continue;
-            }
-            target.settling.coming(&next.offer, now_ms);
-            state.accepted(next.pid, now_ms);
-            self.tally.reason(next.reason);
-            let running = &self.jobs[index];
-            let from = running.at;
-            self.transits.push(Transit::new(index, from, to, running.memory));
-            self.machines[from].moves += 1;
-            self.machines[to].moves += 1;
         }
         self.machines[place].state = state;
+    }
+
+    /// Offers a process to its target; whether it is on its way.
+    fn offer(&mut self, place: usize, next: &Move, state: &mut State, now_ms: u64) -> bool {
+        let to = usize::from(next.to.0) - 1;
+        let index = usize::try_from(next.pid.0).unwrap_or(0);
+        let target = &mut self.machines[to];
+        if !target.alive {
+            self.tally.broken += 1;
+            state.failed(next.pid, now_ms);
+            return false;
+        }
+        let own = target.sample(next.to);
+        // A home takes its own back always.
+        if to != place
+            && let Answer::No(refusal) =
+                accepts(&own, &target.settling, &next.offer, &self.settings.policy, now_ms)
+        {
+            self.tally.refused += 1;
+            state.refused(next.pid, refusal, now_ms);
+            return false;
+        }
+        target.settling.coming(&next.offer, now_ms);
+        state.accepted(next.pid, now_ms);
+        self.tally.reason(next.reason);
+        let running = &self.jobs[index];
+        let from = running.at;
+        self.transits.push(Transit::new(index, from, to, running.memory));
+        self.machines[from].moves += 1;
+        self.machines[to].moves += 1;
+        true
     }
 
     fn view(&mut self, place: usize, now_ms: u64) -> Cluster {
@@ -328,13 +340,13 @@ impl<'a> World<'a> {
     fn process(&self, index: usize, now_ms: u64) -> Process {
         let running = &self.jobs[index];
         let job = &running.job;
-        let mut process = Process::new(pid(index), id(running.at), running.busy * 100.0, running.cpu_s);
-        let pace = if running.pace > 0.0 { running.pace } else { f64::INFINITY };
+        let mut process = Process::new(pid(index), id(running.at), running.demand * 100.0, running.cpu_s);
+        let pace = if running.pace > 0.0 { running.pace / (running.demand / running.busy).max(0.01) } else { f64::INFINITY };
         process.age_s = (now_ms - job.arrives_ms) as f64 / 1000.0;
         process.resident_s = (now_ms - running.came_ms) as f64 / 1000.0;
         process.rss = running.memory as u64;
         process.growth = if running.memory < job.memory_most { job.growth as u64 } else { 0 };
-        process.dirty = (job.dirty * running.busy.min(1.0)) as u64;
+        process.dirty = (job.dirty * running.demand.min(1.0)) as u64;
         process.calls_per_s = job.calls / pace;
         process.bytes_per_s = job.bytes / pace;
         process.evicted = self.machines[running.at].leaving && running.at != job.home;
@@ -373,7 +385,7 @@ impl<'a> World<'a> {
             self.tally.back += 1;
         }
         running.left = Some((from, now_ms));
-        let (home, threads) = (running.job.home, running.busy);
+        let (home, threads) = (running.job.home, running.demand);
         self.machines[from].here.retain(|other| *other != index);
         self.machines[from].settling.left(id(home), pid(index), threads, now_ms);
         self.machines[to].here.push(index);

@@ -13,6 +13,8 @@
 //!  shim                      holds one of them
 //!  node                      starts shims as programs, and so knows none of the above but control, wire
 //!                            and what decides: load, gossip, balancer
+//!  node                      starts shims as programs, and so knows none of the above but control and wire
+//!  sim                       a cluster of nothing but gossip and balancer
 //!  lab                       starts nodes, as programs
 //!  cli                       reaches the cluster through control; founds and joins with node; its doctor reads
 //!                            the node's identity, which is wire's
@@ -23,7 +25,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -31,6 +33,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("tern-syscall", &[]),
     ("tern-control", &[]),
     ("tern-gossip", &[]),
+    ("tern-sim", &["tern-balancer", "tern-gossip"]),
     ("tern-wire", &[]),
     ("tern-tracee", &[]),
     ("tern-image", &["tern-tracee"]),
@@ -40,7 +43,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
-    ("tern-cli", &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab"]),
+    ("tern-cli", &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab", "tern-sim"]),
     ("tern-tests", &["tern-control", "tern-lab"]),
     ("xtask", &["tern-syscall"]),
 ];
