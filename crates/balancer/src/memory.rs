@@ -14,6 +14,10 @@ use tern_ids::{HomePid, NodeId};
 /// Nobody needs so many seconds to leave.
 const FAR_S: f64 = 600.0;
 
+/// Whose memory is worth a move in any case, in bytes.
+const LEAST: f64 = 16.0 * (1 << 20) as f64;
+/// Of smaller ones at most so many may be needed.
+const MOST_TO_HELP: f64 = 64.0;
 /// The way takes so much longer if somebody else is on the way to the same node.
 const SLOWER: f64 = 2.0;
 /// Paces that are so near to each other are alike where memory decides.
@@ -83,6 +87,11 @@ fn next(round: &Round<'_>, id: NodeId, here: &[&Process]) -> (bool, Option<(usiz
     if lacks <= 0.0 && !swapping {
         return (false, None);
     }
+    // The need may be somebody else's, and what is next to nothing does not help.
+    candidates.retain(|(_, process, _)| {
+        let bytes = process.rss as f64 + process.growth as f64 * policy.usher_ahead_s;
+        bytes >= LEAST || bytes * MOST_TO_HELP >= lacks
+    });
     let busy = candidates.iter().map(|(.., prospect)| prospect.passage.duration_s).fold(0.0, f64::max) > 1.0
         && ground.leaving_bytes(id) > 0.0;
     if busy {

@@ -69,7 +69,11 @@ fn unavailable() -> Reply {
 }
 
 fn at_exec(nodes: &[u16]) -> Request {
-    Request::AtExec { candidates: nodes.iter().copied().map(NodeId).collect(), lock: Lock::Locked, advice: Advice::default() }
+    Request::AtExec {
+        candidates: nodes.iter().copied().map(NodeId).collect(),
+        lock: Lock::Locked,
+        advice: Advice::default(),
+    }
 }
 
 #[test]
@@ -149,7 +153,10 @@ fn aliases_ask_for_what_they_stand_for() {
     assert_eq!(asked.recv().unwrap().1, Request::GetMap);
     assert_eq!(asked.recv().unwrap().1, at_exec(&[3]));
     assert!(place.run("nomig", &["true"]).status.success());
-    assert_eq!(asked.recv().unwrap().1, Request::Register { lock: Lock::Locked, never: true, advice: Advice::default() });
+    assert_eq!(
+        asked.recv().unwrap().1,
+        Request::Register { lock: Lock::Locked, never: true, advice: Advice::default() }
+    );
 }
 
 #[test]

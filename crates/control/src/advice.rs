@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn what_is_said_holds_and_the_rest_is_inherited() {
-        let caller = Advice { job: Some(7), memory: Some(1 << 20), not: vec![NodeId(3)], ..Advice::default() };
+        let caller =
+            Advice { job: Some(7), memory: Some(1 << 20), not: vec![NodeId(3)], ..Advice::default() };
         let own = Advice { habit: Some(Habit::Io), memory: Some(5), ..Advice::default() };
         let both = own.or(&caller);
         assert_eq!((both.job, both.memory, both.habit), (Some(7), Some(5), Some(Habit::Io)));

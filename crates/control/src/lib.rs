@@ -26,5 +26,5 @@ pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration
 pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
-pub use why::{ProspectRow, WhyReport};
 pub use steer::{Decay, Evacuation, Settings, Switch};
+pub use why::{ProspectRow, WhyReport};

@@ -3,8 +3,8 @@
 use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
-use crate::why::WhyReport;
 use crate::steer::{Decay, Evacuation, Settings, Switch};
+use crate::why::WhyReport;
 use serde::{Deserialize, Serialize};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 

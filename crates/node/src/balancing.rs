@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use tern_balancer::{
-    Answer, Move, Offer, Placement, Policy, Process, Settling, State, Why, accepts, decide, explain, place,
+    Answer, Move, Offer, Placement, Policy, Process, Prospect, Settling, State, Why, accepts, decide,
+    explain, place,
 };
 use tern_control::{Advice, Destination, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
@@ -75,6 +76,8 @@ fn round(node: &Node, rows: &[ProcessRow]) -> Vec<Move> {
     *lock(&balancing.candidates) = candidates;
     settle_own(node, &processes, now_ms);
     let view = cluster::view(node);
+    tracing::debug!(nodes = ?view.nodes().iter().map(|n| (n.id.0, n.load as u32, n.age_ms)).collect::<Vec<_>>(),
+        processes = ?processes.iter().map(|p| (p.pid.0, p.at.0, p.demand as u32)).collect::<Vec<_>>(), "a look");
     if !node.config.balance {
         return Vec::new();
     }
@@ -88,11 +91,17 @@ fn carry_out(node: &Arc<Node>, next: &Move) {
         tracing::info!(%pid, %from, %to, ?reason, %why, "it was not moved");
         lock(&node.balancing.state).failed(pid, cluster::now_ms());
     };
+    let Prospect { pace, pace_here, gain_s, .. } = next.prospect;
+    let seen_load = next.offer.seen_load;
+    tracing::info!(%pid, %from, %to, ?reason, pace_here, pace, gain_s, seen_load, "it is to move");
     let Some(start) = start_of(node, pid) else { return failed(&"it is gone") };
     if to != node.me() {
         match may_come(node, to, &next.offer) {
             Ok(Answer::Yes) => lock(&node.balancing.state).accepted(pid, cluster::now_ms()),
-            Ok(answer) => return failed(&format!("node {to} says {answer:?}")),
+            Ok(Answer::No(refusal)) => {
+                tracing::debug!(%pid, %from, %to, ?refusal, "it may not come");
+                return lock(&node.balancing.state).refused(pid, refusal, cluster::now_ms());
+            }
             Err(error) => return failed(&error),
         }
     }
@@ -105,7 +114,8 @@ fn carry_out(node: &Arc<Node>, next: &Move) {
             }
             failed(&refusal);
             if to != node.me() {
-                let _counted_for_a_while = peers::ask_again(node, to, &PeerRequest::NotComing { pid }, ANSWER);
+                let _counted_for_a_while =
+                    peers::ask_again(node, to, &PeerRequest::NotComing { pid }, ANSWER);
             }
         }
     }
@@ -119,7 +129,9 @@ fn start_of(node: &Node, pid: HomePid) -> Option<u64> {
 fn may_come(node: &Node, to: NodeId, offer: &Offer) -> Result<Answer, Refusal> {
     match peers::ask_again(node, to, &PeerRequest::MayCome(offer.clone()), ANSWER)? {
         PeerReply::Answer(answer) => Ok(answer),
-        _ => Err(Refusal::new(RefusalKind::Internal, format!("node {to} gave an answer to another question"))),
+        _ => {
+            Err(Refusal::new(RefusalKind::Internal, format!("node {to} gave an answer to another question")))
+        }
     }
 }
 
@@ -127,10 +139,7 @@ fn may_come(node: &Node, to: NodeId, offer: &Offer) -> Result<Answer, Refusal> {
 pub(crate) fn asked(node: &Node, peer: NodeId, offer: Offer) -> Answer {
     // It speaks for its own processes only.
     let offer = Offer { home: peer, ..offer };
-    if node.takes_guests().is_err() {
-        return Answer::NoGuests;
-    }
-    let own = cluster::own(node);
+    let own = tern_balancer::Node { takes_guests: node.takes_guests().is_ok(), ..cluster::own(node) };
     let balancing = &node.balancing;
     let mut settling = lock(&balancing.settling);
     let now_ms = cluster::now_ms();
@@ -146,11 +155,17 @@ pub(crate) fn not_coming(node: &Node, peer: NodeId, pid: HomePid) {
     lock(&node.balancing.settling).cancelled(peer, pid);
 }
 
-/// Load and free memory of this node as they will be.
-pub(crate) fn expected(node: &Node, own: &tern_balancer::Node) -> (f64, u64) {
+/// This node as it will be: what its own decisions go by.
+pub(crate) fn expected(node: &Node, own: tern_balancer::Node) -> tern_balancer::Node {
     let settling = lock(&node.balancing.settling);
-    let load = settling.expected_load(own, &node.balancing.policy, cluster::now_ms());
-    (load, settling.expected_free(own))
+    let load = settling.expected_load(&own, &node.balancing.policy, cluster::now_ms());
+    tern_balancer::Node { load, mem_free: settling.expected_free(&own), ..own }
+}
+
+/// Load and free memory that it tells others.
+pub(crate) fn offered(node: &Node, own: &tern_balancer::Node) -> (f64, u64) {
+    let (settling, policy) = (lock(&node.balancing.settling), &node.balancing.policy);
+    (settling.expected_load(own, policy, cluster::now_ms()), settling.offered_free(own, policy))
 }
 
 /// Sees which guests have come and gone since the last look.
@@ -170,7 +185,7 @@ fn settle(node: &Node, rows: &[ProcessRow]) {
         // It had kept about one CPU busy, or it would not have been here.
         settling.left(*home, *pid, 1.0, now_ms);
     }
-    settling.forget(&node.balancing.policy, now_ms);
+    settling.sampled(&cluster::own(node), &node.balancing.policy, now_ms);
     *before = now;
 }
 
@@ -186,7 +201,9 @@ fn settle_own(node: &Node, processes: &[Process], now_ms: u64) {
     for (pid, threads) in before.iter().filter(|(pid, _)| !now.contains_key(pid)) {
         settling.left(me, *pid, *threads, now_ms);
     }
-    for process in processes.iter().filter(|p| p.at == me && !before.contains_key(&p.pid) && p.resident_s < 2.0) {
+    for process in
+        processes.iter().filter(|p| p.at == me && !before.contains_key(&p.pid) && p.resident_s < 2.0)
+    {
         settling.cancelled(me, process.pid);
         if process.age_s > process.resident_s + 1.0 {
             settling.came_home(me, process.pid, threads(process), now_ms);
@@ -199,7 +216,8 @@ fn settle_own(node: &Node, processes: &[Process], now_ms: u64) {
 pub(crate) fn why(node: &Node, pid: HomePid) -> Result<(Process, Why), Refusal> {
     let candidates = lock(&node.balancing.candidates);
     let Some(candidate) = candidates.iter().find(|candidate| candidate.process.pid == pid) else {
-        let said = format!("process {pid} is not balanced: mosrun has not started it, nor what it descends from");
+        let said =
+            format!("process {pid} is not balanced: mosrun has not started it, nor what it descends from");
         return Err(Refusal::new(RefusalKind::NotFound, said).hint("mps -a shows those that are"));
     };
     let process = candidate.process.clone();

@@ -79,11 +79,7 @@ pub(crate) fn sample(node: &Arc<Node>) -> ! {
     loop {
         let standard = tern_load::speed::STANDARD;
         sampler.set_speed(node.settings.now().speed.unwrap_or(*measured.get().unwrap_or(&standard)));
-        let entry = tell(node, &sampler.sample());
-        *lock(&node.cluster.own) = Some(entry);
-        if let Err(error) = lock(&node.cluster.gossip).set_own(&expected(node, entry).encode()) {
-            tracing::error!(%error, "nobody hears of this node's load");
-        }
+        *lock(&node.cluster.own) = Some(tell(node, &sampler.sample()));
         thread::sleep(SAMPLE);
     }
 }
@@ -117,7 +113,7 @@ fn tell(node: &Node, sample: &Sample) -> Entry {
 
 /// As it will be when those who are on their way have come.
 fn expected(node: &Node, entry: Entry) -> Entry {
-    let (load, mem_free) = balancing::expected(node, &described(node.me(), &entry, 0, LinkCost::default()));
+    let (load, mem_free) = balancing::offered(node, &described(node.me(), &entry, 0, LinkCost::default()));
     Entry { load: load as f32, mem_free, ..entry }
 }
 
@@ -127,8 +123,13 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
     loop {
         thread::sleep(node.cluster.period);
         let map = node.map();
+        // What was agreed to a moment ago is in it: others take what they hear for as old as the message.
+        let own = (*lock(&node.cluster.own)).map(|entry| expected(node, entry).encode());
         let next = {
             let mut gossip = lock(&node.cluster.gossip);
+            if let Some(Err(error)) = own.map(|own| gossip.set_own(&own)) {
+                tracing::error!(%error, "nobody hears of this node's load");
+            }
             if version.replace(map.version()) != Some(map.version()) {
                 gossip.set_members(map.nodes());
             }
@@ -225,9 +226,7 @@ pub(crate) fn closed(node: &Node) -> Closed {
 
 /// The cluster as this home's balancer takes it.
 pub(crate) fn view(node: &Node) -> balancer::Cluster {
-    let me = own(node);
-    let (load, mem_free) = balancing::expected(node, &me);
-    let mut nodes = vec![balancer::Node { load, mem_free, ..me }];
+    let mut nodes = vec![balancing::expected(node, own(node))];
     let links = lock(&node.cluster.links).clone();
     for seen in lock(&node.cluster.gossip).view(now_ms()) {
         let Some((entry, age)) = Entry::decode(seen.payload).zip(seen.age) else { continue };

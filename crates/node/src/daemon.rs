@@ -38,7 +38,11 @@ pub fn run(config: Config) -> Result<()> {
     );
     let own = node.clone();
     forever("listen", move || port.run(own))?;
-    for (name, run) in [("load", cluster::sample as fn(&Arc<Node>) -> !), ("gossip", cluster::gossip), ("balance", balancing::run)] {
+    for (name, run) in [
+        ("load", cluster::sample as fn(&Arc<Node>) -> !),
+        ("gossip", cluster::gossip),
+        ("balance", balancing::run),
+    ] {
         let own = node.clone();
         forever(name, move || run(&own))?;
     }

@@ -96,7 +96,10 @@ impl Habits {
             let key = (started.pid, started.start);
             let before = self.known.remove(&key);
             let now = follow(before, found, row, &started.said.advice, house);
-            candidates.push(Candidate { start: started.start, process: describe(&started, &now, found, row, house) });
+            candidates.push(Candidate {
+                start: started.start,
+                process: describe(&started, &now, found, row, house),
+            });
             known.insert(key, now);
         }
         self.known = known;
@@ -231,8 +234,10 @@ fn describe(
     let away = is_away(row, house.me);
     let cpu_s = away.map_or(found.used.as_secs_f64(), |row| row.cpu_seconds);
     let moving = row.is_some_and(|row| matches!(&*row.state, "migrating" | "suspended"));
-    let refused = known.refused.as_ref().is_some_and(|(at, _)| house.now_ms.saturating_sub(*at) < REFUSED_FOR_MS);
-    let closed = if away.is_some() { house.closed.contains(&known.at) } else { house.stay || found.threads > 1 };
+    let refused =
+        known.refused.as_ref().is_some_and(|(at, _)| house.now_ms.saturating_sub(*at) < REFUSED_FOR_MS);
+    let closed =
+        if away.is_some() { house.closed.contains(&known.at) } else { house.stay || found.threads > 1 };
     balancer::Process {
         age_s: age(started.start, house),
         resident_s: house.now_ms.saturating_sub(known.since_ms) as f64 / 1e3,

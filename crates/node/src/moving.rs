@@ -7,7 +7,9 @@ use crate::slots::lock;
 use crate::state::Node;
 use crate::{balancing, peers, shims};
 use std::time::Duration;
-use tern_control::{Advice, Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole};
+use tern_control::{
+    Advice, Destination, Lock, Refusal, RefusalKind, Reply, ShimReply, ShimRequest, ShimRole,
+};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 
 /// How long a node may take to start a shim.

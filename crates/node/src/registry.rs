@@ -5,11 +5,11 @@
 
 use crate::procfs::{self, process};
 use crate::slots::lock;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::{fs, io};
-use serde::{Deserialize, Serialize};
 use tern_control::{Advice, Lock, ProcessRow, Usage};
 use tern_ids::HomePid;
 
@@ -108,9 +108,11 @@ impl Registry {
         let mut orphans = lock(&self.orphans);
         let found: HashMap<i32, &tern_load::Process> = all.iter().map(|one| (one.pid, one)).collect();
         let said_of = |one: &tern_load::Process| {
-            entries.get(&one.pid).filter(|entry| entry.start == one.start).cloned().or_else(|| {
-                orphans.get(&(one.pid, one.start)).cloned()
-            })
+            entries
+                .get(&one.pid)
+                .filter(|entry| entry.start == one.start)
+                .cloned()
+                .or_else(|| orphans.get(&(one.pid, one.start)).cloned())
         };
         let climb = |one: &tern_load::Process| {
             let mut at = one;
@@ -120,7 +122,9 @@ impl Registry {
                     return Some(said);
                 }
                 // A group is named by the process that made it, and nobody else of that name can come while it lasts.
-                if let Some(said) = found.get(&at.group).filter(|_| at.group != at.pid).and_then(|leader| said_of(leader)) {
+                if let Some(said) =
+                    found.get(&at.group).filter(|_| at.group != at.pid).and_then(|leader| said_of(leader))
+                {
                     return Some(said);
                 }
                 at = found.get(&at.parent)?;

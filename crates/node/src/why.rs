@@ -78,6 +78,7 @@ fn against(bar: Bar) -> &'static str {
         Bar::NoGuests => "that node takes no guests",
         Bar::Forbidden => "it may not run there",
         Bar::FilesAtHome => "its files are at home",
+        Bar::Crowded => "that node has more to do than was thought, and has refused it",
         Bar::NoMemory => "too little memory is free there",
         Bar::JustLeft => "it left that node just now",
         Bar::FailedBefore => "the last try failed, and the next one waits",

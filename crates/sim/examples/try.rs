@@ -11,7 +11,12 @@ fn main() {
     let t = std::time::Instant::now();
     let c = compare(
         &s,
-        &Settings { placing: Placing::Balanced, information: if a.get(5).is_some() { Information::Ideal } else { Information::Gossip }, policy, seed: 1 },
+        &Settings {
+            placing: Placing::Balanced,
+            information: if a.get(5).is_some() { Information::Ideal } else { Information::Gossip },
+            policy,
+            seed: 1,
+        },
     );
     println!("end>={:.1} ideal {:.3}", c.earliest_end_s, c.ideal_slowdown);
     println!("{:#?}", c.balanced);

@@ -185,13 +185,7 @@ impl Network {
         }
     }
 
-    fn view(
-        &mut self,
-        node: usize,
-        guests: impl Iterator<Item = usize>,
-        now_ms: u64,
-        into: &mut Vec<Known>,
-    ) {
+    fn view(&mut self, node: usize, guests: impl Iterator<Item = usize>, now_ms: u64, into: &mut Vec<Known>) {
         let whole = self.nodes.len() <= WHOLE_VIEW;
         let gossip = &mut self.nodes[node];
         if whole {
@@ -233,13 +227,7 @@ const MIB: u64 = 1 << 20;
 fn encode(entry: &Entry) -> [u8; 22] {
     let mut bytes = [0; 22];
     let mib = |count: u64| u32::try_from(count / MIB).unwrap_or(u32::MAX);
-    let words = [
-        entry.speed,
-        entry.cpus.to_bits(),
-        entry.load.to_bits(),
-        mib(entry.free),
-        mib(entry.total),
-    ];
+    let words = [entry.speed, entry.cpus.to_bits(), entry.load.to_bits(), mib(entry.free), mib(entry.total)];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
     }

@@ -284,7 +284,8 @@ impl<'a> World<'a> {
             let processes: Vec<Process> = own.iter().map(|index| self.process(*index, now_ms)).collect();
             let seed = self.chance.bits();
             let moves = decide(&cluster, &processes, &mut state, &self.settings.policy, now_ms, seed);
-            let refused = moves.into_iter().filter(|next| !self.offer(place, next, &mut state, now_ms)).count();
+            let refused =
+                moves.into_iter().filter(|next| !self.offer(place, next, &mut state, now_ms)).count();
             if refused == 0 {
                 break;
             }
@@ -341,7 +342,11 @@ impl<'a> World<'a> {
         let running = &self.jobs[index];
         let job = &running.job;
         let mut process = Process::new(pid(index), id(running.at), running.demand * 100.0, running.cpu_s);
-        let pace = if running.pace > 0.0 { running.pace / (running.demand / running.busy).max(0.01) } else { f64::INFINITY };
+        let pace = if running.pace > 0.0 {
+            running.pace / (running.demand / running.busy).max(0.01)
+        } else {
+            f64::INFINITY
+        };
         process.age_s = (now_ms - job.arrives_ms) as f64 / 1000.0;
         process.resident_s = (now_ms - running.came_ms) as f64 / 1000.0;
         process.rss = running.memory as u64;

@@ -1,9 +1,11 @@
 //! `mosctl`: steer a node, with openMosix' words.
 
 use crate::tool::Call;
-use crate::{Failure, client, help, output, progress};
+use crate::{Failure, client, help, output, place, progress};
 use clap::{Args, Command, Subcommand};
-use tern_control::{Decay, Evacuation, Reply, Request, Settings, Switch};
+use tern_control::{
+    ClusterReport, Decay, Evacuation, NodeLoad, NodeState, RefusalKind, Reply, Request, Settings, Switch,
+};
 
 /// What its words say.
 #[derive(Debug, Args)]
@@ -63,6 +65,30 @@ enum Verb {
     },
     /// Show it
     Getdecay,
+    /// The load of a node: 100 is one standard CPU kept busy
+    Getload(Whose),
+    /// The speed of a node's CPUs: 10000 is a standard one
+    Getspeed(Whose),
+    /// Bytes of memory that a newcomer could have on a node, and all that it has
+    Getmem(Whose),
+    /// Bytes of memory that nothing uses on a node, not even as a cache
+    Getfree(Whose),
+    /// Percent of its time that a node can use: less than 100 if it pages
+    Getutil(Whose),
+    /// Whether a node is up, by what the others say: yes or no
+    Isup(Whose),
+    /// A node's number, host and names; without a name this node's number
+    Whois {
+        /// Number, host or alias
+        name: Option<String>,
+    },
+}
+
+/// Which node is asked for.
+#[derive(Debug, Args)]
+struct Whose {
+    /// Number, host or alias; this node if absent
+    node: Option<String>,
 }
 
 /// How long one will wait.
@@ -126,11 +152,52 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         Verb::Setdecay { interval, slow, fast } => {
             done(client::ask(&Request::SetDecay(Decay { interval, slow, fast }))?)
         }
+        Verb::Getload(whose) => say(&whose, |node| format!("{:.0}", node.load)),
+        Verb::Getspeed(whose) => say(&whose, |node| node.speed.to_string()),
+        Verb::Getmem(whose) => say(&whose, |node| format!("{} {}", node.mem_free, node.mem_total)),
+        Verb::Getfree(whose) => say(&whose, |node| node.mem_raw_free.to_string()),
+        Verb::Getutil(whose) => say(&whose, |node| node.utilisability.to_string()),
+        Verb::Isup(whose) => {
+            let up = node(&whose)?.state == NodeState::Alive;
+            output::print(if up { "yes\n" } else { "no\n" })?;
+            if up { Ok(()) } else { Err(Failure::silent(1)) }
+        }
+        Verb::Whois { name: None } => output::print(&format!("This is MOSIX #{}\n", cluster()?.me)),
+        Verb::Whois { name } => {
+            let node = node(&Whose { node: name })?;
+            output::print(&format!("MOSIX #{} {}\n", node.node, output::plain(&node.host)))
+        }
         Verb::Getdecay => {
             let Decay { interval, slow, fast } = settings()?.decay;
             output::print(&format!("interval={interval} slow={slow} fast={fast}\n"))
         }
     }
+}
+
+fn cluster() -> Result<ClusterReport, Failure> {
+    match client::ask(&Request::Cluster)? {
+        Reply::Cluster(report) => Ok(report),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+fn node(whose: &Whose) -> Result<NodeLoad, Failure> {
+    let report = cluster()?;
+    let wanted = whose.node.as_deref().map_or(Ok(report.me), place::node)?;
+    report.nodes.into_iter().find(|node| node.node == wanted).ok_or_else(|| {
+        Failure::new(RefusalKind::NotFound, format!("there is no node {wanted} in the map"))
+            .hint("tern status")
+    })
+}
+
+/// Prints something of a node, as old as it may be, if anything is known of it.
+fn say(whose: &Whose, what: impl Fn(&NodeLoad) -> String) -> Result<(), Failure> {
+    let node = node(whose)?;
+    if node.speed == 0 {
+        let said = format!("nothing has been heard of node {}", node.node);
+        return Err(Failure::new(RefusalKind::Unavailable, said).hint("tern status"));
+    }
+    output::print(&(what(&node) + "\n"))
 }
 
 fn evacuate(what: Evacuation, limit: &Limit, doing: &str) -> Result<(), Failure> {

@@ -28,5 +28,13 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     }
     let (program, arguments) = program(call.tool, call.args)?;
     let (fallback, lock, never) = (false, Lock::Locked, false);
-    match mosrun::begin(&Start { place: Place::Home, fallback, lock, never, advice: Advice::default(), program, arguments })? {}
+    match mosrun::begin(&Start {
+        place: Place::Home,
+        fallback,
+        lock,
+        never,
+        advice: Advice::default(),
+        program,
+        arguments,
+    })? {}
 }

@@ -45,7 +45,15 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let (program, arguments) = program(call.tool, words)?;
     let place = Place::Nodes(vec![place::node(&node.to_string_lossy())?]);
     let (fallback, lock, never) = (false, Lock::Locked, false);
-    match mosrun::begin(&Start { place, fallback, lock, never, advice: Advice::default(), program, arguments })? {}
+    match mosrun::begin(&Start {
+        place,
+        fallback,
+        lock,
+        never,
+        advice: Advice::default(),
+        program,
+        arguments,
+    })? {}
 }
 
 /// Prints help or the version, if the first word asks for them.

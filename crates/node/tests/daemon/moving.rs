@@ -121,10 +121,14 @@ fn what_nomig_started_stays() {
     let cluster = Cluster::of(2);
     let child = Sleeper::of(None);
     // This test program is the parent of the sleeper.
-    assert_eq!(cluster.nodes[0].ask(&Request::Register { lock: Lock::Keep, never: true, advice: Advice::default() }), Reply::Done);
+    assert_eq!(
+        cluster.nodes[0].ask(&Request::Register { lock: Lock::Keep, never: true, advice: Advice::default() }),
+        Reply::Done
+    );
     let refusal = cluster.nodes[0].refusal(&to(child.pid(), 2));
     assert_eq!(refusal.kind, RefusalKind::CannotMove);
-    let at_exec = Request::AtExec { candidates: vec![NodeId(2)], lock: Lock::Keep, advice: Advice::default() };
+    let at_exec =
+        Request::AtExec { candidates: vec![NodeId(2)], lock: Lock::Keep, advice: Advice::default() };
     assert_eq!(cluster.nodes[0].refusal(&at_exec).kind, RefusalKind::CannotMove);
 }
 

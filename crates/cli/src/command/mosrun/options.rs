@@ -116,7 +116,8 @@ impl Read {
         if let Some(attached) = text.strip_prefix(['j', 't', 'd', 'm', 'J']) {
             let name = &text[..1];
             let (value, rest) = value(name, attached, rest)?;
-            let number = || value.parse::<u32>().map_err(|_e| format!("'{value}' after -{name} is not a number"));
+            let number =
+                || value.parse::<u32>().map_err(|_e| format!("'{value}' after -{name} is not a number"));
             match name {
                 "j" => self.at(Place::Nodes(shuffled(nodes(&value)?)))?,
                 "m" => self.advice.memory = Some(u64::from(number()?) << 20),
@@ -157,11 +158,7 @@ impl Read {
 }
 
 /// What belongs to an option: what is attached to it, or the next word.
-fn value<'a>(
-    name: &str,
-    attached: &str,
-    rest: &'a [OsString],
-) -> Result<(String, &'a [OsString]), String> {
+fn value<'a>(name: &str, attached: &str, rest: &'a [OsString]) -> Result<(String, &'a [OsString]), String> {
     match (attached, rest.split_first()) {
         ("", Some((next, rest))) => Ok((next.to_string_lossy().into_owned(), rest)),
         ("", None) => Err(format!("-{name} needs a value")),
