@@ -5,8 +5,8 @@
 //! syntax clap cannot read (`mosrun -3`, `setpe -off`) parse it themselves, and describe it for the reader.
 
 use crate::command::{
-    completions, doctor, init, join, lab, man, migrate, mosctl, mosrun, mps, nomig, runhome, runon, setpe,
-    status, token,
+    completions, doctor, init, join, lab, man, migrate, mon, mosctl, mosrun, mps, mtop, nomig, runhome,
+    runon, setpe, status, token,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,13 +35,16 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 16] = [
+pub const TOOLS: [Tool; 19] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
     Tool { name: "nomig", standalone: true, describe: nomig::describe, run: nomig::run },
     Tool { name: "migrate", standalone: true, describe: migrate::describe, run: migrate::run },
     Tool { name: "mps", standalone: true, describe: mps::describe, run: mps::run },
+    Tool { name: "mon", standalone: true, describe: mon::describe, run: mon::run },
+    Tool { name: "mosmon", standalone: true, describe: mon::describe_mosmon, run: mon::run },
+    Tool { name: "mtop", standalone: true, describe: mtop::describe, run: mtop::run },
     Tool { name: "mosctl", standalone: true, describe: mosctl::describe, run: mosctl::run },
     Tool { name: "setpe", standalone: true, describe: setpe::describe, run: setpe::run },
     Tool { name: "init", standalone: false, describe: init::describe, run: init::run },

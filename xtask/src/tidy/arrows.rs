@@ -16,6 +16,7 @@
 //!  node                      starts shims as programs, and so knows none of the above but control and wire
 //!  sim                       a cluster of nothing but gossip and balancer
 //!  lab                       starts nodes, as programs
+//!  top                       shows the cluster, which it asks for in control's words
 //!  cli                       reaches the cluster through control; founds and joins with node; its doctor reads
 //!                            the node's identity, which is wire's
 //! ```
@@ -43,7 +44,11 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
-    ("tern-cli", &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab", "tern-sim"]),
+    ("tern-top", &["tern-control"]),
+    (
+        "tern-cli",
+        &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab", "tern-sim", "tern-top"],
+    ),
     ("tern-tests", &["tern-control", "tern-lab"]),
     ("xtask", &["tern-syscall"]),
 ];

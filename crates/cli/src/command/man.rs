@@ -61,7 +61,7 @@ mod tests {
             .map(|(name, _)| (name.clone(), std::fs::read_to_string(dir.join(name + ".1")).unwrap()))
             .collect();
         std::fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(pages.len(), 16);
+        assert_eq!(pages.len(), crate::tool::TOOLS.len() + 1);
         for (name, page) in pages {
             assert!(page.contains("Exit status:"), "{name}");
         }

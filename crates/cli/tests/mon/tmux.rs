@@ -1,0 +1,97 @@
+//! A terminal that a test can look at and type on.
+
+use crate::ternd::Ternd;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// How long something may take to be seen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A tmux server of its own; it ends with this, and whatever runs in it.
+pub(crate) struct Terminal {
+    server: String,
+}
+
+impl Terminal {
+    /// Runs a tool, and after it says what it has ended with and how the terminal is.
+    pub(crate) fn start(ternd: &Ternd, size: (u16, u16), line: &str) -> Self {
+        let after = "echo ended with $?; stty -a | grep -o -- '-\\?icanon'; sleep 1000";
+        Self::with(ternd, size, &["sh", "-c", &format!("{line}; {after}")])
+    }
+
+    /// Runs a shell with job control.
+    pub(crate) fn shell(ternd: &Ternd, size: (u16, u16)) -> Self {
+        let terminal = Self::with(ternd, size, &["env", "PS1=ready ", "bash", "--norc", "--noprofile", "-i"]);
+        terminal.wait_for("ready");
+        terminal
+    }
+
+    fn with(ternd: &Ternd, (columns, lines): (u16, u16), program: &[&str]) -> Self {
+        let name = ternd.place.file_name().unwrap().to_str().unwrap();
+        let terminal = Self { server: name.to_owned() };
+        let path = format!("PATH={}:{}", ternd.place.display(), std::env::var("PATH").unwrap());
+        let directory = format!("TERN_RUN_DIR={}", ternd.place.display());
+        let (columns, lines) = (columns.to_string(), lines.to_string());
+        let mut words = vec!["-f", "/dev/null", "new-session", "-d", "-x", &columns, "-y", &lines];
+        words.extend(["env", "-u", "NO_COLOR", "LC_ALL=C.UTF-8", &path, &directory]);
+        words.extend(program);
+        let output = terminal.tmux(&words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        terminal
+    }
+
+    fn tmux(&self, words: &[&str]) -> Output {
+        Command::new("tmux").args(["-u", "-L", &self.server]).args(words).env_remove("TMUX").output().unwrap()
+    }
+
+    /// What is on the screen.
+    fn screen(&self) -> String {
+        String::from_utf8(self.tmux(&["capture-pane", "-p"]).stdout).unwrap()
+    }
+
+    /// Waits until this is on the screen; returns all of it.
+    pub(crate) fn wait_for(&self, text: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            let screen = self.screen();
+            // What stands at the beginning of the screen is at that of a line too.
+            if format!("\n{screen}").contains(text) {
+                return screen;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no {text:?} on the screen:\n{screen}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the tool has ended so, and has left the terminal as it was.
+    pub(crate) fn wait_for_restored(&self, status: &str) {
+        self.wait_for(&format!("\nended with {status}\n"));
+        let screen = self.wait_for("icanon\n");
+        assert!(screen.contains("\nicanon"), "the terminal is still raw:\n{screen}");
+        let cursor = self.tmux(&["display-message", "-p", "#{cursor_flag} #{alternate_on}"]);
+        assert_eq!(String::from_utf8_lossy(&cursor.stdout).trim(), "1 0");
+    }
+
+    /// Presses keys, by tmux' names.
+    pub(crate) fn press(&self, keys: &[&str]) {
+        assert!(self.tmux(&[&["send-keys"], keys].concat()).status.success());
+    }
+
+    /// Types a line, letter by letter: `home` is no key here.
+    pub(crate) fn type_line(&self, line: &str) {
+        self.press(&["-l", line]);
+        self.press(&["Enter"]);
+    }
+
+    /// Gives the terminal another size.
+    pub(crate) fn resize(&self, (columns, lines): (u16, u16)) {
+        let (columns, lines) = (columns.to_string(), lines.to_string());
+        assert!(self.tmux(&["resize-window", "-x", &columns, "-y", &lines]).status.success());
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}

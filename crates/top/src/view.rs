@@ -1,0 +1,95 @@
+//! What the model looks like. Nothing here knows a terminal; all of it draws into a buffer.
+
+pub mod bars;
+pub mod figures;
+pub mod help;
+pub mod list;
+pub mod scale;
+pub mod status;
+
+use crate::appearance::Tone;
+use crate::layout::Layout;
+use crate::model::Model;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+/// Draws everything into the buffer, which is as large as the model says.
+pub fn draw(model: &Model, buffer: &mut Buffer) {
+    let mut canvas = Canvas { model, buffer };
+    if let Some(top) = model.help {
+        return help::draw(&mut canvas, top);
+    }
+    if model.list.is_some() {
+        return list::draw(&mut canvas);
+    }
+    let layout = Layout::of(model);
+    let mut line = 0;
+    let mut next = |lines: u16| {
+        let first = line;
+        line += lines;
+        first
+    };
+    status::title(&mut canvas, &layout, next(1));
+    bars::draw(&mut canvas, &layout, next(layout.chart));
+    // The line below the bars has gone to the numbers.
+    next(u16::from(layout.numbers > 0) + layout.numbers);
+    bars::marks(&mut canvas, &layout, next(layout.marks));
+    status::about(&mut canvas, next(layout.about), layout.about);
+    status::totals(&mut canvas, next(layout.totals), layout.totals);
+    status::news(&mut canvas, next(layout.news), layout.news);
+    if layout.keys > 0 {
+        status::keys(&mut canvas, next(1), &status::BAR_KEYS);
+    }
+}
+
+/// A buffer, and what is drawn into it.
+#[derive(Debug)]
+pub struct Canvas<'a> {
+    /// What is drawn.
+    pub model: &'a Model,
+    /// Into what.
+    pub buffer: &'a mut Buffer,
+}
+
+impl Canvas<'_> {
+    /// Columns there are.
+    #[must_use]
+    pub fn columns(&self) -> u16 {
+        self.buffer.area.width
+    }
+
+    /// Lines there are.
+    #[must_use]
+    pub fn lines(&self) -> u16 {
+        self.buffer.area.height
+    }
+
+    /// Writes text from here to the right edge at most. Returns the column after it.
+    pub fn write(&mut self, column: u16, line: u16, text: &str, style: Style) -> u16 {
+        let room = self.columns().saturating_sub(column);
+        if line >= self.lines() || room == 0 {
+            return column;
+        }
+        self.buffer.set_stringn(column, line, text, usize::from(room), style).0
+    }
+
+    /// Writes one sign.
+    pub fn sign(&mut self, column: u16, line: u16, sign: &str, style: Style) {
+        if let Some(cell) = self.buffer.cell_mut((column, line)) {
+            cell.set_symbol(sign).set_style(style);
+        }
+    }
+
+    /// Gives a whole line a style.
+    pub fn highlight(&mut self, line: u16, style: Style) {
+        let line = Rect::new(0, line, self.columns(), 1).intersection(self.buffer.area);
+        self.buffer.set_style(line, style);
+    }
+
+    /// The style of a tone.
+    #[must_use]
+    pub fn style(&self, tone: Tone) -> Style {
+        self.model.appearance.style(tone)
+    }
+}

@@ -1,0 +1,267 @@
+//! The lines around the bars: title, one node in words, totals, migrations, keys.
+
+use super::{Canvas, figures};
+use crate::appearance::Tone;
+use crate::layout::Layout;
+use crate::model::{Display, is_up};
+use tern_control::{NodeFlags, NodeLoad, NodeState, RecentMigration};
+
+/// Keys of the bars, and what they do.
+pub const BAR_KEYS: [(&str, &str); 12] = [
+    ("h", "help"),
+    ("q", "quit"),
+    ("Enter", "processes"),
+    ("l", "load"),
+    ("m", "memory"),
+    ("s", "speed"),
+    ("d", "dead"),
+    ("t", "totals"),
+    ("u", "utilisability"),
+    ("L", "log load"),
+    ("r", "raw memory"),
+    ("wvVa", "width"),
+];
+
+/// Keys of a list of processes.
+pub const LIST_KEYS: [(&str, &str); 7] = [
+    ("h", "help"),
+    ("q", "back"),
+    ("m", "migrate"),
+    ("k", "signal"),
+    ("P", "by CPU"),
+    ("T", "by time"),
+    ("N", "by pid"),
+];
+
+/// An answer that is older than this many questions is no longer the cluster as it is.
+const STALE: u32 = 3;
+
+/// What is shown, of which nodes, as seen from where.
+pub(super) fn title(canvas: &mut Canvas<'_>, layout: &Layout, line: u16) {
+    let model = canvas.model;
+    let mut column = canvas.write(0, line, "mon", canvas.style(Tone::Heading));
+    if let Some(said) = silence(canvas) {
+        canvas.write(column + 2, line, &said, canvas.style(Tone::Bad));
+        return;
+    }
+    let heading = match model.settings.display {
+        Display::Load => "load",
+        Display::LogLoad => "load, logarithmic",
+        Display::Speed => "speed of a CPU",
+        Display::Memory => "memory used and free (+)",
+        Display::RawMemory => "memory used with caches, and free (+)",
+        Display::Utilisability => "utilisability",
+    };
+    column = canvas.write(column + 2, line, heading, canvas.style(Tone::Heading));
+    let all = model.nodes();
+    if all.is_empty() {
+        return;
+    }
+    let up = all.iter().filter(|node| is_up(node)).count();
+    let mut text = if up == all.len() {
+        figures::count(up as u64, "node")
+    } else {
+        format!("{up} of {} up", figures::count(all.len() as u64, "node"))
+    };
+    let (before, page) = layout.page(model);
+    if let (Some(first), Some(last)) = (page.first(), page.last())
+        && (before > 0 || page.len() < model.shown().len())
+    {
+        let dash = model.appearance.sign("–", "-");
+        text += &format!(", {}{dash}{}", first.node, last.node);
+    }
+    column = canvas.write(column + 2, line, &text, canvas.style(Tone::Faint));
+    if let Some(me) = model.me() {
+        let host = model.node(me).map(|node| node.host.as_str()).unwrap_or_default();
+        let seen = format!("seen from {me} {}", model.appearance.text(host));
+        let at = canvas.columns().saturating_sub(seen.chars().count() as u16);
+        if at > column + 1 {
+            canvas.write(at, line, seen.trim_end(), canvas.style(Tone::Faint));
+        }
+    }
+}
+
+/// What to say if the picture is old.
+pub(super) fn silence(canvas: &Canvas<'_>) -> Option<String> {
+    let cluster = &canvas.model.cluster;
+    cluster.report.as_ref()?;
+    let age = canvas.model.now.saturating_sub(cluster.heard);
+    if let Some(trouble) = &cluster.trouble {
+        let age = figures::ago(age.as_millis() as u64);
+        return Some(format!("{} old: {}", age, canvas.model.appearance.text(&trouble.message)));
+    }
+    let stale = age > canvas.model.pace * STALE + std::time::Duration::from_secs(1);
+    stale.then(|| format!("ternd has not answered for {} s", age.as_secs()))
+}
+
+/// In place of the bars, why there are none.
+pub(super) fn why_empty(canvas: &mut Canvas<'_>, top: u16, lines: u16) {
+    let (cluster, appearance) = (&canvas.model.cluster, canvas.model.appearance);
+    let (said, hint) = if let Some(trouble) = &cluster.trouble {
+        (appearance.text(&trouble.message), trouble.hint.clone())
+    } else if cluster.report.is_some() {
+        let hint = "tern init founds a cluster; tern join, or setpe with a map, makes this node one of it";
+        ("this node is in no cluster".into(), Some(hint.into()))
+    } else if canvas.model.now.as_secs() >= 2 {
+        (format!("ternd has not answered for {} s", canvas.model.now.as_secs()), None)
+    } else {
+        ("asking ternd".into(), None)
+    };
+    let width = usize::from(canvas.columns()).saturating_sub(4).max(1);
+    let hint = hint.map(|hint| format!("try: {}", appearance.text(&hint)));
+    let text =
+        wrapped(&said, width).into_iter().chain(hint.into_iter().flat_map(|hint| wrapped(&hint, width)));
+    for (line, text) in text.take(usize::from(lines)).enumerate() {
+        let style =
+            canvas.style(if line == 0 && cluster.trouble.is_some() { Tone::Bad } else { Tone::Heading });
+        canvas.write(2, top + 1.min(lines.saturating_sub(1)) + line as u16, &text, style);
+    }
+}
+
+/// Lines of words of at most this width; a longer word has a line of its own.
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// The chosen node in words; this one, if none is chosen.
+pub(super) fn about(canvas: &mut Canvas<'_>, line: u16, lines: u16) {
+    let model = canvas.model;
+    let node = model.chosen.or(model.me()).and_then(|node| model.node(node));
+    if let Some(node) = node.filter(|_| lines > 0) {
+        let text = model.appearance.text(&in_words(node));
+        canvas.write(0, line, &text, ratatui::style::Style::new());
+    }
+}
+
+fn in_words(node: &NodeLoad) -> String {
+    let name = if node.host.is_empty() {
+        format!("node {}", node.node)
+    } else {
+        format!("node {} {}", node.node, node.host)
+    };
+    let heard = figures::ago(node.age_ms);
+    match node.state {
+        NodeState::NeverHeard => return format!("{name}: nothing has been heard of it"),
+        NodeState::Dead => return format!("{name}: dead, last heard {heard} ago"),
+        NodeState::Alive | NodeState::Suspect => {}
+    }
+    let mut parts = vec![format!("load {}", figures::four(f64::from(node.load) / 100.0))];
+    let cpus = format!("{:.2}", node.cpus);
+    let cpus = cpus.trim_end_matches('0').trim_end_matches('.');
+    parts.push(format!("{cpus} CPU{} of speed {}", if cpus == "1" { "" } else { "s" }, node.speed));
+    parts.push(format!("{} free", figures::bytes_of(node.mem_free, node.mem_total)));
+    if node.swap_free < node.swap_total {
+        parts.push(format!("swap used {}", figures::bytes(node.swap_total - node.swap_free)));
+    }
+    if node.guests > 0 {
+        parts.push(figures::count(node.guests.into(), "guest"));
+    }
+    if node.away > 0 {
+        parts.push(format!("{} away", node.away));
+    }
+    parts.extend(flags(node.flags).map(str::to_owned));
+    if node.state == NodeState::Suspect {
+        parts.push("suspected".into());
+    }
+    if node.age_ms >= 1000 {
+        parts.push(format!("{heard} old"));
+    }
+    format!("{name}: {}", parts.join(", "))
+}
+
+fn flags(flags: NodeFlags) -> impl Iterator<Item = &'static str> {
+    let named =
+        [(flags.stay, "stay"), (flags.lstay, "lstay"), (flags.block, "block"), (flags.quiet, "quiet")];
+    named.into_iter().filter_map(|(set, name)| set.then_some(name))
+}
+
+/// All nodes that are up, together.
+pub(super) fn totals(canvas: &mut Canvas<'_>, line: u16, lines: u16) {
+    let up: Vec<&NodeLoad> = canvas.model.nodes().iter().filter(|node| is_up(node)).collect();
+    if lines == 0 || up.is_empty() {
+        return;
+    }
+    let sum = |part: fn(&NodeLoad) -> f64| up.iter().map(|node| part(node)).sum::<f64>();
+    let bytes =
+        |part: fn(&NodeLoad) -> u64| up.iter().fold(0, |all: u64, node| all.saturating_add(part(node)));
+    let text = format!(
+        "total: load {}, {:.0} CPUs of speed {:.0}, {} free, {}",
+        figures::four(sum(|node| f64::from(node.load) / 100.0)),
+        sum(|node| f64::from(node.cpus)),
+        sum(|node| f64::from(node.speed) * f64::from(node.cpus)),
+        figures::bytes_of(bytes(|node| node.mem_free), bytes(|node| node.mem_total)),
+        figures::count(up.iter().map(|node| u64::from(node.guests)).sum(), "guest"),
+    );
+    canvas.write(0, line, &text, canvas.style(Tone::Heading));
+}
+
+/// A message if there is one, and the latest migrations.
+pub(super) fn news(canvas: &mut Canvas<'_>, line: u16, lines: u16) {
+    if lines == 0 {
+        return;
+    }
+    let model = canvas.model;
+    let mut line = line;
+    let end = line + lines;
+    if let Some(message) = &model.message {
+        let tone = if message.bad { Tone::Bad } else { Tone::Heading };
+        canvas.write(0, line, &model.appearance.text(&message.text), canvas.style(tone));
+        line += 1;
+    }
+    let since = model.now.saturating_sub(model.cluster.heard).as_millis() as u64;
+    let migrations = model.cluster.report.iter().flat_map(|report| &report.migrations);
+    for (line, migration) in (line..end).zip(migrations) {
+        canvas.write(0, line, &migrated(canvas, migration, since), canvas.style(Tone::Good));
+    }
+}
+
+fn migrated(canvas: &Canvas<'_>, migration: &RecentMigration, since: u64) -> String {
+    let report = &migration.report;
+    let appearance = canvas.model.appearance;
+    format!(
+        "{} {}: {} {} {}, {}, frozen {}, {} ago",
+        report.pid,
+        appearance.text(&report.command),
+        report.from,
+        appearance.sign("→", "->"),
+        report.to,
+        figures::bytes(report.bytes),
+        figures::milliseconds(report.freeze_ms),
+        figures::ago(migration.ago_ms.saturating_add(since)),
+    )
+}
+
+/// What keys do, as far as there is room for whole names; or what is being typed.
+pub(super) fn keys(canvas: &mut Canvas<'_>, line: u16, keys: &[(&str, &str)]) {
+    if let Some(prompt) = &canvas.model.prompt {
+        let question = canvas.model.appearance.text(&prompt.question());
+        // The end of what is typed is what must be seen.
+        let room = usize::from(canvas.columns()).saturating_sub(2);
+        let text: Vec<char> = question.chars().chain(prompt.typed.chars()).collect();
+        let text: String = text[text.len().saturating_sub(room)..].iter().collect();
+        let column = canvas.write(0, line, &text, canvas.style(Tone::Heading));
+        canvas.sign(column, line, " ", canvas.style(Tone::Chosen));
+        return;
+    }
+    let mut column = 0;
+    for (key, meaning) in keys {
+        let leaves = *key == "q" && canvas.model.only_list;
+        let meaning = if leaves { "quit" } else { meaning };
+        if column + key.len() + 1 + meaning.len() > usize::from(canvas.columns()) {
+            return;
+        }
+        let at = canvas.write(column as u16, line, key, canvas.style(Tone::Heading));
+        let at = canvas.write(at + 1, line, meaning, canvas.style(Tone::Faint));
+        column = usize::from(at) + 2;
+    }
+}
