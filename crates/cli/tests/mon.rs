@@ -111,10 +111,43 @@ fn a_signal_finds_the_terminal_given_back() {
         let ternd = Ternd::start(&format!("signal-{signal}"), tutorial);
         let terminal = Terminal::start(&ternd, (80, 24), "mon");
         terminal.wait_for("7.00");
-        let pid = ternd.caller();
-        assert!(Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap().success());
+        send(ternd.caller(), signal);
         terminal.wait_for_restored(status);
     }
+}
+
+#[test]
+fn where_nobody_would_continue_it_it_does_not_stop() {
+    let ternd = Ternd::start("alone-in-session", tutorial);
+    let terminal = Terminal::start(&ternd, (80, 24), "mon");
+    terminal.wait_for("7.00");
+    terminal.press(&["C-z"]);
+    terminal.wait_for("there is no shell that would go on with it");
+    terminal.press(&["q"]);
+    terminal.wait_for_restored("0");
+}
+
+#[test]
+fn colours_and_signs_are_those_that_the_terminal_has() {
+    let ternd = Ternd::start("colours", tutorial);
+    let red_bar = "\u{1b}[38;5;1m█";
+    {
+        let terminal = Terminal::start(&ternd, (80, 24), "mon");
+        terminal.wait_for("7.00");
+        assert!(terminal.screen_with_colours().contains(red_bar), "{}", terminal.screen_with_colours());
+    }
+    for (line, sign) in [("NO_COLOR=1 mon", "█"), ("TERM=vt220 mon", "█"), ("LC_ALL=C mon", "#")] {
+        let terminal = Terminal::start(&ternd, (80, 24), line);
+        assert!(terminal.wait_for("7.00").contains(sign), "{line}");
+        assert!(!terminal.screen_with_colours().contains(red_bar), "{line}");
+    }
+    // Nothing can be drawn on this one; pictures follow each other.
+    let terminal = Terminal::start(&ternd, (80, 24), "TERM=dumb mon -i 0.1");
+    let before = ternd.asked().len();
+    terminal.wait_for("mon  load  2 nodes");
+    ternd.wait_until_asked(before + 3);
+    send(ternd.caller(), "TERM");
+    terminal.wait_for("\nended with 143\n");
 }
 
 #[test]
@@ -189,6 +222,10 @@ fn one_picture_needs_no_terminal() {
     let (code, _, err) = run("mon");
     assert_eq!(code, Some(2));
     assert_eq!(err, "mon: standard output is no terminal\n  try: --once or --json\n");
+}
+
+fn send(pid: i32, signal: &str) {
+    assert!(Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap().success());
 }
 
 /// A process for a signal to end.

@@ -57,7 +57,9 @@ impl Appearance {
             Tone::Good => coloured(Color::Green),
             Tone::Notice => coloured(Color::Yellow),
             Tone::Bad => coloured(Color::Red),
-            Tone::Faint => coloured(Color::DarkGray),
+            // Not dark grey, which is the background in some palettes.
+            Tone::Faint if self.colour => plain.add_modifier(Modifier::DIM),
+            Tone::Faint => plain,
             Tone::Heading | Tone::Own => plain.add_modifier(Modifier::BOLD),
             Tone::Chosen => plain.add_modifier(Modifier::REVERSED),
         }

@@ -121,7 +121,7 @@ impl Loop<'_> {
             }
             // The whole group, so that whatever has started us stops too; ours comes back as `Event::Stop`.
             Effect::StopAll => {
-                rustix::process::kill_current_process_group(Signal::TSTP).map_err(io::Error::from)?
+                rustix::process::kill_current_process_group(Signal::TSTP).map_err(io::Error::from)?;
             }
             Effect::Stop if terminal::can_be_continued() => {
                 terminal::give_back();

@@ -6,8 +6,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState, ProcessRow, Reply, Request, stream};
 use tern_ids::{HomePid, NodeId};
+
+use crate::tmux::PATIENCE;
 
 /// A directory with the tools in it and a control socket, which is answered. All is gone at the end.
 pub(crate) struct Ternd {
@@ -65,6 +68,15 @@ impl Ternd {
     /// What has been asked until now.
     pub(crate) fn asked(&self) -> Vec<Request> {
         self.heard.requests.lock().unwrap().clone()
+    }
+
+    /// Waits until so much has been asked.
+    pub(crate) fn wait_until_asked(&self, count: usize) {
+        let begun = Instant::now();
+        while self.asked().len() < count {
+            assert!(begun.elapsed() < PATIENCE, "asked only {:?}", self.asked());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Who has asked last.

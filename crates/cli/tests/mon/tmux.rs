@@ -2,10 +2,11 @@
 
 use crate::ternd::Ternd;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long something may take to be seen.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A tmux server of its own; it ends with this, and whatever runs in it.
 pub(crate) struct Terminal {
@@ -28,7 +29,9 @@ impl Terminal {
 
     fn with(ternd: &Ternd, (columns, lines): (u16, u16), program: &[&str]) -> Self {
         let name = ternd.place.file_name().unwrap().to_str().unwrap();
-        let terminal = Self { server: name.to_owned() };
+        // A server that is about to end would take the name with it.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let terminal = Self { server: format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed)) };
         let path = format!("PATH={}:{}", ternd.place.display(), std::env::var("PATH").unwrap());
         let directory = format!("TERN_RUN_DIR={}", ternd.place.display());
         let (columns, lines) = (columns.to_string(), lines.to_string());
@@ -47,6 +50,11 @@ impl Terminal {
     /// What is on the screen.
     fn screen(&self) -> String {
         String::from_utf8(self.tmux(&["capture-pane", "-p"]).stdout).unwrap()
+    }
+
+    /// The same, with the sequences that colour it.
+    pub(crate) fn screen_with_colours(&self) -> String {
+        String::from_utf8(self.tmux(&["capture-pane", "-p", "-e"]).stdout).unwrap()
     }
 
     /// Waits until this is on the screen; returns all of it.
