@@ -101,6 +101,8 @@ fn it_stops_and_goes_on_as_a_shell_expects() {
         assert!(screen.starts_with("mon  load"), "{screen}");
     }
     terminal.press(&["q"]);
+    // What is typed before it has ended, it reads.
+    terminal.wait_for("\nmon\nready");
     terminal.type_line("echo ended with $?");
     terminal.wait_for("\nended with 0");
 }

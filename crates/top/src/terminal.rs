@@ -7,12 +7,23 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::{cursor, execute, terminal};
 use std::io::{self, IsTerminal, Stdout};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
 
 /// Whether the terminal is ours now. Whoever makes it false gives it back.
 static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether a thread has panicked: the terminal is not taken again then.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+/// Held by the thread that draws while it does so. Another that panics waits for the end of the picture, which
+/// would otherwise be drawn over its report.
+static DRAWING: Mutex<()> = Mutex::new(());
+
+fn drawing() -> MutexGuard<'static, ()> {
+    DRAWING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A terminal that is ours until this is dropped.
 #[derive(Debug)]
@@ -21,7 +32,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over. A panic of any thread gives it back before it is reported, and is sent as an
+    /// Takes the terminal over, for this thread to draw on. A panic of any thread gives it back before it is reported, and is sent as an
     /// event, so that nobody draws over the report.
     ///
     /// # Errors
@@ -29,9 +40,13 @@ impl Screen {
     pub fn take(events: &Sender<Event>) -> io::Result<Self> {
         static HOOK: Once = Once::new();
         let events = events.clone();
+        let drawer = thread::current().id();
         HOOK.call_once(|| {
             let report = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
+                // The drawer itself may have panicked while it drew, and then it holds the lock.
+                let _wait = (thread::current().id() != drawer).then(drawing);
+                PANICKED.store(true, Ordering::Release);
                 give_back();
                 let _gone = events.send(Event::Panicked);
                 report(panic);
@@ -53,6 +68,7 @@ impl Screen {
     /// # Errors
     /// If the terminal has gone.
     pub fn draw(&mut self, model: &Model) -> io::Result<()> {
+        let _drawing = drawing();
         if TAKEN.load(Ordering::Acquire) {
             self.terminal.draw(|frame| view::draw(model, frame.buffer_mut()))?;
         }
@@ -64,6 +80,10 @@ impl Screen {
     /// # Errors
     /// If the terminal has gone.
     pub fn again(&mut self) -> io::Result<()> {
+        let _drawing = drawing();
+        if PANICKED.load(Ordering::Acquire) {
+            return Ok(());
+        }
         // Not `Terminal::clear`, which may ask where the cursor is; the thread that waits for keys would take
         // the answer.
         self.terminal = seize()?;

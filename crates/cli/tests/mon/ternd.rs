@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState, ProcessRow, Reply, Request, stream};
+use tern_control::{
+    ClusterReport, NodeFlags, NodeLoad, NodeState, ProcessRow, Reply, Request, Usage, stream,
+};
 use tern_ids::{HomePid, NodeId};
 
 use crate::tmux::PATIENCE;
@@ -148,5 +150,6 @@ pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>) -> ProcessR
         migrations: 1,
         reason: String::new(),
         command: "/usr/bin/flac -8 a.wav".into(),
+        usage: Usage::default(),
     }
 }

@@ -159,6 +159,7 @@ mod tests {
             migrations: 1,
             reason: String::new(),
             command: "flac".into(),
+            usage: tern_control::Usage::default(),
         }
     }
 

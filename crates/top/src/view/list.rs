@@ -12,13 +12,17 @@ use tern_ids::NodeId;
 /// is there.
 type Column = (&'static str, usize, bool, u16, fn(&Model, &Entry) -> String);
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     ("PID", 7, true, 0, |_, entry| entry.row.pid.to_string()),
     ("USER", 8, false, 50, |model, entry| model.users.name(entry.row.uid)),
     ("WHERE", 5, true, 0, |_, entry| node(entry.row.r#where)),
     ("FROM", 4, true, 0, |_, entry| node(entry.row.from)),
     ("STATE", 9, false, 72, |_, entry| entry.row.state.clone()),
     ("%CPU", 5, true, 30, |_, entry| entry.cpu.map_or_else(|| "-".into(), |cpu| format!("{cpu:.1}"))),
+    ("MEM", 6, true, 90, |_, entry| match entry.row.usage.memory {
+        0 => "-".into(),
+        known => figures::short_bytes(known),
+    }),
     ("TIME", 7, true, 46, |_, entry| figures::cpu_time(entry.row.cpu_seconds)),
     ("MIGS", 4, true, 60, |_, entry| entry.row.migrations.to_string()),
 ];

@@ -232,3 +232,20 @@ fn every_size_and_odd_reports() {
         }
     }
 }
+
+#[test]
+fn the_pictures_in_the_documentation_are_these() {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(here.join("../../docs/mon.md")).unwrap();
+    for name in [
+        "the_picture_of_the_article",
+        "eight_nodes_with_the_dead_and_totals_80x24",
+        "processes_80x24",
+        "ascii_m",
+    ] {
+        let path = here.join(format!("tests/screen/snapshots/screen__pictures__{name}.snap"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let picture = text.splitn(3, "---\n").nth(2).unwrap();
+        assert!(page.contains(picture.trim_end()), "docs/mon.md lacks {name} as it is now");
+    }
+}

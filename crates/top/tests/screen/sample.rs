@@ -3,7 +3,7 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use std::time::Duration;
 use tern_control::{
-    ClusterReport, MigrationReport, NodeFlags, NodeLoad, NodeState, ProcessRow, RecentMigration, Reply,
+    ClusterReport, MigrationReport, NodeFlags, NodeLoad, NodeState, ProcessRow, RecentMigration, Reply, Usage,
 };
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_top::Settings;
@@ -53,6 +53,7 @@ pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>, cpu_seconds
         migrations: 1,
         reason: String::new(),
         command: format!("flac -8 track{pid}.wav"),
+        usage: Usage { memory: 6_400_000, ..Usage::default() },
     }
 }
 
