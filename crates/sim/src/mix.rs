@@ -2,7 +2,7 @@
 
 use crate::chance::Chance;
 use crate::job::Job;
-pub use crate::machine::Hardware;
+pub(crate) use crate::machine::Hardware;
 
 /// What can happen to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
