@@ -69,9 +69,7 @@ mod tests {
     #[test]
     fn without_decay_it_is_the_average() {
         let mut rate = Decayed::default();
-        for count in [10.0, 0.0, 20.0] {
-            rate.add(count, Decay::None);
-        }
+        [10.0, 0.0, 20.0].into_iter().for_each(|count| rate.add(count, Decay::None));
         assert!((rate.rate() - 10.0).abs() < 1e-9);
     }
 }

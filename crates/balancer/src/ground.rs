@@ -8,6 +8,9 @@ use crate::view::{Cluster, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use tern_ids::NodeId;
 
+/// The theory's base is the number of nodes. In a cluster of two that makes loads of 1 and 10 all but the same.
+const SMALLEST_BASE: usize = 64;
+
 /// How one node stands.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stand {
@@ -62,7 +65,7 @@ impl<'a> Ground<'a> {
             bytes: BTreeMap::new(),
             filling_up: BTreeSet::new(),
             under_way: 0,
-            base: cluster.nodes().len().max(2) as f64,
+            base: cluster.nodes().len().max(SMALLEST_BASE) as f64,
             top_load: 1.0,
         };
         for under_way in state.moves.values() {

@@ -218,7 +218,9 @@ impl<'a> Mover<'a> {
         let worth = |times: f64| self.rest_s >= times * prospect.passage.cpu_s;
         let worth_the_way = worth(policy.rest_per_cost);
         // Home is better than an equal place, if nobody there is put out: a guest less, a link less to break.
-        let welcome_home = homeward && idle_cpu && prospect.pace <= self.pace;
+        // Nor may it be what the policy would undo again.
+        let lasts = policy.objective == Objective::Greedy || prospect.relief >= 0.0;
+        let welcome_home = homeward && idle_cpu && lasts && prospect.pace <= self.pace;
         if homeward && process.hint == Hint::Io {
             return (!worth_the_way).then_some(Bar::NotWorth);
         }

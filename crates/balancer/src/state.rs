@@ -167,19 +167,16 @@ impl State {
     /// The process runs at its target. `decide` also sees that by itself, from where the process is; told so it
     /// is known at the right time.
     pub fn arrived(&mut self, pid: HomePid, now_ms: u64) {
-        if let Some(under_way) = self.moves.get_mut(&pid) {
-            if under_way.arrived_ms.is_none() {
-                under_way.arrived_ms = Some(now_ms);
-                if let Some(history) = self.history.get_mut(&pid) {
-                    (history.failures, history.failed_at) = (0, None);
-                    // The way may have taken longer than the time for which it must not go back.
-                    history
-                        .left
-                        .iter_mut()
-                        .filter(|(node, _)| *node == under_way.from)
-                        .for_each(|l| l.1 = now_ms);
-                }
-            }
+        let Some(under_way) = self.moves.get_mut(&pid).filter(|under_way| under_way.arrived_ms.is_none())
+        else {
+            return;
+        };
+        under_way.arrived_ms = Some(now_ms);
+        if let Some(history) = self.history.get_mut(&pid) {
+            (history.failures, history.failed_at) = (0, None);
+            // The way may have taken longer than the time for which it must not go back.
+            let from = under_way.from;
+            history.left.iter_mut().filter(|(node, _)| *node == from).for_each(|(_, left)| *left = now_ms);
         }
     }
 

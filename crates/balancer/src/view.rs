@@ -124,7 +124,7 @@ impl Cluster {
     /// A node has told how it stands, if the view has nothing newer.
     pub(crate) fn hear(&mut self, id: NodeId, age_ms: u64, load: f64, mem_free: u64, takes_guests: bool) {
         let Some(place) = self.place_of(id) else { return };
-        let Some(node) = self.nodes.get_mut(place).filter(|node| node.age_ms > age_ms) else { return };
+        let Some(node) = self.nodes.get_mut(place).filter(|node| node.age_ms >= age_ms) else { return };
         node.age_ms = age_ms;
         node.load = finite(load).clamp(0.0, 1e9);
         node.mem_free = mem_free.min(node.mem_total);

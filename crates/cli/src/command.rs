@@ -16,5 +16,6 @@ pub mod nomig;
 pub mod runhome;
 pub mod runon;
 pub mod setpe;
+pub mod sim;
 pub mod status;
 pub mod token;

@@ -6,7 +6,7 @@
 
 use crate::command::{
     completions, doctor, init, join, lab, man, migrate, mon, mosctl, mosrun, mps, mtop, nomig, runhome,
-    runon, setpe, status, token,
+    runon, setpe, sim, status, token,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 19] = [
+pub const TOOLS: [Tool; 20] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -53,6 +53,7 @@ pub const TOOLS: [Tool; 19] = [
     Tool { name: "status", standalone: false, describe: status::describe, run: status::run },
     Tool { name: "doctor", standalone: false, describe: doctor::describe, run: doctor::run },
     Tool { name: "lab", standalone: false, describe: lab::describe, run: lab::run },
+    Tool { name: "sim", standalone: false, describe: sim::describe, run: sim::run },
     Tool { name: "completions", standalone: false, describe: completions::describe, run: completions::run },
     Tool { name: "man", standalone: false, describe: man::describe, run: man::run },
 ];

@@ -25,6 +25,9 @@ mod report;
 mod transit;
 mod world;
 
-pub use mix::{MIXES, Mix, Scenario};
-pub use report::{Ages, Comparison, Fairness, Outcome, compare};
+pub use job::Job;
+pub use machine::Hardware;
+pub use mix::{Event, MIXES, Mix, Scenario};
+pub use report::{Ages, Comparison, Deaths, Fairness, Outcome, compare};
+pub use tern_balancer::{Objective, Policy};
 pub use world::{Information, Placing, Settings, run};

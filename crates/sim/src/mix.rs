@@ -2,7 +2,7 @@
 
 use crate::chance::Chance;
 use crate::job::Job;
-pub(crate) use crate::machine::Hardware;
+use crate::machine::Hardware;
 
 /// What can happen to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,15 @@ pub struct Ages {
     pub known: f64,
 }
 
+/// How long deaths of nodes took to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Deaths {
+    /// Seconds until a node knew, the mean over deaths and nodes.
+    pub mean_s: f64,
+    /// Seconds until the last node knew of the death that took longest.
+    pub most_s: f64,
+}
+
 /// What jobs had of the CPUs, against their fair share, in windows of ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Fairness {
@@ -67,8 +76,8 @@ pub struct Outcome {
     pub most_swap: f64,
     /// How old information was; only with gossip.
     pub ages: Option<Ages>,
-    /// Seconds from a node's death until all others knew, the mean and the most; only with gossip.
-    pub deaths_known_s: Option<(f64, f64)>,
+    /// How long deaths of nodes took to be known; only with gossip.
+    pub deaths_known: Option<Deaths>,
 }
 
 impl Outcome {
@@ -189,9 +198,12 @@ impl Tally {
             broken: self.broken,
             most_swap: self.most_swap.max(0.0),
             ages: self.ages,
-            deaths_known_s: (!self.deaths_s.is_empty()).then(|| {
+            deaths_known: (!self.deaths_s.is_empty()).then(|| {
                 let most = self.deaths_s.iter().copied().fold(0.0, f64::max);
-                (self.deaths_s.iter().sum::<f64>() / self.deaths_s.len() as f64, most)
+                Deaths {
+                    mean_s: self.deaths_s.iter().sum::<f64>() / self.deaths_s.len() as f64,
+                    most_s: most,
+                }
             }),
         }
     }
