@@ -1,6 +1,7 @@
 //! The cluster moves work by itself: equal jobs spread, a node that is emptied is left, and what is locked stays.
 #![forbid(unsafe_code)]
 
+use anyhow::Result;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_control::ProcessRow;
@@ -11,18 +12,18 @@ use tern_tests::running::{ANNOUNCE, Running};
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A program on node 1 that computes, and does nothing else, until it is killed; started with `words` in front of it.
-fn job(cluster: &Cluster, words: &str) -> Running {
+fn job(cluster: &Cluster, words: &str) -> Result<Running> {
     let mut command = cluster.command(1, "sh");
     let script = format!("exec {words} sh -c \"$0\" sh \"$@\"");
     command.args(["-c", &script, ANNOUNCE, "awk", "BEGIN { while (1) i++ }"]);
-    let mut running = Running::start(&mut command, false).unwrap();
+    let mut running = Running::start(&mut command, false)?;
     running.close_input();
-    running
+    Ok(running)
 }
 
 /// A cluster whose nodes have heard of each other.
-fn known(name: &str, nodes: u16) -> Cluster {
-    let cluster = Cluster::with_nodes(name, nodes).unwrap();
+fn known(name: &str, nodes: u16) -> Result<Cluster> {
+    let cluster = Cluster::with_nodes(name, nodes)?;
     let end = Instant::now() + PATIENCE;
     for (one, other) in (1..=nodes).flat_map(|one| (1..=nodes).map(move |other| (one, other))) {
         while cluster.run(one, &["mosctl", "getload", &other.to_string()]).is_err() {
@@ -30,7 +31,7 @@ fn known(name: &str, nodes: u16) -> Cluster {
             std::thread::sleep(Duration::from_millis(200));
         }
     }
-    cluster
+    Ok(cluster)
 }
 
 /// How many of these run where, and the most moves that one of them has made.
@@ -63,18 +64,19 @@ fn until(cluster: &Cluster, jobs: &[Running], what: &str, holds: impl Fn(&BTreeM
 }
 
 /// Wherever they are, their signals find them.
-fn finish(cluster: &Cluster, jobs: Vec<Running>) {
+fn finish(cluster: &Cluster, jobs: Vec<Running>) -> Result<()> {
     for mut job in jobs {
-        cluster.run(1, &["kill", &job.pid.to_string()]).unwrap();
-        let outcome = job.finish(PATIENCE).unwrap();
+        cluster.run(1, &["kill", &job.pid.to_string()])?;
+        let outcome = job.finish(PATIENCE)?;
         assert_eq!(outcome.status, 128 + 15, "{}", cluster.scene(job.pid));
     }
+    Ok(())
 }
 
 #[test]
 fn equal_jobs_spread_and_stay() {
-    let cluster = known("spread", 3);
-    let jobs: Vec<_> = (0..6).map(|_| job(&cluster, "mosrun")).collect();
+    let cluster = known("spread", 3).unwrap();
+    let jobs: Vec<_> = (0..6).map(|_| job(&cluster, "mosrun").unwrap()).collect();
     until(&cluster, &jobs, "they do not spread", |places| {
         [1, 2, 3].iter().all(|n| places.get(n) == Some(&2))
     });
@@ -86,13 +88,13 @@ fn equal_jobs_spread_and_stay() {
         assert!(most <= 1, "one has moved {most} times\n{}", cluster.scene(0));
         std::thread::sleep(Duration::from_secs(1));
     }
-    finish(&cluster, jobs);
+    finish(&cluster, jobs).unwrap();
 }
 
 #[test]
 fn a_node_that_is_emptied_is_left_and_not_entered() {
-    let cluster = known("emptied", 3);
-    let jobs: Vec<_> = (0..4).map(|_| job(&cluster, "mosrun")).collect();
+    let cluster = known("emptied", 3).unwrap();
+    let jobs: Vec<_> = (0..4).map(|_| job(&cluster, "mosrun").unwrap()).collect();
     until(&cluster, &jobs, "nobody goes to node 2", |places| places.contains_key(&2));
     cluster.run(2, &["mosctl", "expel", "--within", "60"]).unwrap();
     let settled = Instant::now();
@@ -107,16 +109,16 @@ fn a_node_that_is_emptied_is_left_and_not_entered() {
     cluster.run(1, &["mosctl", "bring", "--within", "60"]).unwrap();
     let (places, _) = places(&cluster, &jobs);
     assert_eq!(places, BTreeMap::from([(1, 4)]), "{}", cluster.scene(0));
-    finish(&cluster, jobs);
+    finish(&cluster, jobs).unwrap();
 }
 
 #[test]
 fn the_locked_and_the_never_started_stay() {
-    let cluster = known("locked", 2);
-    let locked: Vec<_> = (0..2).map(|_| job(&cluster, "mosrun -L")).collect();
-    let never: Vec<_> = (0..1).map(|_| job(&cluster, "nomig")).collect();
-    let plain: Vec<_> = (0..1).map(|_| job(&cluster, "")).collect();
-    let free: Vec<_> = (0..1).map(|_| job(&cluster, "mosrun")).collect();
+    let cluster = known("locked", 2).unwrap();
+    let locked: Vec<_> = (0..2).map(|_| job(&cluster, "mosrun -L").unwrap()).collect();
+    let never: Vec<_> = (0..1).map(|_| job(&cluster, "nomig").unwrap()).collect();
+    let plain: Vec<_> = (0..1).map(|_| job(&cluster, "").unwrap()).collect();
+    let free: Vec<_> = (0..1).map(|_| job(&cluster, "mosrun").unwrap()).collect();
     until(&cluster, &free, "the free one stays", |places| places.contains_key(&2));
     for jobs in [&locked, &never, &plain] {
         assert_eq!(places(&cluster, jobs).0.keys().collect::<Vec<_>>(), [&1]);
@@ -124,6 +126,6 @@ fn the_locked_and_the_never_started_stay() {
     let why = cluster.run(1, &["migrate", "--why", &locked[0].pid.to_string()]).unwrap();
     assert!(String::from_utf8_lossy(&why).contains("it is locked"), "{}", String::from_utf8_lossy(&why));
     for jobs in [locked, never, plain, free] {
-        finish(&cluster, jobs);
+        finish(&cluster, jobs).unwrap();
     }
 }
