@@ -258,3 +258,81 @@ fn describe(
         ..balancer::Process::new(HomePid(started.pid), known.at, known.demand, cpu_s)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_control::Usage;
+
+    const ME: NodeId = NodeId(1);
+
+    fn house(closed: &HashSet<NodeId>, now_ms: u64) -> House<'_> {
+        House { me: ME, stay: false, closed, decay: Decay::default(), now_ms }
+    }
+
+    /// A process that was started ten seconds after the machine.
+    fn found(wanted: f32) -> tern_load::Process {
+        tern_load::Process {
+            pid: 7,
+            start: 1000,
+            parent: 1,
+            group: 7,
+            session: 7,
+            user: 0,
+            command: "x".into(),
+            state: 'R',
+            threads: 1,
+            used: std::time::Duration::from_secs(3),
+            resident: 5 << 20,
+            io: None,
+            rates: Some(tern_load::Rates { wanted, calls: 8.0, ..tern_load::Rates::default() }),
+        }
+    }
+
+    fn away(node: u16, cpu_seconds: f64, waited_seconds: f64, calls: u64) -> ProcessRow {
+        ProcessRow {
+            pid: HomePid(7),
+            uid: 0,
+            r#where: Some(NodeId(node)),
+            from: None,
+            state: "running".into(),
+            cpu_seconds,
+            migrations: 1,
+            reason: String::new(),
+            command: "x".into(),
+            usage: Usage { memory: 9 << 20, waited_seconds, calls, call_bytes: 0 },
+        }
+    }
+
+    #[test]
+    fn what_it_does_is_followed_from_home_to_away() {
+        let closed = HashSet::new();
+        let advice = Advice::default();
+        let at = |now_ms| house(&closed, now_ms);
+        let known = follow(None, &found(80.0), None, &advice, &at(20_000));
+        assert_eq!((known.at, known.since_ms, known.memory as u64), (ME, 10_000, 5 << 20));
+        assert!((known.demand - 80.0).abs() < 0.01 && (known.calls.rate() - 8.0).abs() < 0.01);
+        // It has left: of what its shim says the first time nothing follows.
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.0, 0.0, 100)), &advice, &at(21_000));
+        assert_eq!((known.at, known.since_ms, known.memory as u64), (NodeId(2), 21_000, 9 << 20));
+        assert!((known.demand - 80.0).abs() < 0.01);
+        // Half of the second it ran, the other half it waited for a CPU: it wants all of one.
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.5, 0.5, 104)), &advice, &at(22_000));
+        assert!((known.demand - 90.0).abs() < 0.01, "half of what is new: {}", known.demand);
+        assert!((4.0..8.0).contains(&known.calls.rate()));
+        // Nothing new is no news, and after a while it is.
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.5, 0.5, 104)), &advice, &at(23_000));
+        assert!((known.demand - 90.0).abs() < 0.01);
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.5, 0.5, 104)), &advice, &at(26_000));
+        assert!((known.demand - 45.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn forgetting_is_told_per_second() {
+        let node = Decay { interval: 2, slow: 810, fast: 490 };
+        assert_eq!(decay(None, node), balancer::Decay::Custom(900));
+        assert_eq!(decay(Some(Forget::Fast), node), balancer::Decay::Custom(700));
+        assert_eq!(decay(Some(Forget::Keep(0)), node), balancer::Decay::Custom(0));
+        assert_eq!(decay(Some(Forget::Never), node), balancer::Decay::None);
+    }
+}

@@ -253,4 +253,54 @@ mod tests {
         fs::write(dir.0.join("processes/x"), "y").unwrap();
         assert!(Registry::open(&dir.0).is_ok());
     }
+
+    fn process_of(pid: i32, start: u64, parent: i32, group: i32) -> tern_load::Process {
+        tern_load::Process {
+            pid,
+            start,
+            parent,
+            group,
+            session: 1,
+            user: 0,
+            command: String::new(),
+            state: 'S',
+            threads: 1,
+            used: std::time::Duration::ZERO,
+            resident: 0,
+            io: None,
+            rates: None,
+        }
+    }
+
+    #[test]
+    fn descendants_are_found_also_when_their_parents_are_gone() {
+        let dir = Scratch::new("descendants");
+        let registry = Registry::open(&dir.0).unwrap();
+        let child = Sleeper::new();
+        let start = process(child.pid()).unwrap().start;
+        let advice = Advice { job: Some(7), ..Advice::default() };
+        registry.register(child.pid(), Lock::Unlocked, false, advice).unwrap();
+        // Numbers that no process of this machine has.
+        let (own, kid, grandkid, member, other) = (child.pid(), 5_000_001, 5_000_002, 5_000_003, 5_000_004);
+        let all = |kids_parent, with_kid: bool| {
+            let mut all = vec![process_of(own, start, 1, own), process_of(grandkid, 2, kids_parent, 1)];
+            all.extend(with_kid.then(|| process_of(kid, 1, own, 1)));
+            // Its parent has ended before anybody looked, but it is of the group that was made for the first.
+            all.push(process_of(member, 3, 1, own));
+            all.push(process_of(other, 4, 1, 1));
+            all
+        };
+        let found = |all: &[tern_load::Process]| {
+            let mut pids: Vec<_> = registry.descendants(all).iter().map(|one| one.pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        assert_eq!(found(&all(kid, true)), [own, kid, grandkid, member]);
+        assert_eq!(registry.descendants(&all(kid, true))[1].said.advice.job, Some(7));
+        assert_eq!(found(&all(1, false)), [own, grandkid, member], "it is init's child now");
+        // Another process of the same number is another process.
+        let reborn: Vec<_> =
+            all(1, false).into_iter().map(|one| process_of(one.pid, one.start + 1, 1, 1)).collect();
+        assert_eq!(found(&reborn), [0; 0]);
+    }
 }
