@@ -32,7 +32,7 @@ impl Homes {
     ) -> Self {
         let count = nodes.len();
         let jobs = homes.iter().enumerate().map(|(pid, home)| {
-            let mut job = Process::new(HomePid(i32::try_from(pid).unwrap()), id(*home), 100.0, 5.0);
+            let mut job = Process::new(HomePid(i32::try_from(pid).unwrap_or(i32::MAX)), id(*home), 100.0, 5.0);
             job.rss = 10 << 20;
             job
         });
@@ -107,7 +107,7 @@ impl Homes {
         let seed = now_ms ^ home as u64;
         let moves = decide(&cluster, &processes, &mut self.states[home], &self.policy, now_ms, seed);
         for next in moves {
-            let (job, to) = (usize::try_from(next.pid.0).unwrap(), usize::from(next.to.0) - 1);
+            let (job, to) = (usize::try_from(next.pid.0).unwrap_or(usize::MAX), usize::from(next.to.0) - 1);
             let target = self.sample(to);
             let answer = accepts(&target, &self.settling[to], &next.offer, &self.policy, now_ms);
             if let (Answer::No(refusal), true) = (answer, to != home) {
@@ -137,7 +137,7 @@ impl Homes {
 }
 
 fn id(node: usize) -> NodeId {
-    NodeId(u16::try_from(node + 1).unwrap())
+    NodeId(u16::try_from(node + 1).unwrap_or(u16::MAX))
 }
 
 fn fresh(_: usize, _: usize) -> usize {

@@ -45,12 +45,16 @@ impl Knowledge {
         }
     }
 
-    /// A node's turn to tell others how it stands.
-    pub(crate) fn tell(&mut self, node: usize, now_ms: u64, entry: Entry, alive: &[bool]) {
+    /// It is the turn of these nodes, in the order of their places, to tell others how they stand.
+    pub(crate) fn tell(&mut self, turn: &[(usize, Entry)], now_ms: u64, alive: &[bool]) {
         match self {
             Self::Nothing => {}
-            Self::Gossip(network) => network.tell(node, now_ms, entry, alive),
-            Self::Ideal(ideal) => ideal.entries[node] = Some((now_ms, entry)),
+            Self::Gossip(network) => network.tell(turn, now_ms, alive),
+            Self::Ideal(ideal) => {
+                for (node, entry) in turn {
+                    ideal.entries[*node] = Some((now_ms, *entry));
+                }
+            }
         }
     }
 
@@ -162,25 +166,27 @@ impl Network {
         self.died_ms[node] = None;
     }
 
-    fn tell(&mut self, node: usize, now_ms: u64, entry: Entry, alive: &[bool]) {
-        let gossip = &mut self.nodes[node];
-        // Never longer than a payload may be.
-        let _ = gossip.set_own(&encode(&entry));
-        if let Some((to, message)) = gossip.tick(now_ms) {
-            let target = place(to);
-            if alive[target] {
-                gossip.reached(to);
-                let read = self.nodes[target].receive(now_ms, id(node), &message);
-                debug_assert!(read.is_ok(), "{read:?}");
-            } else {
-                gossip.unreachable(now_ms, to);
-            }
-        }
-        for event in self.nodes[node].events() {
-            if let Event::Died(other) = event
-                && let Some(at) = self.died_ms[place(other)]
-            {
-                self.deaths_s.push((now_ms - at) as f64 / 1000.0);
+    /// First all speak, then all listen, each half of the nodes on a thread of its own. What comes of it does not
+    /// depend on the threads: a node only ever changes by what it sends, and by what it receives in a fixed order.
+    fn tell(&mut self, turn: &[(usize, Entry)], now_ms: u64, alive: &[bool]) {
+        let middle = self.nodes.len() / 2;
+        let (low, high) = self.nodes.split_at_mut(middle);
+        let (first, last) = turn.split_at(turn.partition_point(|(node, _)| *node < middle));
+        let (mut messages, more) =
+            in_two(turn.len(), || speak(low, 0, first, now_ms), || speak(high, middle, last, now_ms));
+        messages.extend(more);
+        in_two(
+            turn.len(),
+            || listen(low, 0, &messages, now_ms, alive),
+            || listen(high, middle, &messages, now_ms, alive),
+        );
+        for (node, _) in turn {
+            for event in self.nodes[*node].events() {
+                if let Event::Died(other) = event
+                    && let Some(at) = self.died_ms[place(other)]
+                {
+                    self.deaths_s.push((now_ms - at) as f64 / 1000.0);
+                }
             }
         }
     }
@@ -208,6 +214,59 @@ impl Network {
             self.ages.worst_ms += ages.iter().copied().max().unwrap_or(0) as f64;
             self.ages.known += ages.len() as f64;
             self.measured += 1.0;
+        }
+    }
+}
+
+/// One message on its way.
+#[derive(Debug)]
+struct Message {
+    from: usize,
+    to: NodeId,
+    bytes: Vec<u8>,
+}
+
+/// With fewer nodes a thread is not worth its start.
+const WORTH_A_THREAD: usize = 200;
+
+fn in_two<T: Send>(size: usize, one: impl FnOnce() -> T, other: impl FnOnce() -> T + Send) -> (T, T) {
+    if size < WORTH_A_THREAD {
+        return (one(), other());
+    }
+    std::thread::scope(|scope| {
+        let other = scope.spawn(other);
+        (one(), other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// What those whose turn it is have to say; `nodes` are those from place `start` on.
+fn speak(nodes: &mut [Gossip], start: usize, turn: &[(usize, Entry)], now_ms: u64) -> Vec<Message> {
+    let mut messages = Vec::with_capacity(turn.len());
+    for (from, entry) in turn {
+        let gossip = &mut nodes[from - start];
+        // Never longer than a payload may be.
+        let _ = gossip.set_own(&encode(entry));
+        messages.extend(gossip.tick(now_ms).map(|(to, bytes)| Message { from: *from, to, bytes }));
+    }
+    messages
+}
+
+/// What these nodes receive, and how their own messages fared.
+fn listen(nodes: &mut [Gossip], start: usize, messages: &[Message], now_ms: u64, alive: &[bool]) {
+    let here = start..start + nodes.len();
+    for message in messages {
+        let target = place(message.to);
+        if alive[target] && here.contains(&target) {
+            let read = nodes[target - start].receive(now_ms, id(message.from), &message.bytes);
+            debug_assert!(read.is_ok(), "{read:?}");
+        }
+        if here.contains(&message.from) {
+            let sender = &mut nodes[message.from - start];
+            if alive[target] {
+                sender.reached(message.to);
+            } else {
+                sender.unreachable(now_ms, message.to);
+            }
         }
     }
 }

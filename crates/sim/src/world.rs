@@ -242,6 +242,7 @@ impl<'a> World<'a> {
         self.knowledge.measure(now_ms, &self.alive);
         let steps = usize::try_from(GOSSIP_MS / STEP_MS).unwrap_or(1);
         let turn = usize::try_from(now_ms / STEP_MS).unwrap_or(0) % steps;
+        let mut told = Vec::with_capacity(self.machines.len() / steps + 1);
         for place in (turn..self.machines.len()).step_by(steps) {
             if !self.alive[place] {
                 continue;
@@ -258,8 +259,9 @@ impl<'a> World<'a> {
                 pressure: own.mem_pressure as f32,
                 takes_guests: own.takes_guests,
             };
-            self.knowledge.tell(place, now_ms, entry, &self.alive);
+            told.push((place, entry));
         }
+        self.knowledge.tell(&told, now_ms, &self.alive);
     }
 
     /// Each home decides once a second, not all at the same time.

@@ -125,12 +125,12 @@ fn text(mix: &Mix, nodes: usize, comparison: &Comparison) -> String {
         ">SWAP",
     ]);
     let rows = [
-        ("balanced", &comparison.balanced),
-        ("round robin", &comparison.round_robin),
-        ("random", &comparison.random),
-        ("as they arrive", &comparison.home),
+        ("balanced", Some(&comparison.balanced)),
+        ("round robin", Some(&comparison.round_robin)),
+        ("random", Some(&comparison.random)),
+        ("as they arrive", comparison.home.as_ref()),
     ];
-    for (name, outcome) in rows {
+    for (name, outcome) in rows.into_iter().filter_map(|(name, outcome)| Some((name, outcome?))) {
         table.row(row(name, outcome));
     }
     let mut text = format!("{}: {nodes} nodes, {}\n\n{}\n", mix.name, mix.about, table.render(None));
