@@ -32,7 +32,8 @@ impl Homes {
     ) -> Self {
         let count = nodes.len();
         let jobs = homes.iter().enumerate().map(|(pid, home)| {
-            let mut job = Process::new(HomePid(i32::try_from(pid).unwrap_or(i32::MAX)), id(*home), 100.0, 5.0);
+            let mut job =
+                Process::new(HomePid(i32::try_from(pid).unwrap_or(i32::MAX)), id(*home), 100.0, 5.0);
             job.rss = 10 << 20;
             job
         });
