@@ -3,6 +3,7 @@
 use crate::chance::Chance;
 use crate::report::Ages;
 use crate::world::{GOSSIP_MS, Information, Placing, Settings, id};
+use tern_balancer::{LinkCost, Node};
 use tern_gossip::{Config, Event, Gossip, Seen, Status};
 use tern_ids::NodeId;
 
@@ -25,6 +26,28 @@ pub(crate) struct Known {
     pub(crate) age_ms: u64,
     pub(crate) alive: bool,
     pub(crate) entry: Entry,
+}
+
+impl Known {
+    /// As the balancer wants it.
+    pub(crate) fn node(&self) -> Node {
+        let entry = self.entry;
+        Node {
+            id: id(self.node),
+            speed: entry.speed,
+            cpus: f64::from(entry.cpus),
+            load: f64::from(entry.load),
+            mem_free: entry.free,
+            mem_total: entry.total,
+            swap_free: 0,
+            swap_total: 0,
+            mem_pressure: f64::from(entry.pressure),
+            takes_guests: entry.takes_guests,
+            age_ms: self.age_ms,
+            alive: self.alive,
+            link: LinkCost { rtt_us: 200, bytes_per_s: 117_000_000 },
+        }
+    }
 }
 
 /// Where nodes know of each other from.

@@ -9,7 +9,7 @@ use crate::mix::{Event, Scenario};
 use crate::report::{Outcome, Tally};
 use crate::transit::Transit;
 use serde::Serialize;
-use tern_balancer::{Answer, Cluster, LinkCost, Move, Node, Policy, Process, State, accepts, decide};
+use tern_balancer::{Answer, Cluster, Move, Policy, Process, State, accepts, decide};
 use tern_ids::{HomePid, NodeId};
 
 /// One step.
@@ -335,7 +335,7 @@ impl<'a> World<'a> {
         own.load = machine.settling.expected_load(&own, &self.settings.policy, now_ms);
         own.mem_free = machine.settling.expected_free(&own);
         let mut nodes = vec![own];
-        nodes.extend(self.known.iter().filter(|known| known.node != place).map(node));
+        nodes.extend(self.known.iter().filter(|known| known.node != place).map(Known::node));
         Cluster::new(id(place), nodes)
     }
 
@@ -455,23 +455,4 @@ pub(crate) fn id(place: usize) -> NodeId {
 
 fn pid(job: usize) -> HomePid {
     HomePid(i32::try_from(job).unwrap_or(i32::MAX))
-}
-
-fn node(known: &Known) -> Node {
-    let entry = known.entry;
-    Node {
-        id: id(known.node),
-        speed: entry.speed,
-        cpus: f64::from(entry.cpus),
-        load: f64::from(entry.load),
-        mem_free: entry.free,
-        mem_total: entry.total,
-        swap_free: 0,
-        swap_total: 0,
-        mem_pressure: f64::from(entry.pressure),
-        takes_guests: entry.takes_guests,
-        age_ms: known.age_ms,
-        alive: known.alive,
-        link: LinkCost { rtt_us: 200, bytes_per_s: 117_000_000 },
-    }
 }
