@@ -183,7 +183,7 @@ fn moved(cluster: &Cluster, script: &str, material: &Path, seed: u64) -> Result<
     // The folder exists on node 1 only, so the script itself goes there.
     let script = format!("cd {folder} || exit; {script}");
     let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh", "mosrun", "sh", "-c", &script]);
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "sh", "-c", &script]);
     command.env("IN", material).env("LC_ALL", "C");
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
