@@ -234,9 +234,12 @@ pub(crate) fn refusal(node: &Node, pid: HomePid) -> Option<String> {
 }
 
 /// Where a process should be rather than where it is; `None` if nowhere.
-pub(crate) fn better(node: &Node, pid: HomePid) -> Option<NodeId> {
-    let (_, why) = why(node, pid).ok()?;
-    why.best().map(|prospect| prospect.node).filter(|to| *to != why.at)
+///
+/// # Errors
+/// If it is none that is balanced.
+pub(crate) fn better(node: &Node, pid: HomePid) -> Result<Option<NodeId>, Refusal> {
+    let (_, why) = why(node, pid)?;
+    Ok(why.best().map(|prospect| prospect.node).filter(|to| *to != why.at))
 }
 
 /// The best node for a program that starts, and charges it with it.

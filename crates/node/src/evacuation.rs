@@ -127,7 +127,8 @@ fn fetch(node: &Arc<Node>, pids: Vec<HomePid>, from: Option<NodeId>) {
 
 /// Moves a process to where it is best, if that is not where it shall leave, and home if that fails or it is to come.
 fn leave(node: &Node, pid: HomePid, start: u64, from: Option<NodeId>) -> Result<Reply, Refusal> {
-    if let Some(better) = from.and_then(|_| balancing::better(node, pid)).filter(|to| *to != node.me()) {
+    if let Some(better) = from.and_then(|_| balancing::better(node, pid).ok()?).filter(|to| *to != node.me())
+    {
         match moving::order(node, pid, start, Destination::Node(better)) {
             Ok(reply) => return Ok(reply),
             Err(error) => tracing::info!(%pid, to = %better, %error, "it comes home instead"),

@@ -62,7 +62,7 @@ pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination
 /// Moves a process of which somebody has decided that it may be moved; `started` says which one of its number.
 pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) -> Result<Reply, Refusal> {
     let to = match to {
-        Destination::Balance => match balancing::better(node, pid) {
+        Destination::Balance => match balancing::better(node, pid)? {
             Some(to) if to == node.me() => Destination::Home,
             Some(to) => Destination::Node(to),
             None => {

@@ -27,8 +27,11 @@ pub fn describe() -> Command {
              terminal, files, environment and signals, wherever it runs.\n\nWithout -h, -ID, -j or -b it starts \
              here, and the cluster moves it and its children to where they run best.",
         )
-        .override_usage("mosrun [-h | -ID | -jID1-ID2[,ID3..] | -b] [-F] [-l | -L | -k] [-c | -i] [-n | -s | -f | -d N]\n              \
-             [-m MB] [-J JOB] [--only LIST] [--not LIST] [-z] [--] PROGRAM [ARG..]",)
+        .override_usage(
+            "mosrun [-h | -ID | -jID1-ID2[,ID3..] | -b] [-F] [-l | -L | -k] [-c | -i]\n              \
+             [-n | -s | -f | -d N] [-m MB] [-J JOB] [--only LIST] [--not LIST] [-z]\n              \
+             [--] PROGRAM [ARG..]",
+        )
         .disable_help_flag(true)
         .disable_version_flag(true)
         .arg(flag("home", 'h').help("Run it here, its home, and lock it"))
