@@ -9,6 +9,9 @@
 //! what the whole node has used and what is found in threads; it is taken to have waited as much for it as the others.
 //! The kernel's own threads are not read one by one but come in by that same difference.
 //!
+//! **Our own programs**, ternd and the shims, work in short threads when processes move, and would be taken to have waited
+//! as the others: the node would seem busier just when its load is looked at most. Of them only what they have run counts.
+//!
 //! **What rests** costs as much to read as what works. When a reading takes too long, threads that have not run for
 //! some readings are read in turns. So the cost is bounded, and the price is that they are noticed later when they
 //! wake: after [`MOST_TURNS`] readings at most.
@@ -17,7 +20,7 @@ use crate::clock::own_time;
 use crate::group::{Groups, in_container};
 use crate::pressure::Times;
 use crate::procdir::ProcDir;
-use crate::task::Turns;
+use crate::task::{TICKS, Turns};
 use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -28,6 +31,8 @@ const BUDGET: Duration = Duration::from_millis(4);
 pub const MOST_TURNS: u32 = 5;
 /// Who has not run for so many readings rests.
 const RESTS: u8 = 3;
+/// Our own programs.
+const OURS: [&str; 2] = ["ternd", "tern-shim"];
 /// Nobody waits longer, for what he uses, than this.
 const MOST_WAIT: f64 = 16.0;
 /// What is left of a debt after a reading.
@@ -63,6 +68,8 @@ struct Before {
 struct Known {
     inode: u64,
     of_kernel: bool,
+    /// Of one of our own: what it had run, with all that has ended in it, in seconds.
+    ours: Option<f64>,
     /// Its threads; nothing before it is first read.
     threads: Vec<(i32, Turns)>,
     read: Instant,
@@ -78,6 +85,8 @@ struct Found {
     wanted: f64,
     /// Threads' worth of demand.
     demand: f64,
+    /// What one of our own has run; it is in none of the others.
+    ours: f64,
 }
 
 impl Demand {
@@ -108,9 +117,11 @@ impl Demand {
             return None;
         }
         self.readings = self.readings.wrapping_add(1);
-        let mut found = Found::default();
+        let (mut found, mut ours) = (Found::default(), 0.0);
         for (pid, inode) in self.proc.numbers(".") {
-            found.add(self.visit(pid, inode, now, elapsed));
+            let one = self.visit(pid, inode, now, elapsed);
+            ours += one.ours;
+            found.add(one);
         }
         let readings = self.readings;
         self.known.retain(|_, known| known.there == readings);
@@ -119,13 +130,13 @@ impl Demand {
         let elapsed = elapsed?.as_secs_f64();
         let used =
             used.zip(before.and_then(|before| before.used)).and_then(|(now, then)| now.checked_sub(then));
-        let used = used.map_or(found.run, |used| used.as_secs_f64());
+        let used = used.map_or(found.run, |used| (used.as_secs_f64() - ours).max(0.0));
         // Of a while: few may be alive at a reading, and be looked at when they have only waited.
         let (run, wanted) = self.lately;
         self.lately = (run * LATELY_KEPT + found.run, wanted * LATELY_KEPT + found.wanted);
         let (unseen, owed) = unseen(used - found.run, self.owed);
         self.owed = owed;
-        Some(found.demand + unseen * waited(self.lately) / elapsed)
+        Some(found.demand + (ours + unseen * waited(self.lately)) / elapsed)
     }
 
     /// CPU time of everything in the node so far. A container without a group of its own does not know: there, what has
@@ -141,10 +152,25 @@ impl Demand {
         let known = self.known.entry(pid).or_insert_with(|| Known::new(now));
         known.there = self.readings;
         if known.inode != inode {
+            let stat = self.proc.stat(pid).map(|(stat, _)| stat);
             // The kernel's own threads are only among those of a whole machine.
-            known.of_kernel = !self.container && self.proc.stat(pid).is_some_and(|(stat, _)| stat.of_kernel);
+            known.of_kernel = !self.container && stat.as_ref().is_some_and(|stat| stat.of_kernel);
+            // Who was there before the first reading has run before it.
+            let before = |ticks: u64| if elapsed.is_none() { seconds(ticks) } else { 0.0 };
+            let ours = stat.filter(|stat| OURS.contains(&&*stat.command));
+            known.ours = ours.map(|stat| before(stat.ticks));
             known.inode = inode;
             known.rested = 0;
+        }
+        if let Some(before) = &mut known.ours {
+            let Some((stat, _)) = self.proc.stat(pid) else { return Found::default() };
+            // A guest begins as a part of its shim, and then takes a name of its own.
+            if OURS.contains(&&*stat.command) {
+                let ours = (seconds(stat.ticks) - *before).max(0.0);
+                *before = seconds(stat.ticks);
+                return Found { ours, ..Found::default() };
+            }
+            known.ours = None;
         }
         let turn = self.readings.wrapping_add(pid.unsigned_abs()).is_multiple_of(self.turns);
         if known.of_kernel || (known.rested >= RESTS && !turn) {
@@ -173,7 +199,7 @@ impl Demand {
 
 impl Known {
     fn new(now: Instant) -> Self {
-        Self { inode: 0, of_kernel: false, threads: Vec::new(), read: now, rested: 0, there: 0 }
+        Self { inode: 0, of_kernel: false, ours: None, threads: Vec::new(), read: now, rested: 0, there: 0 }
     }
 
     /// Reads its threads; what came since, of all of them. Nothing if it has not run, or has ended.
@@ -213,7 +239,7 @@ impl Found {
     fn over(fresh: &Turns, span: Duration) -> Self {
         let run = fresh.run as f64 / 1e9;
         let wanted = fresh.wanted() as f64 / 1e9;
-        Self { run, wanted, demand: wanted / span.as_secs_f64().max(1e-3) }
+        Self { run, wanted, demand: wanted / span.as_secs_f64().max(1e-3), ours: 0.0 }
     }
 
     fn add(&mut self, other: Self) {
@@ -221,6 +247,10 @@ impl Found {
         self.wanted += other.wanted;
         self.demand += other.demand;
     }
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / TICKS as f64
 }
 
 /// What those have used who are not found any more, in seconds, and what is owed from now on, when so much more was used
@@ -274,7 +304,7 @@ mod tests {
     fn counters_become_threads() {
         let second = Duration::from_secs(1);
         let fresh = Turns { run: 500_000_000, wait: 1_500_000_000, turns: 9 };
-        assert_eq!(Found::over(&fresh, second * 2), Found { run: 0.5, wanted: 2.0, demand: 1.0 });
+        assert_eq!(Found::over(&fresh, second * 2), Found { run: 0.5, wanted: 2.0, demand: 1.0, ours: 0.0 });
     }
 
     /// The counters of a thread that works go on, and those of one that sleeps do not.

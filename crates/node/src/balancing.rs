@@ -106,17 +106,19 @@ fn carry_out(node: &Arc<Node>, next: &Move) {
         }
     }
     let destination = if to == node.me() { Destination::Home } else { Destination::Node(to) };
-    match moving::order(node, pid, start, destination) {
+    let moved = moving::order(node, pid, start, destination);
+    if to != node.me() {
+        // One that ends or goes on at once is not seen there by anybody's look, and would be awaited.
+        let settled = PeerRequest::Settled { pid, came: moved.is_ok() };
+        let _counted_for_a_while = peers::ask_again(node, to, &settled, ANSWER);
+    }
+    match moved {
         Ok(_moved) => lock(&node.balancing.state).arrived(pid, cluster::now_ms()),
         Err(refusal) => {
             if refusal.kind == RefusalKind::CannotMove {
                 lock(&node.balancing.habits).refused(pid, refusal.message.clone(), cluster::now_ms());
             }
             failed(&refusal);
-            if to != node.me() {
-                let _counted_for_a_while =
-                    peers::ask_again(node, to, &PeerRequest::NotComing { pid }, ANSWER);
-            }
         }
     }
 }
@@ -150,9 +152,10 @@ pub(crate) fn asked(node: &Node, peer: NodeId, offer: Offer) -> Answer {
     answer
 }
 
-/// A process that was to come does not.
-pub(crate) fn not_coming(node: &Node, peer: NodeId, pid: HomePid) {
-    lock(&node.balancing.settling).cancelled(peer, pid);
+/// A process that was to come is here, or does not come.
+pub(crate) fn settled(node: &Node, peer: NodeId, pid: HomePid, came: bool) {
+    let mut settling = lock(&node.balancing.settling);
+    if came { settling.came(peer, pid, cluster::now_ms()) } else { settling.cancelled(peer, pid) }
 }
 
 /// This node as it will be: what its own decisions go by.
@@ -175,6 +178,8 @@ fn settle(node: &Node, rows: &[ProcessRow]) {
         .filter(|row| row.state != "migrating")
         .filter_map(|row| Some((row.from?, row.pid)))
         .collect();
+    // Before any lock is taken: there, others take the locks the other way round.
+    let own = cluster::own(node);
     let mut before = lock(&node.balancing.guests);
     let mut settling = lock(&node.balancing.settling);
     let now_ms = cluster::now_ms();
@@ -185,7 +190,7 @@ fn settle(node: &Node, rows: &[ProcessRow]) {
         // It had kept about one CPU busy, or it would not have been here.
         settling.left(*home, *pid, 1.0, now_ms);
     }
-    settling.sampled(&cluster::own(node), &node.balancing.policy, now_ms);
+    settling.sampled(&own, &node.balancing.policy, now_ms);
     *before = now;
 }
 

@@ -124,7 +124,8 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
         thread::sleep(node.cluster.period);
         let map = node.map();
         // What was agreed to a moment ago is in it: others take what they hear for as old as the message.
-        let own = (*lock(&node.cluster.own)).map(|entry| expected(node, entry).encode());
+        let entry = *lock(&node.cluster.own);
+        let own = entry.map(|entry| expected(node, entry).encode());
         let next = {
             let mut gossip = lock(&node.cluster.gossip);
             if let Some(Err(error)) = own.map(|own| gossip.set_own(&own)) {

@@ -68,10 +68,12 @@ pub enum PeerRequest {
     Gossip(Vec<u8>),
     /// May this process of mine come? Who agrees counts it in from now on.
     MayCome(Offer),
-    /// It does not come after all.
-    NotComing {
+    /// What has become of it: it is there, or does not come after all.
+    Settled {
         /// By its number at its home, which is mine.
         pid: HomePid,
+        /// It is there, or was: it may have ended or left by now.
+        came: bool,
     },
     /// These processes of yours shall leave me; I have reasons. Answered at once, done after.
     TakeBack {
@@ -118,7 +120,7 @@ pub enum PeerReply {
     Map(String),
     /// To `MayCome`.
     Answer(Answer),
-    /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will. To `NotComing` and `Gossip`.
+    /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will. To `Settled` and `Gossip`.
     Done,
 }
 

@@ -75,8 +75,8 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             Err(error) => Err(Refusal::new(RefusalKind::BadRequest, format!("this is no gossip: {error}"))),
         },
         PeerRequest::MayCome(offer) => Ok(PeerReply::Answer(balancing::asked(node, peer, offer))),
-        PeerRequest::NotComing { pid } => {
-            balancing::not_coming(node, peer, pid);
+        PeerRequest::Settled { pid, came } => {
+            balancing::settled(node, peer, pid, came);
             Ok(PeerReply::Done)
         }
         PeerRequest::TakeBack { pids } => {
