@@ -8,7 +8,8 @@ use crate::process::command_name;
 use crate::signals;
 use crate::state::State;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -45,7 +46,9 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
 /// seen.
 fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
     let ternd = programs.join("ternd");
-    fs::create_dir_all(CACHE).tried(|| format!("make {CACHE}"))?;
+    // As ternd makes it: what it keeps of guests' files is nobody's to look at.
+    let make = |cache: &Path| DirBuilder::new().recursive(true).mode(0o700).create(cache);
+    make(Path::new(CACHE)).tried(|| format!("make {CACHE}"))?;
     let file = Path::new(CACHE).join("speed.json");
     Command::new(&ternd)
         .arg("--measure-speed")
@@ -55,7 +58,7 @@ fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
         .tried(|| format!("run {}", ternd.display()))?;
     for node in lab.nodes() {
         let cache = node.path(CACHE)?;
-        fs::create_dir_all(&cache)
+        make(&cache)
             .and_then(|()| fs::copy(&file, cache.join("speed.json")).map(|_bytes| ()))
             .tried(|| format!("write into {}", cache.display()))?;
     }

@@ -12,6 +12,8 @@ pub struct Memory {
     pub total: u64,
     /// What is free for a newcomer: caches can be given up, and nothing need be swapped.
     pub free: u64,
+    /// What nothing uses, not even as a cache, on the whole machine.
+    pub unused: u64,
     /// Swap space.
     pub swap_total: u64,
     /// Of it, free.
@@ -29,7 +31,9 @@ impl Memory {
         let swap =
             MemoryLimit { total: bytes("SwapTotal:").unwrap_or(0), free: bytes("SwapFree:").unwrap_or(0) };
         let swap = within(swap, limits.swap);
-        Some(Self { total: memory.total, free: memory.free, swap_total: swap.total, swap_free: swap.free })
+        let unused = bytes("MemFree:").unwrap_or(0);
+        let (swap_total, swap_free) = (swap.total, swap.free);
+        Some(Self { total: memory.total, free: memory.free, unused, swap_total, swap_free })
     }
 }
 
@@ -50,6 +54,7 @@ mod tests {
     fn a_machine_has_what_it_says() {
         let memory = Memory::of(MEMINFO, &Limits::default()).unwrap();
         assert_eq!((memory.total, memory.free), (24_684_092 << 10, 24_157_172 << 10));
+        assert_eq!(memory.unused, 21_722_612 << 10);
         assert_eq!((memory.swap_total, memory.swap_free), (1_024_000, 921_600));
     }
 

@@ -235,10 +235,9 @@ pub(crate) fn view(node: &Node) -> balancer::Cluster {
             continue;
         }
         let link = links.get(&seen.node).copied().unwrap_or_default();
-        let trusted = node.config.trust.as_ref().is_none_or(|trust| trust.contains(&seen.node));
         nodes.push(balancer::Node {
             alive: seen.status == Status::Alive && seen.reachable,
-            takes_guests: entry.open && trusted,
+            takes_guests: entry.open && node.config.trusts(seen.node),
             ..described(seen.node, &entry, age, link)
         });
     }

@@ -120,6 +120,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether that node may host this node's processes.
+    #[must_use]
+    pub fn trusts(&self, node: NodeId) -> bool {
+        self.trust.as_ref().is_none_or(|trust| trust.contains(&node))
+    }
+
     /// Reads `DIRECTORY/ternd.toml`; without it everything has its default.
     ///
     /// # Errors

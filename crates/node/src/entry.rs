@@ -42,7 +42,7 @@ impl Entry {
             cpus: sample.cpus,
             mem_total: sample.memory.total,
             mem_free: sample.memory.free,
-            mem_raw_free: raw_free(),
+            mem_raw_free: sample.memory.unused,
             swap_total: sample.memory.swap_total,
             swap_free: sample.memory.swap_free,
             mem_pressure: sample.pressure.map_or(0.0, |pressure| pressure.memory),
@@ -61,14 +61,6 @@ impl Entry {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         tern_wire::decode(bytes).ok()
     }
-}
-
-/// Bytes of memory that nothing uses.
-fn raw_free() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemFree:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 #[cfg(test)]

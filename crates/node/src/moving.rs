@@ -210,7 +210,7 @@ fn relay(node: &Node, shim: ShimId, request: &ShimRequest) -> Result<Reply, Refu
 
 /// Passes if that node may host processes of this one.
 fn trusted(node: &Node, other: NodeId) -> Result<(), Refusal> {
-    if node.config.trust.as_ref().is_none_or(|trust| trust.contains(&other)) {
+    if node.config.trusts(other) {
         return Ok(());
     }
     let said = format!("node {other} is not trusted with this node's processes");
