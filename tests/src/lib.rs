@@ -14,6 +14,7 @@ pub mod breaking;
 pub mod catalogue;
 pub mod cluster;
 pub mod hostile;
+pub mod jobs;
 pub mod journey;
 pub mod material;
 pub mod mover;

@@ -89,6 +89,11 @@ pub enum ShimRequest {
         /// May the cluster move it afterwards?
         lock: Lock,
     },
+    /// End your guests; why. Guest only. (`Done`: they are gone, and home has been told.)
+    End {
+        /// One sentence for who misses them.
+        why: String,
+    },
     /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
     /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
     Connection,

@@ -37,7 +37,7 @@ impl Family {
                 }
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
-                ShimRequest::Connection => caller.answer(&door::not_here()),
+                ShimRequest::Connection | ShimRequest::End { .. } => caller.answer(&door::not_here()),
             }
         }
     }

@@ -80,6 +80,7 @@ impl Family {
                 }
             }
             Message::Died(signal) if holds => self.died(pid, signal),
+            Message::PutDown(why) if holds => self.put_down(pid, &why),
             Message::FetchHome(why) if holds => self.fetch(pid, &why),
             Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
             Message::Present(epoch, signals) => self.present(pid, from, epoch, signals),
@@ -128,6 +129,16 @@ impl Family {
         crate::coredump::prevent(pid.0);
         tracing::info!(%pid, signal, "the program was killed where it ran");
         if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, signal)) {
+            self.lost(pid, &error);
+        }
+    }
+
+    /// Its node has ended the program, without a fault of its own.
+    fn put_down(&mut self, pid: HomePid, why: &str) {
+        tracing::warn!(%pid, why, "the program was ended where it ran");
+        self.refuse(pid, why);
+        crate::coredump::prevent(pid.0);
+        if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, libc::SIGKILL)) {
             self.lost(pid, &error);
         }
     }

@@ -3,7 +3,7 @@
 use crate::aside::Event;
 use crate::family::Family;
 use crate::member::{Member, State};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
 use tern_ids::HomePid;
@@ -11,11 +11,18 @@ use tern_migrate::message::{Inbox, Message, send};
 use tern_tracee::procfs;
 use tern_wire::Link;
 
+/// How long home may take to hear that a guest was ended.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
 impl Family {
     pub(crate) fn answer_node(&mut self) {
         while let Some(caller) = self.door.next() {
             match caller.request() {
                 ShimRequest::Processes => caller.answer(&ShimReply::Processes(self.rows())),
+                ShimRequest::End { why } => {
+                    self.put_down(why);
+                    caller.answer(&ShimReply::Done);
+                }
                 ShimRequest::Owns { .. } => caller.answer(&tern_control::door::not_here()),
                 ShimRequest::Connection => {
                     if let Some(socket) = caller.connection() {
@@ -24,6 +31,25 @@ impl Family {
                 }
                 _ => caller.answer(&tern_control::door::not_here()),
             }
+        }
+    }
+
+    /// This node ends its guests. If home hears of it, it ends them as well; if not, it gives them up in its time.
+    fn put_down(&mut self, why: &str) {
+        for pid in self.members.keys().copied().collect::<Vec<_>>() {
+            tracing::warn!(%pid, why, "a guest is ended");
+            let word = match self.members.get(&pid) {
+                // It may still begin where it comes from.
+                Some(Member { state: State::Arriving(_), epoch, .. }) => {
+                    Message::Declined(*epoch, why.to_owned())
+                }
+                _ => Message::PutDown(why.to_owned()),
+            };
+            self.tell(pid, &word);
+            self.end(pid);
+        }
+        if let Some(home) = &mut self.home {
+            let _best_effort = home.drain(Instant::now() + LAST_WORD);
         }
     }
 

@@ -170,6 +170,8 @@ pub enum Message {
     Stop(bool),
     /// guest → home: the program was killed by this signal, raised by itself there.
     Died(i32),
+    /// guest → home: its node has ended the program; why.
+    PutDown(String),
     /// guest → home: the program needs something that only home has; fetch it home, and why.
     FetchHome(String),
     /// guest → home: the content of this file is wanted, for a mapping that home has just made.

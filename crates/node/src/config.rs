@@ -63,6 +63,10 @@ pub struct File {
     /// Seconds after which home gives a lost guest up; 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub give_up_after: Option<u32>,
+    /// Seconds that the end of ternd may take by which the node leaves the cluster (`systemctl stop`, shutdown of the
+    /// machine); 60. With 0 nothing moves then, and all goes on without ternd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_within: Option<u32>,
     /// Whether this node takes guests; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests: Option<bool>,
@@ -103,6 +107,8 @@ pub struct Config {
     pub suspend_after: u32,
     /// Seconds.
     pub give_up_after: u32,
+    /// Seconds; 0 if nothing moves when ternd ends.
+    pub stop_within: u32,
     /// Whether this node takes guests.
     pub guests: bool,
     /// How nice guests are: 0 to 19.
@@ -161,6 +167,7 @@ impl Config {
             map: file.map.clone().unwrap_or_else(|| default_map(config_dir)),
             suspend_after,
             give_up_after,
+            stop_within: file.stop_within.unwrap_or(60),
             guests: file.guests.unwrap_or(true),
             guest_nice: file.guest_nice.unwrap_or(5),
             trust: file.trust.as_ref().map(|trust| trust.iter().copied().map(NodeId).collect()),

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::listen::{Port, forever};
 use crate::state::Node;
-use crate::{balancing, cluster, control, peers, shims};
+use crate::{balancing, cluster, control, leave, peers, shims};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -26,6 +26,7 @@ pub fn run(config: Config) -> Result<()> {
         .create(&config.cache_dir)
         .with_context(|| format!("cannot make {}", config.cache_dir.display()))?;
     let node = Arc::new(Node::open(config)?);
+    leave::on_signals(&node)?;
     let port = Port::bind(&node)?;
     let control = control::bind(&node)?;
     tracing::info!(

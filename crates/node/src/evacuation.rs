@@ -1,18 +1,19 @@
 //! Emptying a node: guests are sent away, own processes brought home.
 //!
 //! A guest's home moves it, so this node asks the homes, again and again until no guest is left. What a home does not
-//! answer to is no reason to wait for ever: a guest without home ends after `give_up_after`.
+//! answer to is no reason to wait for ever: a guest without home ends after `give_up_after`. A node that leaves the
+//! cluster ends those for which there was no place within its time.
 
 use crate::message::PeerRequest;
 use crate::procfs::process;
 use crate::slots::lock;
 use crate::state::Node;
-use crate::{balancing, moving, peers, processes};
+use crate::{balancing, moving, peers, processes, shims};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use tern_control::{Destination, Evacuation, ProcessRow, Refusal, RefusalKind, Reply};
+use tern_control::{Destination, Evacuation, ProcessRow, Refusal, RefusalKind, Reply, Settings, ShimRequest};
 use tern_ids::{HomePid, NodeId};
 
 /// How many processes of this node move at the same time.
@@ -30,13 +31,53 @@ const HEAR: Duration = Duration::from_secs(2);
 /// `mosctl expel`, `bring`, `isolate`, `shutdown`.
 pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>) -> Result<Reply, Refusal> {
     let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
-    let (expel, bring) = (what != Evacuation::Bring, what != Evacuation::Expel);
+    let wish = Wish { expel: what != Evacuation::Bring, bring: what != Evacuation::Expel };
     node.settings.change(|settings| {
-        settings.block |= expel;
-        settings.local_stay |= bring;
-        settings.stay |= expel && bring;
+        wish.enforce(settings);
     })?;
     tracing::info!(?what, "the node is being emptied");
+    empty(node, wish, end)?;
+    if what == Evacuation::Shutdown {
+        node.settings.change(|settings| settings.quiet = true)?;
+    }
+    tracing::info!(?what, "the node is empty");
+    Ok(Reply::Done)
+}
+
+/// The node leaves the cluster for as long as ternd does not run. Guests that could not leave in time are ended.
+pub(crate) fn leave_cluster(node: &Arc<Node>, within: Duration) {
+    let wish = Wish { expel: true, bring: true };
+    node.settings.change_for_now(|settings| wish.enforce(settings));
+    tracing::info!(seconds = within.as_secs(), "this node leaves the cluster");
+    let Err(left) = empty(node, wish, Some(Instant::now() + within)) else {
+        return tracing::info!("the node is empty");
+    };
+    tracing::warn!(%left, "guests that are still here are ended");
+    let why = format!("node {} was stopped, and it had nowhere else to go in time", node.me());
+    shims::ask_all(&node.config.run_dir, &ShimRequest::End { why });
+}
+
+/// What is to leave.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    /// Guests.
+    expel: bool,
+    /// Own processes that are away.
+    bring: bool,
+}
+
+impl Wish {
+    /// What is gone shall not come again.
+    fn enforce(self, settings: &mut Settings) {
+        settings.block |= self.expel;
+        settings.local_stay |= self.bring;
+        settings.stay |= self.expel && self.bring;
+    }
+}
+
+/// Returns when the node is empty, or at the end with what is left.
+fn empty(node: &Arc<Node>, wish: Wish, end: Option<Instant>) -> Result<(), Refusal> {
+    let Wish { expel, bring } = wish;
     let mut asked: Option<Instant> = None;
     loop {
         let rows = processes::of_shims(node);
@@ -44,7 +85,7 @@ pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>)
         let away: Vec<_> =
             rows.iter().filter(|row| bring && processes::is_away(node, row)).map(|row| row.pid).collect();
         if guests.is_empty() && away.is_empty() {
-            break;
+            return Ok(());
         }
         if end.is_some_and(|end| Instant::now() > end) {
             let left =
@@ -60,11 +101,6 @@ pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>)
         }
         thread::sleep(LOOK);
     }
-    if what == Evacuation::Shutdown {
-        node.settings.change(|settings| settings.quiet = true)?;
-    }
-    tracing::info!(?what, "the node is empty");
-    Ok(Reply::Done)
 }
 
 /// Asks each home of these guests to have them elsewhere.

@@ -24,6 +24,7 @@ mod evacuation;
 mod files;
 pub mod found;
 mod habits;
+mod leave;
 mod listen;
 pub mod map;
 pub mod message;

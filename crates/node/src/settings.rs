@@ -35,6 +35,11 @@ impl Kept {
         lock(&self.now).clone()
     }
 
+    /// Changes them for as long as this ternd runs.
+    pub(crate) fn change_for_now(&self, change: impl FnOnce(&mut Settings)) {
+        change(&mut lock(&self.now));
+    }
+
     /// Changes them, if that can be written down.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Settings)) -> Result<Reply, Refusal> {
         let mut now = lock(&self.now);
@@ -68,5 +73,7 @@ mod tests {
         std::fs::remove_dir_all(&dir.0).unwrap();
         assert!(kept.change(|settings| settings.stay = true).is_err());
         assert!(!kept.now().stay, "what could not be written down is not in force");
+        kept.change_for_now(|settings| settings.stay = true);
+        assert!(kept.now().stay);
     }
 }
