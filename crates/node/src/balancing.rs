@@ -25,6 +25,9 @@ const ROUND: Duration = Duration::from_secs(1);
 /// How long a node may take to say whether a process may come.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// How often it decides again at once after a refusal, which has said what the node is really like.
+const AGAIN: u32 = 3;
+
 /// What the balancer of this node remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Balancing {
@@ -46,20 +49,13 @@ pub(crate) fn run(node: &Arc<Node>) -> ! {
         thread::sleep(ROUND);
         let rows = processes::of_shims(node);
         settle(node, &rows);
-        for next in round(node, &rows) {
-            let own = node.clone();
-            let pid = next.pid;
-            let go = move || carry_out(&own, &next);
-            if let Err(error) = thread::Builder::new().name("move".into()).spawn(go) {
-                tracing::warn!(%error, "no thread for a move");
-                lock(&node.balancing.state).failed(pid, cluster::now_ms());
-            }
-        }
+        look(node, &rows);
+        set_off(node, AGAIN);
     }
 }
 
-/// Looks, and decides.
-fn round(node: &Node, rows: &[ProcessRow]) -> Vec<Move> {
+/// Looks at what there is to move.
+fn look(node: &Node, rows: &[ProcessRow]) {
     let settings = node.settings.now();
     let now_ms = cluster::now_ms();
     let closed = cluster::closed(node);
@@ -75,17 +71,38 @@ fn round(node: &Node, rows: &[ProcessRow]) -> Vec<Move> {
     let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
     *lock(&balancing.candidates) = candidates;
     settle_own(node, &processes, now_ms);
+}
+
+/// Decides about what was looked at last, and has it done.
+fn set_off(node: &Arc<Node>, again: u32) {
+    if !node.config.balance {
+        return;
+    }
+    for next in decision(node) {
+        let own = node.clone();
+        let pid = next.pid;
+        let go = move || carry_out(&own, &next, again);
+        if let Err(error) = thread::Builder::new().name("move".into()).spawn(go) {
+            tracing::warn!(%error, "no thread for a move");
+            lock(&node.balancing.state).failed(pid, cluster::now_ms());
+        }
+    }
+}
+
+fn decision(node: &Node) -> Vec<Move> {
+    let balancing = &node.balancing;
+    let candidates = lock(&balancing.candidates);
+    let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
+    drop(candidates);
     let view = cluster::view(node);
     tracing::debug!(nodes = ?view.nodes().iter().map(|n| (n.id.0, n.load as u32, n.age_ms)).collect::<Vec<_>>(),
         processes = ?processes.iter().map(|p| (p.pid.0, p.at.0, p.demand as u32)).collect::<Vec<_>>(), "a look");
-    if !node.config.balance {
-        return Vec::new();
-    }
+    let now_ms = cluster::now_ms();
     decide(&view, &processes, &mut lock(&balancing.state), &balancing.policy, now_ms, rand::random())
 }
 
-/// Does what was decided.
-fn carry_out(node: &Arc<Node>, next: &Move) {
+/// Does what was decided; decides `again` so many times at most if the target would rather not.
+fn carry_out(node: &Arc<Node>, next: &Move, again: u32) {
     let Move { pid, from, to, reason, .. } = *next;
     let failed = |why: &dyn std::fmt::Display| {
         tracing::info!(%pid, %from, %to, ?reason, %why, "it was not moved");
@@ -100,7 +117,11 @@ fn carry_out(node: &Arc<Node>, next: &Move) {
             Ok(Answer::Yes) => lock(&node.balancing.state).accepted(pid, cluster::now_ms()),
             Ok(Answer::No(refusal)) => {
                 tracing::debug!(%pid, %from, %to, ?refusal, "it may not come");
-                return lock(&node.balancing.state).refused(pid, refusal, cluster::now_ms());
+                lock(&node.balancing.state).refused(pid, refusal, cluster::now_ms());
+                if let Some(again) = again.checked_sub(1) {
+                    set_off(node, again);
+                }
+                return;
             }
             Err(error) => return failed(&error),
         }
