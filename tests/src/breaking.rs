@@ -141,17 +141,24 @@ pub fn await_up(cluster: &Cluster, node: u16) -> Result<()> {
 /// If a node cannot be configured or its daemon not restarted.
 pub fn set_patience(cluster: &Cluster, suspend_after: u32, give_up_after: u32) -> Result<()> {
     let nodes: Vec<u16> = cluster.lab().nodes().map(|node| node.number()).collect();
-    for &node in &nodes {
-        let file = cluster.lab().node(node).path("/etc/tern/ternd.toml")?;
-        let text = std::fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
-        let kept =
-            text.lines().filter(|l| !l.starts_with("suspend_after") && !l.starts_with("give_up_after"));
-        let mut text: String = kept.flat_map(|line| [line, "\n"]).collect();
-        text += &format!("suspend_after = {suspend_after}\ngive_up_after = {give_up_after}\n");
-        std::fs::write(&file, text)?;
-        cluster.lab().restart_daemon(node)?;
-    }
-    nodes.iter().try_for_each(|&node| await_up(cluster, node))
+    let patience = format!("suspend_after = {suspend_after}\ngive_up_after = {give_up_after}\n");
+    nodes.iter().try_for_each(|&node| configure(cluster, node, &patience))
+}
+
+/// Puts these lines into a node's `ternd.toml`, each in the place of one with the same key, and restarts its daemon.
+///
+/// # Errors
+/// If the node cannot be configured or its daemon not restarted.
+pub fn configure(cluster: &Cluster, node: u16, lines: &str) -> Result<()> {
+    let file = cluster.lab().node(node).path("/etc/tern/ternd.toml")?;
+    let text = std::fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
+    let key = |line: &str| line.split_once(" = ").map(|(key, _)| key.to_owned());
+    let keys: Vec<_> = lines.lines().filter_map(key).collect();
+    let kept = text.lines().filter(|line| key(line).is_none_or(|key| !keys.contains(&key)));
+    let text: String = kept.chain(lines.lines()).flat_map(|line| [line, "\n"]).collect();
+    std::fs::write(&file, text)?;
+    cluster.lab().restart_daemon(node)?;
+    await_up(cluster, node)
 }
 
 /// A place in a migration where a shim stands still until it is told to go on.

@@ -15,7 +15,15 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// # Errors
 /// If it does not start.
 pub fn job(cluster: &Cluster, words: &str) -> Result<Running> {
-    let mut command = cluster.command(1, "sh");
+    job_on(cluster, 1, words)
+}
+
+/// The same on another node.
+///
+/// # Errors
+/// If it does not start.
+pub fn job_on(cluster: &Cluster, node: u16, words: &str) -> Result<Running> {
+    let mut command = cluster.command(node, "sh");
     let script = format!("exec {words} sh -c \"$0\" sh \"$@\"");
     command.args(["-c", &script, ANNOUNCE, "awk", "BEGIN { while (1) i++ }"]);
     let mut running = Running::start(&mut command, false)?;

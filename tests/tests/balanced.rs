@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tern_tests::jobs::{await_places, finish, job, known, places};
+use tern_tests::breaking::{configure, until};
+use tern_tests::cluster::Cluster;
+use tern_tests::jobs::{PATIENCE, await_places, finish, job, job_on, known, places};
 
 #[test]
 fn equal_jobs_spread_and_stay() {
@@ -60,4 +62,53 @@ fn the_locked_and_the_never_started_stay() {
     for jobs in [locked, never, plain, free] {
         finish(&cluster, jobs).unwrap();
     }
+}
+
+/// CPU seconds that guests of a node have used, by what their home's `mps` says of the first.
+fn cpu_seconds(cluster: &Cluster, pid: i32) -> f64 {
+    let rows = cluster.processes(1).unwrap_or_default();
+    rows.iter().find(|row| row.pid.0 == pid).map_or(0.0, |row| row.cpu_seconds)
+}
+
+#[test]
+fn everything_of_a_user_whom_the_administrator_names_is_moved() {
+    let cluster = known("named", 2).unwrap();
+    configure(&cluster, 1, "balance_users = [\"4242\"]").unwrap();
+    let theirs = |cluster: &Cluster, words| job(cluster, &format!("setpriv --reuid 4242 {words}")).unwrap();
+    let jobs: Vec<_> = (0..2).map(|_| theirs(&cluster, "")).collect();
+    let never = vec![theirs(&cluster, "nomig")];
+    let leader = vec![theirs(&cluster, "setsid --wait")];
+    let another = vec![job(&cluster, "setpriv --reuid 4243").unwrap()];
+    await_places(&cluster, &jobs, "nobody leaves", |places| places.contains_key(&2));
+    for stays in [&never, &leader, &another] {
+        assert_eq!(places(&cluster, stays).0.keys().collect::<Vec<_>>(), [&1]);
+    }
+    for jobs in [jobs, never, leader, another] {
+        finish(&cluster, jobs).unwrap();
+    }
+}
+
+#[test]
+fn the_owner_of_a_node_comes_first() {
+    let cluster = known("owner", 2).unwrap();
+    configure(&cluster, 2, "owner_share = 50\nguest_cpus = 0.1").unwrap();
+    let guest = vec![job(&cluster, "runon 2").unwrap()];
+    await_places(&cluster, &guest, "it does not leave", |places| places.contains_key(&2));
+    // A tenth of a CPU is all that it gets, though nobody else wants the rest.
+    let pid = guest[0].pid;
+    let (begun, used) = (Instant::now(), cpu_seconds(&cluster, pid));
+    until("it computes", PATIENCE, || cpu_seconds(&cluster, pid) > used + 0.3).unwrap();
+    let (seconds, used) = (begun.elapsed().as_secs_f64(), cpu_seconds(&cluster, pid) - used);
+    assert!(used < seconds * 0.1 + 0.3, "{used} s in {seconds} s\n{}", cluster.scene(pid));
+    // The owner begins to work.
+    let own = vec![job_on(&cluster, 2, "").unwrap()];
+    await_places(&cluster, &guest, "it stays in the owner's way", |places| !places.contains_key(&2));
+    let refused = cluster.migrate(pid, "2").unwrap_err();
+    assert!(refused.message.contains("need it"), "{}", refused.message);
+    for mut job in own {
+        cluster.run(2, &["kill", &job.pid.to_string()]).unwrap();
+        job.finish(PATIENCE).unwrap();
+    }
+    until("guests may come again", PATIENCE, || cluster.migrate(pid, "2").is_ok()).unwrap();
+    finish(&cluster, guest).unwrap();
 }

@@ -3,11 +3,9 @@
 
 use anyhow::Result;
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::time::Duration;
 use tern_lab::Cable;
-use tern_tests::breaking::{LOST, await_up, leftovers, pids, set_patience, start_daemon, until};
+use tern_tests::breaking::{LOST, await_up, configure, leftovers, pids, set_patience, start_daemon, until};
 use tern_tests::cluster::Cluster;
 use tern_tests::jobs::{PATIENCE, await_places, finish, job, known, places};
 
@@ -61,10 +59,7 @@ fn a_guest_with_nowhere_to_go_is_ended_in_time() {
     let cluster = known("nowhere", 2).unwrap();
     // Longer than the test: what ends the guest is its node.
     set_patience(&cluster, 1, 300).unwrap();
-    let file = cluster.lab().node(2).path("/etc/tern/ternd.toml").unwrap();
-    OpenOptions::new().append(true).open(file).unwrap().write_all(b"stop_within = 2\n").unwrap();
-    cluster.lab().restart_daemon(2).unwrap();
-    await_up(&cluster, 2).unwrap();
+    configure(&cluster, 2, "stop_within = 2").unwrap();
     let mut jobs = vec![job(&cluster, "runon 2").unwrap()];
     await_places(&cluster, &jobs, "it does not leave", |places| places.contains_key(&2));
     cluster.lab().cut(Cable::Node(2)).unwrap();

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// The controllers that are of use.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "freezer"];
+/// Microseconds over which a quota of CPU time counts.
+const PERIOD: u32 = 100_000;
 /// How often it is made again.
 const TRIES: usize = 20;
 
@@ -68,7 +70,7 @@ impl Place {
         Ok(rustix::fs::access(&self.above, rustix::fs::Access::WRITE_OK)?)
     }
 
-    fn enter(&self, pid: i32) -> io::Result<()> {
+    fn enter(&self, pid: i32, cpus: Option<f64>) -> io::Result<()> {
         let group = self.group();
         let mut entered = Ok(());
         for _ in 0..TRIES {
@@ -82,7 +84,19 @@ impl Place {
                 _ => break,
             }
         }
-        entered
+        // Somebody is in it, so it stays.
+        entered.and_then(|()| self.limit(cpus))
+    }
+
+    /// So many CPUs at most, where this hierarchy has that controller.
+    fn limit(&self, cpus: Option<f64>) -> io::Result<()> {
+        let Some(cpus) = cpus.filter(|_| self.controllers.contains(&"cpu")) else { return Ok(()) };
+        let quota = (cpus * f64::from(PERIOD)) as u64;
+        if self.unified {
+            return fs::write(self.group().join("cpu.max"), format!("{quota} {PERIOD}"));
+        }
+        fs::write(self.group().join("cpu.cfs_period_us"), PERIOD.to_string())?;
+        fs::write(self.group().join("cpu.cfs_quota_us"), quota.to_string())
     }
 
     fn tidy(&self) {
@@ -110,16 +124,16 @@ fn hand_down(above: &Path) {
     }
 }
 
-/// Puts a process there, and so all that it forks.
+/// Puts a process there, and so all that it forks. All that are there may use so many CPUs together.
 ///
 /// # Errors
 /// If there is no such place, or the first where it could not be put. It is in the others all the same.
-pub fn enter(pid: i32) -> io::Result<()> {
+pub fn enter(pid: i32, cpus: Option<f64>) -> io::Result<()> {
     let places = places()?;
     if places.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "no hierarchy of control groups is of use"));
     }
-    let entered: Vec<_> = places.iter().map(|place| place.enter(pid)).collect();
+    let entered: Vec<_> = places.iter().map(|place| place.enter(pid, cpus)).collect();
     entered.into_iter().collect()
 }
 
@@ -166,7 +180,9 @@ mod tests {
         for place in usable {
             let place = Place { above: place.above.join(&sandbox), ..place };
             let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-            let entered = place.enter(child.id() as i32);
+            let entered = place.enter(child.id() as i32, Some(0.5));
+            let quota =
+                ["cpu.max", "cpu.cfs_quota_us"].map(|file| fs::read_to_string(place.group().join(file)));
             let members = fs::read_to_string(place.group().join("cgroup.procs")).unwrap_or_default();
             place.tidy();
             let stayed = place.group().exists();
@@ -177,6 +193,9 @@ mod tests {
             let _cleaned = hierarchy::remove(&place.above, Duration::from_secs(1));
             entered.unwrap();
             assert_eq!(members.trim(), child.id().to_string());
+            if place.controllers.contains(&"cpu") {
+                assert!(quota.iter().flatten().any(|text| text.starts_with("50000")), "{quota:?}");
+            }
             assert!(stayed && !left, "{place:?}: stayed {stayed}, left {left}");
         }
     }

@@ -48,7 +48,7 @@ impl Family {
             };
             let sandbox = Sandbox::make(self.identity.0, self.identity.1, shifts)?;
             // Nobody has been forked in it yet.
-            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper()) {
+            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper(), self.start.guest_cpus) {
                 tracing::warn!(%error, "these guests are not in a control group of their own; see tern doctor");
             }
             self.sandbox = Some(sandbox);

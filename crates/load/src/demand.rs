@@ -32,7 +32,7 @@ pub const MOST_TURNS: u32 = 5;
 /// Who has not run for so many readings rests.
 const RESTS: u8 = 3;
 /// Our own programs.
-const OURS: [&str; 2] = ["ternd", "tern-shim"];
+pub const OURS: [&str; 2] = ["ternd", "tern-shim"];
 /// Nobody waits longer, for what he uses, than this.
 const MOST_WAIT: f64 = 16.0;
 /// What is left of a debt after a reading.

@@ -22,6 +22,8 @@ pub struct Process {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// It has a controlling terminal.
+    pub terminal: bool,
     /// The user it acts as; the real one, if it has made itself untraceable.
     pub user: u32,
     /// The name, not the command line.
@@ -172,6 +174,7 @@ impl Processes {
             parent: stat.parent,
             group: stat.group,
             session: stat.session,
+            terminal: stat.terminal,
             user,
             command: stat.command,
             state: stat.state,

@@ -17,6 +17,8 @@ pub struct Stat {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// It has a controlling terminal.
+    pub terminal: bool,
     /// A thread of the kernel's own.
     pub of_kernel: bool,
     /// User and system time, in ticks.
@@ -50,6 +52,7 @@ impl Stat {
             parent: id(1)?,
             group: id(2)?,
             session: id(3)?,
+            terminal: id(4)? != 0,
             of_kernel: number(6)? & OF_KERNEL != 0,
             ticks: number(11)?.saturating_add(number(12)?),
             threads: number(17)?.try_into().ok()?,

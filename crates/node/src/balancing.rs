@@ -3,12 +3,13 @@
 //! What decides is `tern_balancer`, which is pure; here it is told what there is, and what it says is done. A node that
 //! is to get a process is asked first, and counts it in from its yes on, so that not everybody sends to the same.
 
+use crate::eligible::Eligible;
 use crate::habits::{Candidate, Habits, House};
 use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::state::Node;
-use crate::{cluster, moving, peers, processes};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use crate::{cluster, moving, owner, peers, processes};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use tern_balancer::{
 };
 use tern_control::{Advice, Destination, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
+use tern_load::{Processes, Which};
 
 /// How often it decides.
 const ROUND: Duration = Duration::from_secs(1);
@@ -33,7 +35,9 @@ const AGAIN: u32 = 3;
 pub(crate) struct Balancing {
     policy: Policy,
     state: Mutex<State>,
+    processes: Mutex<Processes>,
     habits: Mutex<Habits>,
+    pub(crate) eligible: Eligible,
     /// As it was looked at last.
     candidates: Mutex<Vec<Candidate>>,
     settling: Mutex<Settling>,
@@ -55,7 +59,7 @@ pub(crate) fn run(node: &Arc<Node>) -> ! {
 }
 
 /// Looks at what there is to move.
-fn look(node: &Node, rows: &[ProcessRow]) {
+fn look(node: &Arc<Node>, rows: &[ProcessRow]) {
     let settings = node.settings.now();
     let now_ms = cluster::now_ms();
     let closed = cluster::closed(node);
@@ -67,10 +71,36 @@ fn look(node: &Node, rows: &[ProcessRow]) {
         now_ms,
     };
     let balancing = &node.balancing;
-    let candidates = lock(&balancing.habits).look(&node.registry, rows, &house);
+    let all = lock(&balancing.processes).scan(Which::All);
+    let (guests, all) = apart(all);
+    owner::look(node, &guests, &all, rows);
+    let mut eligible = node.registry.descendants(&all);
+    let started: HashSet<i32> = eligible.iter().map(|one| one.pid).collect();
+    let others = balancing.eligible.among(&all, node.config.move_root);
+    eligible.extend(others.into_iter().filter(|one| !started.contains(&one.pid)));
+    let candidates = lock(&balancing.habits).look(&all, eligible, rows, &house);
     let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
     *lock(&balancing.candidates) = candidates;
     settle_own(node, &processes, now_ms);
+}
+
+/// Guests, and the node's own processes.
+fn apart(all: Vec<tern_load::Process>) -> (Vec<tern_load::Process>, Vec<tern_load::Process>) {
+    let parents: HashMap<i32, (i32, bool)> =
+        all.iter().map(|one| (one.pid, (one.parent, one.command == "tern-shim"))).collect();
+    let is_guest = |one: &tern_load::Process| {
+        let mut at = one.parent;
+        // A parent that was read later than its child could make a circle.
+        for _ in 0..1000 {
+            match parents.get(&at) {
+                Some((_, true)) => return true,
+                Some((parent, false)) => at = *parent,
+                None => break,
+            }
+        }
+        false
+    };
+    all.into_iter().partition(is_guest)
 }
 
 /// Decides about what was looked at last, and has it done.
@@ -162,7 +192,8 @@ fn may_come(node: &Node, to: NodeId, offer: &Offer) -> Result<Answer, Refusal> {
 pub(crate) fn asked(node: &Node, peer: NodeId, offer: Offer) -> Answer {
     // It speaks for its own processes only.
     let offer = Offer { home: peer, ..offer };
-    let own = tern_balancer::Node { takes_guests: node.takes_guests().is_ok(), ..cluster::own(node) };
+    let own = owner::for_guests(node, cluster::own(node));
+    let own = tern_balancer::Node { takes_guests: node.takes_guests().is_ok(), ..own };
     let balancing = &node.balancing;
     let mut settling = lock(&balancing.settling);
     let now_ms = cluster::now_ms();
@@ -244,7 +275,8 @@ pub(crate) fn why(node: &Node, pid: HomePid) -> Result<(Process, Why), Refusal> 
     let Some(candidate) = candidates.iter().find(|candidate| candidate.process.pid == pid) else {
         let said =
             format!("process {pid} is not balanced: mosrun has not started it, nor what it descends from");
-        return Err(Refusal::new(RefusalKind::NotFound, said).hint("mps -a shows those that are"));
+        return Err(Refusal::new(RefusalKind::NotFound, said)
+            .hint("mosrun starts those that are; balance_users in ternd.toml names others"));
     };
     let process = candidate.process.clone();
     drop(candidates);

@@ -9,7 +9,7 @@ use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::speed::speed;
 use crate::state::Node;
-use crate::{peers, processes};
+use crate::{owner, peers, processes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -113,8 +113,9 @@ fn tell(node: &Node, sample: &Sample) -> Entry {
 
 /// As it will be when those who are on their way have come.
 fn expected(node: &Node, entry: Entry) -> Entry {
-    let (load, mem_free) = balancing::offered(node, &described(node.me(), &entry, 0, LinkCost::default()));
-    Entry { load: load as f32, mem_free, ..entry }
+    let own = owner::for_guests(node, described(node.me(), &entry, 0, LinkCost::default()));
+    let (load, mem_free) = balancing::offered(node, &own);
+    Entry { load: load as f32, mem_free, cpus: own.cpus as f32, ..entry }
 }
 
 /// Gossips for ever.

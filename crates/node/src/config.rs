@@ -36,7 +36,7 @@ pub enum ConfigError {
 }
 
 /// The file, key for key.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// This node's number.
@@ -73,12 +73,27 @@ pub struct File {
     /// How nice guests are to this node's own processes: 0, as these, to 19; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_nice: Option<u8>,
+    /// How many of this node's CPUs its guests may use together, as 1.5; all. It takes control groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_cpus: Option<f64>,
+    /// How much memory its guests may have together, in MiB; all that is free. When they grow beyond it the largest
+    /// leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_memory: Option<u64>,
+    /// Percent of this node's CPUs: when its own processes want more, guests leave, and none comes until 20 s after
+    /// that is over. They stay if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner_share: Option<u32>,
     /// The nodes that may host this node's processes; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<Vec<u16>>,
     /// Whether this node moves its processes by itself; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balance: Option<bool>,
+    /// Users, by name or number, and groups, with an @ before, whose processes this node moves by itself whoever has
+    /// started them, except daemons and the shells of sessions; none. Root's are among them only with `move_root`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balance_users: Option<Vec<String>>,
     /// Whether processes of root may be moved by others than root; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub move_root: Option<bool>,
@@ -113,10 +128,18 @@ pub struct Config {
     pub guests: bool,
     /// How nice guests are: 0 to 19.
     pub guest_nice: u8,
+    /// CPUs that guests may use together; `None` is all.
+    pub guest_cpus: Option<f64>,
+    /// MiB that guests may have together; `None` is all.
+    pub guest_memory: Option<u64>,
+    /// Percent of the CPUs that own processes want when guests must leave; `None` is never.
+    pub owner_share: Option<u32>,
     /// The nodes that may host this node's processes; `None` is all.
     pub trust: Option<Vec<NodeId>>,
     /// Whether this node moves its processes by itself.
     pub balance: bool,
+    /// Whose processes it moves besides what mosrun has started.
+    pub balance_users: Vec<String>,
     /// Whether processes of root may be moved by others.
     pub move_root: bool,
     /// The shim program.
@@ -130,6 +153,11 @@ impl Config {
     #[must_use]
     pub fn trusts(&self, node: NodeId) -> bool {
         self.trust.as_ref().is_none_or(|trust| trust.contains(&node))
+    }
+
+    /// Bytes that guests may have together.
+    pub(crate) fn guest_memory_bytes(&self) -> Option<u64> {
+        self.guest_memory.map(|mebibytes| mebibytes.saturating_mul(1 << 20))
     }
 
     /// Reads `DIRECTORY/ternd.toml`; without it everything has its default.
@@ -154,6 +182,11 @@ impl Config {
         if file.guest_nice.is_some_and(|nice| nice > 19) {
             return Err(wrong("guest_nice must be 0 to 19".into()));
         }
+        if file.guest_cpus.is_some_and(|cpus| !(0.01..=65536.0).contains(&cpus)) {
+            return Err(wrong(
+                "guest_cpus must be 0.01 to 65536; guests = false keeps all guests out".into(),
+            ));
+        }
         let (suspend_after, give_up_after) =
             (file.suspend_after.unwrap_or(5), file.give_up_after.unwrap_or(60));
         if suspend_after == 0 || give_up_after <= suspend_after {
@@ -170,8 +203,12 @@ impl Config {
             stop_within: file.stop_within.unwrap_or(60),
             guests: file.guests.unwrap_or(true),
             guest_nice: file.guest_nice.unwrap_or(5),
+            guest_cpus: file.guest_cpus,
+            guest_memory: file.guest_memory,
+            owner_share: file.owner_share,
             trust: file.trust.as_ref().map(|trust| trust.iter().copied().map(NodeId).collect()),
             balance: file.balance.unwrap_or(true),
+            balance_users: file.balance_users.clone().unwrap_or_default(),
             move_root: file.move_root.unwrap_or(false),
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
             ternd,
@@ -274,6 +311,8 @@ mod tests {
             ("guests = 1", "boolean"),
             ("suspend_after = 60", "give_up_after"),
             ("guest_nice = 20", "0 to 19"),
+            ("guest_cpus = 0.0", "0.01 to 65536"),
+            ("guest_cpus = nan", "0.01 to 65536"),
             ("trust = [0]", "1 to 65535"),
             ("x", "ternd.toml"),
         ] {

@@ -1,6 +1,7 @@
 //! The daemon as a whole: what it takes hold of when it starts, and the threads that it then is.
 
 use crate::config::Config;
+use crate::eligible::{ASK_AGAIN, Who};
 use crate::listen::{Port, forever};
 use crate::state::Node;
 use crate::{balancing, cluster, control, leave, peers, shims};
@@ -47,6 +48,13 @@ pub fn run(config: Config) -> Result<()> {
         let own = node.clone();
         forever(name, move || run(&own))?;
     }
+    if !node.config.balance_users.is_empty() {
+        let own = node.clone();
+        std::thread::Builder::new()
+            .name("users".into())
+            .spawn(move || find_users(&own))
+            .context("cannot start a thread")?;
+    }
     // What was changed while this node was down.
     let own = node.clone();
     std::thread::Builder::new()
@@ -54,6 +62,23 @@ pub fn run(config: Config) -> Result<()> {
         .spawn(move || drop(peers::ping_all(&own, Duration::from_secs(2))))
         .context("cannot start a thread")?;
     control::run(&control, &node)
+}
+
+/// Finds out whose processes are eligible; asks again until all are known.
+fn find_users(node: &Node) {
+    let mut told = Vec::new();
+    loop {
+        let (who, unknown) = Who::of(&node.config.balance_users);
+        node.balancing.eligible.are(who);
+        if unknown.is_empty() {
+            return;
+        }
+        if unknown != told {
+            tracing::warn!(?unknown, "balance_users in ternd.toml names somebody whom nobody knows yet");
+            told = unknown;
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
 }
 
 fn make_directory(run_dir: &Path) -> Result<()> {

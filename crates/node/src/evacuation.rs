@@ -104,7 +104,7 @@ fn empty(node: &Arc<Node>, wish: Wish, end: Option<Instant>) -> Result<(), Refus
 }
 
 /// Asks each home of these guests to have them elsewhere.
-fn ask_homes(node: &Arc<Node>, guests: &[&ProcessRow]) {
+pub(crate) fn ask_homes(node: &Arc<Node>, guests: &[&ProcessRow]) {
     let mut homes: BTreeMap<NodeId, Vec<HomePid>> = BTreeMap::new();
     for guest in guests {
         if let Some(home) = guest.from {

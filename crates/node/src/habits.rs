@@ -1,13 +1,12 @@
 //! What this home knows of each of its processes that may be balanced: how much it computes, calls and grows, wherever
 //! it runs. At home the kernel tells; of one that is away its shim does, by what the guest's node and its deputy count.
 
-use crate::registry::{Registry, Started};
+use crate::registry::Started;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tern_balancer as balancer;
 use tern_balancer::{Decayed, Hint};
 use tern_control::{Advice, Decay, Forget, Habit, ProcessRow};
 use tern_ids::{HomePid, NodeId};
-use tern_load::{Processes, Which};
 
 /// Of a new measurement of demand or growth, this part is taken at once: two seconds show most of a change.
 const NEW: f64 = 0.5;
@@ -21,7 +20,6 @@ const TICKS: f64 = 100.0;
 /// Remembers the last look.
 #[derive(Debug, Default)]
 pub(crate) struct Habits {
-    processes: Processes,
     known: HashMap<(i32, u64), Known>,
 }
 
@@ -74,20 +72,20 @@ pub(crate) struct Candidate {
 }
 
 impl Habits {
-    /// Looks at what was started with mosrun, and at what descends from it. `rows` is what the shims hold.
+    /// Looks at those that may be balanced, among all of the node's. `rows` is what the shims hold.
     pub(crate) fn look(
         &mut self,
-        registry: &Registry,
+        all: &[tern_load::Process],
+        eligible: Vec<Started>,
         rows: &[ProcessRow],
         house: &House<'_>,
     ) -> Vec<Candidate> {
-        let all = self.processes.scan(Which::All);
         let here: HashMap<i32, &tern_load::Process> = all.iter().map(|found| (found.pid, found)).collect();
         let rows: HashMap<i32, &ProcessRow> =
             rows.iter().filter(|row| row.from.is_none()).map(|row| (row.pid.0, row)).collect();
         let mut known = HashMap::with_capacity(self.known.len());
         let mut candidates = Vec::new();
-        for started in registry.descendants(&all) {
+        for started in eligible {
             let Some(found) = here.get(&started.pid) else { continue };
             if found.state == 'Z' {
                 continue;
@@ -278,6 +276,7 @@ mod tests {
             parent: 1,
             group: 7,
             session: 7,
+            terminal: false,
             user: 0,
             command: "x".into(),
             state: 'R',

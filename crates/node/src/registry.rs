@@ -28,6 +28,13 @@ pub(crate) struct Entry {
     pub(crate) advice: Advice,
 }
 
+impl Entry {
+    /// Of a process of which nothing was said.
+    pub(crate) fn of_nobody(start: u64) -> Self {
+        Self { start, locked: false, never: false, advice: Advice::default() }
+    }
+}
+
 /// A process that was started with mosrun or nomig, or descends from one that was.
 #[derive(Debug, Clone)]
 pub(crate) struct Started {
@@ -261,6 +268,7 @@ mod tests {
             parent,
             group,
             session: 1,
+            terminal: false,
             user: 0,
             command: String::new(),
             state: 'S',

@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::files;
 use crate::map::{MOST_TEXT, Map};
 use crate::message::{Hello, PROTOCOL};
+use crate::owner::{self, Owner};
 use crate::peers::Idle;
 use crate::registry::Registry;
 use crate::settings::Kept;
@@ -41,6 +42,7 @@ pub(crate) struct Node {
     pub(crate) idle: Idle,
     pub(crate) cluster: Known,
     pub(crate) balancing: Balancing,
+    pub(crate) owner: Owner,
     /// Processes of ours that a node is rid of just now, or that come home.
     pub(crate) leaving: Mutex<HashSet<i32>>,
     /// Processes whose first move is under way, so that no second shim is started for them.
@@ -92,6 +94,7 @@ impl Node {
             idle: Idle::default(),
             cluster: Known::new(identity.node()),
             balancing: Balancing::default(),
+            owner: Owner::default(),
             moving: Mutex::default(),
             refreshing: AtomicBool::new(false),
             map: Mutex::new(Arc::new(map)),
@@ -191,6 +194,11 @@ impl Node {
                 format!("node {} takes no guests", self.me()),
             )
             .hint("guests = true in its ternd.toml"));
+        }
+        if owner::needs_it(self) {
+            let said = format!("node {} takes no guests: its own processes need it", self.me());
+            return Err(Refusal::new(RefusalKind::Unavailable, said)
+                .hint("try again in a minute; owner_share in its ternd.toml is the threshold"));
         }
         let kernel = kernel();
         if version(&kernel).is_some_and(|version| version < (5, 19)) {
