@@ -84,8 +84,10 @@ fn xstate_len() -> anyhow::Result<u32> {
 
 impl Family {
     pub(crate) fn is_over(&self) -> bool {
-        // Home gives up first; a guest that outlived that would be alone.
-        let lost = self.home.is_none() && self.heard.elapsed() > self.patience() + Duration::from_secs(5);
+        // Home gives up first; a guest that outlived that would be alone. Where none has come yet, whoever was to send
+        // one has gone on without us long before.
+        let patience = if self.populated { self.patience() + Duration::from_secs(5) } else { LAST_WORDS };
+        let lost = self.home.is_none() && self.heard.elapsed() > patience;
         // Home closes the link when it needs us no more. One that forgets us is not waited for for ever.
         let left =
             self.members.is_empty() && (self.home.is_none() || self.empty_since.elapsed() > LAST_WORDS);
@@ -177,7 +179,7 @@ impl Family {
             }
         }
         let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
-        if self.heard.elapsed() > suspend && self.populated {
+        if self.heard.elapsed() > suspend {
             if self.home.is_some() {
                 tracing::warn!("home has not been heard for {suspend:?}");
                 self.lose_home();

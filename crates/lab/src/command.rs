@@ -87,6 +87,9 @@ pub enum LabCommand {
         node: u16,
         /// The other node.
         other: Option<u16>,
+        /// Only what goes from the one to the other.
+        #[arg(long, requires = "other")]
+        one_way: bool,
     },
     /// Heal a node's cables, or what goes between two nodes, or all.
     Heal {
@@ -97,6 +100,9 @@ pub enum LabCommand {
         node: Option<u16>,
         /// The other node.
         other: Option<u16>,
+        /// Only what goes from the one to the other.
+        #[arg(long, requires = "other")]
+        one_way: bool,
     },
     /// Kill a node: its links, then every process.
     Kill {
@@ -186,10 +192,12 @@ pub fn run(command: LabCommand) -> Result<ExitCode> {
             let opened = Lab::open(&which.lab);
             or_125(opened.and_then(|lab| enter::enter(lab.name(), node, How::Attached, program, arguments)))
         }
-        LabCommand::Cut { which, node, other } => done(Lab::open(&which.lab)?.cut(cable(node, other))),
-        LabCommand::Heal { which, node, other } => {
+        LabCommand::Cut { which, node, other, one_way } => {
+            done(Lab::open(&which.lab)?.cut(cable(node, other, one_way)))
+        }
+        LabCommand::Heal { which, node, other, one_way } => {
             let lab = Lab::open(&which.lab)?;
-            done(node.map_or_else(|| lab.heal_all(), |node| lab.heal(cable(node, other))))
+            done(node.map_or_else(|| lab.heal_all(), |node| lab.heal(cable(node, other, one_way))))
         }
         LabCommand::Kill { which, node } => done(Lab::open(&which.lab)?.kill(node)),
         LabCommand::Restart { which, node, daemon_only } => {
@@ -226,8 +234,12 @@ fn die_if_interrupted(error: &LabError) {
     }
 }
 
-fn cable(node: u16, other: Option<u16>) -> Cable {
-    other.map_or(Cable::Node(node), |other| Cable::between(node, other))
+fn cable(node: u16, other: Option<u16>, one_way: bool) -> Cable {
+    match other {
+        None => Cable::Node(node),
+        Some(other) if one_way => Cable::OneWay(node, other),
+        Some(other) => Cable::between(node, other),
+    }
 }
 
 fn split(command: &[OsString]) -> Result<(&OsString, &[OsString]), LabError> {

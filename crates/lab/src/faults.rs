@@ -16,6 +16,9 @@ pub enum Cable {
     Node(u16),
     /// What goes directly between two nodes, in either direction.
     Pair(u16, u16),
+    /// What goes directly from the first to the second; not back. Nodes with cables to each of the others (`p2p`) have
+    /// none that could be cut so.
+    OneWay(u16, u16),
 }
 
 impl Cable {
@@ -28,10 +31,13 @@ impl Cable {
     pub(crate) fn check(self, state: &State) -> Result<()> {
         match self {
             Self::Node(node) => state.node(node).map(|_| ()),
-            Self::Pair(a, b) if a == b => {
+            Self::Pair(a, b) | Self::OneWay(a, b) if a == b => {
                 Err(LabError::BadOption(format!("node {a} has no cable to itself")))
             }
-            Self::Pair(a, b) => state.node(a).and(state.node(b)).map(|_| ()),
+            Self::OneWay(..) if state.link.shape == Shape::P2p => {
+                Err(LabError::BadOption("a p2p cable can only be cut in both directions".to_owned()))
+            }
+            Self::Pair(a, b) | Self::OneWay(a, b) => state.node(a).and(state.node(b)).map(|_| ()),
         }
     }
 
@@ -39,7 +45,7 @@ impl Cable {
     pub(crate) fn touches(self, node: u16) -> bool {
         match self {
             Self::Node(n) => n == node,
-            Self::Pair(a, b) => a == node || b == node,
+            Self::Pair(a, b) | Self::OneWay(a, b) => a == node || b == node,
         }
     }
 }
@@ -97,5 +103,7 @@ fn port_line(port: &Port, cuts: &BTreeSet<Cable>) -> String {
 
 /// Whether frames on a shared segment are kept from going this way.
 fn blocked(state: &State, cuts: &BTreeSet<Cable>, from: &Port, to: &Port) -> bool {
-    state.link.shape != Shape::P2p && cuts.contains(&Cable::between(from.node, to.node))
+    let (from, to) = (from.node, to.node);
+    state.link.shape != Shape::P2p
+        && (cuts.contains(&Cable::between(from, to)) || cuts.contains(&Cable::OneWay(from, to)))
 }

@@ -216,7 +216,7 @@ impl Lab {
             let mut cuts = state.cuts.clone();
             cuts.retain(|&cut| match cable {
                 Cable::Node(node) => !cut.touches(node),
-                Cable::Pair(..) => cut != cable,
+                Cable::Pair(..) | Cable::OneWay(..) => cut != cable,
             });
             faults::change(state, cuts)
         })

@@ -58,6 +58,22 @@ fn two_nodes_can_be_cut_from_each_other_only() {
 }
 
 #[test]
+fn one_direction_can_be_cut_alone() {
+    for link in ["switch", "hub"] {
+        let lab = lab(link, 3);
+        // They know each other's address from now on; to ask for it takes both directions.
+        assert!(reach(&lab, 1, 2) && reach(&lab, 2, 1), "{link}");
+        lab.cut(Cable::OneWay(1, 2)).unwrap();
+        assert!(!reach(&lab, 1, 2) && reach(&lab, 2, 1), "{link}");
+        assert!(reach(&lab, 1, 3) && reach(&lab, 3, 2), "{link}");
+        lab.heal(Cable::OneWay(1, 2)).unwrap();
+        wait_until("it is healed", || reach(&lab, 1, 2) && reach(&lab, 2, 1));
+    }
+    let lab = lab("p2p", 2);
+    assert!(matches!(lab.cut(Cable::OneWay(1, 2)), Err(LabError::BadOption(_))));
+}
+
+#[test]
 fn wrong_cables_are_refused() {
     let lab = lab("switch", 2);
     assert!(matches!(lab.cut(Cable::Node(3)), Err(LabError::NoNode { node: 3, nodes: 2 })));
