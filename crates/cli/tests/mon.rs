@@ -119,6 +119,16 @@ fn a_signal_finds_the_terminal_given_back() {
 }
 
 #[test]
+fn what_runs_it_sees_that_it_was_interrupted() {
+    let ternd = Ternd::start("interrupted", tutorial);
+    let terminal = Terminal::start(&ternd, (80, 24), "mon");
+    terminal.wait_for("7.00");
+    // The terminal sends no signal for it now: to us it is a key.
+    terminal.press(&["C-c"]);
+    terminal.wait_for_restored("130");
+}
+
+#[test]
 fn where_nobody_would_continue_it_it_does_not_stop() {
     let ternd = Ternd::start("alone-in-session", tutorial);
     let terminal = Terminal::start(&ternd, (80, 24), "mon");
@@ -221,6 +231,7 @@ fn one_picture_needs_no_terminal() {
     let (code, out, _) = run("mtop --once");
     assert_eq!((code, out.lines().count()), (Some(0), 8), "{out}");
     assert!(out.lines().nth(2).unwrap().contains(" 0.0 "), "{out}");
+    assert!(!out.contains('>'), "nobody can choose a line: {out}");
     let (code, _, err) = run("mon");
     assert_eq!(code, Some(2));
     assert_eq!(err, "mon: standard output is no terminal\n  try: --once or --json\n");

@@ -121,6 +121,8 @@ pub struct Model {
     pub message: Option<Message>,
     /// Names of users.
     pub users: Users,
+    /// Whether anybody can press keys: not on paper.
+    pub keys: bool,
 }
 
 impl Model {
@@ -141,6 +143,7 @@ impl Model {
             prompt: None,
             message: None,
             users,
+            keys: true,
         }
     }
 

@@ -11,6 +11,7 @@ use ratatui::text::Span;
 pub fn picture(model: &Model) -> String {
     let mut model = model.clone();
     model.size.1 = model.size.1.saturating_add(1);
+    model.keys = false;
     let mut buffer = Buffer::empty(Rect::new(0, 0, model.size.0, model.size.1));
     view::draw(&model, &mut buffer);
     let lines = text(&buffer);

@@ -9,6 +9,7 @@ use crate::event::{Effect, Event, Question};
 use crate::model::{Model, PACES};
 use crate::view::help;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use signal_hook::consts::signal::SIGINT;
 use std::time::Duration;
 
 /// Changes the model as the event says.
@@ -81,7 +82,8 @@ fn due(model: &mut Model) -> Vec<Effect> {
 fn pressed(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return match key.code {
-            KeyCode::Char('c') => vec![Effect::Quit],
+            // As if the terminal had sent it, so that a script that runs us ends as well.
+            KeyCode::Char('c') => vec![Effect::End(SIGINT)],
             KeyCode::Char('z') => vec![Effect::StopAll],
             KeyCode::Char('l') => vec![Effect::Redraw],
             _ => Vec::new(),

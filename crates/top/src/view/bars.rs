@@ -94,7 +94,9 @@ impl Bar<'_> {
             };
             self.across(canvas, height, sign, style);
         }
-        let height = whole.max(used).div_ceil(8) as u16;
+        // As high as what has been drawn.
+        let most = whole.max(used);
+        let height = if free || !appearance.unicode { (most + 4) / 8 } else { most.div_ceil(8) } as u16;
         if with_value && self.lines > 0 {
             let text = scale::written(display, self.node);
             // Where the bar reaches the top, its value is on it, in reverse.

@@ -44,7 +44,10 @@ pub(super) fn draw(canvas: &mut Canvas<'_>) {
     canvas.write(0, 1, &(heading + "COMMAND"), canvas.style(Tone::Heading));
     let lines = list_lines(model);
     if list.entries.is_empty() {
-        canvas.write(2, 3, &why_empty(canvas, list), canvas.style(Tone::Heading));
+        let width = usize::from(canvas.columns()).saturating_sub(4).max(1);
+        for (line, text) in (3..).zip(status::wrapped(&why_empty(canvas, list), width)).take(lines) {
+            canvas.write(2, line, &text, canvas.style(Tone::Heading));
+        }
     }
     let top = list.window(lines);
     for (line, (place, entry)) in list.entries.iter().enumerate().skip(top).take(lines).enumerate() {
@@ -55,7 +58,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>) {
         }
         text += &model.appearance.text(&entry.row.command);
         canvas.write(0, line, &text, Style::new());
-        if place == list.place() {
+        if model.keys && place == list.place() {
             // The sign tells it where reverse cannot be seen.
             canvas.sign(0, line, ">", Style::new());
             canvas.highlight(line, canvas.style(Tone::Chosen));
@@ -89,7 +92,10 @@ fn title(canvas: &mut Canvas<'_>, list: &List) {
     } else if let Some(id) = list.of {
         text += &format!("node {id}  ");
     }
-    text += &figures::count(list.entries.len() as u64, "process");
+    // Of a node that has not answered nobody knows how many it has.
+    if list.heard.is_some() {
+        text += &figures::count(list.entries.len() as u64, "process");
+    }
     let guests = list.entries.iter().filter(|entry| entry.row.from.is_some()).count();
     if guests > 0 {
         text += &format!(", {} here", figures::count(guests as u64, "guest"));
@@ -100,6 +106,7 @@ fn title(canvas: &mut Canvas<'_>, list: &List) {
         text += &format!(", {away} away");
     }
     text += match list.order {
+        _ if list.heard.is_none() => "",
         Order::Cpu => "  by CPU",
         Order::Time => "  by time",
         Order::Pid => "  by pid",
@@ -111,10 +118,11 @@ fn title(canvas: &mut Canvas<'_>, list: &List) {
 fn why_empty(canvas: &Canvas<'_>, list: &List) -> String {
     match (list.heard, list.of) {
         (Some(_), _) => "none of its processes is away, and none of another node is here".into(),
-        (None, Some(node)) => format!("asking node {node}"),
-        (None, None) => match &canvas.model.message {
-            Some(_) => String::new(),
-            None => "asking ternd".into(),
+        // Here is room for all of it.
+        (None, of) => match (&canvas.model.message, of) {
+            (Some(message), _) => canvas.model.appearance.text(&message.text),
+            (None, Some(node)) => format!("asking node {node}"),
+            (None, None) => "asking ternd".into(),
         },
     }
 }
@@ -122,6 +130,10 @@ fn why_empty(canvas: &Canvas<'_>, list: &List) -> String {
 /// A message, or what holds the chosen process.
 fn said(canvas: &mut Canvas<'_>, list: &List, line: u16) {
     let model = canvas.model;
+    if model.message.is_some() && list.heard.is_none() && list.entries.is_empty() {
+        // It stands in place of the processes.
+        return;
+    }
     if model.message.is_some() {
         return status::news(canvas, line, 1);
     }

@@ -155,7 +155,15 @@ fn in_words(node: &NodeLoad) -> String {
         NodeState::Dead => return format!("{name}: dead, last heard {heard} ago"),
         NodeState::Alive | NodeState::Suspect => {}
     }
-    let mut parts = vec![format!("load {}", figures::four(f64::from(node.load) / 100.0))];
+    // First what is special about it; the rest is told of every node, and may be cut off.
+    let mut parts: Vec<String> = flags(node.flags).map(str::to_owned).collect();
+    if node.state == NodeState::Suspect {
+        parts.push("suspected".into());
+    }
+    if node.age_ms >= 1000 {
+        parts.push(format!("{heard} old"));
+    }
+    parts.push(format!("load {}", figures::four(f64::from(node.load) / 100.0)));
     let cpus = format!("{:.2}", node.cpus);
     let cpus = cpus.trim_end_matches('0').trim_end_matches('.');
     parts.push(format!("{cpus} CPU{} of speed {}", if cpus == "1" { "" } else { "s" }, node.speed));
@@ -168,13 +176,6 @@ fn in_words(node: &NodeLoad) -> String {
     }
     if node.away > 0 {
         parts.push(format!("{} away", node.away));
-    }
-    parts.extend(flags(node.flags).map(str::to_owned));
-    if node.state == NodeState::Suspect {
-        parts.push("suspected".into());
-    }
-    if node.age_ms >= 1000 {
-        parts.push(format!("{heard} old"));
     }
     format!("{name}: {}", parts.join(", "))
 }
@@ -228,17 +229,15 @@ pub(super) fn news(canvas: &mut Canvas<'_>, line: u16, lines: u16) {
 fn migrated(canvas: &Canvas<'_>, migration: &RecentMigration, since: u64) -> String {
     let report = &migration.report;
     let appearance = canvas.model.appearance;
-    format!(
-        "{} {}: {} {} {}, {}, frozen {}, {} ago",
-        report.pid,
-        appearance.text(&report.command),
-        report.from,
-        appearance.sign("→", "->"),
-        report.to,
-        figures::bytes(report.bytes),
-        figures::milliseconds(report.freeze_ms),
-        figures::ago(migration.ago_ms.saturating_add(since)),
-    )
+    let arrow = appearance.sign("→", "->");
+    let moved =
+        format!("{} {}: {} {arrow} {}", report.pid, appearance.text(&report.command), report.from, report.to);
+    let ago = figures::ago(migration.ago_ms.saturating_add(since));
+    let bytes = figures::bytes(report.bytes);
+    let frozen = figures::milliseconds(report.freeze_ms);
+    let whole = format!("{moved}, {bytes}, frozen {frozen}, {ago} ago");
+    // Where there is no room for all, what the migration cost is left out.
+    if whole.chars().count() > usize::from(canvas.columns()) { format!("{moved}, {ago} ago") } else { whole }
 }
 
 /// What keys do, as far as there is room for whole names; or what is being typed.

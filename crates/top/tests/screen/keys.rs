@@ -191,7 +191,7 @@ fn displays_help_and_the_way_out() {
     let control = |letter| Event::Key(KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL));
     // Even while something is typed.
     press(&mut model, "1");
-    assert_eq!(update(&mut model, control('c')), [Effect::Quit]);
+    assert_eq!(update(&mut model, control('c')), [Effect::End(2)]);
     assert_eq!(update(&mut model, control('z')), [Effect::StopAll]);
     assert_eq!(update(&mut model, control('l')), [Effect::Redraw]);
 }

@@ -8,11 +8,13 @@ use ratatui::style::Color;
 use std::time::Duration;
 use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState};
 use tern_ids::NodeId;
-use tern_top::Trouble;
 use tern_top::appearance::Appearance;
+use tern_top::event::{Event, Question};
 use tern_top::model::Model;
+use tern_top::model::list::List;
 use tern_top::once::text;
-use tern_top::view;
+use tern_top::update::update;
+use tern_top::{Order, Trouble, view};
 
 fn drawn(model: &Model) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(model.size.0, model.size.1)).unwrap();
@@ -142,6 +144,12 @@ fn ternd_does_not_run() {
     let hint = "systemctl start ternd; or tern init, if this node is in no cluster yet";
     model.cluster.trouble = Some(Trouble::new(5, said).hint(hint));
     insta::assert_snapshot!("ternd_does_not_run", screen(&model));
+    // A list that was never had has nothing in it, and room to say why.
+    model.list = Some(List::new(None, Order::default()));
+    model.only_list = true;
+    let trouble = Trouble::new(5, said).hint(hint);
+    update(&mut model, Event::Answer(Question::Processes(None), Err(trouble)));
+    insta::assert_snapshot!("ternd_does_not_run_list", screen(&model));
     // It has run until now: the last picture stays, and its age is said.
     let mut model = at((80, 24), eight());
     model.cluster.trouble = Some(Trouble::new(5, said).hint(hint));
