@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use tern_control::{ClusterReport, NodeLoad};
+use tern_ids::NodeId;
 use tern_tests::breaking::{configure, until};
 use tern_tests::cluster::Cluster;
 use tern_tests::jobs::{PATIENCE, await_places, finish, job, job_on, known, places};
@@ -43,6 +45,23 @@ fn a_node_that_is_emptied_is_left_and_not_entered() {
     cluster.run(1, &["mosctl", "bring", "--within", "60"]).unwrap();
     let (places, _) = places(&cluster, &jobs);
     assert_eq!(places, BTreeMap::from([(1, 4)]), "{}", cluster.scene(0));
+    finish(&cluster, jobs).unwrap();
+}
+
+#[test]
+fn a_node_that_shuts_down_tells_that_it_is_empty() {
+    let cluster = known("farewell", 3).unwrap();
+    let jobs: Vec<_> = (0..4).map(|_| job(&cluster, "mosrun").unwrap()).collect();
+    let node_2 = || {
+        let text = cluster.run(1, &["mon", "--json"]).unwrap();
+        let report: ClusterReport = serde_json::from_slice(&text).unwrap();
+        report.nodes.into_iter().find(|node| node.node == NodeId(2)).unwrap()
+    };
+    // The others must have heard of a guest that they are to forget.
+    until("node 1 has heard of a guest on node 2", PATIENCE, || node_2().guests > 0).unwrap();
+    cluster.run(2, &["mosctl", "shutdown", "--within", "60"]).unwrap();
+    let empty = |node: NodeLoad| node.flags.quiet && node.flags.block && node.guests == 0;
+    until("node 1 has heard that node 2 is empty", PATIENCE, || empty(node_2())).unwrap();
     finish(&cluster, jobs).unwrap();
 }
 

@@ -23,6 +23,10 @@ use tern_load::{LinkCost, Sample, Sampler};
 /// How often load is sampled.
 const SAMPLE: Duration = Duration::from_secs(1);
 
+/// How long a node that is told to be quiet goes on talking: a sample later, what it says has that in it, and that it is
+/// empty if it was emptied; then a few others must hear of it. Else they show its last guests until they take it for dead.
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
+
 /// How long a node may take to hear gossip.
 const HEAR: Duration = Duration::from_secs(1);
 
@@ -121,6 +125,7 @@ fn expected(node: &Node, entry: Entry) -> Entry {
 /// Gossips for ever.
 pub(crate) fn gossip(node: &Arc<Node>) -> ! {
     let mut version = None;
+    let mut quiet_since: Option<Instant> = None;
     loop {
         thread::sleep(node.cluster.period);
         let map = node.map();
@@ -135,7 +140,13 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
             if version.replace(map.version()) != Some(map.version()) {
                 gossip.set_members(map.nodes());
             }
-            let next = if node.settings.now().quiet { None } else { gossip.tick(now_ms()) };
+            if node.settings.now().quiet {
+                quiet_since.get_or_insert_with(Instant::now);
+            } else {
+                quiet_since = None;
+            }
+            let talks = quiet_since.is_none_or(|since| since.elapsed() < LAST_WORDS);
+            let next = if talks { gossip.tick(now_ms()) } else { None };
             for event in gossip.events() {
                 match event {
                     Event::Joined(peer) => tracing::info!(%peer, "a node is there"),

@@ -8,7 +8,7 @@ use crate::message::PeerRequest;
 use crate::procfs::process;
 use crate::slots::lock;
 use crate::state::Node;
-use crate::{balancing, moving, peers, processes, shims};
+use crate::{balancing, cluster, moving, peers, processes, shims};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
@@ -39,6 +39,8 @@ pub(crate) fn evacuate(node: &Arc<Node>, what: Evacuation, seconds: Option<u32>)
     empty(node, wish, end)?;
     if what == Evacuation::Shutdown {
         node.settings.change(|settings| settings.quiet = true)?;
+        // Whoever asked may switch the machine off as soon as we answer.
+        thread::sleep(cluster::LAST_WORDS);
     }
     tracing::info!(?what, "the node is empty");
     Ok(Reply::Done)
