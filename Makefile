@@ -11,7 +11,7 @@ all:
 	cargo build --release --workspace --bins
 	scripts/links $(target)/release
 
-# Programs move around a cluster inside this machine, and their output is compared.
+# Thirteen encoders spread over a cluster inside this machine, and their output is compared.
 demo:
 	scripts/demo
 
