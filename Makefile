@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-storm lint bench docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-storm lint bench bench-tutorial bench-others docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -33,6 +33,16 @@ lint:
 
 bench:
 	scripts/bench
+
+# The tutorial's five experiments, beside its own figures. TERN_SECONDS=30 is the length of a track.
+bench-tutorial: all
+	scripts/setup
+	scripts/bench-tutorial $(target)/release
+
+# The same jobs under mosrun, and placed by what does not move them.
+bench-others: all
+	scripts/setup ssh:openssh-client parallel:parallel dropbear:dropbear-bin
+	scripts/bench-others $(target)/release
 
 docs:
 	cargo xtask docs

@@ -1,0 +1,148 @@
+"""A cluster inside this machine for a benchmark to lie in, and what its nodes use, read from outside of them."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+PATIENCE = 60  # seconds that whatever is to happen at once may take
+
+
+def need_root(name):
+    """Ends the program if it is not root's."""
+    if os.geteuid():
+        sys.exit(f"{name}: a cluster inside one machine takes root: try sudo make {name}")
+
+
+class Bed:
+    """Nodes with these shares of a CPU each; they go down at the end of `with`."""
+
+    def __init__(self, binaries, name, speeds):
+        self.binaries = pathlib.Path(binaries).resolve()
+        self.tern, self.speeds = self.binaries / "tern", speeds
+        # Nobody else's, so that two benchmarks can be there at the same time.
+        self.name = f"{name}{os.getpid()}"
+        self.nodes = range(1, len(speeds) + 1)
+
+    def __enter__(self):
+        shares = ",".join(f"{speed:.4f}" for speed in self.speeds)
+        up = [self.tern, "lab", "up", "--lab", self.name, "--speed", shares]
+        subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
+        try:
+            self.go_first(True)
+            self.wait_until_known()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.go_first(False)
+        subprocess.run([self.tern, "lab", "down", "--lab", self.name], check=True, stdout=subprocess.DEVNULL)
+
+    def go_first(self, first):
+        """Whatever else runs on this machine waits while the nodes have something to do, or does so no more."""
+        for mount, file, most, usual in [("cpu", "cpu.shares", 262_144, 1024), ("cpu,cpuacct", "cpu.shares", 262_144, 1024), ("", "cpu.weight", 10_000, 100)]:
+            for group in (CGROUPS / mount / "tern-lab", CGROUPS / mount / "tern-lab" / self.name):
+                if (weight := group / file).exists():
+                    weight.write_text(str(most if first else usual))
+
+    def command(self, node, script):
+        """The command that runs a bash script in a node; not killed with its script, since it is not its shell."""
+        inside = f'PATH={self.binaries}:$PATH; cd; {script}'
+        return [self.tern, "lab", "exec", "--lab", self.name, str(node), "--", "bash", "-c", inside]
+
+    def start(self, node, script, **options):
+        return subprocess.Popen(self.command(node, script), stdin=subprocess.DEVNULL, **options)
+
+    def run(self, node, script):
+        """Runs a script to its end, and returns what it says."""
+        done = subprocess.run(self.command(node, script), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"on node {node}, {script!r} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def wait_until_known(self):
+        """Each node has heard of the load of each other."""
+        ask = "".join(f"mosctl getload {node} >/dev/null 2>&1 && " for node in self.nodes) + "true"
+        end = time.monotonic() + PATIENCE
+        for node in self.nodes:
+            while subprocess.run(self.command(node, ask), stdin=subprocess.DEVNULL, check=False).returncode:
+                if time.monotonic() > end:
+                    raise SystemExit(f"node {node} does not hear of the others")
+                time.sleep(0.5)
+
+    def group(self, node):
+        """A node's control group where CPU time is counted, in version 1 or 2."""
+        for mount in (CGROUPS / "cpuacct", CGROUPS / "cpu,cpuacct", CGROUPS):
+            if (group := mount / "tern-lab" / self.name / f"node{node}").exists():
+                return group
+        raise SystemExit(f"no control group counts what node {node} uses")
+
+    def used(self, node):
+        """CPU seconds that all of a node has used."""
+        group = self.group(node)
+        if (old := group / "cpuacct.usage").exists():
+            return int(old.read_text()) / 1e9
+        return int(re.search(r"usage_usec (\d+)", (group / "cpu.stat").read_text())[1]) / 1e6
+
+    def processes(self, node):
+        """What runs in a node: pid outside of it: name, state, CPU seconds. Costs the node nothing."""
+        all_processes = {}
+        for file in self.group(node).rglob("cgroup.procs"):
+            try:
+                pids = file.read_text().split()
+            except OSError:  # the group has just gone
+                continue
+            for pid in pids:
+                try:
+                    before, _, after = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+                except OSError:  # it has just ended
+                    continue
+                fields = after.split()
+                used = (int(fields[11]) + int(fields[12])) / TICKS
+                all_processes[int(pid)] = (before.partition("(")[2], fields[0], used)
+        return all_processes
+
+    def log(self, node):
+        """What a node's ternd has logged."""
+        return pathlib.Path(f"/run/tern-lab/{self.name}/node{node}/ternd.log").read_text()
+
+
+class Watch(threading.Thread):
+    """Calls something now and then, with the seconds since it was made, until the end of `with`."""
+
+    def __init__(self, every, look):
+        super().__init__()
+        self.every, self.look, self.over, self.begun = every, look, threading.Event(), time.monotonic()
+
+    def run(self):
+        while not self.over.wait(self.every):
+            self.look(time.monotonic() - self.begun)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
+
+
+def machine_used():
+    """CPU seconds that this whole machine has been busy, and that its host has kept from it."""
+    fields = [int(field) / TICKS for field in pathlib.Path("/proc/stat").read_text().split()[1:9]]
+    user, nice, system, _idle, _wait, irq, softirq, steal = fields
+    return user + nice + system + irq + softirq, steal
+
+
+def machine():
+    """What it is, in one line."""
+    model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    load = os.getloadavg()[0]
+    return f"Linux {os.uname().release}, {os.cpu_count()} CPUs ({model[1] if model else 'unknown'}), load {load:.1f} before."
