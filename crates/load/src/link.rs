@@ -12,10 +12,13 @@ pub struct LinkCost {
     pub bytes_per_s: u64,
 }
 
-/// What is shorter measures round trips and buffers, not the link.
-const LEAST_TRANSFER: u64 = 256 << 10;
-/// One new round trip in 8, as TCP does (RFC 6298): they come often and scatter.
-const ROUND_TRIPS: f64 = 8.0;
+/// What is shorter measures round trips, buffers and the preparation of a move, not the link: half a megabyte that a busy
+/// node takes in in a quarter of a second came over a link of any speed.
+const LEAST_TRANSFER: u64 = 8 << 20;
+/// Of a shorter round trip, half is believed at once; of a longer one, a sixteenth: it is more often an end that was busy
+/// than a way that has become longer, and what is asked for is the way.
+const SHORTER: f64 = 2.0;
+const LONGER: f64 = 16.0;
 /// One new transfer in 3: they are rare, and each is a mean in itself.
 const TRANSFERS: f64 = 3.0;
 
@@ -24,7 +27,8 @@ impl LinkCost {
     pub fn round_trip(&mut self, took: Duration) {
         // Rounded up: 0 would say that it is not known.
         let micros = (took.as_nanos().div_ceil(1000)).clamp(1, u32::MAX.into()) as f64;
-        self.rtt_us = follow(self.rtt_us.into(), micros, ROUND_TRIPS) as u32;
+        let one_in = if micros < self.rtt_us.into() { SHORTER } else { LONGER };
+        self.rtt_us = follow(self.rtt_us.into(), micros, one_in) as u32;
     }
 
     /// Takes in a transfer; short ones say nothing and are passed over.
@@ -63,11 +67,20 @@ mod tests {
         link.round_trip(Duration::from_micros(200));
         assert_eq!(link.rtt_us, 200);
         link.round_trip(Duration::from_micros(1000));
-        assert_eq!(link.rtt_us, 300);
-        for _ in 0..30 {
+        assert_eq!(link.rtt_us, 250);
+        for _ in 0..5 {
             link.round_trip(Duration::from_micros(200));
         }
         assert!(link.rtt_us.abs_diff(200) <= 4, "{link:?}");
+        // One in three comes from an end that had something else to do.
+        for round in 0..300 {
+            link.round_trip(Duration::from_micros(if round % 3 == 0 { 5000 } else { 200 }));
+        }
+        assert!(link.rtt_us < 600, "{link:?}");
+        for _ in 0..60 {
+            link.round_trip(Duration::from_micros(5000));
+        }
+        assert!(link.rtt_us > 4500, "a way that has become longer is not believed: {link:?}");
         link.round_trip(Duration::ZERO);
         assert_ne!(link.rtt_us, 0);
     }

@@ -59,6 +59,11 @@ impl Known {
         }
     }
 
+    /// A node has answered a short question at once.
+    pub(crate) fn round_trip(&self, peer: NodeId, took: Duration) {
+        lock(&self.links).entry(peer).or_default().round_trip(took);
+    }
+
     /// A migration of this home is over.
     pub(crate) fn migrated(&self, report: &MigrationReport) {
         let mut recent = lock(&self.recent);
@@ -159,17 +164,11 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
         let Some((peer, bytes)) = next else { continue };
         // One that does not answer must not keep the others waiting.
         let own = node.clone();
-        let send = move || {
-            let begun = Instant::now();
-            match peers::ask_again(&own, peer, &PeerRequest::Gossip(bytes), HEAR) {
-                Ok(PeerReply::Done) => {
-                    lock(&own.cluster.links).entry(peer).or_default().round_trip(begun.elapsed());
-                    lock(&own.cluster.gossip).reached(peer);
-                }
-                outcome => {
-                    tracing::debug!(%peer, ?outcome, "it has not heard");
-                    lock(&own.cluster.gossip).unreachable(now_ms(), peer);
-                }
+        let send = move || match peers::ask_again(&own, peer, &PeerRequest::Gossip(bytes), HEAR) {
+            Ok(PeerReply::Done) => lock(&own.cluster.gossip).reached(peer),
+            outcome => {
+                tracing::debug!(%peer, ?outcome, "it has not heard");
+                lock(&own.cluster.gossip).unreachable(now_ms(), peer);
             }
         };
         if let Err(error) = thread::Builder::new().name("tell".into()).stack_size(256 << 10).spawn(send) {

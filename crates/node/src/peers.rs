@@ -73,9 +73,13 @@ pub(crate) fn ask_again(
 ) -> Result<PeerReply, Refusal> {
     let deadline = Instant::now() + limit;
     let kept = lock(&node.idle.0).remove(&peer).filter(|(_, since)| since.elapsed() < IDLE);
+    // Only over a link that is there: to make one is more than a round trip, and takes both ends a while.
     let over = |link: &mut Link| -> Result<PeerReply, TalkError> {
+        let begun = Instant::now();
         say(link, request, deadline)?;
-        hear(link, deadline)
+        let reply = hear(link, deadline)?;
+        node.cluster.round_trip(peer, begun.elapsed());
+        Ok(reply)
     };
     let known = kept.and_then(|(mut link, _)| over(&mut link).ok().map(|reply| (link, reply)));
     let (link, reply) = match known {
