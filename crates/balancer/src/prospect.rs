@@ -108,9 +108,13 @@ impl<'a> Mover<'a> {
         let heard = process.hint != Hint::Cpu;
         let per_work = |rate: f64| if heard && rate.is_finite() { rate.clamp(0.0, 1e12) / work } else { 0.0 };
         let (calls, bytes) = (per_work(process.calls_per_s), per_work(process.bytes_per_s));
-        let talk = talk(ground, node, calls, bytes);
-        // What it waits for its calls here is no sleep of its own.
-        let sleep = (sleep - talk).max(0.0);
+        // What it waits for its calls here is no sleep of its own. Nor can it be more than it is seen to sleep: what is
+        // believed of the link comes from messages to a daemon, and whoever is seen to compute all the time does not
+        // wait. It will be as wrong elsewhere.
+        let believed = talk(ground, node, calls, bytes);
+        let talk = believed.min(sleep);
+        let fewer = if believed > 0.0 { talk / believed } else { 1.0 };
+        let (calls, bytes, sleep) = (calls * fewer, bytes * fewer, sleep - talk);
         let cpu_s = if process.cpu_s.is_finite() { process.cpu_s.max(0.0) } else { 0.0 };
         Some(Self {
             process,

@@ -121,6 +121,10 @@ fn who_talks_much_stays_and_comes_home() {
     // Away and alone it runs 44% of the time, and waits for calls in the rest.
     let away = Process { demand: 44.0, calls_per_s: 2_200.0, ..busy(7, 2, 9.0) };
     assert_eq!(moves(vec![node(1, 0.0), node(2, 0.44)], &[away]), [(7, 1, Reason::Talks)]);
+    // One that is seen to run all the time, with as many calls, does not wait for them, whatever the link is believed
+    // to take: beside another one at home it would be no faster.
+    let runs = Process { calls_per_s: 2_200.0, ..busy(7, 2, 9.0) };
+    assert_eq!(moves(vec![node(1, 1.0), node(2, 2.0)], &[runs]), []);
     let files = Process { hint: Hint::Io, resident_s: 2.0, ..busy(7, 2, 0.1) };
     assert_eq!(moves(vec![node(1, 0.0), node(2, 1.0)], &[files]), [(7, 1, Reason::Talks)]);
 }
