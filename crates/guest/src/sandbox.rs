@@ -63,6 +63,8 @@ impl Sandbox {
         drop(theirs);
         let sandbox = Self { helper, orders: ours };
         // From here on a failure drops `sandbox`, which kills the helper.
+        // It is born with the short turns of its shim; guests, which it bears, have those of all who compute.
+        let _refused = tern_tracee::turn::set(helper, None);
         let root = uid == 0;
         let (uid, gid) = if root { (NOBODY, NOBODY) } else { (uid, gid) };
         let write = |what: &str, text: String| fs::write(format!("/proc/{helper}/{what}"), text);

@@ -12,6 +12,7 @@
 //! * [`pagemap`], [`dirty`]: which pages are there, and which were written
 //! * [`listener`]: trapped system calls (seccomp user notification)
 //! * [`shared`]: memory shared with a deputy, and the futexes in it
+//! * [`turn`]: how long a thread's turns on a processor are
 
 pub mod cpu;
 pub mod dirty;
@@ -25,6 +26,7 @@ pub mod procfs;
 pub mod registers;
 pub mod shared;
 pub mod stop;
+pub mod turn;
 
 pub use error::{Error, Result};
 pub use inject::Site;
