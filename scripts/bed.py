@@ -35,6 +35,7 @@ class Bed:
         subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
         try:
             self.go_first(True)
+            self.bind()
             self.wait_until_known()
         except BaseException:
             self.__exit__()
@@ -47,15 +48,30 @@ class Bed:
 
     def go_first(self, first):
         """Whatever else runs on this machine waits while the nodes have something to do, or does so no more."""
-        for mount, file, most, usual in [("cpu", "cpu.shares", 262_144, 1024), ("cpu,cpuacct", "cpu.shares", 262_144, 1024), ("", "cpu.weight", 10_000, 100)]:
+        version_1, version_2 = ("cpu.shares", 262_144, 1024), ("cpu.weight", 10_000, 100)
+        for mount, (file, most, usual) in ("cpu", version_1), ("cpu,cpuacct", version_1), ("", version_2):
             for group in (CGROUPS / mount / "tern-lab", CGROUPS / mount / "tern-lab" / self.name):
                 if (weight := group / file).exists():
-                    weight.write_text(str(most if first else usual))
+                    weight.write_text(str(most if first else usual), encoding="ascii")
+
+    def processor(self, node):
+        """The processor of this machine that a node has a share of."""
+        return (node - 1) % os.cpu_count()
+
+    def bind(self):
+        """Gives each node one processor, as a machine of that speed would have, and so all that its daemon starts. Two
+        threads on two processors would use up the node's share of a few milliseconds in half of the time, and all
+        others would wait for the other half, those too that answer calls from elsewhere."""
+        for node in self.nodes:
+            for pid in self.processes(node):
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(task), {self.processor(node)})
 
     def command(self, node, script):
-        """The command that runs a bash script in a node; not killed with its script, since it is not its shell."""
-        inside = f'PATH={self.binaries}:$PATH; cd; {script}'
-        return [self.tern, "lab", "exec", "--lab", self.name, str(node), "--", "bash", "-c", inside]
+        """The command that runs a bash script in a node, in root's folder there."""
+        inside = f"PATH={self.binaries}:$PATH; cd; {script}"
+        bound = ["taskset", "-c", str(self.processor(node))]
+        return [self.tern, "lab", "exec", "--lab", self.name, str(node), "--", *bound, "bash", "-c", inside]
 
     def start(self, node, script, **options):
         return subprocess.Popen(self.command(node, script), stdin=subprocess.DEVNULL, **options)
@@ -144,5 +160,5 @@ def machine_used():
 def machine():
     """What it is, in one line."""
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    load = os.getloadavg()[0]
-    return f"Linux {os.uname().release}, {os.cpu_count()} CPUs ({model[1] if model else 'unknown'}), load {load:.1f} before."
+    name = model[1] if model else "unknown"
+    return f"Linux {os.uname().release}, {os.cpu_count()} CPUs ({name}), load {os.getloadavg()[0]:.1f} before."
