@@ -9,6 +9,7 @@ pub mod man;
 pub mod migrate;
 pub mod mon;
 pub mod mosctl;
+pub mod moskillall;
 pub mod mosrun;
 pub mod mps;
 pub mod mtop;

@@ -10,6 +10,7 @@ pub mod command;
 pub mod doctor;
 pub mod failure;
 pub mod help;
+pub mod job;
 pub mod output;
 pub mod place;
 pub mod progress;

@@ -23,7 +23,9 @@ pub mod why;
 
 pub use advice::{Advice, Forget, Habit};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
-pub use report::{MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StatusReport, Usage};
+pub use report::{
+    MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
+};
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
 pub use steer::{Decay, Evacuation, Settings, Switch};

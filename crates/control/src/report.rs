@@ -109,6 +109,20 @@ pub struct ProcessRow {
     pub command: String,
     /// What it uses where it runs, as far as known here.
     pub usage: Usage,
+    /// How it was started, if mosrun or nomig has started it or what it descends from. Its home's ternd knows.
+    #[serde(default)]
+    pub started: Option<StartedAs>,
+}
+
+/// What was said of a process when it, or what it descends from, was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedAs {
+    /// `mosrun -J`.
+    pub job: Option<u32>,
+    /// The cluster does not move it by itself.
+    pub locked: bool,
+    /// Nobody moves it (`nomig`).
+    pub never: bool,
 }
 
 /// What a process asks of its node and of the link to its home. All counts grow from the first time it left home.

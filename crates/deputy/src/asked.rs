@@ -68,6 +68,7 @@ impl Family {
                 calls: m.calls[0],
                 call_bytes: m.calls[1],
             },
+            started: None,
         }
     }
 

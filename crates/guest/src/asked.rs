@@ -74,6 +74,7 @@ impl Family {
             reason: m.open.as_ref().and_then(|o| o.homeward.clone()).unwrap_or_default(),
             command: m.command(),
             usage: usage(m),
+            started: None,
         };
         self.members.values().map(row).collect()
     }

@@ -300,6 +300,7 @@ mod tests {
             reason: String::new(),
             command: "x".into(),
             usage: Usage { memory: 9 << 20, waited_seconds, calls, call_bytes: 0 },
+            started: None,
         }
     }
 

@@ -123,6 +123,7 @@ mod tests {
             reason: String::new(),
             command: "x".into(),
             usage: Usage { memory, ..Usage::default() },
+            started: None,
         }
     }
 

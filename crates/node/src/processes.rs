@@ -1,6 +1,7 @@
 //! The processes that a node shows: what its shims hold, and what was started with mosrun.
 
 use crate::message::{PeerReply, PeerRequest};
+use crate::registry::Registry;
 use crate::state::Node;
 use crate::{balancing, peers, shims};
 use std::time::Duration;
@@ -24,8 +25,13 @@ pub(crate) fn of_shims(node: &Node) -> Vec<ProcessRow> {
 /// All that `mps` shows.
 pub(crate) fn all(node: &Node) -> Vec<ProcessRow> {
     let mut rows = of_shims(node);
+    let living = node.registry.living();
     let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
-    let mut at_home = node.registry.rows(&own, node.me());
+    for row in rows.iter_mut().filter(|row| row.from.is_none()) {
+        // A deputy is the process itself, with its number and its relatives.
+        row.started = living.iter().find(|one| one.pid == row.pid.0).map(|one| one.said.shown());
+    }
+    let mut at_home = Registry::rows(&living, &own, node.me());
     for row in at_home.iter_mut().filter(|row| row.reason.is_empty()) {
         row.reason = balancing::refusal(node, row.pid).unwrap_or_default();
     }

@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::{fs, io};
-use tern_control::{Advice, Lock, ProcessRow, Usage};
-use tern_ids::HomePid;
+use tern_control::{Advice, Lock, ProcessRow, StartedAs, Usage};
+use tern_ids::{HomePid, NodeId};
+use tern_load::{Processes, Which};
 
 /// How many starts lie between two looks for processes that have ended.
 const BETWEEN_SWEEPS: usize = 64;
@@ -111,8 +112,14 @@ impl Registry {
     /// Of these processes of the node, those that were started with mosrun or nomig, and their descendants, also those
     /// whose parents have ended since the last time that this was asked.
     pub(crate) fn descendants(&self, all: &[tern_load::Process]) -> Vec<Started> {
+        let started = self.find(all);
+        *lock(&self.orphans) = held_for(&started).collect();
+        started
+    }
+
+    fn find(&self, all: &[tern_load::Process]) -> Vec<Started> {
         let entries = lock(&self.entries).clone();
-        let mut orphans = lock(&self.orphans);
+        let orphans = lock(&self.orphans).clone();
         let found: HashMap<i32, &tern_load::Process> = all.iter().map(|one| (one.pid, one)).collect();
         let said_of = |one: &tern_load::Process| {
             entries
@@ -138,12 +145,9 @@ impl Registry {
             }
             None
         };
-        let started: Vec<_> = all
-            .iter()
+        all.iter()
             .filter_map(|one| Some(Started { pid: one.pid, start: one.start, said: climb(one)? }))
-            .collect();
-        *orphans = started.iter().map(|one| ((one.pid, one.start), one.said.clone())).collect();
-        started
+            .collect()
     }
 
     /// The entry of the process, or of its nearest ancestor that has one.
@@ -161,12 +165,20 @@ impl Registry {
         None
     }
 
-    /// A row for each that lives, except those that a shim has told of.
-    pub(crate) fn rows(&self, except: &[HomePid], node: tern_ids::NodeId) -> Vec<ProcessRow> {
-        let entries = lock(&self.entries).clone();
-        let row = |(pid, entry): (i32, Entry)| {
-            let found = process(pid).filter(|found| found.start == entry.start && !found.zombie)?;
-            let reason = match &entry {
+    /// All that live of those that were started with mosrun or nomig, and their descendants.
+    pub(crate) fn living(&self) -> Vec<Started> {
+        let started = self.find(&Processes::default().scan(Which::All));
+        // What the balancer has found meanwhile, and we have not, is not forgotten: it looks again, and forgets.
+        lock(&self.orphans).extend(held_for(&started));
+        started
+    }
+
+    /// A row for each of them, except those that a shim has told of.
+    pub(crate) fn rows(living: &[Started], except: &[HomePid], node: NodeId) -> Vec<ProcessRow> {
+        let row = |one: &Started| {
+            let pid = one.pid;
+            let found = process(pid).filter(|found| found.start == one.start && !found.zombie)?;
+            let reason = match &one.said {
                 Entry { never: true, .. } => "started with nomig",
                 Entry { locked: true, .. } => "locked",
                 _ => "",
@@ -182,10 +194,23 @@ impl Registry {
                 reason: reason.into(),
                 command: procfs::command(pid),
                 usage: Usage::default(),
+                started: Some(one.said.shown()),
             })
         };
-        entries.into_iter().filter(|(pid, _)| !except.contains(&HomePid(*pid))).filter_map(row).collect()
+        living.iter().filter(|one| !except.contains(&HomePid(one.pid))).filter_map(row).collect()
     }
+}
+
+impl Entry {
+    /// As tools show it.
+    pub(crate) fn shown(&self) -> StartedAs {
+        StartedAs { job: self.advice.job, locked: self.locked, never: self.never }
+    }
+}
+
+/// What held for each of these.
+fn held_for(started: &[Started]) -> impl Iterator<Item = ((i32, u64), Entry)> {
+    started.iter().map(|one| ((one.pid, one.start), one.said.clone()))
 }
 
 fn lives(pid: i32, entry: &Entry) -> bool {
@@ -197,7 +222,6 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
     use std::process::{Child, Command};
-    use tern_ids::NodeId;
 
     struct Sleeper(Child);
 
@@ -235,13 +259,13 @@ mod tests {
         drop(registry);
         let registry = Registry::open(&dir.0).unwrap();
         assert!(registry.never_moves(child.pid()));
-        let rows = registry.rows(&[HomePid(own)], NodeId(1));
-        assert_eq!(rows.len(), 1);
-        assert_eq!(
-            (rows[0].pid, &*rows[0].state, &*rows[0].reason),
-            (HomePid(child.pid()), "home", "started with nomig")
-        );
-        assert_eq!(rows[0].command, "sleep 100");
+        let rows = Registry::rows(&registry.living(), &[HomePid(own)], NodeId(1));
+        // Other tests' children descend from this process as well.
+        let row = rows.iter().find(|row| row.pid == HomePid(child.pid())).unwrap();
+        assert_eq!((&*row.state, &*row.reason), ("home", "started with nomig"));
+        assert_eq!(row.command, "sleep 100");
+        assert_eq!(row.started, Some(StartedAs { job: None, locked: true, never: true }));
+        assert!(rows.iter().all(|row| row.pid != HomePid(own)), "a shim has told of it");
     }
 
     #[test]
@@ -252,7 +276,7 @@ mod tests {
         let pid = child.pid();
         registry.register(pid, Lock::Unlocked, false, Advice::default()).unwrap();
         drop(child);
-        assert!(registry.rows(&[], NodeId(1)).is_empty());
+        assert!(Registry::rows(&registry.living(), &[], NodeId(1)).is_empty());
         Registry::open(&dir.0).unwrap();
         assert!(!dir.0.join("processes").join(pid.to_string()).exists());
         assert!(registry.register(pid, Lock::Unlocked, false, Advice::default()).is_err());

@@ -1,20 +1,23 @@
 //! `migrate PID NODE`: move a running process, and say how it went.
 
 use crate::tool::Call;
-use crate::{Failure, client, help, output, place, progress};
+use crate::{Failure, client, help, job, output, place, progress};
 use clap::{Args, Command};
-use tern_control::{Destination, MigrationReport, Reply, Request, WhyReport};
+use tern_control::{Destination, MigrationReport, ProcessRow, RefusalKind, Reply, Request, WhyReport};
 use tern_ids::HomePid;
 
 /// What its words say.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The process, by its pid at home
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[arg(value_name = "PID", required_unless_present = "job")]
+    pid: Option<String>,
     /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it
-    #[arg(value_name = "NODE", required_unless_present = "why")]
+    #[arg(value_name = "NODE", required_unless_present_any = ["why", "job"])]
     to: Option<String>,
+    /// All your processes of this job (mosrun -J) instead of one; root: everybody's
+    #[arg(short = 'J', long, visible_short_alias = 'j', conflicts_with = "why")]
+    job: Option<u32>,
     /// Move nothing: show what the balancer thinks of the process, and of each node for it
     #[arg(long, conflicts_with_all = ["to", "quiet"])]
     why: bool,
@@ -35,8 +38,9 @@ pub fn describe() -> Command {
              prints what it took: the bytes sent and how long the process stood still.\n\nYou may move the \
              processes that you could trace with a debugger; root may move any.",
         )
+        .override_usage("migrate PID NODE\n       migrate -J JOB NODE\n       migrate PID --why")
         .after_help(help::closing(
-            "  migrate 1234 2\n  migrate 1234 home\n  migrate $(pgrep flac) beta --json",
+            "  migrate 1234 2\n  migrate 1234 home\n  migrate $(pgrep flac) beta --json\n  migrate -J 7 home",
             "When it fails, the process runs on where it was.",
         ))
 }
@@ -49,22 +53,74 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let Some(options) = help::parse::<Options>(describe(), call)? else {
         return Ok(());
     };
+    let usage = |message: String| Failure::usage(call.tool, message);
     if options.why {
-        return why(HomePid(options.pid), options.json);
+        return why(pid(options.pid.as_deref()).map_err(usage)?, options.json);
     }
-    let word = options.to.unwrap_or_default();
+    let (target, word) = target(&options).map_err(usage)?;
     let to = match &*word {
         "home" => Destination::Home,
         "balance" => Destination::Balance,
         word => Destination::Node(place::node(word)?),
     };
-    let request = Request::Migrate { pid: HomePid(options.pid), to };
+    match target {
+        Target::One(pid) => {
+            migrate(&Request::Migrate { pid, to }, &format!("{pid}: moving to {word}"), &options)
+        }
+        Target::Job(job) => {
+            let each = |row: &ProcessRow| {
+                let pid = row.pid;
+                migrate(&Request::Migrate { pid, to }, &format!("{pid}: moving to {word}"), &options)
+            };
+            all_of(job, each, call.tool)
+        }
+    }
+}
+
+/// What is to move.
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    One(HomePid),
+    Job(u32),
+}
+
+fn pid(word: Option<&str>) -> Result<HomePid, String> {
+    let word = word.unwrap_or_default();
+    let number = word.parse().ok().filter(|number| *number > 0);
+    number.map(HomePid).ok_or_else(|| format!("'{word}' is not a process's number"))
+}
+
+/// Tells `PID NODE` from `-J JOB NODE`.
+fn target(options: &Options) -> Result<(Target, String), String> {
+    match (options.job, &options.pid, &options.to) {
+        (Some(job), Some(to), None) => Ok((Target::Job(job), to.clone())),
+        (Some(_), None, _) => Err("no node was given".into()),
+        (Some(_), Some(_), Some(_)) => Err("give a process or a job, not both".into()),
+        (None, one, to) => Ok((Target::One(pid(one.as_deref())?), to.clone().unwrap_or_default())),
+    }
+}
+
+/// Does the same to each process of a job. What is there already is as it should be; of the others each failure is
+/// said, and none keeps the next from its turn.
+fn all_of(wanted: u32, each: impl Fn(&ProcessRow) -> Result<(), Failure>, tool: &str) -> Result<(), Failure> {
+    let mut worst = None;
+    for row in job::now(wanted)? {
+        match each(&row) {
+            Err(failure) if failure.code == RefusalKind::BadRequest.exit_code() => {}
+            Err(failure) => {
+                worst.get_or_insert(failure.code);
+                let message = format!("{}: {}", row.pid, failure.message);
+                Failure { message, ..failure }.report(tool);
+            }
+            Ok(()) => {}
+        }
+    }
+    worst.map_or(Ok(()), |code| Err(Failure::silent(code)))
+}
+
+fn migrate(request: &Request, doing: &str, options: &Options) -> Result<(), Failure> {
     let silent = options.quiet || options.json;
-    let reply = if silent {
-        client::ask(&request)?
-    } else {
-        progress::ask(request, &format!("{}: moving to {}", options.pid, word))?
-    };
+    let reply = if silent { client::ask(request)? } else { progress::ask(request.clone(), doing)? };
     match reply {
         Reply::Migrated(report) if options.json => output::print_json(&report),
         Reply::Migrated(_) if options.quiet => Ok(()),
@@ -135,6 +191,24 @@ mod tests {
             bytes: 12_345_678,
             freeze_ms: 18.2,
             total_ms: 240.0,
+        }
+    }
+
+    #[test]
+    fn a_job_takes_the_place_of_a_process() {
+        let read = |line: &str| {
+            let words: Vec<std::ffi::OsString> = line.split(' ').map(Into::into).collect();
+            let call = Call { tool: "migrate", args: &words };
+            let options = help::parse::<Options>(describe(), &call).map_err(|failure| failure.message)?;
+            target(&options.unwrap())
+        };
+        let to = |target, word: &str| Ok((target, word.to_owned()));
+        assert_eq!(read("31 home"), to(Target::One(HomePid(31)), "home"));
+        assert_eq!(read("-J 7 home"), to(Target::Job(7), "home"));
+        assert_eq!(read("-j7 2"), to(Target::Job(7), "2"), "as MOSIX writes it");
+        assert_eq!(read("2 -J7"), to(Target::Job(7), "2"));
+        for wrong in ["x home", "0 home", "-J 7", "-J 7 31 home", "31", "-J x home", "31 --why -J 7"] {
+            assert!(read(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -1,16 +1,19 @@
 //! `mps`: the processes of this node that are away, and those of others that are here.
 
 use crate::tool::Call;
-use crate::{Failure, client, help, output};
+use crate::{Failure, help, job, output};
 use clap::{Args, Command};
-use tern_control::{ProcessRow, Reply, Request};
+use tern_control::ProcessRow;
 
 /// What its words say.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Show also the processes that were started with mosrun, are at home, and have never moved
+    /// Show also what was started with mosrun, is at home, and has never moved; and its children
     #[arg(short, long)]
     all: bool,
+    /// Show the processes of this job (mosrun -J), wherever they are
+    #[arg(short = 'J', long, visible_short_alias = 'j')]
+    job: Option<u32>,
     /// Print the rows as a JSON array
     #[arg(long)]
     json: bool,
@@ -30,7 +33,10 @@ pub fn describe() -> Command {
              MIGS     migrations so far\n  \
              REASON   why it cannot move, or why it came home",
         )
-        .after_help(help::closing("  mps\n  mps --json | jq '.[] | select(.where == 2) | .pid'", ""))
+        .after_help(help::closing(
+            "  mps\n  mps -J 7\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
+            "",
+        ))
 }
 
 /// `mps …`.
@@ -41,11 +47,11 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let Some(options) = help::parse::<Options>(describe(), call)? else {
         return Ok(());
     };
-    let mut rows = match client::ask(&Request::Processes)? {
-        Reply::Processes(rows) => rows,
-        other => return Err(client::unexpected(&other)),
-    };
-    rows.retain(|row| options.all || has_moved(row));
+    let mut rows = job::rows()?;
+    match options.job {
+        Some(wanted) => rows.retain(|row| job::is_of(row, wanted)),
+        None => rows.retain(|row| options.all || has_moved(row)),
+    }
     rows.sort_by_key(|row| (row.from, row.pid));
     if options.json { output::print_json(&rows) } else { table(&rows).print() }
 }
@@ -91,6 +97,15 @@ mod tests {
             reason: String::new(),
             command: "flac -8 a.wav".into(),
             usage: tern_control::Usage::default(),
+            started: None,
+        }
+    }
+
+    #[test]
+    fn a_job_is_one_option() {
+        let read = |words: &[&str]| describe().try_get_matches_from(words).unwrap();
+        for words in [["mps", "-J7"], ["mps", "-j7"], ["mps", "--job=7"]] {
+            assert_eq!(read(&words).get_one::<u32>("job"), Some(&7), "{words:?}");
         }
     }
 

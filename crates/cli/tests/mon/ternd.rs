@@ -151,5 +151,6 @@ pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>) -> ProcessR
         reason: String::new(),
         command: "/usr/bin/flac -8 a.wav".into(),
         usage: Usage::default(),
+        started: None,
     }
 }

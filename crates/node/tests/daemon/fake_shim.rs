@@ -101,6 +101,7 @@ fn row(start: &ShimStart) -> ProcessRow {
         reason: String::new(),
         command: "fake".into(),
         usage: Usage::default(),
+        started: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Moves: who may, and that the shims find each other through their ternds.
 
 use crate::cluster::{Cluster, Sleeper, is_root};
-use tern_control::{Advice, Destination, Lock, ProcessRow, RefusalKind, Reply, Request};
+use tern_control::{Advice, Destination, Lock, ProcessRow, RefusalKind, Reply, Request, StartedAs};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 /// A user that has no processes of his own here.
@@ -139,10 +139,18 @@ fn a_start_elsewhere_is_prepared() {
         let candidates = candidates.iter().copied().map(NodeId).collect();
         cluster.nodes[0].ask(&Request::AtExec { candidates, lock: Lock::Unlocked, advice: Advice::default() })
     };
+    // Its children are listed as well: the ternds.
+    let own = || -> Vec<ProcessRow> {
+        let own = HomePid(std::process::id() as i32);
+        rows(&cluster, 0).into_iter().filter(|row| row.pid == own).collect()
+    };
     assert_eq!(at_exec(&[1, 2]), Reply::Ready);
-    assert!(matches!(rows(&cluster, 0)[..], [ProcessRow { ref state, .. }] if state == "home"));
+    assert!(matches!(own()[..], [ProcessRow { ref state, .. }] if state == "home"));
     assert_eq!(at_exec(&[2]), Reply::Ready);
-    assert_eq!(rows(&cluster, 0).len(), 1, "the shim's row replaces the registered one");
+    assert!(
+        matches!(own()[..], [ProcessRow { ref state, .. }] if state == "running"),
+        "the shim's row instead"
+    );
     for candidates in [&[][..], &[9]] {
         assert!(matches!(at_exec(candidates), Reply::Refused(_)));
     }
@@ -181,4 +189,20 @@ fn lost_peers_are_located() {
     assert_eq!(locate(&cluster, ShimId([1; 16])), (address, Some(false)));
     cluster.nodes[1].kill();
     assert_eq!(locate(&cluster, guest.unwrap()), (None, None), "no proof of death");
+}
+
+#[test]
+fn a_job_is_what_was_started_under_its_number_and_what_that_started() {
+    let cluster = Cluster::of(1);
+    let child = Sleeper::of(None);
+    let child = || {
+        let found = rows(&cluster, 0).into_iter().find(|row| row.pid == child.pid());
+        found.map(|row| row.started)
+    };
+    assert_eq!(child(), None, "nobody has spoken of it");
+    // This test program is the parent of the sleeper.
+    let advice = Advice { job: Some(7), ..Advice::default() };
+    let request = Request::Register { lock: Lock::Unlocked, never: false, advice };
+    assert_eq!(cluster.nodes[0].ask(&request), Reply::Done);
+    assert_eq!(child(), Some(Some(StartedAs { job: Some(7), ..StartedAs::default() })));
 }

@@ -160,6 +160,7 @@ mod tests {
             reason: String::new(),
             command: "flac".into(),
             usage: tern_control::Usage::default(),
+            started: None,
         }
     }
 

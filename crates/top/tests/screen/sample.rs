@@ -54,6 +54,7 @@ pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>, cpu_seconds
         reason: String::new(),
         command: format!("flac -8 track{pid}.wav"),
         usage: Usage { memory: 6_400_000, ..Usage::default() },
+        started: None,
     }
 }
 
