@@ -97,7 +97,7 @@ pub struct ProcessRow {
     pub r#where: Option<NodeId>,
     /// For a guest: its home.
     pub from: Option<NodeId>,
-    /// `running`, `migrating`, `suspended` (its link is cut), `home`.
+    /// `running`, `migrating`, `suspended` (its link is cut), `home`, `frozen` (at home, by `migrate PID freeze`).
     pub state: String,
     /// CPU seconds used, as far as known here.
     pub cpu_seconds: f64,

@@ -18,6 +18,8 @@ pub enum Destination {
     Home,
     /// Wherever the balancer would have it.
     Balance,
+    /// To its home, where it stands still until [`Request::Continue`]. Answered with `Done` if it is there already.
+    Frozen,
 }
 
 /// Whether the cluster may move a process by itself (`mosrun -l`, `-L`, `-k`).
@@ -43,6 +45,11 @@ pub enum Request {
         pid: HomePid,
         /// Where to.
         to: Destination,
+    },
+    /// Let a process go on that was frozen. Answered with `Done`.
+    Continue {
+        /// The process.
+        pid: HomePid,
     },
     /// `mosrun`: move the calling process (known from its credentials) as soon as it has executed its
     /// program. Answered with `Ready` when a destination is prepared and execve may be called.

@@ -81,6 +81,11 @@ pub enum ShimRequest {
         /// Where to; never `Balance`.
         to: Destination,
     },
+    /// Let a frozen process go on. Deputy only; ternd has checked the caller's right to do so.
+    Continue {
+        /// The process.
+        pid: HomePid,
+    },
     /// Hold this process until it has called execve, then move it. Deputy only. Answered as soon as the
     /// process is held and a destination is prepared.
     AtExec {

@@ -1,6 +1,7 @@
 //! What the node wants of a home shim: lists, and moves to begin.
 
 use crate::family::{Event, Family, PATIENCE};
+use crate::frozen::Frozen;
 use crate::member::{Member, State, Task};
 use crate::peer::Peer;
 use crate::ternd;
@@ -37,6 +38,7 @@ impl Family {
                 }
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
+                ShimRequest::Continue { pid } => self.let_go_on(pid, caller),
                 ShimRequest::Connection | ShimRequest::End { .. } => caller.answer(&door::not_here()),
             }
         }
@@ -95,6 +97,19 @@ impl Family {
         let refuse =
             |caller: Caller, kind, why: &str| caller.answer(&ShimReply::Refused(Refusal::new(kind, why)));
         let to = if to == Destination::Node(home) { Destination::Home } else { to };
+        if let Some(member) = self.members.get_mut(&pid) {
+            if member.frozen.is_some() {
+                let again = to == Destination::Frozen;
+                let kind = if again { RefusalKind::BadRequest } else { RefusalKind::CannotMove };
+                let said = format!("process {pid} is frozen{}", if again { " already" } else { "" });
+                let refusal = Refusal::new(kind, said).hint(format!("migrate {pid} continue"));
+                return caller.answer(&ShimReply::Refused(refusal));
+            }
+            if to == Destination::Frozen && matches!(member.state, State::Lingering(_)) {
+                member.frozen = Some(Frozen::Wanted);
+                return caller.answer(&ShimReply::Done);
+            }
+        }
         let known = self.members.get(&pid);
         if known.is_some_and(is_busy) {
             self.parked.push((since, pid, to, caller));
@@ -112,12 +127,14 @@ impl Family {
             (Destination::Node(node), _) if node == here => {
                 refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
             }
-            (Destination::Home, true) => {
+            (Destination::Frozen, false) => self.freeze_at_home(pid, caller, since),
+            (Destination::Home | Destination::Frozen, true) => {
                 let Some(member) = self.members.get_mut(&pid) else { return };
                 if !matches!(member.state, State::Away) || self.peers[member.peer].link.is_none() {
                     return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
                 }
                 member.task = Some(Task::new(Some(caller), here));
+                member.frozen = (to == Destination::Frozen).then_some(Frozen::Wanted);
                 self.begin_home(pid);
             }
             (Destination::Node(node), _) => {

@@ -97,6 +97,10 @@ impl Family {
     pub(crate) fn refuse_with(&mut self, pid: HomePid, refusal: Refusal) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.reason.clone_from(&refusal.message);
+        if member.is_away() {
+            // It was to come home to stand still there, and has not come.
+            member.frozen = None;
+        }
         if let Some(task) = member.task.take() {
             tracing::info!(id = %task.migration, %pid, why = refusal.message, "it did not move");
             if let Some(caller) = task.caller {
@@ -150,8 +154,9 @@ impl Family {
         Ok(None)
     }
 
-    /// Lets a process that is home go on by itself: from now on we are nothing to it.
+    /// Lets a process that is home go on by itself: from now on we are nothing to it. Unless it is to stand still.
     pub(crate) fn let_go(&mut self, pid: HomePid, stopped: Stopped, signal: i32) {
+        let Some(stopped) = self.keep_still(pid, stopped, signal) else { return };
         if let Err(error) = stopped.detach(signal) {
             tracing::debug!(%error, "it was gone already");
         }

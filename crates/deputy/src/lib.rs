@@ -6,6 +6,7 @@
 //! * `member`: one process; `peer`: one link to a guest shim
 //! * `out`: a process becomes a deputy; `back`: a deputy becomes the process again
 //! * `perform`: calls; `fork`, `exec`: those that make and replace processes
+//! * `frozen`: processes that stand still at home
 //! * `signal`: the kernel's verdict on each signal; `coredump`: core dumps
 //! * `blob`, `mailbox`: the code that a deputy runs, and how it is told what to do
 
@@ -18,6 +19,7 @@ mod coredump;
 mod exec;
 mod family;
 mod fork;
+mod frozen;
 mod links;
 mod mailbox;
 mod member;

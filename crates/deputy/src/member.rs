@@ -1,6 +1,7 @@
 //! One process of the family, at home.
 
 use crate::back::{Inbound, Lingering};
+use crate::frozen::Frozen;
 use crate::mailbox::Mailbox;
 use crate::out::Outbound;
 use std::collections::VecDeque;
@@ -75,6 +76,8 @@ pub(crate) struct Member {
     pub(crate) job_stopped: bool,
     /// It was to come home to die of a fault there.
     pub(crate) faulted: bool,
+    /// It stands still at home, or will.
+    pub(crate) frozen: Option<Frozen>,
 }
 
 /// Where a process stands.
@@ -179,6 +182,7 @@ impl Member {
             mask_due: None,
             job_stopped: false,
             faulted: false,
+            frozen: None,
         })
     }
 
@@ -205,6 +209,7 @@ impl Member {
     /// What `mps` says of it.
     pub(crate) fn state_name(&self) -> &'static str {
         match self.state {
+            State::Resident | State::Lingering(_) if self.frozen.is_some() => "frozen",
             State::Resident | State::AtExec | State::Lingering(_) => "home",
             State::Outbound(_)
             | State::Going(_)

@@ -91,6 +91,7 @@ fn converse(node: &Arc<Node>, caller: Caller, mut socket: UnixStream) -> Result<
 fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, Refusal> {
     match request {
         Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
+        Request::Continue { pid } => moving::let_go_on(node, caller, pid),
         Request::AtExec { candidates, lock, advice } => {
             moving::at_exec(node, caller, &candidates, lock, advice)
         }

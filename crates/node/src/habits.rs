@@ -231,7 +231,7 @@ fn describe(
     let advice = &started.said.advice;
     let away = is_away(row, house.me);
     let cpu_s = away.map_or(found.used.as_secs_f64(), |row| row.cpu_seconds);
-    let moving = row.is_some_and(|row| matches!(&*row.state, "migrating" | "suspended"));
+    let moving = row.is_some_and(|row| matches!(&*row.state, "migrating" | "suspended" | "frozen"));
     let refused =
         known.refused.as_ref().is_some_and(|(at, _)| house.now_ms.saturating_sub(*at) < REFUSED_FOR_MS);
     let closed =

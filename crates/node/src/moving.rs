@@ -59,6 +59,15 @@ pub(crate) fn migrate(node: &Node, caller: Caller, pid: HomePid, to: Destination
     order(node, pid, started, to)
 }
 
+/// `migrate PID continue`.
+pub(crate) fn let_go_on(node: &Node, caller: Caller, pid: HomePid) -> Result<Reply, Refusal> {
+    may_move(&node.config, caller, pid.0)?;
+    match shims::owner(&node.config.run_dir, pid) {
+        Some(shim) => relay(node, shim, &ShimRequest::Continue { pid }),
+        None => Err(refused(RefusalKind::BadRequest, format!("process {pid} is not frozen"))),
+    }
+}
+
 /// Moves a process of which somebody has decided that it may be moved; `started` says which one of its number.
 pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) -> Result<Reply, Refusal> {
     let to = match to {
@@ -78,9 +87,9 @@ pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) ->
             trusted(node, other)?;
             Destination::Node(other)
         }
-        Destination::Home => Destination::Home,
+        Destination::Home | Destination::Frozen => to,
     };
-    if to != Destination::Home && node.registry.never_moves(pid.0) {
+    if matches!(to, Destination::Node(_)) && node.registry.never_moves(pid.0) {
         let said = format!("process {pid} was started with nomig, or by one that was");
         return Err(refused(RefusalKind::CannotMove, said));
     }

@@ -12,7 +12,8 @@ pub struct Options {
     /// The process, by its pid at home
     #[arg(value_name = "PID", required_unless_present = "job")]
     pid: Option<String>,
-    /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it
+    /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it. Or freeze or
+    /// continue
     #[arg(value_name = "NODE", required_unless_present_any = ["why", "job"])]
     to: Option<String>,
     /// All your processes of this job (mosrun -J) instead of one; root: everybody's
@@ -35,12 +36,16 @@ pub fn describe() -> Command {
         .about("Move a running process to another node, or home")
         .long_about(
             "Move a running process to another node, or home. It returns when the process runs there, and \
-             prints what it took: the bytes sent and how long the process stood still.\n\nYou may move the \
+             prints what it took: the bytes sent and how long the process stood still.\n\nfreeze brings it home, \
+             where it stands still until continue: it takes no CPU, and its memory may be swapped out. Of this its \
+             parent sees nothing; SIGKILL works, other signals wait. A sleep or transfer that is under way ends \
+             first.\n\nYou may move the \
              processes that you could trace with a debugger; root may move any.",
         )
         .override_usage("migrate PID NODE\n       migrate -J JOB NODE\n       migrate PID --why")
         .after_help(help::closing(
-            "  migrate 1234 2\n  migrate 1234 home\n  migrate $(pgrep flac) beta --json\n  migrate -J 7 home",
+            "  migrate 1234 2\n  migrate 1234 home\n  migrate $(pgrep flac) beta --json\n  migrate -J 7 home\n  \
+               migrate 1234 freeze; sleep 3600; migrate 1234 continue",
             "When it fails, the process runs on where it was.",
         ))
 }
@@ -58,21 +63,48 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         return why(pid(options.pid.as_deref()).map_err(usage)?, options.json);
     }
     let (target, word) = target(&options).map_err(usage)?;
-    let to = match &*word {
-        "home" => Destination::Home,
-        "balance" => Destination::Balance,
-        word => Destination::Node(place::node(word)?),
-    };
+    let order = Order::of(&word)?;
     match target {
-        Target::One(pid) => {
-            migrate(&Request::Migrate { pid, to }, &format!("{pid}: moving to {word}"), &options)
-        }
-        Target::Job(job) => {
-            let each = |row: &ProcessRow| {
-                let pid = row.pid;
-                migrate(&Request::Migrate { pid, to }, &format!("{pid}: moving to {word}"), &options)
-            };
-            all_of(job, each, call.tool)
+        Target::One(pid) => order.give(pid, &word, &options),
+        Target::Job(job) => all_of(job, |row| order.give(row.pid, &word, &options), call.tool),
+    }
+}
+
+/// What is to be done to each process.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    Move(Destination),
+    Continue,
+}
+
+impl Order {
+    fn of(word: &str) -> Result<Self, Failure> {
+        Ok(match word {
+            "home" => Self::Move(Destination::Home),
+            "balance" => Self::Move(Destination::Balance),
+            "freeze" => Self::Move(Destination::Frozen),
+            "continue" => Self::Continue,
+            word => Self::Move(Destination::Node(place::node(word)?)),
+        })
+    }
+
+    fn give(self, pid: HomePid, word: &str, options: &Options) -> Result<(), Failure> {
+        let request = match self {
+            Self::Move(to) => Request::Migrate { pid, to },
+            Self::Continue => Request::Continue { pid },
+        };
+        let doing = match self {
+            Self::Move(Destination::Frozen) => format!("{pid}: freezing"),
+            _ => format!("{pid}: moving to {word}"),
+        };
+        let silent = options.quiet || options.json;
+        let reply = if silent { client::ask(&request)? } else { progress::ask(request, &doing)? };
+        match reply {
+            Reply::Done => Ok(()),
+            Reply::Migrated(report) if options.json => output::print_json(&report),
+            Reply::Migrated(_) if options.quiet => Ok(()),
+            Reply::Migrated(report) => output::print(&line(&report)),
+            other => Err(client::unexpected(&other)),
         }
     }
 }
@@ -116,17 +148,6 @@ fn all_of(wanted: u32, each: impl Fn(&ProcessRow) -> Result<(), Failure>, tool: 
         }
     }
     worst.map_or(Ok(()), |code| Err(Failure::silent(code)))
-}
-
-fn migrate(request: &Request, doing: &str, options: &Options) -> Result<(), Failure> {
-    let silent = options.quiet || options.json;
-    let reply = if silent { client::ask(request)? } else { progress::ask(request.clone(), doing)? };
-    match reply {
-        Reply::Migrated(report) if options.json => output::print_json(&report),
-        Reply::Migrated(_) if options.quiet => Ok(()),
-        Reply::Migrated(report) => output::print(&line(&report)),
-        other => Err(client::unexpected(&other)),
-    }
 }
 
 fn why(pid: HomePid, json: bool) -> Result<(), Failure> {

@@ -28,7 +28,7 @@ pub fn describe() -> Command {
              PID      the process at its home\n  \
              WHERE    for a process of this node: the node where it runs\n  \
              FROM     for a guest: its home\n  \
-             STATE    running, migrating, suspended (its link is cut) or home\n  \
+             STATE    running, migrating, suspended (its link is cut), frozen or home\n  \
              TIME     CPU time used, as far as this node knows\n  \
              MIGS     migrations so far\n  \
              REASON   why it cannot move, or why it came home",

@@ -1,0 +1,161 @@
+//! `migrate PID freeze`: what is frozen stands still at home, wherever it was, and goes on as if nothing had been.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test may end by panicking, and its helpers too")]
+
+use std::time::{Duration, Instant};
+use tern_tests::catalogue::ENTRIES;
+use tern_tests::cluster::Cluster;
+use tern_tests::programs::{Flavour, executable};
+use tern_tests::running::{ANNOUNCE, Running};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A program that computes and checks itself until this file is there.
+fn computing(cluster: &Cluster, until: &str) -> Running {
+    let entry = ENTRIES.iter().find(|e| e.name == "registers").unwrap();
+    let program = executable(entry, Flavour::Static).unwrap().unwrap();
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh"]).arg(&program).env("TERN_SECONDS", "0.1").env("TERN_UNTIL", until);
+    let mut running = Running::start(&mut command, false).unwrap();
+    running.close_input();
+    running
+}
+
+/// What its node says of its state: `R (running)`, `t (tracing stop)` and the like.
+fn state(cluster: &Cluster, pid: i32) -> String {
+    let said = cluster.run(1, &["sed", "-n", "s/^State:.//p", &format!("/proc/{pid}/status")]);
+    String::from_utf8_lossy(&said.unwrap_or_default()).trim().to_owned()
+}
+
+/// What mps says of it, and where it is.
+fn shown(cluster: &Cluster, pid: i32) -> Option<(String, u16)> {
+    let row = cluster.processes(1).unwrap().into_iter().find(|row| row.pid.0 == pid && row.from.is_none())?;
+    Some((row.state, row.r#where?.0))
+}
+
+fn until(cluster: &Cluster, what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !so() {
+        assert!(Instant::now() < end, "waited in vain: {what}\n{}", cluster.scene(0));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn migrate(cluster: &Cluster, pid: i32, word: &str) -> (i32, String) {
+    let end = cluster.tool(1, "migrate").args([&*pid.to_string(), word]).output().unwrap();
+    (end.status.code().unwrap_or(-1), String::from_utf8_lossy(&end.stderr).into_owned())
+}
+
+fn frozen(cluster: &Cluster, pid: i32) {
+    assert_eq!(migrate(cluster, pid, "freeze"), (0, String::new()));
+    assert_eq!(state(cluster, pid), "t (tracing stop)");
+    assert_eq!(shown(cluster, pid), Some(("frozen".into(), 1)));
+}
+
+#[test]
+fn what_is_frozen_stands_still_at_home_until_it_is_continued() {
+    let cluster = Cluster::with_nodes("frozen", 2).unwrap();
+    for away in [false, true] {
+        let file = format!("/tmp/frozen-{away}");
+        let mut running = computing(&cluster, &file);
+        let pid = running.pid;
+        if away {
+            cluster.migrate(pid, "2").unwrap();
+        }
+        for _ in 0..2 {
+            frozen(&cluster, pid);
+            let (code, said) = migrate(&cluster, pid, "2");
+            assert!(code == 4 && said.contains("is frozen"), "{code}: {said}");
+            let (code, said) = migrate(&cluster, pid, "freeze");
+            assert!(code == 2 && said.contains("frozen already"), "{code}: {said}");
+            assert_eq!(migrate(&cluster, pid, "continue"), (0, String::new()));
+            let (code, said) = migrate(&cluster, pid, "continue");
+            assert!(code == 2 && said.contains("is not frozen"), "{code}: {said}");
+            until(&cluster, "it runs", || state(&cluster, pid).starts_with('R'));
+        }
+        // It can move again, and be frozen from there.
+        cluster.migrate(pid, "2").unwrap();
+        frozen(&cluster, pid);
+        until(&cluster, "its guest is gone", || {
+            cluster.processes(2).unwrap().iter().all(|row| row.from.is_none())
+        });
+        // Its time is over, but it does not see that.
+        cluster.touch(&file).unwrap();
+        assert_eq!(state(&cluster, pid), "t (tracing stop)");
+        assert_eq!(migrate(&cluster, pid, "continue").0, 0);
+        let end = running.finish(LONG).unwrap();
+        assert!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
+    }
+}
+
+#[test]
+fn signals_wait_for_what_is_frozen_and_sigkill_does_not() {
+    let cluster = Cluster::with_nodes("frozen-signals", 2).unwrap();
+    for (signal, away) in [("TERM", false), ("TERM", true), ("KILL", false), ("KILL", true)] {
+        let mut running = computing(&cluster, "/tmp/never");
+        let pid = running.pid;
+        if away {
+            cluster.migrate(pid, "2").unwrap();
+        }
+        frozen(&cluster, pid);
+        // Its parent sees nothing of a stop: not even one who waits for those.
+        cluster.run(1, &["kill", "-s", signal, &pid.to_string()]).unwrap();
+        if signal == "TERM" {
+            assert_eq!(state(&cluster, pid), "t (tracing stop)");
+            assert_eq!(migrate(&cluster, pid, "continue").0, 0);
+        }
+        let end = running.finish(LONG).unwrap();
+        assert_eq!(end.status, if signal == "TERM" { 128 + 15 } else { 128 + 9 }, "{signal} {away}");
+        until(&cluster, "it is forgotten", || shown(&cluster, pid).is_none());
+    }
+}
+
+#[test]
+fn a_sleep_that_is_under_way_ends_and_then_it_stands() {
+    let cluster = Cluster::with_nodes("frozen-sleep", 2).unwrap();
+    let mut command = cluster.command(1, "sh");
+    // The shell is what moves: its sleep is the kernel's, and it goes on after it.
+    command.args(["-c", ANNOUNCE, "sh", "sleep", "3"]);
+    let mut running = Running::start(&mut command, false).unwrap();
+    let pid = running.pid;
+    cluster.migrate(pid, "2").unwrap();
+    assert_eq!(migrate(&cluster, pid, "freeze"), (0, String::new()));
+    assert_eq!(shown(&cluster, pid), Some(("frozen".into(), 1)));
+    until(&cluster, "it stands still", || state(&cluster, pid).starts_with('t'));
+    assert!(!running.ended());
+    assert_eq!(migrate(&cluster, pid, "continue").0, 0);
+    assert_eq!(running.finish(LONG).unwrap().status, 0);
+}
+
+#[test]
+fn a_job_is_frozen_moved_and_signalled_as_one() {
+    let cluster = Cluster::with_nodes("frozen-job", 2).unwrap();
+    // A shell of the job, and two children of it.
+    let script = "sleep 1000 & sleep 1000 & echo $$ >&2; wait";
+    let mut command = cluster.command(1, "mosrun");
+    command.args(["-L", "-J7", "sh", "-c", script]);
+    let mut running = Running::start(&mut command, false).unwrap();
+    let mut other = computing(&cluster, "/tmp/other");
+    let job =
+        |tool: &str, words: &[&str]| cluster.tool(1, tool).args(words).args(["-J", "7"]).output().unwrap();
+    let rows = || -> Vec<tern_control::ProcessRow> {
+        serde_json::from_slice(&job("mps", &["--json"]).stdout).unwrap()
+    };
+    let at = |place: u16| rows().iter().filter(|row| row.r#where.is_some_and(|at| at.0 == place)).count();
+    until(&cluster, "all three are there", || rows().len() == 3);
+    let moved = job("migrate", &["2"]);
+    assert!(moved.status.success(), "{moved:?}");
+    assert_eq!((at(1), at(2)), (0, 3), "{}", cluster.scene(0));
+    let home = job("migrate", &["home"]);
+    assert!(home.status.success(), "{home:?}");
+    assert_eq!((at(1), at(2)), (3, 0));
+    let killed = job("moskillall", &["-KILL", "--json"]);
+    assert!(killed.status.success(), "{killed:?}");
+    let pids: Vec<i32> = serde_json::from_slice(&killed.stdout).unwrap();
+    assert!(pids.len() == 3 && pids.contains(&running.pid), "{pids:?}");
+    assert_eq!(running.finish(LONG).unwrap().status, 128 + 9);
+    assert!(!other.ended(), "it is of no job");
+    assert_eq!(job("moskillall", &[]).status.code(), Some(1), "nothing is left");
+    cluster.touch("/tmp/other").unwrap();
+    assert_eq!(other.finish(LONG).unwrap().status, 0);
+}
