@@ -46,6 +46,19 @@ pub enum Request {
         /// Where to.
         to: Destination,
     },
+    /// Have a guest leave this node, for wherever its home would have it, or a process of this node that is at home, for
+    /// the best other node. Answered when it is gone.
+    Out {
+        /// By its number at its home.
+        pid: HomePid,
+        /// Its home, if it is not clear from the number: guests of two homes may have the same.
+        from: Option<NodeId>,
+    },
+    /// The node that `AtBest` would choose. It is counted as chosen.
+    Best {
+        /// What is said of the program that is to start.
+        advice: Advice,
+    },
     /// Let a process go on that was frozen. Answered with `Done`.
     Continue {
         /// The process.
@@ -186,6 +199,8 @@ pub enum Reply {
     Cluster(ClusterReport),
     /// To `Status`.
     Status(StatusReport),
+    /// To `Best`.
+    Best(NodeId),
     /// To `GetMap`.
     Map(String),
     /// To `Why`.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use tern_balancer::{
-    Answer, Move, Offer, Placement, Policy, Process, Prospect, Settling, State, Why, accepts, decide,
+    Answer, Bar, Move, Offer, Placement, Policy, Process, Prospect, Settling, State, Why, accepts, decide,
     explain, place,
 };
 use tern_control::{Advice, Destination, ProcessRow, Refusal, RefusalKind};
@@ -298,6 +298,18 @@ pub(crate) fn refusal(node: &Node, pid: HomePid) -> Option<String> {
 pub(crate) fn better(node: &Node, pid: HomePid) -> Result<Option<NodeId>, Refusal> {
     let (_, why) = why(node, pid)?;
     Ok(why.best().map(|prospect| prospect.node).filter(|to| *to != why.at))
+}
+
+/// The best node but its own for a process that shall go, though it may not gain by it; `None` if none may take it.
+///
+/// # Errors
+/// If it is none that is balanced.
+pub(crate) fn elsewhere(node: &Node, pid: HomePid) -> Result<Option<NodeId>, Refusal> {
+    let (_, why) = why(node, pid)?;
+    let may = |bar| matches!(bar, None | Some(Bar::NotFaster | Bar::NotWorth | Bar::JustLeft));
+    // The fastest is the first.
+    let there = why.prospects.iter().filter(|prospect| prospect.node != why.at && may(prospect.bar));
+    Ok(there.map(|prospect| prospect.node).next())
 }
 
 /// The best node for a program that starts, and charges it with it.

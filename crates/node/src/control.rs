@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{cluster, credentials, evacuation, peers, processes, why};
+use crate::{balancing, cluster, credentials, evacuation, out, peers, processes, why};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -92,6 +92,12 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
     match request {
         Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
         Request::Continue { pid } => moving::let_go_on(node, caller, pid),
+        Request::Out { pid, from } => out::out(node, caller, pid, from),
+        Request::Best { advice } => match balancing::best(node, &advice) {
+            Some(best) => Ok(Reply::Best(best)),
+            None => Err(Refusal::new(RefusalKind::Unavailable, "no node can take it")
+                .hint("mon, which shows the load and memory of all nodes")),
+        },
         Request::AtExec { candidates, lock, advice } => {
             moving::at_exec(node, caller, &candidates, lock, advice)
         }

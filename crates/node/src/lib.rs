@@ -30,6 +30,7 @@ mod listen;
 pub mod map;
 pub mod message;
 mod moving;
+mod out;
 mod owner;
 mod peers;
 mod permission;

@@ -4,7 +4,7 @@ use crate::tool::Call;
 use crate::{Failure, client, help, job, output, place, progress};
 use clap::{Args, Command};
 use tern_control::{Destination, MigrationReport, ProcessRow, RefusalKind, Reply, Request, WhyReport};
-use tern_ids::HomePid;
+use tern_ids::{HomePid, NodeId};
 
 /// What its words say.
 #[derive(Debug, Args)]
@@ -12,10 +12,13 @@ pub struct Options {
     /// The process, by its pid at home
     #[arg(value_name = "PID", required_unless_present = "job")]
     pid: Option<String>,
-    /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it. Or freeze or
-    /// continue
+    /// Where to: a node's number, host or alias; home; or balance, to where the cluster would have it. Or out,
+    /// freeze or continue
     #[arg(value_name = "NODE", required_unless_present_any = ["why", "job"])]
     to: Option<String>,
+    /// With out: the guest's home, if guests of two homes have this pid
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["why", "job"])]
+    from: Option<String>,
     /// All your processes of this job (mosrun -J) instead of one; root: everybody's
     #[arg(short = 'J', long, visible_short_alias = 'j', conflicts_with = "why")]
     job: Option<u32>,
@@ -36,7 +39,9 @@ pub fn describe() -> Command {
         .about("Move a running process to another node, or home")
         .long_about(
             "Move a running process to another node, or home. It returns when the process runs there, and \
-             prints what it took: the bytes sent and how long the process stood still.\n\nfreeze brings it home, \
+             prints what it took: the bytes sent and how long the process stood still.\n\nout sends it away from \
+             here: a guest, which only root can, to wherever its home would have it; a process of this node that is \
+             at home to the best other node.\n\nfreeze brings it home, \
              where it stands still until continue: it takes no CPU, and its memory may be swapped out. Of this its \
              parent sees nothing; SIGKILL works, other signals wait. A sleep or transfer that is under way ends \
              first.\n\nYou may move the \
@@ -63,7 +68,7 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         return why(pid(options.pid.as_deref()).map_err(usage)?, options.json);
     }
     let (target, word) = target(&options).map_err(usage)?;
-    let order = Order::of(&word)?;
+    let order = Order::of(&word, options.from.as_deref())?;
     match target {
         Target::One(pid) => order.give(pid, &word, &options),
         Target::Job(job) => all_of(job, |row| order.give(row.pid, &word, &options), call.tool),
@@ -74,12 +79,15 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Move(Destination),
+    Out(Option<NodeId>),
     Continue,
 }
 
 impl Order {
-    fn of(word: &str) -> Result<Self, Failure> {
+    fn of(word: &str, from: Option<&str>) -> Result<Self, Failure> {
         Ok(match word {
+            "out" => Self::Out(from.map(place::node).transpose()?),
+            _ if from.is_some() => return Err(Failure::usage("migrate", "--from is for out only")),
             "home" => Self::Move(Destination::Home),
             "balance" => Self::Move(Destination::Balance),
             "freeze" => Self::Move(Destination::Frozen),
@@ -91,6 +99,7 @@ impl Order {
     fn give(self, pid: HomePid, word: &str, options: &Options) -> Result<(), Failure> {
         let request = match self {
             Self::Move(to) => Request::Migrate { pid, to },
+            Self::Out(from) => Request::Out { pid, from },
             Self::Continue => Request::Continue { pid },
         };
         let doing = match self {
@@ -200,7 +209,7 @@ fn line(report: &MigrationReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tern_ids::{MigrationId, NodeId};
+    use tern_ids::MigrationId;
 
     fn report() -> MigrationReport {
         MigrationReport {

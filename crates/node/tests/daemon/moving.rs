@@ -34,6 +34,13 @@ fn shims_meet_through_their_ternds() {
     assert_eq!(rows(&cluster, 0).len(), 1, "the second move found the shim of the first");
     let guests = rows(&cluster, 1);
     assert!(guests.len() == 2 && guests.iter().all(|row| row.from == Some(NodeId(1))), "{guests:?}");
+    if is_root() {
+        let out = Request::Out { pid: guests[0].pid, from: None };
+        match cluster.nodes[1].ask_as(USER, &out) {
+            Reply::Refused(refusal) => assert_eq!(refusal.kind, RefusalKind::NotAllowed, "{refusal:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
     let status = cluster.nodes[0].status();
     assert!(status.nodes[1].note.contains("2 guests"), "{status:?}");
     let refusal = cluster.nodes[1].refusal(&Request::MapOff);
