@@ -1,5 +1,7 @@
 //! One file per command; each describes its command line and runs it.
 
+pub mod advised;
+pub mod bestnode;
 pub mod completions;
 pub mod doctor;
 pub mod init;
@@ -10,6 +12,7 @@ pub mod migrate;
 pub mod mon;
 pub mod mosctl;
 pub mod moskillall;
+pub mod mosps;
 pub mod mosrun;
 pub mod mps;
 pub mod mtop;

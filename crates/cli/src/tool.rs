@@ -5,8 +5,8 @@
 //! syntax clap cannot read (`mosrun -3`, `setpe -off`) parse it themselves, and describe it for the reader.
 
 use crate::command::{
-    completions, doctor, init, join, lab, man, migrate, mon, mosctl, moskillall, mosrun, mps, mtop, nomig,
-    runhome, runon, setpe, sim, status, token,
+    advised, bestnode, completions, doctor, init, join, lab, man, migrate, mon, mosctl, moskillall, mosps,
+    mosrun, mps, mtop, nomig, runhome, runon, setpe, sim, status, token,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,14 +35,21 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 21] = [
+pub const TOOLS: [Tool; 28] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
     Tool { name: "nomig", standalone: true, describe: nomig::describe, run: nomig::run },
+    Tool { name: "cpujob", standalone: true, describe: advised::describe_cpujob, run: advised::run },
+    Tool { name: "iojob", standalone: true, describe: advised::describe_iojob, run: advised::run },
+    Tool { name: "nodecay", standalone: true, describe: advised::describe_nodecay, run: advised::run },
+    Tool { name: "slowdecay", standalone: true, describe: advised::describe_slowdecay, run: advised::run },
+    Tool { name: "fastdecay", standalone: true, describe: advised::describe_fastdecay, run: advised::run },
+    Tool { name: "bestnode", standalone: true, describe: bestnode::describe, run: bestnode::run },
     Tool { name: "migrate", standalone: true, describe: migrate::describe, run: migrate::run },
     Tool { name: "moskillall", standalone: true, describe: moskillall::describe, run: moskillall::run },
     Tool { name: "mps", standalone: true, describe: mps::describe, run: mps::run },
+    Tool { name: "mosps", standalone: true, describe: mosps::describe, run: mosps::run },
     Tool { name: "mon", standalone: true, describe: mon::describe, run: mon::run },
     Tool { name: "mosmon", standalone: true, describe: mon::describe_mosmon, run: mon::run },
     Tool { name: "mtop", standalone: true, describe: mtop::describe, run: mtop::run },

@@ -179,7 +179,10 @@ pub fn node(text: &str) -> Result<NodeId, String> {
 }
 
 /// The nodes of a list such as `1-3,5`, each once, in rising order.
-fn nodes(text: &str) -> Result<Vec<NodeId>, String> {
+///
+/// # Errors
+/// A sentence about what is none.
+pub fn nodes(text: &str) -> Result<Vec<NodeId>, String> {
     let mut nodes = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

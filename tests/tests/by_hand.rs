@@ -1,4 +1,4 @@
-//! `migrate PID freeze`: what is frozen stands still at home, wherever it was, and goes on as if nothing had been.
+//! What people do to processes by hand: freeze them, move and signal a job, send one away, start one by an old name.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test may end by panicking, and its helpers too")]
 
@@ -158,4 +158,59 @@ fn a_job_is_frozen_moved_and_signalled_as_one() {
     assert_eq!(job("moskillall", &[]).status.code(), Some(1), "nothing is left");
     cluster.touch("/tmp/other").unwrap();
     assert_eq!(other.finish(LONG).unwrap().status, 0);
+}
+
+#[test]
+fn what_shall_be_out_goes() {
+    let cluster = Cluster::with_nodes("out", 2).unwrap();
+    let guest = computing(&cluster, "/tmp/never");
+    cluster.migrate(guest.pid, "2").unwrap();
+    let out_of_2 = || cluster.tool(2, "migrate").args([&*guest.pid.to_string(), "out"]).output().unwrap();
+    let out = out_of_2();
+    assert!(out.status.success(), "{out:?}\n{}", cluster.scene(guest.pid));
+    assert!(cluster.processes(2).unwrap().iter().all(|row| row.from.is_none()), "it is still there");
+    until(&cluster, "it is home", || shown(&cluster, guest.pid).is_none_or(|(_, place)| place == 1));
+    assert!(!out_of_2().status.success(), "it is not there any more");
+    // One at home goes to the best other node, though it may gain nothing by it. What mosrun has not started is not
+    // balanced, so that nobody knows what is best for it.
+    let (code, said) = migrate(&cluster, guest.pid, "out");
+    assert!(code == 1 && said.contains("not balanced"), "{code}: {said}");
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "sleep", "1000"]);
+    let own = Running::start(&mut command, false).unwrap();
+    until(&cluster, "it has started, and node 1 has looked at it", || {
+        cluster.tool(1, "migrate").args([&*own.pid.to_string(), "--why"]).output().unwrap().status.success()
+    });
+    until(&cluster, "node 2 is known", || best(&cluster, &["--only", "2"]) == (Some(0), "2".into()));
+    assert_eq!(migrate(&cluster, own.pid, "out"), (0, String::new()), "{}", cluster.scene(own.pid));
+    assert_eq!(shown(&cluster, own.pid), Some(("running".into(), 2)));
+    let (code, said) = migrate(&cluster, own.pid, "out");
+    assert!(code == 2 && said.contains("out already"), "{code}: {said}");
+}
+
+/// What bestnode says, and its exit code.
+fn best(cluster: &Cluster, words: &[&str]) -> (Option<i32>, String) {
+    let end = cluster.tool(1, "bestnode").args(words).output().unwrap();
+    (end.status.code(), String::from_utf8_lossy(&end.stdout).trim().to_owned())
+}
+
+#[test]
+fn old_names_start_programs_and_name_nodes() {
+    let cluster = Cluster::with_nodes("names", 2).unwrap();
+    let waited = cluster.tool(1, "bestnode").args(["-w", "--only", "2", "--json"]).output().unwrap();
+    let said: serde_json::Value = serde_json::from_slice(&waited.stdout).unwrap();
+    assert_eq!(said["node"], 2, "{said}");
+    assert_eq!(best(&cluster, &["--only", "1"]), (Some(0), "1".into()));
+    assert_eq!(best(&cluster, &["--only", "9"]).0, Some(5));
+    assert_eq!(best(&cluster, &["-m", "4000000000"]).0, Some(5), "nobody has that much memory");
+    for (at, name) in ["cpujob", "iojob", "nodecay", "slowdecay", "fastdecay"].into_iter().enumerate() {
+        let job = (at + 1).to_string();
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh", name, "-2", "-J", &job, "sleep", "1000"]);
+        let running = Running::start(&mut command, false).unwrap();
+        until(&cluster, "it is away", || shown(&cluster, running.pid) == Some(("running".into(), 2)));
+        let listed = cluster.tool(1, "mosps").args(["--away", "--json", "-J", &job]).output().unwrap();
+        let rows: Vec<tern_control::ProcessRow> = serde_json::from_slice(&listed.stdout).unwrap();
+        assert_eq!(rows.iter().map(|row| row.pid.0).collect::<Vec<_>>(), [running.pid], "{name}");
+    }
 }
