@@ -214,3 +214,21 @@ fn old_names_start_programs_and_name_nodes() {
         assert_eq!(rows.iter().map(|row| row.pid.0).collect::<Vec<_>>(), [running.pid], "{name}");
     }
 }
+
+#[test]
+fn tune_measures_what_calls_and_links_cost() {
+    let cluster = Cluster::with_nodes("tune", 2).unwrap();
+    until(&cluster, "node 2 is known", || best(&cluster, &["--only", "2"]).0 == Some(0));
+    let tuned = cluster.tool(1, "tune").arg("--json").output().unwrap();
+    assert!(tuned.status.success(), "{tuned:?}\n{}", cluster.scene(0));
+    let costs: Vec<tern_control::Costs> = serde_json::from_slice(&tuned.stdout).unwrap();
+    let [costs] = costs[..] else { panic!("{costs:?}") };
+    assert!(costs.rtt_us > 0 && costs.bytes_per_s > 0 && costs.back_bytes_per_s > 0, "{costs:?}");
+    // A call home crosses the link there and back; one that was made there would take a hundred nanoseconds.
+    assert!(costs.call_ns.is_some_and(|nanoseconds| nanoseconds > 5_000), "{costs:?}");
+    let shown = cluster.tool(1, "mosctl").args(["gettune", "--json"]).output().unwrap();
+    let rows: Vec<tern_control::LinkRow> = serde_json::from_slice(&shown.stdout).unwrap();
+    assert!(rows.len() == 1 && rows[0].tuned == Some(costs), "{rows:?}");
+    // What was moved for that is gone.
+    until(&cluster, "nothing is left", || cluster.processes(2).unwrap().is_empty());
+}

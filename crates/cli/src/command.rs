@@ -23,3 +23,4 @@ pub mod setpe;
 pub mod sim;
 pub mod status;
 pub mod token;
+pub mod tune;

@@ -6,7 +6,7 @@
 
 use crate::command::{
     advised, bestnode, completions, doctor, init, join, lab, man, migrate, mon, mosctl, moskillall, mosps,
-    mosrun, mps, mtop, nomig, runhome, runon, setpe, sim, status, token,
+    mosrun, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 28] = [
+pub const TOOLS: [Tool; 29] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -54,6 +54,7 @@ pub const TOOLS: [Tool; 28] = [
     Tool { name: "mosmon", standalone: true, describe: mon::describe_mosmon, run: mon::run },
     Tool { name: "mtop", standalone: true, describe: mtop::describe, run: mtop::run },
     Tool { name: "mosctl", standalone: true, describe: mosctl::describe, run: mosctl::run },
+    Tool { name: "tune", standalone: true, describe: tune::describe, run: tune::run },
     Tool { name: "setpe", standalone: true, describe: setpe::describe, run: setpe::run },
     Tool { name: "init", standalone: false, describe: init::describe, run: init::run },
     Tool { name: "join", standalone: false, describe: join::describe, run: join::run },
@@ -74,6 +75,9 @@ pub fn main(program: &OsStr, args: &[OsString]) -> u8 {
     let program = Path::new(program).file_name().unwrap_or(program);
     if program == "tern-lab-init" {
         return lab::init();
+    }
+    if tune::is_subject(program, args) {
+        return tune::subject();
     }
     if let Some(tool) = TOOLS.iter().find(|t| t.standalone && program == t.name) {
         return finish(tool.name, (tool.run)(&Call { tool: tool.name, args }));

@@ -13,6 +13,7 @@
 
 pub mod advice;
 pub mod cluster;
+pub mod costs;
 pub mod door;
 pub mod report;
 pub mod request;
@@ -23,6 +24,7 @@ pub mod why;
 
 pub use advice::{Advice, Forget, Habit};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
+pub use costs::{Costs, LinkRow, MigrationCosts};
 pub use report::{
     MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };

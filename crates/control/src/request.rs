@@ -2,6 +2,7 @@
 
 use crate::advice::Advice;
 use crate::cluster::ClusterReport;
+use crate::costs::{Costs, LinkRow};
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
 use crate::steer::{Decay, Evacuation, Settings, Switch};
 use crate::why::WhyReport;
@@ -59,6 +60,15 @@ pub enum Request {
         /// What is said of the program that is to start.
         advice: Advice,
     },
+    /// Measure the link to a node, and keep that.
+    Tune {
+        /// Which.
+        node: NodeId,
+    },
+    /// Keep what was measured of a node besides.
+    KeepCosts(Costs),
+    /// What was measured, and what the balancer reckons with.
+    Links,
     /// Let a process go on that was frozen. Answered with `Done`.
     Continue {
         /// The process.
@@ -201,6 +211,10 @@ pub enum Reply {
     Status(StatusReport),
     /// To `Best`.
     Best(NodeId),
+    /// To `Tune`.
+    Tuned(Costs),
+    /// To `Links`.
+    Links(Vec<LinkRow>),
     /// To `GetMap`.
     Map(String),
     /// To `Why`.

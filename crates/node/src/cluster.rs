@@ -9,13 +9,13 @@ use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::speed::speed;
 use crate::state::Node;
-use crate::{owner, peers, processes};
+use crate::{costs, owner, peers, processes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_balancer as balancer;
-use tern_control::{ClusterReport, MigrationReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
+use tern_control::{ClusterReport, Costs, MigrationReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 use tern_gossip::{Event, Gossip, Status};
 use tern_ids::NodeId;
 use tern_load::{LinkCost, Sample, Sampler};
@@ -44,8 +44,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Nothing yet.
-    pub(crate) fn new(me: NodeId) -> Self {
+    /// Nothing yet, but for what was measured earlier.
+    pub(crate) fn new<'a>(me: NodeId, measured: impl Iterator<Item = &'a Costs>) -> Self {
         let config = tern_gossip::Config::default();
         // Later lives have higher numbers, as long as the clock is not set back over a restart; then the others say
         // that they know a later one, and this one takes a number beyond it.
@@ -54,7 +54,7 @@ impl Known {
             gossip: Mutex::new(Gossip::new(me, incarnation, config, rand::random())),
             period: Duration::from_millis(config.period),
             own: Mutex::default(),
-            links: Mutex::default(),
+            links: Mutex::new(measured.map(|costs| (costs.node, costs::link(costs))).collect()),
             recent: Mutex::default(),
         }
     }
@@ -177,6 +177,16 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
     }
 }
 
+/// What is known of the links to other nodes.
+pub(crate) fn links(node: &Node) -> HashMap<NodeId, LinkCost> {
+    lock(&node.cluster.links).clone()
+}
+
+/// Takes this for what is known of one; what is measured from now on corrects it.
+pub(crate) fn set_link(node: &Node, peer: NodeId, link: LinkCost) {
+    lock(&node.cluster.links).insert(peer, link);
+}
+
 /// Another node has told something.
 pub(crate) fn heard(node: &Node, peer: NodeId, bytes: &[u8]) -> Result<(), tern_gossip::Refused> {
     lock(&node.cluster.gossip).receive(now_ms(), peer, bytes)
@@ -239,7 +249,7 @@ pub(crate) fn closed(node: &Node) -> Closed {
 /// The cluster as this home's balancer takes it.
 pub(crate) fn view(node: &Node) -> balancer::Cluster {
     let mut nodes = vec![balancing::expected(node, own(node))];
-    let links = lock(&node.cluster.links).clone();
+    let links = links(node);
     for seen in lock(&node.cluster.gossip).view(now_ms()) {
         let Some((entry, age)) = Entry::decode(seen.payload).zip(seen.age) else { continue };
         if seen.node == node.me() {

@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{balancing, cluster, credentials, evacuation, out, peers, processes, why};
+use crate::{balancing, cluster, costs, credentials, evacuation, out, peers, processes, why};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -93,6 +93,15 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
         Request::Continue { pid } => moving::let_go_on(node, caller, pid),
         Request::Out { pid, from } => out::out(node, caller, pid, from),
+        Request::Tune { node: peer } => {
+            caller.must_own_node("measure the links")?;
+            costs::measure(node, peer).map(Reply::Tuned)
+        }
+        Request::KeepCosts(measured) => {
+            caller.must_own_node("measure the links")?;
+            costs::keep(node, measured).map(|()| Reply::Done)
+        }
+        Request::Links => Ok(Reply::Links(costs::rows(node))),
         Request::Best { advice } => match balancing::best(node, &advice) {
             Some(best) => Ok(Reply::Best(best)),
             None => Err(Refusal::new(RefusalKind::Unavailable, "no node can take it")

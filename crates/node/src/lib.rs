@@ -17,6 +17,7 @@ mod balancing;
 mod cluster;
 pub mod config;
 mod control;
+mod costs;
 mod credentials;
 mod daemon;
 mod eligible;

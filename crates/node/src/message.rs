@@ -89,6 +89,13 @@ pub enum PeerRequest {
         /// The life.
         epoch: Epoch,
     },
+    /// Nothing is meant by these bytes but that they arrive, nor by those that are wanted back.
+    Probe {
+        /// Sent.
+        bytes: Vec<u8>,
+        /// How many to send back.
+        want: u32,
+    },
 }
 
 /// What it answers.
@@ -122,6 +129,8 @@ pub enum PeerReply {
     Answer(Answer),
     /// To `SetMap`: it has that map, or a newer one. To `TakeBack`: it will. To `Settled` and `Gossip`.
     Done,
+    /// To `Probe`.
+    Probed(Vec<u8>),
 }
 
 /// What the founding node sends first to a machine that joins.

@@ -103,6 +103,39 @@ pub(crate) fn ask_again(
     }
 }
 
+/// A conversation of one's own with a node, of as many questions as one likes: its times are not those of a handshake.
+#[derive(Debug)]
+pub(crate) struct Talk {
+    link: Link,
+    peer: NodeId,
+    deadline: Instant,
+}
+
+impl Talk {
+    /// Begins one, all of which has to be over by then.
+    ///
+    /// # Errors
+    /// If the node cannot be reached.
+    pub(crate) fn begin(node: &Node, peer: NodeId, deadline: Instant) -> Result<Self, Refusal> {
+        let mut link = connect(node, peer, deadline)?;
+        let greeted = say(&mut link, &node.hello(), deadline)
+            .and_then(|()| hear::<Hello>(&mut link, deadline))
+            .and_then(|hello| check_protocol(hello.protocol));
+        greeted.map_err(|e| unreached(peer, &e))?;
+        Ok(Self { link, peer, deadline })
+    }
+
+    /// Asks, and waits for the answer, which may be a refusal.
+    ///
+    /// # Errors
+    /// If the link breaks, or the time is over.
+    pub(crate) fn ask(&mut self, request: &PeerRequest) -> Result<PeerReply, Refusal> {
+        let answer =
+            say(&mut self.link, request, self.deadline).and_then(|()| hear(&mut self.link, self.deadline));
+        answer.map_err(|e| unreached(self.peer, &e))
+    }
+}
+
 fn unreached(peer: NodeId, why: &dyn std::fmt::Display) -> Refusal {
     Refusal::new(RefusalKind::Unavailable, format!("node {peer} cannot be reached: {why}"))
 }

@@ -2,7 +2,7 @@
 
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
 use crate::state::{Node, kernel};
-use crate::{balancing, cluster, evacuation, peers, processes, shims};
+use crate::{balancing, cluster, costs, evacuation, peers, processes, shims};
 use rustix::process::geteuid;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,6 +82,10 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
         PeerRequest::TakeBack { pids } => {
             evacuation::take_back(node, peer, pids);
             Ok(PeerReply::Done)
+        }
+        PeerRequest::Probe { want, .. } => {
+            let want = usize::try_from(want).unwrap_or(usize::MAX).min(costs::PIECE);
+            Ok(PeerReply::Probed(vec![0; want]))
         }
         PeerRequest::Processes => Ok(PeerReply::Processes(processes::for_others(node))),
         PeerRequest::GetMap => Ok(PeerReply::Map(node.map().text().into())),

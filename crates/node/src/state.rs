@@ -4,6 +4,7 @@
 use crate::balancing::Balancing;
 use crate::cluster::Known;
 use crate::config::Config;
+use crate::costs::Measured;
 use crate::files;
 use crate::map::{MOST_TEXT, Map};
 use crate::message::{Hello, PROTOCOL};
@@ -41,6 +42,7 @@ pub(crate) struct Node {
     pub(crate) settings: Kept,
     pub(crate) idle: Idle,
     pub(crate) cluster: Known,
+    pub(crate) measured: Measured,
     pub(crate) balancing: Balancing,
     pub(crate) owner: Owner,
     /// Processes of ours that a node is rid of just now, or that come home.
@@ -83,6 +85,7 @@ impl Node {
         let registry = Registry::open(&config.run_dir)
             .with_context(|| format!("cannot use {}", config.run_dir.display()))?;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("no boot id")?;
+        let measured = Measured::open(&config.cache_dir);
         Ok(Self {
             members: identity.cluster_server()?,
             newcomers: authority.as_ref().map(|_| identity.join_server()).transpose()?,
@@ -92,7 +95,8 @@ impl Node {
             settings: Kept::open(&config.run_dir),
             leaving: Mutex::default(),
             idle: Idle::default(),
-            cluster: Known::new(identity.node()),
+            cluster: Known::new(identity.node(), measured.all().values()),
+            measured,
             balancing: Balancing::default(),
             owner: Owner::default(),
             moving: Mutex::default(),

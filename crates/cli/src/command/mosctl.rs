@@ -1,10 +1,12 @@
 //! `mosctl`: steer a node, with openMosix' words.
 
+use super::tune;
 use crate::tool::Call;
 use crate::{Failure, client, help, output, place, progress};
 use clap::{Args, Command, Subcommand};
 use tern_control::{
-    ClusterReport, Decay, Evacuation, NodeLoad, NodeState, RefusalKind, Reply, Request, Settings, Switch,
+    ClusterReport, Decay, Evacuation, LinkRow, NodeLoad, NodeState, RefusalKind, Reply, Request, Settings,
+    Switch,
 };
 
 /// What its words say.
@@ -65,6 +67,12 @@ enum Verb {
     },
     /// Show it
     Getdecay,
+    /// What it costs to talk to other nodes: as tune has measured it, and what the balancer reckons with now
+    Gettune {
+        /// Print it as a JSON array
+        #[arg(long)]
+        json: bool,
+    },
     /// The load of a node: 100 is one standard CPU kept busy
     Getload(Whose),
     /// The speed of a node's CPUs: 10000 is a standard one
@@ -167,6 +175,13 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
             let node = node(&Whose { node: name })?;
             output::print(&format!("MOSIX #{} {}\n", node.node, output::plain(&node.host)))
         }
+        Verb::Gettune { json } => {
+            let rows = match client::ask(&Request::Links)? {
+                Reply::Links(rows) => rows,
+                other => return Err(client::unexpected(&other)),
+            };
+            if json { output::print_json(&rows) } else { tuned(&rows) }
+        }
         Verb::Getdecay => {
             let Decay { interval, slow, fast } = settings()?.decay;
             output::print(&format!("interval={interval} slow={slow} fast={fast}\n"))
@@ -216,6 +231,26 @@ fn settings() -> Result<Settings, Failure> {
         Reply::Settings(settings) => Ok(settings),
         other => Err(client::unexpected(&other)),
     }
+}
+
+/// Two tables: that of tune, and that of now.
+fn tuned(rows: &[LinkRow]) -> Result<(), Failure> {
+    let measured: Vec<_> = rows.iter().filter_map(|row| row.tuned).collect();
+    if measured.is_empty() {
+        output::print("tune has measured nothing yet\n")?;
+    } else {
+        tune::table(&measured).print()?;
+    }
+    let mut table = output::Table::new(&[">NODE", ">RTT NOW", ">THERE NOW"]);
+    let known = |known: bool, said: String| if known { said } else { "-".into() };
+    for row in rows {
+        table.row(vec![
+            row.node.to_string(),
+            known(row.rtt_us > 0, output::milliseconds(f64::from(row.rtt_us) / 1e3)),
+            known(row.bytes_per_s > 0, format!("{}/s", output::bytes(row.bytes_per_s))),
+        ]);
+    }
+    table.print()
 }
 
 fn text(settings: &Settings) -> String {

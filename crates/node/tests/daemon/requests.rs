@@ -3,7 +3,7 @@
 use crate::cluster::{Cluster, is_root, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use tern_control::{RefusalKind, Reply, Request};
+use tern_control::{Costs, MigrationCosts, RefusalKind, Reply, Request};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 #[test]
@@ -26,6 +26,8 @@ fn plain_users_look_and_change_nothing() {
             gid: 0,
         },
         Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
+        Request::Tune { node: NodeId(2) },
+        Request::KeepCosts(costs(2)),
         Request::Awaited { node: NodeId(1), shim: ShimId([0; 16]), pid: HomePid(1), epoch: Epoch(1) },
     ] {
         match node.ask_as(54_321, &request) {
@@ -94,4 +96,47 @@ fn nonsense_is_answered_or_dropped() {
     assert!(matches!(cluster.nodes[0].ask(&Request::Status), Reply::Status(_)));
     let refusal = cluster.nodes[0].refusal(&Request::Token { seconds: 59 });
     assert_eq!(refusal.kind, RefusalKind::BadRequest);
+}
+
+fn costs(node: u16) -> Costs {
+    Costs {
+        node: NodeId(node),
+        rtt_us: 70,
+        bytes_per_s: 1 << 30,
+        back_bytes_per_s: 1 << 30,
+        call_ns: None,
+        // A mebibyte a second.
+        migration: Some(MigrationCosts { fixed_us: 20_000, us_per_mib: 1_000_000 }),
+        at: 1_800_000_000,
+    }
+}
+
+#[test]
+fn links_are_measured_and_reckoned_with_also_after_a_restart() {
+    let mut cluster = Cluster::of(2);
+    let node = &cluster.nodes[0];
+    for wrong in [Request::Tune { node: NodeId(1) }, Request::Tune { node: NodeId(9) }] {
+        assert_eq!(node.refusal(&wrong).kind, RefusalKind::NotFound, "{wrong:?}");
+    }
+    for wrong in [costs(1), costs(9)] {
+        assert_eq!(node.refusal(&Request::KeepCosts(wrong)).kind, RefusalKind::NotFound);
+    }
+    let links = |cluster: &Cluster| match cluster.nodes[0].ask(&Request::Links) {
+        Reply::Links(rows) => rows,
+        other => panic!("{other:?}"),
+    };
+    let Reply::Tuned(measured) = node.ask(&Request::Tune { node: NodeId(2) }) else {
+        panic!("{}", node.log());
+    };
+    // Over the loopback of any machine.
+    assert!((1..1_000_000).contains(&measured.rtt_us), "{measured:?}");
+    assert!(measured.bytes_per_s > 1 << 20 && measured.back_bytes_per_s > 1 << 20, "{measured:?}");
+    let [row] = links(&cluster)[..] else { panic!() };
+    assert_eq!((row.node, row.bytes_per_s, row.tuned), (NodeId(2), measured.bytes_per_s, Some(measured)));
+    // What a migration gets through is what counts.
+    assert_eq!(cluster.nodes[0].ask(&Request::KeepCosts(costs(2))), Reply::Done);
+    cluster.nodes[0].kill();
+    cluster.nodes[0].start();
+    let [row] = links(&cluster)[..] else { panic!() };
+    assert_eq!((row.bytes_per_s, row.tuned), (1 << 20, Some(costs(2))));
 }
