@@ -14,6 +14,8 @@ pub enum Switch {
     Block,
     /// The node does not tell of its load, so that nobody's balancer sends anything.
     Quiet,
+    /// Changes of the map, and of who is there, are written to the kernel's log too.
+    LogMap,
 }
 
 /// How the switches of a node stand, and what else was set by hand. Kept until the machine starts anew.
@@ -27,6 +29,9 @@ pub struct Settings {
     pub block: bool,
     /// See [`Switch::Quiet`].
     pub quiet: bool,
+    /// See [`Switch::LogMap`].
+    #[serde(default)]
+    pub log_map: bool,
     /// The speed of a CPU, 10,000 for a standard one, if it is not the measured one.
     pub speed: Option<u32>,
     /// How fast what is known of a process' habits is forgotten.
@@ -41,6 +46,7 @@ impl Settings {
             Switch::LocalStay => &mut self.local_stay,
             Switch::Block => &mut self.block,
             Switch::Quiet => &mut self.quiet,
+            Switch::LogMap => &mut self.log_map,
         }
     }
 }

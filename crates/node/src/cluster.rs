@@ -9,7 +9,7 @@ use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::speed::speed;
 use crate::state::Node;
-use crate::{costs, owner, peers, processes};
+use crate::{costs, kernel_log, owner, peers, processes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -137,7 +137,7 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
         // What was agreed to a moment ago is in it: others take what they hear for as old as the message.
         let entry = *lock(&node.cluster.own);
         let own = entry.map(|entry| expected(node, entry).encode());
-        let next = {
+        let (next, events) = {
             let mut gossip = lock(&node.cluster.gossip);
             if let Some(Err(error)) = own.map(|own| gossip.set_own(&own)) {
                 tracing::error!(%error, "nobody hears of this node's load");
@@ -152,15 +152,18 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
             }
             let talks = quiet_since.is_none_or(|since| since.elapsed() < LAST_WORDS);
             let next = if talks { gossip.tick(now_ms()) } else { None };
-            for event in gossip.events() {
-                match event {
-                    Event::Joined(peer) => tracing::info!(%peer, "a node is there"),
-                    Event::Died(peer) => tracing::warn!(%peer, "a node is dead"),
-                    Event::Returned(peer) => tracing::info!(%peer, "a node is back"),
-                }
-            }
-            next
+            (next, gossip.events().collect::<Vec<_>>())
         };
+        // Not under the lock: a console may be slow.
+        for event in events {
+            let change = match event {
+                Event::Joined(peer) => format!("node {peer} is there"),
+                Event::Died(peer) => format!("node {peer} is dead"),
+                Event::Returned(peer) => format!("node {peer} is back"),
+            };
+            tracing::info!(change, "the cluster has changed");
+            kernel_log::note(node, &change);
+        }
         let Some((peer, bytes)) = next else { continue };
         // One that does not answer must not keep the others waiting.
         let own = node.clone();

@@ -26,6 +26,7 @@ mod evacuation;
 mod files;
 pub mod found;
 mod habits;
+mod kernel_log;
 mod leave;
 mod listen;
 pub mod map;

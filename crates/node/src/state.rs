@@ -167,6 +167,8 @@ impl Node {
         files::replace(&self.config.map, map.text(), 0o644).map_err(|e| self.unwritable(&e))?;
         let map = Arc::new(map);
         *lock(&self.map) = map.clone();
+        let (version, nodes) = (map.version(), map.nodes().len());
+        crate::kernel_log::note(self, &format!("the map is version {version}, with {nodes} nodes"));
         Ok(map)
     }
 

@@ -5,8 +5,8 @@ use crate::tool::Call;
 use crate::{Failure, client, help, output, place, progress};
 use clap::{Args, Command, Subcommand};
 use tern_control::{
-    ClusterReport, Decay, Evacuation, LinkRow, NodeLoad, NodeState, RefusalKind, Reply, Request, Settings,
-    Switch,
+    ClusterReport, Decay, Evacuation, LinkRow, NodeFlags, NodeLoad, NodeState, RefusalKind, Reply, Request,
+    Settings, Switch,
 };
 
 /// What its words say.
@@ -45,8 +45,15 @@ enum Verb {
     Shutdown(Limit),
     /// Undo isolate and shutdown, and all four switches
     Rejoin,
-    /// What is switched on, and set by hand
+    /// Write each change of the map, and each node that comes or dies, to the kernel's log too, for its console
+    Logmap,
+    /// Write it to ternd's log only
+    Nologmap,
+    /// What is switched on, and set by hand; of another node: what it says of itself
+    #[command(visible_aliases = ["localstatus", "rstatus"])]
     Status {
+        /// Number, host or alias; this node if absent
+        node: Option<String>,
         /// Print it as one line of JSON
         #[arg(long)]
         json: bool,
@@ -148,8 +155,14 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         Verb::Isolate(limit) => evacuate(Evacuation::Isolate, &limit, "emptying this node"),
         Verb::Shutdown(limit) => evacuate(Evacuation::Shutdown, &limit, "emptying this node"),
         Verb::Rejoin => done(client::ask(&Request::Rejoin)?),
-        Verb::Status { json: true } => output::print_json(&settings()?),
-        Verb::Status { json: false } => output::print(&text(&settings()?)),
+        Verb::Logmap => switch(Switch::LogMap, true),
+        Verb::Nologmap => switch(Switch::LogMap, false),
+        Verb::Status { node: None, json: true } => output::print_json(&settings()?),
+        Verb::Status { node: None, json: false } => output::print(&text(&settings()?)),
+        Verb::Status { node: name, json } => {
+            let node = node(&Whose { node: name })?;
+            if json { output::print_json(&node) } else { output::print(&flags(&node)) }
+        }
         Verb::Setspeed { speed } => {
             let measured = speed == "measured";
             let number =
@@ -253,11 +266,34 @@ fn tuned(rows: &[LinkRow]) -> Result<(), Failure> {
     table.print()
 }
 
+fn switched(switches: &[(&str, bool)]) -> String {
+    let on: Vec<_> = switches.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    if on.is_empty() { "nothing is switched on".into() } else { on.join(" ") }
+}
+
+/// Another node, as it has told of itself.
+fn flags(node: &NodeLoad) -> String {
+    let state = match node.state {
+        NodeState::Alive => "up",
+        NodeState::Suspect => "in doubt",
+        NodeState::Dead => "down",
+        NodeState::NeverHeard => return "nothing has been heard of it\n".into(),
+    };
+    let NodeFlags { stay, lstay, block, quiet } = node.flags;
+    let on = switched(&[("stay", stay), ("lstay", lstay), ("block", block), ("quiet", quiet)]);
+    let seconds = node.age_ms as f64 / 1e3;
+    format!("{state}, as told {seconds:.1} s ago\n{on}\nspeed {}\n", node.speed)
+}
+
 fn text(settings: &Settings) -> String {
-    let Settings { stay, local_stay, block, quiet, speed, decay } = settings;
-    let switches = [("stay", stay), ("lstay", local_stay), ("block", block), ("quiet", quiet)];
-    let on: Vec<_> = switches.into_iter().filter(|(_, on)| **on).map(|(name, _)| name).collect();
-    let on = if on.is_empty() { "nothing is switched on".into() } else { on.join(" ") };
+    let Settings { stay, local_stay, block, quiet, log_map, speed, decay } = *settings;
+    let on = switched(&[
+        ("stay", stay),
+        ("lstay", local_stay),
+        ("block", block),
+        ("quiet", quiet),
+        ("logmap", log_map),
+    ]);
     let speed = speed.map_or_else(|| "as measured".into(), |speed| speed.to_string());
     let Decay { interval, slow, fast } = decay;
     format!("{on}\nspeed {speed}\ndecay each {interval} s: slow {slow}, fast {fast}\n")
@@ -280,6 +316,9 @@ mod tests {
         }
         let Some(Options { verb: Verb::Expel(limit) }) = read("expel --within 9").unwrap() else { panic!() };
         assert_eq!(limit.within, Some(9));
+        for word in ["logmap", "nologmap", "rstatus 2", "localstatus", "status --json", "gettune --json"] {
+            assert!(read(word).unwrap().is_some(), "{word}");
+        }
         assert_eq!(read("fly").unwrap_err().code, 2);
         assert_eq!(read("setdecay 1 2").unwrap_err().code, 2);
     }
