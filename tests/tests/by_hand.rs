@@ -42,7 +42,9 @@ fn until(cluster: &Cluster, what: &str, mut so: impl FnMut() -> bool) {
 }
 
 fn migrate(cluster: &Cluster, pid: i32, word: &str) -> (i32, String) {
-    let end = cluster.tool(1, "migrate").args([&*pid.to_string(), word]).output().unwrap();
+    // One that never answers is to fail its test.
+    let words = ["60", "tern", "migrate", &*pid.to_string(), word];
+    let end = cluster.command(1, "timeout").args(words).output().unwrap();
     (end.status.code().unwrap_or(-1), String::from_utf8_lossy(&end.stderr).into_owned())
 }
 
@@ -86,6 +88,22 @@ fn what_is_frozen_stands_still_at_home_until_it_is_continued() {
         let end = running.finish(LONG).unwrap();
         assert!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}");
     }
+}
+
+#[test]
+fn who_executes_programs_all_the_time_is_frozen_as_well() {
+    let cluster = Cluster::with_nodes("frozen-exec", 1).unwrap();
+    cluster.run(1, &["sh", "-c", "echo 'exec sh /tmp/again' > /tmp/again"]).unwrap();
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "sh", "/tmp/again"]);
+    let mut running = Running::start(&mut command, false).unwrap();
+    // Some of these fall into an exec.
+    for _ in 0..40 {
+        frozen(&cluster, running.pid);
+        assert_eq!(migrate(&cluster, running.pid, "continue"), (0, String::new()));
+    }
+    cluster.run(1, &["kill", &running.pid.to_string()]).unwrap();
+    assert_eq!(running.finish(LONG).unwrap().status, 128 + 15);
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl Family {
     }
 
     /// Brings a process that runs at home to a stand; `None` if it has executed a program meanwhile and is not ours
-    /// any more.
+    /// any more, or stands for good.
     pub(crate) fn halt_at_home(&mut self, pid: HomePid) -> tern_tracee::Result<Option<Stopped>> {
         while let Some(member) = self.members.get_mut(&pid) {
             let stopped = crate::out::halt_resident(pid.0, &mut member.partial)?;
@@ -150,6 +150,9 @@ impl Family {
                 return Ok(Some(stopped));
             }
             self.executed(pid, stopped)?;
+            if self.stands_still(pid) {
+                break;
+            }
         }
         Ok(None)
     }

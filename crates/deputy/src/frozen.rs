@@ -50,9 +50,14 @@ impl Family {
             Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }
-        let stands = self.members.get(&pid).is_some_and(|m| matches!(m.frozen, Some(Frozen::Standing(..))));
+        let stands = self.stands_still(pid);
         let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
         caller.answer(&if stands { ShimReply::Done } else { ShimReply::Refused(gone()) });
+    }
+
+    /// Whether it is frozen and stands: nobody may wait for it to stop, it has.
+    pub(crate) fn stands_still(&self, pid: HomePid) -> bool {
+        self.members.get(&pid).is_some_and(|m| matches!(m.frozen, Some(Frozen::Standing(..))))
     }
 
     /// Lets a frozen process go on.
