@@ -48,6 +48,15 @@ impl Cluster {
         Self::make(binaries()?, Options { nodes, daemon: true, ..Options::unique(prefix)? })
     }
 
+    /// The same with so many bytes of memory in each.
+    ///
+    /// # Errors
+    /// As `up`.
+    pub fn with_memory(prefix: &str, nodes: u16, memory: u64) -> Result<Self> {
+        let options = Options { nodes, daemon: true, memory: Some(memory), ..Options::unique(prefix)? };
+        Self::make(binaries()?, options)
+    }
+
     /// One node without a daemon: the lab and nothing else.
     ///
     /// # Errors

@@ -23,9 +23,17 @@ pub fn job(cluster: &Cluster, words: &str) -> Result<Running> {
 /// # Errors
 /// If it does not start.
 pub fn job_on(cluster: &Cluster, node: u16, words: &str) -> Result<Running> {
+    program(cluster, node, words, &["awk", "BEGIN { while (1) i++ }"])
+}
+
+/// Any program on any node, with `words` in front of it.
+///
+/// # Errors
+/// If it does not start.
+pub fn program(cluster: &Cluster, node: u16, words: &str, program: &[&str]) -> Result<Running> {
     let mut command = cluster.command(node, "sh");
     let script = format!("exec {words} sh -c \"$0\" sh \"$@\"");
-    command.args(["-c", &script, ANNOUNCE, "awk", "BEGIN { while (1) i++ }"]);
+    command.args(["-c", &script, ANNOUNCE]).args(program);
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
     Ok(running)
@@ -36,7 +44,18 @@ pub fn job_on(cluster: &Cluster, node: u16, words: &str) -> Result<Running> {
 /// # Errors
 /// If the lab does not come up.
 pub fn known(name: &str, nodes: u16) -> Result<Cluster> {
-    let cluster = Cluster::with_nodes(name, nodes)?;
+    acquainted(Cluster::with_nodes(name, nodes)?, nodes)
+}
+
+/// The same with nodes of so many bytes of memory.
+///
+/// # Errors
+/// If the lab does not come up.
+pub fn tight(name: &str, nodes: u16, memory: u64) -> Result<Cluster> {
+    acquainted(Cluster::with_memory(name, nodes, memory)?, nodes)
+}
+
+fn acquainted(cluster: Cluster, nodes: u16) -> Result<Cluster> {
     let end = Instant::now() + PATIENCE;
     for (one, other) in (1..=nodes).flat_map(|one| (1..=nodes).map(move |other| (one, other))) {
         while cluster.run(one, &["mosctl", "getload", &other.to_string()]).is_err() {

@@ -7,7 +7,7 @@ use tern_control::{ClusterReport, NodeLoad};
 use tern_ids::NodeId;
 use tern_tests::breaking::{configure, until};
 use tern_tests::cluster::Cluster;
-use tern_tests::jobs::{PATIENCE, await_places, finish, job, job_on, known, places};
+use tern_tests::jobs::{PATIENCE, await_places, finish, job, job_on, known, places, program, tight};
 
 #[test]
 fn equal_jobs_spread_and_stay() {
@@ -130,4 +130,38 @@ fn the_owner_of_a_node_comes_first() {
     }
     until("guests may come again", PATIENCE, || cluster.migrate(pid, "2").is_ok()).unwrap();
     finish(&cluster, guest).unwrap();
+}
+
+/// Grows by 3 MB a second to 100 MB, says so, and stays so. Six of them are a part of what the nodes can send, slow as
+/// they are: half a CPU, and programs that were built for tests.
+const GROWS: &str = "import time
+held = []
+for at in range(100):
+    held.append(bytearray(b'x' * (1 << 20)))
+    time.sleep(0.33)
+print('full', flush=True)
+while True:
+    time.sleep(1)
+    assert all(one == b'x' * (1 << 20) for one in held)
+";
+
+#[test]
+fn memory_is_found_elsewhere_before_a_node_is_full() {
+    // Six of them, with their interpreters, are nearly twice what one node has.
+    let cluster = tight("memory", 3, 400 << 20).unwrap();
+    let mut jobs: Vec<_> =
+        (0..6).map(|_| program(&cluster, 1, "mosrun", &["python3", "-c", GROWS]).unwrap()).collect();
+    for job in &mut jobs {
+        let full = until("it has all that it wants", PATIENCE, || job.hear("full").is_ok());
+        full.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.scene(job.pid)));
+    }
+    // Once it was full it has been so for a while.
+    std::thread::sleep(Duration::from_secs(3));
+    for job in &mut jobs {
+        assert!(!job.ended(), "one was killed\n{}", cluster.scene(job.pid));
+    }
+    let swap = cluster.run(1, &["sh", "-c", "grep -h VmSwap /proc/[0-9]*/status"]).unwrap();
+    let swapped = |line: &str| line.split_whitespace().nth(1).is_some_and(|kib| kib != "0");
+    assert!(!String::from_utf8_lossy(&swap).lines().any(swapped), "{}", String::from_utf8_lossy(&swap));
+    finish(&cluster, jobs).unwrap();
 }

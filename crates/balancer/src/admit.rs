@@ -151,10 +151,11 @@ impl Settling {
         own.mem_free.saturating_sub(self.coming_bytes())
     }
 
-    /// The same, without what the processes that are here will soon have taken; this is what it tells others.
+    /// The same, without what the processes that are here will have taken by the time when one that hears of it has come;
+    /// this is what it tells others. More must not be subtracted: homes also see by it when the node is about to be full.
     #[must_use]
     pub fn offered_free(&self, own: &Node, policy: &Policy) -> u64 {
-        self.free_after(own, policy.calm_room_s)
+        self.free_after(own, policy.usher_ahead_s)
     }
 
     fn free_after(&self, own: &Node, seconds: f64) -> u64 {

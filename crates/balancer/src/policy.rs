@@ -39,6 +39,8 @@ pub struct Policy {
     pub return_ms: u64,
     /// The pace elsewhere must be better by this part. Differences below it are noise of measurement.
     pub margin: f64,
+    /// The part of the waiting for calls that is not believed to be gained by going home to where no CPU is idle.
+    pub talk_doubt: f64,
     /// Seconds that a move must gain in all, its cost subtracted.
     pub least_gain_s: f64,
     /// The expected rest must be so many times the CPU time that the move costs.
@@ -87,12 +89,13 @@ impl Default for Policy {
             objective: Objective::Greedy,
             max_age_ms: 5_000,
             young_cpu_s: 1.0,
-            least_cpu_s: 0.2,
+            least_cpu_s: 0.1,
             residence_s: 1.0,
             longest_residence_s: 64.0,
             forget_move_ms: 60_000,
             return_ms: 10_000,
             margin: 0.04,
+            talk_doubt: 0.5,
             least_gain_s: 0.1,
             rest_per_cost: 2.0,
             rest_per_home_cost: 100.0,

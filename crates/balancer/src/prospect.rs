@@ -232,7 +232,9 @@ impl<'a> Mover<'a> {
             return None;
         }
         let better = match policy.objective {
-            Objective::Greedy => self.pace >= prospect.pace * (1.0 + policy.margin),
+            Objective::Greedy => {
+                self.pace - self.doubt(policy, homeward && !idle_cpu) >= prospect.pace * (1.0 + policy.margin)
+            }
             Objective::Opportunity => {
                 prospect.relief > 0.0 && self.pace * (1.0 + policy.margin / 2.0) >= prospect.pace
             }
@@ -250,6 +252,12 @@ impl<'a> Mover<'a> {
         let in_turn = ground.leaving_bytes(process.at) > second && process.memory() as f64 > second / 2.0;
         let busy = pair >= policy.moves_per_pair || in_turn || ground.filling_up.contains(&process.at);
         busy.then_some(Bar::WayBusy)
+    }
+
+    /// The part of its pace here that may not be gone at home. While it waits for a call others compute, and while they
+    /// wait it does: on a busy node waiting costs less than it seems, and going from one busy node to another gains less.
+    fn doubt(&self, policy: &Policy, to_busy_home: bool) -> f64 {
+        if to_busy_home { policy.talk_doubt * self.talk } else { 0.0 }
     }
 
     /// Pre-copy: the memory, then what was written meanwhile, in up to five rounds or until little is left;

@@ -88,6 +88,22 @@ impl Group {
         Ok(())
     }
 
+    /// Limits the memory of all that is in it, caches included.
+    pub(crate) fn limit_memory(&self, bytes: u64) -> Result<()> {
+        let Some((hierarchy, directory)) = self.directories().find(|(h, _)| h.has("memory")) else {
+            return Err(LabError::Unsupported(
+                "no mounted control group hierarchy has the memory controller".to_owned(),
+            ));
+        };
+        let file = if hierarchy.unified {
+            hand_down(hierarchy, &self.path, "+memory")?;
+            directory.join("memory.max")
+        } else {
+            directory.join("memory.limit_in_bytes")
+        };
+        write(&file, &bytes.to_string())
+    }
+
     /// `cgroup.procs` of its leaf in each hierarchy: who writes 0 there becomes a member.
     pub(crate) fn doors(&self) -> Result<Vec<OwnedFd>> {
         self.directories()
@@ -204,21 +220,28 @@ fn quota(speed: f64) -> (u64, u64) {
 fn limit(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
     let (quota, period) = quota(speed);
     let directory = hierarchy.mount.join(path);
-    let write =
-        |file: PathBuf, text: String| fs::write(&file, text).tried(|| format!("write to {}", file.display()));
     if hierarchy.unified {
-        // The controller is handed down one level at a time.
-        let mut above = hierarchy.mount.clone();
-        for part in path.components() {
-            write(above.join("cgroup.subtree_control"), "+cpu".to_owned())?;
-            above.push(part);
-        }
-        write(directory.join("cpu.max"), format!("{quota} {period}"))
+        hand_down(hierarchy, path, "+cpu")?;
+        write(&directory.join("cpu.max"), &format!("{quota} {period}"))
     } else {
         // The period first: a quota is checked against the one that is set.
-        write(directory.join("cpu.cfs_period_us"), period.to_string())?;
-        write(directory.join("cpu.cfs_quota_us"), quota.to_string())
+        write(&directory.join("cpu.cfs_period_us"), &period.to_string())?;
+        write(&directory.join("cpu.cfs_quota_us"), &quota.to_string())
     }
+}
+
+/// Version 2 hands a controller down one level at a time.
+fn hand_down(hierarchy: &Hierarchy, path: &Path, controller: &str) -> Result<()> {
+    let mut above = hierarchy.mount.clone();
+    for part in path.components() {
+        write(&above.join("cgroup.subtree_control"), controller)?;
+        above.push(part);
+    }
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).tried(|| format!("write to {}", file.display()))
 }
 
 #[cfg(test)]

@@ -140,6 +140,9 @@ pub struct LabShape {
     /// CPUs of this machine for each node, or one number for all; scaled down to 3/4 of the machine.
     #[arg(long, value_name = "S,…", value_delimiter = ',')]
     pub speed: Vec<f64>,
+    /// MiB of memory for each node; without it, as much as the machine.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(64..))]
+    pub memory: Option<u64>,
     /// switch, hub or p2p, then :RATE,DELAY,LOSS, as in switch:1gbit,0.2ms,1%; the delay is one way.
     #[arg(long, default_value = "switch", value_name = "LINK")]
     pub link: Link,
@@ -166,6 +169,7 @@ impl LabShape {
             name,
             nodes: self.nodes.or(by_speed).unwrap_or(2),
             speeds: self.speed,
+            memory: self.memory.map(|mebibytes| mebibytes.saturating_mul(1 << 20)),
             link: self.link,
             seed: self.seed,
             daemon: !self.bare,

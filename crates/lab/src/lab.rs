@@ -84,7 +84,7 @@ impl Lab {
             helper,
         };
         lab.keeper = Some(Keeper::start(&lab.helper, &lab.name)?);
-        lab.build(state, &hierarchies)?;
+        lab.build(state, &hierarchies, options.memory)?;
         if options.daemon {
             cluster::start(&lab)?;
         }
@@ -109,13 +109,17 @@ impl Lab {
         })
     }
 
-    fn build(&mut self, mut state: State, hierarchies: &Hierarchies) -> Result<()> {
+    fn build(&mut self, mut state: State, hierarchies: &Hierarchies, memory: Option<u64>) -> Result<()> {
         let _lock = state::lock(&self.name, Duration::ZERO)?;
         let layers = root::layers(&self.name);
         fs::create_dir(&layers).tried(|| format!("make {}", layers.display()))?;
         hierarchies.part(&self.name, "switch").make(None)?;
         for (number, node) in (1..).zip(&state.nodes) {
-            hierarchies.part(&self.name, &format!("node{number}")).make(Some(node.speed))?;
+            let group = hierarchies.part(&self.name, &format!("node{number}"));
+            group.make(Some(node.speed))?;
+            if let Some(bytes) = memory {
+                group.limit_memory(bytes)?;
+            }
         }
         let switch = self.start(init::command(&self.helper, "switch", &self.name))?;
         state.switch = Some(switch);

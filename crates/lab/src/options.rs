@@ -85,6 +85,8 @@ pub struct Options {
     /// The speed of each node in CPUs of this machine: none (all alike), one for all, or one each. Scaled
     /// down together if they add up to more than three quarters of the machine.
     pub speeds: Vec<f64>,
+    /// Bytes of memory that each node has; `None`: as much as the machine.
+    pub memory: Option<u64>,
     /// What connects the nodes.
     pub link: Link,
     /// Makes losses the same each time. With a seed, the user-space wire is used even where the kernel has netem.
@@ -102,6 +104,7 @@ impl Default for Options {
             name: Name::default(),
             nodes: 2,
             speeds: Vec::new(),
+            memory: None,
             link: Link::default(),
             seed: None,
             daemon: false,
