@@ -86,7 +86,9 @@ fn empty(node: &Arc<Node>, wish: Wish, end: Option<Instant>) -> Result<(), Refus
         let guests: Vec<_> = rows.iter().filter(|row| expel && row.from.is_some()).collect();
         let away: Vec<_> =
             rows.iter().filter(|row| bring && processes::is_away(node, row)).map(|row| row.pid).collect();
-        if guests.is_empty() && away.is_empty() {
+        // Who is said to be here already may still be on the way.
+        let on_the_way = rows.iter().any(|row| row.from.is_none() && row.state == "migrating");
+        if guests.is_empty() && away.is_empty() && !on_the_way {
             return Ok(());
         }
         if end.is_some_and(|end| Instant::now() > end) {
