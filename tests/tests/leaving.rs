@@ -5,7 +5,9 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tern_lab::Cable;
-use tern_tests::breaking::{LOST, await_up, configure, leftovers, nothing_left, pids, set_patience, start_daemon, until};
+use tern_tests::breaking::{
+    LOST, await_up, configure, leftovers, nothing_left, pids, set_patience, start_daemon, until,
+};
 use tern_tests::cluster::Cluster;
 use tern_tests::jobs::{PATIENCE, await_places, finish, job, known, places};
 

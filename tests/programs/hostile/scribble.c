@@ -1,6 +1,7 @@
 /* Tries: to confuse us by writing all over the writable part of our range between its calls. It must not even
  * harm itself: nothing is kept there while it runs. */
 #include "hostile.h"
+#include <setjmp.h>
 
 static volatile sig_atomic_t caught;
 
@@ -10,10 +11,29 @@ static void catch(int signal)
 	caught++;
 }
 
+static sigjmp_buf before;
+
+static void fault(int signal)
+{
+	siglongjmp(before, signal);
+}
+
+/* Between the look and the write it may have come home. */
+static void scribble(uintptr_t page, size_t word, uint64_t value)
+{
+	if (!mapped(page)) /* it is not there at home */
+		return;
+	if (sigsetjmp(before, 1) == 0)
+		((volatile uint64_t *)page)[word] = value;
+	else
+		CHECK(!mapped(page));
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 2);
 	signal(SIGUSR1, catch);
+	signal(SIGSEGV, fault);
 	ready();
 	uintptr_t range = find_range(argv[1]);
 	fcntl(0, F_SETFL, O_NONBLOCK);
@@ -23,8 +43,7 @@ int main(int argc, char **argv)
 	uint64_t random = 3;
 	for (int turn = 0; read(0, line, sizeof line) < 0 && errno == EAGAIN; turn++) {
 		for (uintptr_t page = range + PAGE; page < range + RANGE; page += PAGE)
-			if (mapped(page)) /* it is not there at home */
-				*(volatile uint64_t *)(page + next_random(&random) % 512 * 8) = next_random(&random) << turn % 48;
+			scribble(page, next_random(&random) % 512, next_random(&random) << turn % 48);
 		CHECK_IS(getppid(), parent);
 		raise(SIGUSR1);
 		CHECK_IS(caught, turn + 1);
