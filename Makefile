@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-storm lint bench bench-tutorial bench-others docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-storm test-kernels lint bench bench-tutorial bench-others bench-files docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -23,10 +23,18 @@ test:
 
 # The tests of the whole once more, with those that are left out of `make test` because they are long.
 test-storm:
-	scripts/setup
+	scripts/setup ffmpeg:ffmpeg redis-server:redis-server redis-benchmark:redis-tools go:golang-go \
+		javac:default-jdk-headless node:nodejs
 	cargo build --workspace --bins
 	scripts/links $(target)/debug
 	cargo nextest run --profile storm -p tern-tests
+
+# Clusters of virtual machines with Debian's kernels of different versions, in software emulation: half an hour. Needs a
+# network, for the kernels. TERN_KERNELS=6.1:6.12 is one cluster, TERN_PROGRAMS=clocks and TERN_FLAVOURS=static choose.
+test-kernels: all
+	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils
+	$(MAKE) -C tests/programs OUT=$(abspath $(target))/kernel-programs
+	scripts/test-kernels $(target)/release $(target)/kernel-programs
 
 lint:
 	cargo xtask ci-lint
@@ -43,6 +51,11 @@ bench-tutorial: all
 bench-others: all
 	scripts/setup ssh:openssh-client parallel:parallel dropbear:dropbear-bin
 	scripts/bench-others $(target)/release
+
+# Files of another node: through /mfs, through sshfs, and beside them those of the own disk.
+bench-files: all
+	scripts/setup ssh:openssh-client sshfs:sshfs dropbear:dropbear-bin /usr/lib/openssh/sftp-server:openssh-sftp-server
+	scripts/bench-files $(target)/release
 
 docs:
 	cargo xtask docs

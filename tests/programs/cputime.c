@@ -32,22 +32,6 @@ static double ticks(void)
 	return (double)(t.tms_utime + t.tms_stime) / (double)sysconf(_SC_CLK_TCK);
 }
 
-/* What home's kernel says, which answers for /proc wherever the program runs. */
-static double of_home(void)
-{
-	char text[1024];
-	int fd = open("/proc/self/stat", O_RDONLY);
-	CHECK(fd >= 0);
-	ssize_t n = read(fd, text, sizeof text - 1);
-	CHECK(n > 0);
-	close(fd);
-	text[n] = 0;
-	unsigned long user, system;
-	char *rest = strrchr(text, ')');
-	CHECK(rest && sscanf(rest + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2);
-	return (double)(user + system) / 100;
-}
-
 static double usage(void)
 {
 	static double user, system;
@@ -80,13 +64,14 @@ int main(void)
 					     natively);
 			}
 		}
-		for (int i = 1; i < WAYS && !home; i++)
-			if (got[i] < got[0] - slack || got[i] > got[0] + slack) {
-				/* It came home between two of them. */
-				double natively = of_home(), again = ways[0]();
-				if (again > natively + slack)
-					fail("FAIL: way %d says %f, the first %f\n", i, got[i], got[0]);
-			}
+		for (int i = 1; i < WAYS && !home; i++) {
+			double first = got[0], other = got[i];
+			/* It may have come home between the two, or left again: but not each time. */
+			for (int j = 0; j < 3 && (other < first - slack || other > first + slack); j++)
+				first = ways[0](), other = ways[i]();
+			if (other < first - slack || other > first + slack)
+				fail("FAIL: way %d says %f, the first %f\n", i, other, first);
+		}
 		memcpy(last, got, sizeof last);
 		double before = process_clock();
 		/* Twenty million steps cost more than 2 ms on any processor. */

@@ -30,9 +30,7 @@ int main(void)
 		}
 		line[length - 1] = 0;
 		length = 0;
-		say("line %d: %s\n", ++count, line);
-		if (strcmp(line, "end") == 0)
-			return pass();
+		/* Before the answer: what is typed after it is to be echoed. */
 		if (strcmp(line, "raw") == 0) {
 			struct termios raw = settings;
 			raw.c_lflag &= (tcflag_t) ~(ICANON | ECHO);
@@ -41,6 +39,9 @@ int main(void)
 			CHECK((raw.c_lflag & ICANON) == 0);
 			CHECK_IS(tcsetattr(0, TCSANOW, &settings), 0);
 		}
+		say("line %d: %s\n", ++count, line);
+		if (strcmp(line, "end") == 0)
+			return pass();
 	}
 	fail("FAIL: the input ended without an end\n");
 }

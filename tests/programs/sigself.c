@@ -62,6 +62,22 @@ int main(void)
 		CHECK_IS(sigprocmask(SIG_BLOCK, NULL, &mask), 0);
 		CHECK(!sigismember(&mask, SIGUSR2));
 
+		/* the default for what has it: what is asked for is told back; a handler comes after it, and the default again */
+		set(SIGTERM, SIG_DFL, SA_RESTART);
+		CHECK(sigaction(SIGTERM, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
+		CHECK(action.sa_flags & SA_RESTART);
+		seen = 0;
+		set(SIGTERM, nest, 0);
+		raise(SIGTERM);
+		CHECK_IS(seen, 3);
+		set(SIGTERM, SIG_DFL, 0), set(SIGTERM, SIG_DFL, SA_NODEFER);
+		pid_t child = fork();
+		if (child == 0)
+			raise(SIGTERM), _exit(0);
+		int status;
+		CHECK_IS(waitpid(child, &status, 0), child);
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+
 		/* ignored and default-ignored ones do nothing, not even interrupt */
 		signal(SIGURG, SIG_DFL), signal(SIGUSR1, SIG_IGN);
 		raise(SIGURG), raise(SIGUSR1), raise(SIGCONT);

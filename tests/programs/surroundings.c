@@ -32,7 +32,8 @@ int main(int argc, char **argv)
 		close(fd);
 		const char *p = command;
 		for (int i = 0; i < argc; i++, p += strlen(p) + 1)
-			CHECK(strcmp(p, argv[i]) == 0);
+			if (strcmp(p, argv[i]) != 0)
+				fail("FAIL: argument %d is \"%s\", and /proc says \"%s\"\n", i, argv[i], p);
 		fd = open("/proc/sys/kernel/hostname", O_RDONLY);
 		CHECK(fd >= 0);
 		ssize_t n = read(fd, command, sizeof command);

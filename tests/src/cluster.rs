@@ -88,6 +88,11 @@ impl Cluster {
         command
     }
 
+    /// A program of Tern on this machine, outside of all nodes.
+    pub fn on_machine(&self, program: &str) -> Command {
+        Command::new(self.binaries.join(program))
+    }
+
     /// One of Tern's tools on a node.
     pub fn tool(&self, node: u16, tool: &str) -> Command {
         let mut command = self.command(node, "tern");
@@ -253,10 +258,10 @@ fn folder() -> Result<PathBuf> {
     })
 }
 
-/// The folder with `tern`, `ternd` and `tern-shim`.
+/// The folder with all programs of Tern.
 fn binaries() -> Result<PathBuf> {
     let folder = folder()?;
-    for name in ["tern", "ternd", "tern-shim"] {
+    for name in ["tern", "ternd", "tern-shim", "tern-mfs"] {
         if !folder.join(name).exists() {
             return Err(anyhow!("no {name} in {}: run cargo build --workspace first", folder.display()));
         }

@@ -43,7 +43,8 @@ impl Journey {
         match self {
             Self::Home => &["-h"],
             Self::BornAway => &["-2"],
-            _ => &[],
+            // Only the journey moves it, not the balancer, which finds a reason on a busy machine.
+            _ => &["-L"],
         }
     }
 
@@ -268,6 +269,9 @@ impl<'a> Trip<'a> {
                             break;
                         }
                         None if node == 1 => break,
+                        None if self.running.ended() => {
+                            bail!("it has ended on its way to node {node}: {}", self.running.so_far())
+                        }
                         other if Instant::now() > until => {
                             bail!("it should be on node {node}, but mps says {other:?}")
                         }

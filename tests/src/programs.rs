@@ -1,6 +1,6 @@
 //! The tiny programs, built: three ways each where that makes sense.
 
-use crate::catalogue::Entry;
+use crate::catalogue::{ENTRIES, Entry};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -83,6 +83,15 @@ fn build() -> Result<PathBuf> {
 pub fn executable(entry: &Entry, flavour: Flavour) -> Result<Option<PathBuf>> {
     let path = built()?.join(flavour.name()).join(entry.name);
     Ok(path.exists().then_some(path))
+}
+
+/// The executable of the program of this name.
+///
+/// # Errors
+/// As `built`; also if there is no such program, or not in this flavour.
+pub fn named(name: &str, flavour: Flavour) -> Result<PathBuf> {
+    let entry = ENTRIES.iter().find(|entry| entry.name == name).context("no such program")?;
+    executable(entry, flavour)?.context("it is not built")
 }
 
 /// Whether this name is wanted: the comma-separated list of that environment variable, if it is set, has it.

@@ -3,17 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "a test may end by panicking, and its helpers too")]
 
 use std::time::{Duration, Instant};
-use tern_tests::catalogue::ENTRIES;
 use tern_tests::cluster::Cluster;
-use tern_tests::programs::{Flavour, executable};
+use tern_tests::programs::{Flavour, named};
 use tern_tests::running::{ANNOUNCE, Running};
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// A program that computes and checks itself until this file is there.
 fn computing(cluster: &Cluster, until: &str) -> Running {
-    let entry = ENTRIES.iter().find(|e| e.name == "registers").unwrap();
-    let program = executable(entry, Flavour::Static).unwrap().unwrap();
+    let program = named("registers", Flavour::Static).unwrap();
     let mut command = cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh"]).arg(&program).env("TERN_SECONDS", "0.1").env("TERN_UNTIL", until);
     let mut running = Running::start(&mut command, false).unwrap();

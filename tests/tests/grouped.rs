@@ -2,9 +2,8 @@
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
-use tern_tests::catalogue::ENTRIES;
 use tern_tests::cluster::Cluster;
-use tern_tests::programs::{Flavour, executable};
+use tern_tests::programs::{Flavour, named};
 use tern_tests::running::{ANNOUNCE, Running};
 
 /// What a shell on node 2 says, without the line's end.
@@ -16,8 +15,7 @@ fn on_2(cluster: &Cluster, script: &str) -> String {
 #[test]
 fn guests_share_a_group_that_goes_with_them() {
     let cluster = Cluster::with_nodes("grouped", 2).unwrap();
-    let entry = ENTRIES.iter().find(|e| e.name == "registers").unwrap();
-    let program = executable(entry, Flavour::Static).unwrap().unwrap();
+    let program = named("registers", Flavour::Static).unwrap();
     let start = |until: &str| {
         let mut command = cluster.command(1, "sh");
         command

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tern_tests::catalogue::{ENTRIES, Kind};
+use tern_tests::catalogue::{ENTRIES, Entry, Kind};
 use tern_tests::cluster::{Cluster, Refused};
 use tern_tests::programs::{Flavour, built, executable};
 use tern_tests::running::{ANNOUNCE, Running};
@@ -50,29 +50,59 @@ struct Subject<'a> {
 impl<'a> Subject<'a> {
     fn start(cluster: &'a Cluster, name: &str, before: &[&str]) -> Result<Self, String> {
         let entry = ENTRIES.iter().find(|e| e.name == name).ok_or("no such program")?;
-        let program =
-            executable(entry, Flavour::Dynamic).map_err(|e| format!("{e:#}"))?.ok_or("not built")?;
-        Self::start_file(cluster, name, &program, before)
+        Self::start_with(cluster, entry, before, &[])
     }
 
-    fn start_file(cluster: &'a Cluster, name: &str, program: &Path, before: &[&str]) -> Result<Self, String> {
+    fn start_with(
+        cluster: &'a Cluster,
+        entry: &Entry,
+        before: &[&str],
+        args: &[&str],
+    ) -> Result<Self, String> {
+        let program =
+            executable(entry, Flavour::Dynamic).map_err(|e| format!("{e:#}"))?.ok_or("not built")?;
+        Self::start_file(cluster, entry.name, &program, (before, args))
+    }
+
+    fn start_file(
+        cluster: &'a Cluster,
+        name: &str,
+        program: &Path,
+        (before, args): (&[&str], &[&str]),
+    ) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let until = format!("/tmp/until-{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh"]).args(before).arg(program);
+        command.args(["-c", ANNOUNCE, "sh"]).args(before).arg(program).args(args);
         command.env("TERN_SECONDS", "0.5").env("TERN_UNTIL", &until).env("TERN_HEAP_MIB", "1");
         let mut running = Running::start(&mut command, false).map_err(|e| format!("{e:#}"))?;
         running.close_input();
         Ok(Self { cluster, running, until })
     }
 
-    /// It was not touched: it goes on, and ends as it should.
-    fn unharmed(mut self) -> Checked {
-        let traced = format!("/proc/{}/status", self.running.pid);
-        let status = self.cluster.run(1, &["grep", "-E", "^(TracerPid|State|Seccomp):", &traced]);
-        let status = String::from_utf8_lossy(&status.map_err(|e| format!("{e:#}"))?).into_owned();
-        if !status.contains("TracerPid:\t0") || !status.contains("Seccomp:\t0") || status.contains("T (") {
-            return Err(format!("it is left held: {status:?}"));
+    /// Waits until that is there which it is refused for.
+    fn settle(&self) -> Checked {
+        self.running.hear("held\n").map_err(|e| format!("{e:#}"))
+    }
+
+    /// Who traces it, and whether it has a filter.
+    fn held(&self) -> Result<String, String> {
+        let status = format!("/proc/{}/status", self.running.pid);
+        let held = self.cluster.run(1, &["grep", "-E", "^(TracerPid|Seccomp):", &status]);
+        held.map(|held| String::from_utf8_lossy(&held).into_owned()).map_err(|e| format!("{e:#}"))
+    }
+
+    fn unharmed(self) -> Checked {
+        self.unharmed_as("TracerPid:\t0\nSeccomp:\t0\n")
+    }
+
+    /// It was not touched: it is held by none but whom it was held by before, goes on, and ends as it should.
+    fn unharmed_as(mut self, before: &str) -> Checked {
+        let held = self.held()?;
+        let status = format!("/proc/{}/status", self.running.pid);
+        let state = self.cluster.run(1, &["grep", "State", &status]).map_err(|e| format!("{e:#}"))?;
+        if held != before || state.starts_with(b"State:\tT") || state.starts_with(b"State:\tt") {
+            return Err(format!("it is left held: {held:?} {:?}", String::from_utf8_lossy(&state)));
         }
         self.cluster.touch(&self.until).map_err(|e| format!("{e:#}"))?;
         let end = self.running.finish(Duration::from_secs(30)).map_err(|e| format!("{e:#}"))?;
@@ -99,12 +129,42 @@ fn migrate_as_nobody(cluster: &Cluster, pid: i32) -> Result<String, Refused> {
     Err(Refused { code: end.status.code().unwrap_or(-1), message })
 }
 
-fn cannot_move(cluster: &Cluster, name: &'static str, word: &'static str) -> Checked {
-    let subject = Subject::start(cluster, name, &[])?;
-    std::thread::sleep(Duration::from_millis(300)); // for its threads or its child to be there
-    for _ in 0..3 {
-        is_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], word)?;
+fn cannot_move(cluster: &Cluster, entry: &'static Entry, word: &'static str) -> Checked {
+    // Of what mosrun has started the balancer says why it stays.
+    let subject = Subject::start_with(cluster, entry, &["mosrun"], entry.args)?;
+    subject.settle()?;
+    let before = subject.held()?;
+    // What somebody has found out is noted of a process that the node has looked at: it looks once a second.
+    let (pid, until) = (subject.running.pid, std::time::Instant::now() + Duration::from_secs(10));
+    loop {
+        is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], word)?;
+        let why = cluster.tool(1, "migrate").args(["--why", &pid.to_string()]).output();
+        let why = why.map_err(|e| e.to_string())?;
+        let listed = cluster.whereabouts(pid).map_err(|e| format!("{e:#}"))?;
+        let said = String::from_utf8_lossy(&why.stdout).contains(word);
+        let shown = listed.as_ref().is_some_and(|(at, why)| *at == 1 && why.contains(word));
+        if said && shown {
+            break;
+        }
+        if std::time::Instant::now() > until {
+            let why =
+                String::from_utf8_lossy(&why.stdout).into_owned() + &String::from_utf8_lossy(&why.stderr);
+            return Err(format!("mps says {listed:?}, migrate --why {why:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(200));
     }
+    subject.unharmed_as(&before)
+}
+
+/// A process that has ended, and whose parent has not heard of it.
+fn zombie(cluster: &Cluster) -> Checked {
+    let entry = ENTRIES.iter().find(|e| e.name == "staying").ok_or("no such program")?;
+    let subject = Subject::start_with(cluster, entry, &[], &["zombie"])?;
+    subject.settle()?;
+    let found = cluster.run(1, &["pgrep", "-P", &subject.running.pid.to_string()]);
+    let found = String::from_utf8_lossy(&found.map_err(|e| format!("{e:#}"))?).trim().parse();
+    let pid = found.map_err(|e| format!("no child: {e}"))?;
+    is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], "no memory:")?;
     subject.unharmed()
 }
 
@@ -123,7 +183,8 @@ fn no_such_process(cluster: &Cluster) -> Checked {
 /// A program for 32 bits is recognised by its file.
 fn thirty_two_bit(cluster: &Cluster) -> Checked {
     let program = built().map_err(|e| format!("{e:#}"))?.join("foreign/narrow");
-    let subject = Subject::start_file(cluster, "narrow", &program, &[])?;
+    let subject = Subject::start_file(cluster, "narrow", &program, (&[], &[]))?;
+    subject.settle()?;
     for _ in 0..3 {
         is_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], "32-bit")?;
     }
@@ -231,10 +292,12 @@ fn refusals_have_reasons_and_harm_nobody() {
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
     for entry in ENTRIES {
         if let Kind::Refused(word) = entry.kind {
-            cases.push((entry.name.to_owned(), Box::new(move || cannot_move(cluster, entry.name, word))));
+            let name = format!("{} {}", entry.name, entry.args.join(" "));
+            cases.push((name, Box::new(move || cannot_move(cluster, entry, word))));
         }
     }
-    let others: [(&str, Check); 10] = [
+    let others: [(&str, Check); 11] = [
+        ("zombie", zombie),
         ("32-bit program", thirty_two_bit),
         ("another pid namespace", another_pid_namespace),
         ("no such process", no_such_process),
@@ -261,6 +324,10 @@ fn no_daemon(cluster: &Cluster) -> Checked {
     let pids = cluster.run(2, &["pgrep", "-x", "ternd"]).map_err(|e| format!("{e:#}"))?;
     for pid in String::from_utf8_lossy(&pids).split_whitespace() {
         cluster.run(2, &["kill", "-KILL", pid]).map_err(|e| format!("{e:#}"))?;
+    }
+    // Its end takes a moment, in which it may still be called.
+    while cluster.run(2, &["pgrep", "-x", "ternd"]).is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
     }
     let end = cluster.tool(2, "status").output().map_err(|e| e.to_string())?;
     let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();

@@ -14,6 +14,7 @@ pub mod mosctl;
 pub mod moskillall;
 pub mod mosps;
 pub mod mosrun;
+pub mod mount_mfs;
 pub mod mps;
 pub mod mtop;
 pub mod nomig;

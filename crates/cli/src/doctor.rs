@@ -5,6 +5,7 @@
 
 mod child;
 mod cpu;
+mod files;
 mod host;
 mod kernel;
 mod memory;
@@ -66,6 +67,7 @@ pub fn examine() -> Vec<Finding> {
         memory::examine(),
         namespaces::examine(),
         cpu::examine(),
+        files::examine(),
         host::examine(),
         node::examine(),
     ]

@@ -6,7 +6,7 @@
 
 use crate::command::{
     advised, bestnode, completions, doctor, init, join, lab, man, migrate, mon, mosctl, moskillall, mosps,
-    mosrun, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
+    mosrun, mount_mfs, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 29] = [
+pub const TOOLS: [Tool; 30] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -56,6 +56,7 @@ pub const TOOLS: [Tool; 29] = [
     Tool { name: "mosctl", standalone: true, describe: mosctl::describe, run: mosctl::run },
     Tool { name: "tune", standalone: true, describe: tune::describe, run: tune::run },
     Tool { name: "setpe", standalone: true, describe: setpe::describe, run: setpe::run },
+    Tool { name: "mount.mfs", standalone: true, describe: mount_mfs::describe, run: mount_mfs::run },
     Tool { name: "init", standalone: false, describe: init::describe, run: init::run },
     Tool { name: "join", standalone: false, describe: join::describe, run: join::run },
     Tool { name: "token", standalone: false, describe: token::describe, run: token::run },

@@ -71,7 +71,7 @@ fn it_fits_whatever_the_terminal_becomes() {
     terminal.wait_for("1000 nodes, 1–73");
     for (size, page) in [((40, 10), "1–33"), ((200, 50), "1–193"), ((80, 24), "1–73")] {
         terminal.resize(size);
-        let screen = terminal.wait_for(page);
+        let screen = terminal.wait_for_both(page, "\nh help  q quit");
         let lines: Vec<_> = screen.lines().collect();
         assert!(lines.len() <= usize::from(size.1), "{screen}");
         assert_eq!(lines.iter().filter(|line| line.starts_with("mon  load")).count(), 1, "{screen}");

@@ -19,7 +19,8 @@ use tern_ids::ShimId;
 /// How long the daemon may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A shim's door. The socket file is removed with it.
+/// A shim's door. The socket file is removed with it; who has come before that, and has not been let in, is told that nothing is
+/// held here.
 #[derive(Debug)]
 pub struct Door {
     listener: UnixListener,
@@ -38,7 +39,14 @@ impl Door {
     pub fn open(run_dir: &Path, id: ShimId) -> io::Result<Self> {
         let dir = run_dir.join("shims");
         fs::create_dir_all(&dir)?;
-        let path = dir.join(format!("{id}.sock"));
+        Self::at(dir.join(format!("{id}.sock")))
+    }
+
+    /// Opens a door at a path of its own, otherwise as [`open`](Self::open).
+    ///
+    /// # Errors
+    /// If the socket cannot be made.
+    pub fn at(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, path, children: children()?, ready: Cell::new((true, true)) })
@@ -119,6 +127,10 @@ impl AsFd for Door {
 impl Drop for Door {
     fn drop(&mut self) {
         let _gone = fs::remove_file(&self.path);
+        self.ready.set((true, false));
+        while let Some(late) = self.next() {
+            late.answer(&not_here());
+        }
     }
 }
 
@@ -204,4 +216,25 @@ fn children() -> io::Result<OwnedFd> {
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     debug_assert!(fd.as_raw_fd() >= 0);
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_ids::HomePid;
+
+    #[test]
+    fn who_comes_too_late_is_told_so() {
+        let place = std::env::temp_dir().join(format!("tern-door-{}", std::process::id()));
+        let id = ShimId([7; 16]);
+        let door = Door::open(&place, id).unwrap();
+        let path = place.join(format!("shims/{id}.sock"));
+        let mut caller = UnixStream::connect(&path).unwrap();
+        stream::write(&mut caller, &ShimRequest::Owns { pid: HomePid(1) }).unwrap();
+        drop(door);
+        let said: ShimReply = stream::read(&mut caller).unwrap();
+        assert!(matches!(said, ShimReply::Refused(refusal) if refusal.kind == RefusalKind::NotFound));
+        assert!(!path.exists());
+        fs::remove_dir_all(place).unwrap();
+    }
 }

@@ -169,6 +169,8 @@ pub enum Request {
         uid: u32,
         /// Its group.
         gid: u32,
+        /// Those who share memory with it, and come along.
+        company: Vec<HomePid>,
     },
     /// From a shim only: for a reconnection, where that node is now and whether the peer shim lives.
     Locate {

@@ -118,4 +118,9 @@ pub enum ShimReply {
     Processes(Vec<ProcessRow>),
     /// Moved.
     Migrated(MigrationReport),
+    /// It shares memory with this process, which another shim holds: to be asked of that one.
+    HeldWith {
+        /// The process.
+        pid: HomePid,
+    },
 }

@@ -30,7 +30,7 @@ pub(crate) const HEADER: usize = 4096;
 
 std::arch::global_asm!(
     ".pushsection .rodata",
-    ".globl tern_blob_begin, tern_blob_call, tern_blob_called, tern_blob_end",
+    ".globl tern_blob_begin, tern_blob_call, tern_blob_called, tern_blob_done, tern_blob_end",
     "tern_blob_begin:",
     "2: mov eax, [rbx]",
     "cmp eax, 1",
@@ -55,6 +55,7 @@ std::arch::global_asm!(
     "tern_blob_called:",
     "mov [rbx + 64], rax",
     "mov dword ptr [rbx], 2",
+    "tern_blob_done:",
     // futex(state, FUTEX_WAKE, everybody)
     "mov rdi, rbx",
     "mov esi, 1",
@@ -70,6 +71,7 @@ unsafe extern "C" {
     static tern_blob_begin: u8;
     static tern_blob_call: u8;
     static tern_blob_called: u8;
+    static tern_blob_done: u8;
     static tern_blob_end: u8;
 }
 
@@ -94,6 +96,12 @@ pub(crate) fn called() -> u64 {
     offset(&raw const tern_blob_called)
 }
 
+/// Whether at this offset the blob makes no call and has no result to give: a request that it finds is still to be begun.
+/// That is also so while it wakes who waits for the last one's result: the next may have come meanwhile.
+pub(crate) fn is_between_calls(at: u64) -> bool {
+    at <= call_site() || offset(&raw const tern_blob_done) <= at && at < offset(&raw const tern_blob_end)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,5 +113,8 @@ mod tests {
         let site = call_site() as usize;
         assert_eq!(code[site..site + 2], [0x0f, 0x05]);
         assert_eq!(called(), call_site() + 2);
+        // Its result is stored by an instruction of four bytes, and said to be there by one of six.
+        let between: Vec<u64> = (0..code.len() as u64).filter(|&at| !is_between_calls(at)).collect();
+        assert_eq!(between, (called() - 1..called() + 10).collect::<Vec<_>>());
     }
 }

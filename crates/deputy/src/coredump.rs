@@ -26,13 +26,7 @@ pub(crate) fn raised_again(signal: i32) -> bool {
 
 /// Whether a process would leave a core, by its limit.
 pub(crate) fn wanted(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/limits")).is_ok_and(|text| allows(&text))
-}
-
-fn allows(limits: &str) -> bool {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
-    let soft = line.and_then(|rest| rest.split_ascii_whitespace().next());
-    soft.is_some_and(|soft| soft == "unlimited" || soft.parse().is_ok_and(|most: u64| most >= LEAST))
+    tern_tracee::limit::get(pid, libc::RLIMIT_CORE).is_ok_and(|(soft, _)| soft >= LEAST)
 }
 
 /// Sees to it that a deputy, which is about to die, leaves none.
@@ -51,15 +45,6 @@ pub(crate) fn prevent(pid: i32) {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-
-    #[test]
-    fn limits_are_read_as_the_kernel_takes_them() {
-        let limits = |soft: &str| {
-            format!("Limit  Soft Limit\nMax core file size        {soft}     unlimited    bytes\n")
-        };
-        assert!(allows(&limits("unlimited")) && allows(&limits("4096")));
-        assert!(!allows(&limits("0")) && !allows(&limits("1")) && !allows("nothing of that kind"));
-    }
 
     #[test]
     fn a_process_is_kept_from_it() {

@@ -1,8 +1,13 @@
 //! A family at home: its processes, the shims that hold its guests, and what happens between them.
 
+use crate::gate::Gate;
+use crate::ledger::Ledger;
 use crate::mailbox::Bell;
 use crate::member::{Member, State};
+use crate::messages::Content;
 use crate::peer::Peer;
+use crate::thread::Thread;
+use crate::watch::Watch;
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -10,10 +15,10 @@ use tern_control::door::Door;
 use tern_control::shim::{ShimReply, ShimStart};
 use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId, NodeId};
-use tern_migrate::CpuTime;
+use tern_image::object::{ObjectId, Objects};
 use tern_migrate::fault;
 use tern_migrate::message::Message;
-use tern_tracee::stop::{Stop, Stopped};
+use tern_tracee::stop::Stopped;
 use tern_wire::{Ephemeral, Link};
 
 /// How long a guest that is busy is asked again to go.
@@ -42,7 +47,6 @@ pub(crate) struct Homed {
     pub(crate) row: ProcessRow,
     /// With the pid it names the process for ever.
     started: u64,
-    pub(crate) used: CpuTime,
     pub(crate) homecomings: VecDeque<Instant>,
 }
 
@@ -65,11 +69,24 @@ pub(crate) struct Family {
     pub(crate) members: HashMap<HomePid, Member>,
     /// Processes that had to come home, and why; they run by themselves.
     pub(crate) homed: Vec<Homed>,
+    /// What those have used away that were let go.
+    pub(crate) ledger: Ledger,
     /// Moves that have to wait a moment.
     pub(crate) parked: Vec<(Instant, HomePid, Destination, tern_control::door::Caller)>,
     /// Children that have stopped before their parents' stops have said whose they are.
     pub(crate) newborn: HashMap<i32, Stopped>,
+    /// Contents of files that guests wait for.
+    pub(crate) contents: Vec<Content>,
     pub(crate) events: (Sender<Event>, Receiver<Event>),
+    /// The memory that our processes away share, opened; and which inodes these are.
+    pub(crate) objects: Objects,
+    pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
+    /// Who opens by name what they share.
+    pub(crate) watch: Option<Watch>,
+    /// Where those wait who open it for writing.
+    pub(crate) gate: Option<Gate>,
+    /// The last migration of which it is known that all who share memory stand.
+    pub(crate) complete: Option<MigrationId>,
     /// A call at which a test wants a process to come home.
     pub(crate) freeze: Option<fault::Freeze>,
     /// When it became empty; it ends a moment later.
@@ -77,9 +94,21 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    pub(crate) fn tell(&mut self, pid: HomePid, message: &Message) {
-        if let Some(peer) = self.members.get(&pid).map(|m| m.peer) {
-            self.tell_peer(peer, pid, message);
+    /// The process that a thread is of.
+    pub(crate) fn of_thread(&mut self, tid: HomePid) -> Option<&mut Member> {
+        let has = |member: &Member| member.threads.contains_key(&tid);
+        if self.members.get(&tid).is_some_and(has) {
+            return self.members.get_mut(&tid);
+        }
+        self.members.values_mut().find(|member| has(member))
+    }
+
+    /// Tells the holder of a process something of it, or of a thread of it.
+    pub(crate) fn tell(&mut self, tag: HomePid, message: &Message) {
+        let thread = message.is_of_a_thread();
+        let member = if thread { self.of_thread(tag).map(|m| m.peer) } else { None };
+        if let Some(peer) = member.or_else(|| self.members.get(&tag).map(|m| m.peer)) {
+            self.tell_peer(peer, tag, message);
         }
     }
 
@@ -95,17 +124,35 @@ impl Family {
     }
 
     pub(crate) fn refuse_with(&mut self, pid: HomePid, refusal: Refusal) {
-        let Some(member) = self.members.get_mut(&pid) else { return };
+        let why = refusal.message.clone();
+        if let Some(migration) = self.end_task(pid, refusal) {
+            self.disband(migration, pid, &why);
+        }
+    }
+
+    /// Ends the task of a process unsuccessfully, whatever becomes of those who move with it; which migration that was.
+    fn end_task(&mut self, pid: HomePid, refusal: Refusal) -> Option<MigrationId> {
+        let member = self.members.get_mut(&pid)?;
         member.reason.clone_from(&refusal.message);
         if member.is_away() {
             // It was to come home to stand still there, and has not come.
             member.frozen = None;
         }
-        if let Some(task) = member.task.take() {
-            tracing::info!(id = %task.migration, %pid, why = refusal.message, "it did not move");
-            if let Some(caller) = task.caller {
-                caller.answer(&ShimReply::Refused(refusal));
-            }
+        let task = member.task.take()?;
+        tracing::info!(id = %task.migration, %pid, why = refusal.message, "it did not move");
+        if let Some((caller, _)) = task.caller {
+            caller.answer(&ShimReply::Refused(refusal));
+        }
+        Some(task.migration)
+    }
+
+    /// Who waits for a move that is about to be called off for what passes, and not for long, waits on: it is begun again.
+    pub(crate) fn wait_on(&mut self, pid: HomePid) {
+        let task = self.members.get_mut(&pid).and_then(|member| member.task.as_mut());
+        if let Some(task) = task.filter(|task| task.begun.elapsed() < PATIENCE)
+            && let Some((caller, to)) = task.caller.take()
+        {
+            self.parked.push((task.begun, pid, to, caller));
         }
     }
 
@@ -128,7 +175,7 @@ impl Family {
             total_ms: task.begun.elapsed().as_secs_f64() * 1e3,
         };
         tracing::info!(id = %task.migration, %pid, from = %report.from, to = %report.to, report.bytes, report.freeze_ms, "moved");
-        if let Some(caller) = task.caller {
+        if let Some((caller, _)) = task.caller {
             caller.answer(&ShimReply::Migrated(report));
         }
     }
@@ -136,50 +183,69 @@ impl Family {
     /// Sends again every signal that the guest may not have taken over; it knows which it has.
     pub(crate) fn signal_again(&mut self, pid: HomePid) {
         let Some(member) = self.members.get(&pid) else { return };
-        let again: Vec<Message> =
-            member.unheard.iter().map(|(count, info)| Message::Signal(*count, info.to_vec())).collect();
-        again.iter().for_each(|m| self.tell(pid, m));
+        let again: Vec<(HomePid, Message)> = member
+            .threads
+            .values()
+            .flat_map(|t| {
+                t.unheard.iter().map(|(count, info)| (t.tid, Message::Signal(*count, info.to_vec())))
+            })
+            .collect();
+        again.iter().for_each(|(tid, m)| self.tell(*tid, m));
     }
 
-    /// Brings a process that runs at home to a stand; `None` if it has executed a program meanwhile and is not ours
-    /// any more, or stands for good.
-    pub(crate) fn halt_at_home(&mut self, pid: HomePid) -> tern_tracee::Result<Option<Stopped>> {
-        while let Some(member) = self.members.get_mut(&pid) {
-            let stopped = crate::out::halt_resident(pid.0, &mut member.partial)?;
-            if stopped.stop != Stop::Exec {
-                return Ok(Some(stopped));
-            }
-            self.executed(pid, stopped)?;
-            if self.stands_still(pid) {
-                break;
+    /// Lets those threads of a process that stand, and are home, go on by themselves: from now on we are nothing to
+    /// them, nor to the process when the last has gone. Unless it is to stand still.
+    pub(crate) fn let_go(&mut self, pid: HomePid) {
+        self.let_go_with(pid, pid, 0);
+    }
+
+    /// [`Self::let_go`], where one thread is to be delivered this signal.
+    pub(crate) fn let_go_with(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
+        if self.keep_still(pid, tid, signal) {
+            return;
+        }
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        for thread in member.threads.values_mut() {
+            if let Some(stopped) = thread.standing.take_if(|_| thread.lingering.is_none())
+                && let Err(error) = stopped.detach(if thread.tid == tid { signal } else { 0 })
+            {
+                tracing::debug!(%error, "it was gone already");
             }
         }
-        Ok(None)
-    }
-
-    /// Lets a process that is home go on by itself: from now on we are nothing to it. Unless it is to stand still.
-    pub(crate) fn let_go(&mut self, pid: HomePid, stopped: Stopped, signal: i32) {
-        let Some(stopped) = self.keep_still(pid, stopped, signal) else { return };
-        if let Err(error) = stopped.detach(signal) {
-            tracing::debug!(%error, "it was gone already");
+        member.threads.retain(|_, thread| thread.lingering.is_some());
+        if let Some(lingering) = member.threads.keys().next().map(|tid| tid.0) {
+            // What is let go may end unseen.
+            if let Ok(memory) = tern_tracee::Memory::open(lingering) {
+                member.memory = memory;
+            }
+            member.state = State::Lingering;
+            return;
         }
         let Some(member) = self.members.remove(&pid) else { return };
+        self.close_objects();
+        self.ledger.put(pid, member.started, &member.spent());
         // What was remembered of an earlier homecoming is old.
         self.homed.retain(|h| h.row.pid != pid);
         if !member.homecomings.is_empty()
             && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
         {
             let row = self.row(&member);
-            let (started, used, homecomings) = (stat.start_time(), member.used, member.homecomings);
-            self.homed.push(Homed { row, started, used, homecomings });
+            let (started, homecomings) = (stat.start_time(), member.homecomings);
+            self.homed.push(Homed { row, started, homecomings });
         }
     }
 
-    /// A process of ours is gone or astray.
-    pub(crate) fn lost(&mut self, pid: HomePid, error: &tern_tracee::Error) {
+    /// A thread of ours is gone, or a process astray.
+    pub(crate) fn lost(&mut self, tid: HomePid, error: &tern_tracee::Error) {
+        let Some(pid) = self.of_thread(tid).map(|member| member.pid).or(Some(tid)) else { return };
         if error.is_gone() {
             // Its end is reported by its own stop; if that has been taken already it is none of ours any more.
-            if tern_tracee::procfs::status(pid.0).map_or(true, |s| s.state == b'Z') {
+            let gone = |tid: HomePid| tern_tracee::procfs::status(tid.0).map_or(true, |s| s.state == b'Z');
+            let Some(member) = self.members.get_mut(&pid) else { return };
+            let over = |thread: &&Thread| thread.tid != pid && !thread.ending && gone(thread.tid);
+            let over: Vec<HomePid> = member.threads.values().filter(over).map(|thread| thread.tid).collect();
+            over.into_iter().for_each(|tid| member.thread_over(tid));
+            if gone(pid) && !member.threads.keys().any(|tid| *tid != pid) {
                 self.ended_at_home(pid);
             }
             return;
@@ -191,8 +257,11 @@ impl Family {
 
     /// A process has ended, at home: so has its guest.
     pub(crate) fn ended_at_home(&mut self, pid: HomePid) {
-        self.refuse_with(pid, Refusal::new(RefusalKind::NotFound, "it has ended"));
+        let migration = self.end_task(pid, Refusal::new(RefusalKind::NotFound, "it has ended"));
         let Some(member) = self.members.remove(&pid) else { return };
+        self.close_objects();
+        self.bequeath(&member);
+        let carried = member.may_carry();
         let mut peers = vec![member.peer];
         match member.state {
             State::Outbound(outbound) | State::Going(outbound) => peers.push(outbound.peer),
@@ -202,6 +271,25 @@ impl Family {
         peers.dedup();
         for peer in peers {
             self.tell_peer(peer, pid, &Message::Drop);
+        }
+        self.go_without(migration, pid, carried, "it has ended");
+    }
+
+    /// One that moved with others does not any more. It may have `carried` a part of what they share: then they begin anew.
+    pub(crate) fn go_without(
+        &mut self,
+        migration: Option<MigrationId>,
+        pid: HomePid,
+        carried: bool,
+        why: &str,
+    ) {
+        match migration {
+            Some(migration) if carried => {
+                self.begin_anew(migration);
+                self.disband(migration, pid, why);
+            }
+            Some(migration) => self.one_less(migration),
+            None => {}
         }
     }
 

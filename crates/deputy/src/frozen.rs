@@ -14,21 +14,20 @@
 //! ```
 
 use crate::family::{Family, PATIENCE};
-use crate::member::State;
+use crate::member::{Member, State};
 use std::time::Instant;
 use tern_control::door::Caller;
 use tern_control::shim::ShimReply;
 use tern_control::{Destination, Refusal, RefusalKind};
 use tern_ids::HomePid;
-use tern_tracee::stop::Stopped;
 
 /// How far it is.
 #[derive(Debug)]
 pub(crate) enum Frozen {
     /// It stands still as soon as it is home with nothing under way.
     Wanted,
-    /// It does, and is to be let go with this signal.
-    Standing(Stopped, i32),
+    /// It does, and this thread is to be let go with this signal.
+    Standing(HomePid, i32),
 }
 
 impl Family {
@@ -45,9 +44,9 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.frozen = Some(Frozen::Wanted);
         match self.halt_at_home(pid) {
-            Ok(Some(stopped)) => self.let_go(pid, stopped, 0),
+            Ok(true) => self.let_go(pid),
             // It executed a program just then, and stands where that begins.
-            Ok(None) => {}
+            Ok(false) => {}
             Err(error) => self.lost(pid, &error),
         }
         let stands = self.stands_still(pid);
@@ -68,27 +67,34 @@ impl Family {
             return caller.answer(&ShimReply::Refused(refusal));
         };
         // One that does not stand yet just goes on with what it does: it comes home, or makes its last call.
-        if let Frozen::Standing(stopped, signal) = frozen {
-            let let_run = self.members.get_mut(&pid).map(|m| m.run_on(stopped));
-            match let_run {
-                Some(Ok(stopped)) => self.let_go(pid, stopped, signal),
+        let lingers = self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Lingering));
+        if let Frozen::Standing(tid, signal) = frozen {
+            match self.members.get_mut(&pid).map(Member::run_on) {
+                Some(Ok(())) => self.let_go_with(pid, tid, signal),
                 Some(Err(error)) => self.lost(pid, &error),
                 None => {}
             }
+        } else if lingers {
+            self.let_go(pid);
         }
         caller.answer(&ShimReply::Done);
     }
 
-    /// Keeps what would be let go, if it is to stand still; gives it back otherwise.
-    pub(crate) fn keep_still(&mut self, pid: HomePid, stopped: Stopped, signal: i32) -> Option<Stopped> {
+    /// Keeps what would be let go, if it is to stand still: false otherwise. With a thread that lingers it is frozen when
+    /// that is home too.
+    pub(crate) fn keep_still(&mut self, pid: HomePid, tid: HomePid, signal: i32) -> bool {
         match self.members.get_mut(&pid) {
             Some(member) if member.frozen.is_some() => {
-                member.state = State::Resident;
-                member.frozen = Some(Frozen::Standing(stopped, signal));
-                tracing::info!(%pid, "it is frozen");
-                None
+                if member.threads.values().any(|thread| thread.lingering.is_some()) {
+                    member.state = State::Lingering;
+                } else {
+                    member.state = State::Resident;
+                    member.frozen = Some(Frozen::Standing(tid, signal));
+                    tracing::info!(%pid, "it is frozen");
+                }
+                true
             }
-            _ => Some(stopped),
+            _ => false,
         }
     }
 }

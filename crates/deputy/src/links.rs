@@ -24,7 +24,7 @@ impl Family {
             let Some(member) = self.members.get(&pid) else { continue };
             match &member.state {
                 State::Outbound(o) if o.peer == at => {
-                    self.stay_home(pid, None, "the link to that node was cut");
+                    self.stay_home(pid, "the link to that node was cut");
                 }
                 State::Going(o) if o.peer == at => self.revoke(pid, "the link to that node was cut"),
                 State::Crossing(_) if member.peer == at => self.cross_back(pid),
@@ -118,8 +118,8 @@ impl Family {
         }
     }
 
-    /// A guest shows itself on a new link.
-    pub(crate) fn present(&mut self, pid: HomePid, from: usize, epoch: Epoch, signals: u64) {
+    /// A thread of a guest shows itself on a new link; the first one last.
+    pub(crate) fn present(&mut self, pid: HomePid, tid: HomePid, from: usize, epoch: Epoch, signals: u64) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         if matches!(member.state, State::Crossing(old) if old == from) {
             // The life before: it stands still, and hears when it is known whether the next one runs.
@@ -131,14 +131,20 @@ impl Family {
             self.tell_peer(from, pid, &Message::Drop);
             return;
         }
+        if let Ok(thread) = member.thread(tid) {
+            thread.unheard.retain(|(count, _)| *count > signals);
+        }
+        if tid != pid {
+            return;
+        }
         if revived {
             self.tell(pid, &Message::Go(now));
         }
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.revived = revived;
-        member.unheard.retain(|(count, _)| *count > signals);
         let stopped = member.job_stopped;
         self.signal_again(pid);
         self.tell(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
+        self.watch_anew(pid);
     }
 }

@@ -1,10 +1,10 @@
-//! The mailbox of one deputy: memory shared with it, through which it is given calls.
+//! The mailbox of one deputy thread: memory shared with it, through which it is given calls.
 //!
 //! Fast calls are waited for on the spot, awake where that has paid off, so that they cost one wake-up or two;
 //! slow ones are handed to a waiter thread, which shows their end by a descriptor of the main loop.
 
 use crate::blob::{DONE, HEADER, IDLE, NUMBER, REQUEST, RESULT, STATE};
-use crate::member::Current;
+use crate::thread::Current;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -12,14 +12,15 @@ use std::time::Duration;
 use tern_image::Reserve;
 use tern_syscall::{Layout, Outcome};
 use tern_tracee::inject::Injection;
-use tern_tracee::pidfd::Pidfd;
 use tern_tracee::shared::{self, Shared};
 use tern_tracee::{Error, Result};
 
 /// What its memory is called in lists of open files and mappings.
 const NAME: &[u8] = b"tern-mailbox\0";
-/// Bytes of data behind the header. The last page is left for injected calls.
-const SMALL: usize = Reserve::ROOM - HEADER - tern_tracee::PAGE as usize;
+/// Bytes of the mailbox of a thread that is not the first.
+const ROOM: usize = 64 << 10;
+/// Where those are, one after the other: below our range, which they would otherwise have no room in.
+const ROOMS: u64 = Reserve::AREA - (1 << 40);
 /// How long a call is waited for on the spot.
 const SOON: Duration = Duration::from_micros(60);
 /// How long of this awake: a deputy that wakes on another processor has answered a short call by then, and to be
@@ -33,8 +34,48 @@ const MOST_ASLEEP: u8 = 63;
 pub(crate) struct Mailbox {
     header: Arc<Shared>,
     data: Data,
-    slow: Sender<()>,
+    bell: Bell,
+    /// Its waiter, once it has had one.
+    slow: Option<Sender<()>>,
     vigil: Vigil,
+}
+
+/// Where a mailbox is in its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) at: u64,
+    len: usize,
+}
+
+impl Room {
+    /// In our range: for the only thread of a process, or the first of several.
+    pub(crate) fn first(reserve: Reserve) -> Self {
+        Self { at: reserve.room(), len: Reserve::ROOM }
+    }
+
+    /// One of those for the other threads.
+    pub(crate) fn other(number: u64) -> Self {
+        Self { at: ROOMS + number * ROOM as u64, len: ROOM }
+    }
+
+    /// Whether it is one of those.
+    pub(crate) fn is_other(self) -> bool {
+        self.len == ROOM
+    }
+
+    /// The addresses of so many of those.
+    pub(crate) fn others(count: u64) -> (u64, u64) {
+        (Self::other(1).at, Self::other(count + 1).at)
+    }
+
+    fn is_in(self, reserve: Reserve) -> bool {
+        reserve.meets(self.at, self.at + 1)
+    }
+
+    /// Bytes of data behind the header. The last page is left for injected calls.
+    fn small(self) -> usize {
+        self.len - HEADER - tern_tracee::PAGE as usize
+    }
 }
 
 /// Whether to wait awake. It pays where the deputy has a processor of its own to wake up on, and its calls are
@@ -51,7 +92,7 @@ struct Vigil {
 #[derive(Debug)]
 struct Data {
     small: Shared,
-    small_at: u64,
+    room: Room,
     large: Option<(Shared, u64)>,
 }
 
@@ -79,57 +120,82 @@ impl Bell {
 }
 
 impl Mailbox {
-    /// Makes a mailbox in a process under injection, over the writable part of its reserved range.
+    /// Makes a mailbox in a process under injection.
     ///
     /// # Errors
     /// If the process is gone, or has no room for a descriptor for a moment.
-    pub(crate) fn make(injection: &mut Injection, reserve: Reserve, bell: Bell) -> Result<Self> {
-        let (pid, name) = (injection.pid(), reserve.room());
+    pub(crate) fn make(injection: &mut Injection, reserve: Reserve, room: Room, bell: Bell) -> Result<Self> {
+        let mut all = Self::make_all(injection, reserve, &[room], bell)?;
+        all.pop().ok_or(Error::Gone { pid: injection.pid() })
+    }
+
+    /// Makes mailboxes that lie one behind the other.
+    ///
+    /// # Errors
+    /// As [`make`](Self::make).
+    pub(crate) fn make_all(
+        injection: &mut Injection,
+        reserve: Reserve,
+        rooms: &[Room],
+        bell: Bell,
+    ) -> Result<Vec<Self>> {
+        let Some(first) = rooms.first() else { return Ok(Vec::new()) };
+        let len = rooms.iter().map(|room| room.len).sum();
+        let (pid, name) = (injection.pid(), reserve.scratch());
         tern_tracee::Memory::open(pid)?.write(name, NAME)?;
         let make = &mut |nr, args| injection.call(nr, args);
-        let (memory, _) = map(make, pid, name, Reserve::ROOM, Some(reserve.room()))?;
-        Self::over(memory, reserve, bell)
+        let (memory, _) = map(make, pid, name, len, first.at, true)?;
+        if !first.is_in(reserve) {
+            // A child has one thread, whose mailbox is in our range.
+            let dont_fork = [first.at, len as u64, libc::MADV_DONTFORK as u64, 0, 0, 0];
+            injection.must("keep mailboxes to one process", libc::SYS_madvise, dont_fork)?;
+        }
+        let whole = Shared::map(memory.as_fd(), len)?;
+        let mailbox = |room: &Room| {
+            let part = || whole.part((room.at - first.at) as usize, room.len);
+            let data = Data { small: part(), room: *room, large: None };
+            Self { header: Arc::new(part()), data, bell: bell.clone(), slow: None, vigil: Vigil::default() }
+        };
+        Ok(rooms.iter().map(mailbox).collect())
     }
 
-    fn over(memory: OwnedFd, reserve: Reserve, bell: Bell) -> Result<Self> {
-        let header = Arc::new(Shared::map(memory.as_fd(), Reserve::ROOM)?);
-        let small = Shared::map(memory.as_fd(), Reserve::ROOM)?;
-        let (slow, wanted) = channel::<()>();
-        let word = Arc::clone(&header);
-        std::thread::spawn(move || {
-            while wanted.recv().is_ok() {
-                while shared::wait_while(word.word(STATE), REQUEST, None) == REQUEST {}
-                bell.ring();
-            }
-        });
-        let data = Data { small, small_at: reserve.room() + HEADER as u64, large: None };
-        Ok(Self { header, data, slow, vigil: Vigil::default() })
+    /// The addresses, in the deputy, of what of it is not in our range.
+    pub(crate) fn outside(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
+        let room = self.room();
+        let own = (!room.is_in(reserve)).then_some((room.at, room.at + room.len as u64));
+        own.into_iter().chain(self.large())
     }
 
-    /// The addresses, in the deputy, of the mapping for large calls.
+    /// What of the latter is for large calls.
     pub(crate) fn large(&self) -> Option<(u64, u64)> {
         self.data.large.as_ref().map(|(memory, at)| (*at, at + memory.len() as u64))
     }
 
+    /// Where it is.
+    pub(crate) fn room(&self) -> Room {
+        self.data.room
+    }
+
     /// Whether the data of this call fits what there is.
     pub(crate) fn fits(&self, size: usize) -> bool {
-        size <= SMALL || self.data.large.as_ref().is_some_and(|l| size <= l.0.len())
+        size <= self.data.room.small() || self.data.large.as_ref().is_some_and(|l| size <= l.0.len())
     }
 
     /// Makes room for a large call, by calls of the deputy under injection.
     ///
     /// # Errors
     /// If it is gone, or has no memory or descriptor left.
-    pub(crate) fn grow(&mut self, injection: &mut Injection, size: usize) -> Result<()> {
+    pub(crate) fn grow(&mut self, injection: &mut Injection, reserve: Reserve, size: usize) -> Result<()> {
         let size = size.next_multiple_of(1 << 20);
         if let Some((memory, at)) = self.data.large.take() {
             let unmap = [at, memory.len() as u64, 0, 0, 0, 0];
             injection.must("release a mailbox", libc::SYS_munmap, unmap)?;
         }
-        let pid = injection.pid();
-        let name = self.data.small_at + SMALL as u64;
-        self.data.small.bytes(HEADER + SMALL)[..NAME.len()].copy_from_slice(NAME);
-        let (memory, at) = map(&mut |nr, args| injection.call(nr, args), pid, name, size, None)?;
+        let (pid, name) = (injection.pid(), reserve.scratch());
+        tern_tracee::Memory::open(pid)?.write(name, NAME)?;
+        // Where the program, which may grow elsewhere meanwhile, will have nothing.
+        let hint = Reserve::AREA + (1 << 32);
+        let (memory, at) = map(&mut |nr, args| injection.call(nr, args), pid, name, size, hint, false)?;
         self.data.large = Some((Shared::map(memory.as_fd(), size)?, at));
         Ok(())
     }
@@ -182,8 +248,19 @@ impl Mailbox {
     }
 
     /// Has the bell rung when the call ends.
-    pub(crate) fn ring_later(&self) {
-        let _thread_lives = self.slow.send(());
+    pub(crate) fn ring_later(&mut self) {
+        let slow = self.slow.get_or_insert_with(|| {
+            let (slow, wanted) = channel::<()>();
+            let (word, bell) = (Arc::clone(&self.header), self.bell.clone());
+            std::thread::spawn(move || {
+                while wanted.recv().is_ok() {
+                    while shared::wait_while(word.word(STATE), REQUEST, None) == REQUEST {}
+                    bell.ring();
+                }
+            });
+            slow
+        });
+        let _thread_lives = slow.send(());
     }
 
     /// Whether the call has ended.
@@ -248,20 +325,21 @@ impl Data {
     /// The memory for a call of this size, the offset of its data there, and its address in the deputy.
     fn of(&mut self, size: usize) -> (&mut Shared, usize, u64) {
         match &mut self.large {
-            Some((memory, at)) if size > SMALL => (memory, 0, *at),
-            _ => (&mut self.small, HEADER, self.small_at),
+            Some((memory, at)) if size > self.room.small() => (memory, 0, *at),
+            _ => (&mut self.small, HEADER, self.room.at + HEADER as u64),
         }
     }
 }
 
-/// Has a process make shared memory and map it, at `at` or where there is room; its descriptor comes to us and
-/// is closed there. `name` is the address of any string in the process.
+/// Has a process make shared memory and map it at this address, or, unless that is a `must`, where there is room; its
+/// descriptor comes to us and is closed there. `name` is the address of any string in the process.
 fn map(
     call: &mut dyn FnMut(i64, [u64; 6]) -> Result<i64>,
     pid: i32,
     name: u64,
     size: usize,
-    at: Option<u64>,
+    at: u64,
+    must_be_there: bool,
 ) -> Result<(OwnedFd, u64)> {
     let mut must = |operation, nr, args| match call(nr, args)? {
         ret @ -4095..0 => {
@@ -272,17 +350,14 @@ fn map(
     };
     let number =
         must("make a mailbox", libc::SYS_memfd_create, [name, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0])?;
-    let memory = Pidfd::open(pid)?.descriptor(number as i32)?;
-    rustix::fs::ftruncate(&memory, size as u64).map_err(|e| Error::Refused {
-        operation: "size a mailbox",
-        pid,
-        source: e.into(),
-    })?;
+    // By the thread that has made it: the first one may have ended.
+    let path = format!("/proc/{pid}/fd/{number}");
+    let memory = std::fs::File::options().read(true).write(true).open(path);
+    let memory = memory.and_then(|memory| memory.set_len(size as u64).map(|()| memory));
+    let memory = memory.map_err(|source| Error::Refused { operation: "size a mailbox", pid, source });
     let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let flags = libc::MAP_SHARED | if at.is_some() { libc::MAP_FIXED } else { 0 };
-    // Without a given place: where the program, which may grow elsewhere meanwhile, will have nothing.
-    let args = [at.unwrap_or(Reserve::AREA + (1 << 32)), size as u64, prot, flags as u64, number, 0];
-    let mapped = must("map a mailbox", libc::SYS_mmap, args);
+    let flags = libc::MAP_SHARED | if must_be_there { libc::MAP_FIXED } else { 0 };
+    let mapped = must("map a mailbox", libc::SYS_mmap, [at, size as u64, prot, flags as u64, number, 0]);
     must("close a mailbox", libc::SYS_close, [number, 0, 0, 0, 0, 0])?;
-    Ok((memory, mapped?))
+    Ok((memory?.into(), mapped?))
 }

@@ -1,22 +1,25 @@
 //! One process of the family, at home.
 
-use crate::back::{Inbound, Lingering};
+use crate::back::Inbound;
 use crate::frozen::Frozen;
-use crate::mailbox::Mailbox;
+use crate::mailbox::Room;
 use crate::out::Outbound;
-use std::collections::VecDeque;
+use crate::relatives::Ended;
+use crate::thread::Thread;
+use crate::timers::Timers;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tern_control::Destination;
 use tern_control::door::Caller;
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
 use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::{Action, SIGNALS};
-use tern_migrate::message::{CallRequest, CallResult, Machine};
-use tern_migrate::{CpuTime, Demand, Partial};
-use tern_syscall::Layout;
-use tern_tracee::stop::Siginfo;
-use tern_tracee::{Memory, procfs};
+use tern_migrate::message::Machine;
+use tern_migrate::{CpuTime, Demand};
+use tern_tracee::stop::Stopped;
+use tern_tracee::{Error, Memory, Result, procfs};
 
 /// A process whose home this is.
 #[derive(Debug)]
@@ -24,6 +27,9 @@ pub(crate) struct Member {
     pub(crate) pid: HomePid,
     /// Its pid as it sees it.
     pub(crate) own_pid: i32,
+    /// When it began: with the pid it names the process for ever.
+    pub(crate) started: u64,
+    pub(crate) parent: HomePid,
     pub(crate) command: String,
     pub(crate) uid: u32,
     pub(crate) state: State,
@@ -36,17 +42,21 @@ pub(crate) struct Member {
     /// The guest shim that holds this life: an index into the family's peers.
     pub(crate) peer: usize,
     pub(crate) reserve: Option<Reserve>,
+    /// Its memory, seen through one of its threads that lives.
     pub(crate) memory: Memory,
     pub(crate) files: HomeFiles,
     pub(crate) machine: Option<Machine>,
-    pub(crate) mailbox: Option<Mailbox>,
-    /// The call that the deputy is making.
-    pub(crate) current: Option<Current>,
-    /// The last call that it has made, in case its result did not arrive.
-    pub(crate) last: Option<CallResult>,
-    /// How many signals have been sent to the guest, and those that it may not have taken over.
-    pub(crate) signals: u64,
-    pub(crate) unheard: VecDeque<(u64, Siginfo)>,
+    /// Away it runs in its parent's memory, until it executes a program. It shares that with nobody else here.
+    pub(crate) lent: bool,
+    /// Its threads, by their numbers. The first one, whose number is the process', may have ended before others.
+    pub(crate) threads: BTreeMap<HomePid, Thread>,
+    /// How many rooms there are for mailboxes of threads besides the first, and those of threads that have ended.
+    pub(crate) rooms: u64,
+    pub(crate) free_rooms: Vec<Room>,
+    /// What was mapped for large calls of threads that have ended.
+    pub(crate) leftover: Vec<(u64, u64)>,
+    /// How many programs it has executed since it is ours.
+    pub(crate) execs: u64,
     /// What each signal does in the program.
     pub(crate) actions: Vec<Action>,
     /// A move that somebody waits for.
@@ -58,24 +68,36 @@ pub(crate) struct Member {
     pub(crate) homecomings: VecDeque<Instant>,
     /// CPU time that it has used away, as far as its guests have told.
     pub(crate) used: CpuTime,
+    /// Of that, what its threads have used, as far as it is known.
+    pub(crate) shares: BTreeMap<HomePid, CpuTime>,
+    /// What those of its descendants have used away that were waited for.
+    pub(crate) inherited: CpuTime,
+    /// Its children that have ended and may not have been waited for, by their pids as it sees them.
+    pub(crate) ended: HashMap<i32, Ended>,
+    /// Its timers that count CPU time, while it is away.
+    pub(crate) timers: Timers,
+    /// What its guest has been told to watch for: of the process, and of threads.
+    pub(crate) watched: BTreeMap<Option<HomePid>, u64>,
+    /// Its limits on CPU time, and when they were read.
+    pub(crate) limits: Option<([Option<u64>; 2], Instant)>,
+    /// When they were looked at last.
+    pub(crate) looked: Instant,
+    /// Timers whose signals may have been lost on the way into the table.
+    pub(crate) refire: Vec<i32>,
     /// What else the present life asks of its node.
     pub(crate) demand: Demand,
     /// Calls that we have made for it, and the bytes that these have carried.
     pub(crate) calls: [u64; 2],
-    /// A transfer that our first interruption cut short.
-    pub(crate) partial: Option<Partial>,
-    /// Addresses given to mappings that only hold a file for the way home.
-    pub(crate) holders: u64,
+    /// Mappings that only hold a file for the way home, its parent's too with which it was born: from, to.
+    pub(crate) holders: Vec<(u64, u64)>,
     /// When to ask a guest again to go, which was busy.
     pub(crate) ask_again: Option<Instant>,
-    /// A call that waits for one of ours to end.
-    pub(crate) next_call: Option<CallRequest>,
-    /// A signal mask that the deputy is to follow as soon as it is idle.
-    pub(crate) mask_due: Option<u64>,
     /// Stopped by job control.
     pub(crate) job_stopped: bool,
     /// It was to come home to die of a fault there.
     pub(crate) faulted: bool,
+    /// It has been made to end by the signal that ended its program.
+    pub(crate) dies: bool,
     /// It stands still at home, or will.
     pub(crate) frozen: Option<Frozen>,
 }
@@ -100,28 +122,17 @@ pub(crate) enum State {
     Crossing(usize),
     /// Away, coming home.
     Inbound(Box<Inbound>),
-    /// Home, but for its last call, which the deputy is still making.
-    Lingering(Box<Lingering>),
-}
-
-/// A call that the deputy is making.
-#[derive(Debug)]
-pub(crate) struct Current {
-    pub(crate) request: CallRequest,
-    pub(crate) layout: Layout,
-    pub(crate) since: Instant,
-    /// The part that is done, if we have interrupted a transfer.
-    pub(crate) partial: Option<Partial>,
-    /// The child of a fork.
-    pub(crate) child: Option<HomePid>,
+    /// Home, but for the last calls of some of its threads, which their deputies are still making; the others have
+    /// been let go.
+    Lingering,
 }
 
 /// A move under way.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) migration: MigrationId,
-    /// Who waits; nobody for moves that we decided on ourselves.
-    pub(crate) caller: Option<Caller>,
+    /// Who waits, and for what; nobody for moves that we decided on ourselves.
+    pub(crate) caller: Option<(Caller, Destination)>,
     pub(crate) from: NodeId,
     pub(crate) begun: Instant,
     pub(crate) frozen: Option<Instant>,
@@ -129,7 +140,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    pub(crate) fn new(caller: Option<Caller>, from: NodeId) -> Self {
+    pub(crate) fn new(caller: Option<(Caller, Destination)>, from: NodeId) -> Self {
         let mut id = [0; 16];
         let flags = rustix::rand::GetRandomFlags::empty();
         let _always_enough = rustix::rand::getrandom(&mut id, flags);
@@ -142,16 +153,19 @@ const TOO_OFTEN: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
 impl Member {
-    /// A process that runs at home, as it is now.
+    /// A process that runs at home, as it is now; none of its threads is ours yet.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn at_home(pid: HomePid, cache_dir: &Path) -> tern_tracee::Result<Self> {
+    pub(crate) fn at_home(pid: HomePid, cache_dir: &Path) -> Result<Self> {
         let status = procfs::status(pid.0)?;
+        let living = procfs::living(pid.0);
         Ok(Self {
             pid,
             own_pid: status.own_pid,
-            command: procfs::command_line(pid.0),
+            started: procfs::stat(pid.0)?.start_time(),
+            parent: HomePid(status.parent),
+            command: procfs::command_line(living),
             uid: status.uid[1],
             state: State::Resident,
             epoch: Epoch(0),
@@ -159,36 +173,103 @@ impl Member {
             revived: false,
             peer: 0,
             reserve: None,
-            memory: Memory::open(pid.0)?,
-            files: HomeFiles::new(pid.0, cache_dir),
+            memory: Memory::open(living)?,
+            files: HomeFiles::new(living, cache_dir),
             machine: None,
-            mailbox: None,
-            current: None,
-            last: None,
-            signals: 0,
-            unheard: VecDeque::new(),
+            threads: BTreeMap::new(),
+            lent: false,
+            rooms: 0,
+            free_rooms: Vec::new(),
+            leftover: Vec::new(),
+            execs: 0,
             actions: vec![[0; 4]; SIGNALS],
             task: None,
             migrations: 0,
             reason: String::new(),
             homecomings: VecDeque::new(),
             used: CpuTime::default(),
+            shares: BTreeMap::new(),
+            inherited: CpuTime::default(),
+            ended: HashMap::new(),
+            timers: Timers::default(),
+            watched: BTreeMap::new(),
+            limits: None,
+            looked: Instant::now(),
+            refire: Vec::new(),
             demand: Demand::default(),
             calls: [0; 2],
-            partial: None,
-            holders: 0,
+            holders: Vec::new(),
             ask_again: None,
-            next_call: None,
-            mask_due: None,
             job_stopped: false,
             faulted: false,
+            dies: false,
             frozen: None,
         })
     }
 
     /// Whether its program runs elsewhere.
     pub(crate) fn is_away(&self) -> bool {
-        !matches!(self.state, State::Resident | State::AtExec | State::Outbound(_) | State::Lingering(_))
+        !matches!(self.state, State::Resident | State::AtExec | State::Outbound(_) | State::Lingering)
+    }
+
+    /// A thread of it.
+    ///
+    /// # Errors
+    /// If it has no such thread (any more).
+    pub(crate) fn thread(&mut self, tid: HomePid) -> Result<&mut Thread> {
+        self.threads.get_mut(&tid).ok_or(Error::Gone { pid: tid.0 })
+    }
+
+    /// A thread of it has ended: what it needed is there for the next.
+    pub(crate) fn thread_over(&mut self, tid: HomePid) {
+        self.shares.remove(&tid);
+        self.timers.thread_over(tid);
+        self.look_past(tid);
+        if let Some(mailbox) = self.threads.remove(&tid).and_then(|thread| thread.mailbox) {
+            self.leftover.extend(mailbox.large());
+            self.free_rooms.extend(Some(mailbox.room()).filter(|room| room.is_other()));
+        }
+    }
+
+    /// A thread of it is ending: without its own memory it shows none, and another one takes its part if it was the one
+    /// through which the process' is seen.
+    pub(crate) fn look_past(&mut self, tid: HomePid) {
+        if self.memory.pid() != tid.0 {
+            return;
+        }
+        let other = self.living().map(|thread| thread.tid.0).find(|other| *other != tid.0);
+        if let Some((other, memory)) = other.and_then(|other| Some((other, Memory::open(other).ok()?))) {
+            self.memory = memory;
+            self.files.look_through(other);
+        }
+    }
+
+    /// Those of its threads that are not about to end.
+    pub(crate) fn living(&self) -> impl Iterator<Item = &Thread> {
+        self.threads.values().filter(|thread| !thread.ending)
+    }
+
+    /// A thread of it that will do for what any of them can do: the first one while it lives.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn any(&self) -> Result<HomePid> {
+        self.living().map(|thread| thread.tid).next().ok_or(Error::Gone { pid: self.pid.0 })
+    }
+
+    /// Notes that a thread of it stands there.
+    ///
+    /// # Errors
+    /// If it has no such thread (any more).
+    pub(crate) fn stands_at(&mut self, stopped: Stopped) -> Result<()> {
+        let thread = self.thread(HomePid(stopped.pid()))?;
+        thread.standing = Some(stopped);
+        Ok(())
+    }
+
+    /// Whether all of it stands still.
+    pub(crate) fn stands(&self) -> bool {
+        self.living().all(|thread| thread.standing.is_some())
     }
 
     /// Notes that it had to come home; true if that was once too often.
@@ -206,11 +287,26 @@ impl Member {
         self.is_away() && (life == self.epoch || earlier && life < self.epoch)
     }
 
+    /// Whether it is ready to stand, and waits for others that share its memory.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        matches!(&self.state, State::Outbound(outbound) if outbound.ready && !outbound.arrived && outbound.image.is_none())
+    }
+
+    /// Whether a part of the memory that it shares is lost with it: then those who move with it begin anew. Who of them
+    /// carries what is known of journeys out only.
+    pub(crate) fn may_carry(&self) -> bool {
+        match &self.state {
+            State::Outbound(outbound) => !outbound.arrived && !outbound.carries.is_empty(),
+            State::Inbound(inbound) => inbound.arrived.is_none() && !self.files.objects.is_empty(),
+            _ => false,
+        }
+    }
+
     /// What `mps` says of it.
     pub(crate) fn state_name(&self) -> &'static str {
         match self.state {
-            State::Resident | State::Lingering(_) if self.frozen.is_some() => "frozen",
-            State::Resident | State::AtExec | State::Lingering(_) => "home",
+            State::Resident | State::Lingering if self.frozen.is_some() => "frozen",
+            State::Resident | State::AtExec | State::Lingering => "home",
             State::Outbound(_)
             | State::Going(_)
             | State::Onward(_)

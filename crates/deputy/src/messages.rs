@@ -2,10 +2,42 @@
 
 use crate::family::Family;
 use crate::member::State;
+use crate::peer::Peer;
+use std::fs::File;
 use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
+use tern_image::FileRef;
 use tern_image::content::read_piece;
+use tern_image::object::Objects;
 use tern_migrate::message::{Arrived, Message};
+use tern_wire::Link;
+
+/// No more of a file's content is queued while a link holds this many unsent bytes.
+const AHEAD: usize = 512 << 10;
+/// Bytes of it in one message.
+const PIECE: usize = 256 << 10;
+
+/// The content of a file on its way to a guest that has mapped it.
+#[derive(Debug)]
+pub(crate) struct Content {
+    /// The thread that waits for it, and who holds that.
+    tid: HomePid,
+    to: usize,
+    file: File,
+    reference: FileRef,
+    offset: u64,
+}
+
+impl Content {
+    /// Sends the next piece; whether there is more.
+    fn send(&mut self, peer: &mut Peer) -> anyhow::Result<bool> {
+        let (hash, offset) = (self.reference.hash, self.offset);
+        let piece = read_piece(&self.file, offset, PIECE, self.reference.size)?;
+        peer.tell(self.tid, &Message::Content { hash, offset }, &piece)?;
+        self.offset += piece.len() as u64;
+        Ok(self.offset < self.reference.size)
+    }
+}
 
 impl Family {
     pub(crate) fn take_messages(&mut self) {
@@ -33,7 +65,11 @@ impl Family {
     }
 
     pub(crate) fn take_message(&mut self, from: usize, arrived: Arrived) {
-        let pid = arrived.pid;
+        let tag = arrived.pid;
+        let pid = match arrived.message.is_of_a_thread() {
+            true => self.of_thread(tag).map_or(tag, |member| member.pid),
+            false => tag,
+        };
         let Some(member) = self.members.get_mut(&pid) else {
             // A guest whose process has ended here, and which has not heard of it.
             if matches!(arrived.message, Message::Present(..) | Message::Call(_)) {
@@ -52,14 +88,16 @@ impl Family {
             Message::Accepted(epoch) if will && epoch == member.offered => self.accepted(pid),
             Message::Declined(epoch, why) if will && epoch == member.offered => self.declined(pid, &why),
             Message::Want(epoch, ref indices) if will && epoch == member.offered => self.wanted(pid, indices),
-            Message::Ready(epoch, us, bytes) if will && epoch == member.offered => {
+            Message::Ready(epoch, bytes) if will && epoch == member.offered => {
                 if let (State::Onward(_), Some(task)) = (&member.state, &mut member.task) {
                     task.bytes = bytes;
-                    task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
                 }
                 self.hand_over(pid);
             }
-            Message::Running(epoch) if (will || holds) && epoch == member.epoch => {
+            Message::Running(epoch, us) if (will || holds) && epoch == member.epoch => {
+                if let Some(task) = &mut member.task {
+                    task.frozen = Instant::now().checked_sub(Duration::from_micros(us));
+                }
                 member.revived = false;
                 self.running(pid);
             }
@@ -67,10 +105,25 @@ impl Family {
                 if matches!(member.state, State::Going(_) | State::Crossing(_)) {
                     self.running(pid);
                 }
-                self.called(pid, *request);
+                self.called(tag, *request);
             }
-            Message::Space(_) | Message::Pages(_) | Message::Forget(_) | Message::Image(..) if holds => {
+            // All its threads are here.
+            Message::Crew(_) => {}
+            Message::Space(_)
+            | Message::Pages(_)
+            | Message::Forget(_)
+            | Message::Object { .. }
+            | Message::Hole { .. }
+            | Message::Image(..)
+                if holds =>
+            {
                 self.inbound(pid, arrived);
+            }
+            Message::Departing(migration) if holds => {
+                let this = member.task.as_ref().is_some_and(|task| task.migration == migration);
+                if let State::Inbound(inbound) = &mut member.state {
+                    inbound.begun = this;
+                }
             }
             Message::Stayed(why) if holds => {
                 self.stayed(pid, &why);
@@ -79,13 +132,24 @@ impl Family {
                     self.tell(pid, &Message::Thaw);
                 }
             }
-            Message::Died(signal) if holds => self.died(pid, signal),
+            Message::Died(signal) if holds => self.died(pid, tag, signal),
             Message::PutDown(why) if holds => self.put_down(pid, &why),
             Message::FetchHome(why) if holds => self.fetch(pid, &why),
-            Message::WantContent(hash) if holds => self.send_content(pid, from, hash),
-            Message::Present(epoch, signals) => self.present(pid, from, epoch, signals),
-            Message::Used(used, demand) if holds => (member.used, member.demand) = (used, demand),
-            Message::Mask(mask) if holds => member.set_mask(mask),
+            Message::WantContent(hash) if holds => self.send_content(tag, from, hash),
+            Message::Present(epoch, signals) => self.present(pid, tag, from, epoch, signals),
+            Message::Used(used, demand) if holds => {
+                (member.used, member.demand) = (used, demand);
+                self.has_used(pid, None);
+            }
+            Message::ThreadUsed(used) if holds && member.threads.contains_key(&tag) => {
+                member.shares.insert(tag, used);
+                self.has_used(pid, Some(tag));
+            }
+            Message::Mask(mask) if holds => {
+                if let Ok(thread) = member.thread(tag) {
+                    thread.set_mask(mask);
+                }
+            }
             _ => {}
         }
     }
@@ -100,7 +164,7 @@ impl Family {
             }
             State::Outbound(outbound) => {
                 member.state = State::Outbound(outbound);
-                self.stay_home(pid, None, why);
+                self.stay_home(pid, why);
             }
             State::Going(outbound) => {
                 member.state = State::Going(outbound);
@@ -116,7 +180,7 @@ impl Family {
 
     /// The program was killed at the guest by a fault of its own: so is the deputy, by the same signal. If it is to
     /// leave a core it comes home first, and dies there. That is tried once: if it says so again it has not come.
-    pub(crate) fn died(&mut self, pid: HomePid, signal: i32) {
+    pub(crate) fn died(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         if matches!(member.state, State::Away)
             && crate::coredump::raised_again(signal)
@@ -126,10 +190,16 @@ impl Family {
             return self
                 .fetch(pid, &format!("core: it dies by signal {signal}, and leaves a core at home only"));
         }
+        if std::mem::replace(&mut member.dies, true) {
+            return;
+        }
         crate::coredump::prevent(pid.0);
         tracing::info!(%pid, signal, "the program was killed where it ran");
-        if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, signal)) {
-            self.lost(pid, &error);
+        // Said of the whole process it bears the number of the first thread, which may have ended.
+        let lives = member.living().any(|thread| thread.tid == tid);
+        let tid = if lives { tid } else { member.any().unwrap_or(tid) };
+        if let Err(error) = self.with_deputy(tid, |member, stopped| member.die(stopped, signal)) {
+            self.lost(tid, &error);
         }
     }
 
@@ -138,43 +208,82 @@ impl Family {
         tracing::warn!(%pid, why, "the program was ended where it ran");
         self.refuse(pid, why);
         crate::coredump::prevent(pid.0);
-        if let Err(error) = self.with_deputy(pid, |member, stopped| member.die(stopped, libc::SIGKILL)) {
+        if let Err(error) = self.with_process(pid, |member, stopped| member.die(stopped, libc::SIGKILL)) {
             self.lost(pid, &error);
         }
     }
 
-    pub(crate) fn send_content(&mut self, pid: HomePid, to: usize, hash: tern_ids::ContentHash) {
-        let Some(member) = self.members.get(&pid) else { return };
-        let Some(reference) = member.files.by_hash(&hash).cloned() else { return };
-        let Ok(file) = crate::out::open_mapped(member, &reference) else { return };
-        let mut offset = 0;
-        loop {
-            let Ok(piece) = read_piece(&file, offset, 256 << 10, reference.size) else { return };
-            if self.peers[to].tell(pid, &Message::Content { hash, offset }, &piece).is_err() {
-                return self.lose(to);
+    pub(crate) fn send_content(&mut self, tid: HomePid, to: usize, hash: tern_ids::ContentHash) {
+        let Some(member) = self.of_thread(tid) else { return };
+        let Some(reference) = member.files.by_hash(hash).next().cloned() else { return };
+        let opened = crate::leaving::open_mapped(member, &reference);
+        match opened {
+            Ok(file) => self.contents.push(Content { tid, to, file, reference, offset: 0 }),
+            Err(error) => tracing::warn!(%tid, %error, "a mapped file cannot be opened any more"),
+        }
+    }
+
+    /// Sends what its links will take of the contents that guests wait for.
+    pub(crate) fn go_on_with_contents(&mut self) {
+        let mut contents = std::mem::take(&mut self.contents);
+        contents.retain_mut(|content| {
+            let peer = &mut self.peers[content.to];
+            // It is asked for again on the next link.
+            while let Some(unsent) = peer.link.as_ref().map(Link::unsent) {
+                if unsent > AHEAD {
+                    return true;
+                }
+                if !matches!(content.send(peer), Ok(true)) {
+                    return false;
+                }
             }
-            offset += piece.len() as u64;
-            if offset >= reference.size {
-                return;
-            }
+            false
+        });
+        self.contents.append(&mut contents);
+    }
+
+    /// A part of the memory that a process shares comes home with it.
+    fn take_object(
+        &self,
+        pid: HomePid,
+        file: u32,
+        take: impl FnOnce(&Objects, &FileRef) -> std::io::Result<()>,
+    ) -> tern_tracee::Result<()> {
+        let Some(member) = self.members.get(&pid) else { return Ok(()) };
+        let State::Inbound(inbound) = &member.state else { return Ok(()) };
+        let file = inbound.layout.files.get(file as usize);
+        // Only what it shares: its node could name anything that another process of this family has.
+        let own = file.filter(|file| member.files.objects.contains(&(file.device, file.inode)));
+        let taken = own.map(|file| take(&self.objects, file));
+        let astray = |what: String| tern_tracee::Error::Astray { what, pid: pid.0 };
+        match taken {
+            Some(taken) => taken.map_err(|error| astray(format!("shared memory: {error}"))),
+            None => Err(astray("its node sent what is no part of its shared memory".into())),
         }
     }
 
     pub(crate) fn inbound(&mut self, pid: HomePid, arrived: Arrived) {
         let bytes = arrived.bytes();
         match self.members.get_mut(&pid).map(|m| &mut m.state) {
-            Some(State::Inbound(inbound)) => inbound.bytes += bytes.len() as u64,
+            // Of a departure that has been called off it comes too late: its guest ran on.
+            Some(State::Inbound(inbound)) if inbound.begun => inbound.bytes += bytes.len() as u64,
             _ => return,
         }
         let done = match &arrived.message {
-            Message::Space(layout) => self.with_deputy(pid, |member, stopped| {
+            Message::Space(layout) => self.with_process(pid, |member, stopped| {
                 if let State::Inbound(inbound) = &mut member.state {
                     inbound.layout = (**layout).clone();
                 }
                 member.take_space(stopped, layout)
             }),
-            Message::Forget(runs) => self.with_deputy(pid, |member, stopped| member.forget(stopped, runs)),
-            Message::Pages(runs) => self.members.get(&pid).map_or(Ok(()), |m| m.take_pages(runs, bytes)),
+            Message::Forget(runs) => self.with_process(pid, |member, stopped| member.forget(stopped, runs)),
+            Message::Pages(runs) => self.members.get_mut(&pid).map_or(Ok(()), |m| m.take_pages(runs, bytes)),
+            Message::Object { file, offset } => {
+                self.take_object(pid, *file, |objects, file| objects.put(file, *offset, bytes))
+            }
+            Message::Hole { file, offset, length } => {
+                self.take_object(pid, *file, |objects, file| objects.clear(file, *offset, *length))
+            }
             Message::Image(image, talk) => return self.arrived_home(pid, image, talk),
             _ => Ok(()),
         };

@@ -1,11 +1,11 @@
 //! A process that is away goes on to another node, or comes home.
 
-use crate::back::Homecoming;
 use crate::family::{Family, PATIENCE};
 use crate::member::{Member, State, Task};
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
-use tern_migrate::message::{Departure, Message};
+use tern_image::ProcessImage;
+use tern_migrate::message::{Conversation, Departure, Message};
 use tern_migrate::{Phase, fault};
 
 impl Family {
@@ -22,13 +22,19 @@ impl Family {
     }
 
     pub(crate) fn depart_onward(&mut self, pid: HomePid, next: usize) {
-        let Some(migration) = self.members.get(&pid).and_then(|m| m.task.as_ref()).map(|t| t.migration)
-        else {
+        let Some(life) = self.members.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered) else {
             return;
         };
+        if self.sharing_away(pid).len() > 1 {
+            self.tell_peer(next, pid, &Message::Drop);
+            if let Some(member) = self.members.get_mut(&pid) {
+                member.state = State::Away;
+            }
+            return self.refuse(pid, "busy: it shares memory with a child by now; try again");
+        }
         let peer = &self.peers[next];
         let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
-        let departure = Departure::Onward { migration, address, shim, fingerprint };
+        let departure = Departure::Onward { life, address, shim, fingerprint };
         self.tell(pid, &Message::Depart(departure));
     }
 
@@ -46,27 +52,36 @@ impl Family {
         self.tell(pid, &Message::Go(epoch));
         self.signal_again(pid);
         self.refuse(pid, "the link to that node was cut");
+        self.watch_anew(pid);
     }
 
     pub(crate) fn begin_home(&mut self, pid: HomePid) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let Some(migration) = member.task.as_ref().map(|t| t.migration) else { return };
-        member.state = State::Inbound(Box::default());
-        self.tell(pid, &Message::Depart(Departure::Home(migration)));
+        if !matches!(member.state, State::Inbound(_)) {
+            member.state = State::Inbound(Box::default());
+        }
+        let together = self.bring_along(pid, migration);
+        // Itself last: until then it does not depart, and none of them is ready without it.
+        let others = together.iter().filter(|other| **other != pid);
+        for to in others.chain([&pid]) {
+            let together = together.clone();
+            self.tell(*to, &Message::Depart(Departure::Home { migration, together }));
+        }
     }
 
     /// Fetches a process home for a call that only home can make.
     pub(crate) fn fetch(&mut self, pid: HomePid, why: &str) {
-        let mut stays = false;
-        if !self.members.get(&pid).is_some_and(|m| matches!(m.state, State::Away)) {
+        let Some(member) = self.members.get_mut(&pid).filter(|m| matches!(m.state, State::Away)) else {
             return;
+        };
+        let stays = member.had_to_come_home();
+        // A move that somebody waits for, and for which a node is being prepared, goes on from home.
+        if !stays {
+            self.wait_on(pid);
         }
-        // A move that somebody waits for, and for which a node is being prepared.
         self.refuse(pid, why);
         let Some(member) = self.members.get_mut(&pid) else { return };
-        if member.had_to_come_home() {
-            stays = true;
-        }
         let from = self.peers[member.peer].node;
         member.reason =
             if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
@@ -103,63 +118,63 @@ impl Family {
             let Some(member) = self.members.get_mut(&pid) else { continue };
             member.ask_again = None;
             match member.state {
-                State::Onward(next) => self.depart_onward(pid, next),
+                // Offered anew: what it had sent of the life before is not taken for this one's.
+                State::Onward(next) => self.begin_onward(pid, next),
                 State::Inbound(_) => self.begin_home(pid),
                 _ => {}
             }
         }
     }
 
-    /// Everything of an inbound process is here.
-    pub(crate) fn arrived_home(
-        &mut self,
-        pid: HomePid,
-        image: &tern_image::ProcessImage,
-        talk: &tern_migrate::message::Conversation,
-    ) {
+    /// Everything of an inbound process is here. It waits for those that come with it.
+    pub(crate) fn arrived_home(&mut self, pid: HomePid, image: &ProcessImage, talk: &Conversation) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let State::Inbound(inbound) = &member.state else { return };
+        let State::Inbound(inbound) = &mut member.state else { return };
+        inbound.arrived = Some(Box::new((image.clone(), talk.clone())));
+        self.take_home_together(pid);
+    }
+
+    /// Takes those home that come with a process, if the last has arrived.
+    pub(crate) fn take_home_together(&mut self, pid: HomePid) {
+        let company = self.company(pid);
+        let arrived = |m: &Member| matches!(&m.state, State::Inbound(inbound) if inbound.arrived.is_some());
+        if company.iter().filter_map(|pid| self.members.get(pid)).all(arrived) {
+            company.into_iter().for_each(|pid| self.take_home(pid));
+        }
+    }
+
+    fn take_home(&mut self, pid: HomePid) {
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let State::Inbound(inbound) = &mut member.state else { return };
+        let Some(arrived) = inbound.arrived.take() else { return };
+        let (image, talk) = (&arrived.0, &arrived.1);
         if let Some(task) = &mut member.task {
             task.bytes = inbound.bytes;
             task.frozen = Instant::now().checked_sub(Duration::from_micros(talk.frozen_us));
         }
         fault::point("home", Phase::HandOver);
         // A clock that somebody has set back here while the process was away goes back for everybody here.
-        let wait = tern_migrate::wall::wait(talk.wall, tern_migrate::wall::now());
-        std::thread::sleep(wait.inspect_err(|behind| tracing::warn!(%pid, %behind)).unwrap_or_default());
+        if let Err(behind) = tern_migrate::wall::reach(talk.wall) {
+            tracing::warn!(%pid, %behind);
+        }
         // The point of no return of a journey home: this life ends here, and no call of its guest is performed
         // any more, whatever becomes of the message that tells it so.
         member.epoch = member.epoch.next();
+        member.lent = false;
         member.used = talk.used;
+        member.shares =
+            image.threads.iter().zip(&talk.talks).map(|(thread, talk)| (thread.tid, talk.used)).collect();
         let peer = member.peer;
-        let home = loop {
-            let home = match image.check() {
-                Ok(()) => self.with_deputy(pid, |m, stopped| m.come_home(stopped, image, talk).map(Some)),
-                Err(what) => Err(tern_tracee::Error::Astray { what: what.into(), pid: pid.0 }),
-            };
-            match home {
-                Ok(Some(Homecoming::Soon)) => std::thread::yield_now(),
-                home => break home,
-            }
-        };
+        let home = self.come_home(pid, image, talk);
         self.tell_peer(peer, pid, &Message::Drop);
         match home {
-            Ok(Some(Homecoming::Home(stopped))) => {
+            Ok(Some(rests)) => {
                 self.report(pid);
-                self.let_go(pid, stopped, 0);
-            }
-            Ok(Some(Homecoming::Lingers(asked))) => {
-                self.report(pid);
-                match asked.map(|request| self.post(pid, *request)) {
-                    Some(Ok(true)) => self.finish_lingering(pid),
-                    Some(Err(errno)) => {
-                        let what = format!("the rest of its transfer cannot be made here: error {errno}");
-                        self.lost(pid, &tern_tracee::Error::Astray { what, pid: pid.0 });
-                    }
-                    Some(Ok(false)) | None => {}
+                self.let_go(pid);
+                for (tid, request) in rests {
+                    self.make_rest(tid, request);
                 }
             }
-            Ok(Some(Homecoming::Soon)) => {}
             Ok(None) => {}
             Err(error) => self.lost(pid, &error),
         }

@@ -9,24 +9,24 @@
 //! done anything yet (all that it does, it does through us) may take everything back with a further life.
 
 use crate::blob;
-use crate::mailbox::{Bell, Mailbox};
+use crate::mailbox::{Bell, Mailbox, Room};
 use crate::member::{Member, State};
-use crate::signal::mend;
 use crate::space::HomeSpace;
-use std::fs::File;
-use tern_ids::{NodeId, ShimId};
-use tern_image::layout::Layout;
+use std::collections::HashSet;
+use tern_ids::{HomePid, NodeId, ShimId};
+use tern_image::apply::subtract;
+use tern_image::object::ObjectId;
 use tern_image::pages::Finder;
-use tern_image::process::{Action, IGNORE, is_ignored_by_default};
-use tern_image::{FileRef, ProcessImage, Reserve};
-use tern_migrate::message::{Conversation, Offer};
-use tern_migrate::partial::{Partial, rest};
-use tern_migrate::source::{Movable, SendError, Sending, Source, machine};
+use tern_image::process::{Action, IGNORE, Unmovable, check_registers, is_ignored_by_default};
+use tern_image::{ProcessImage, Reserve, ThreadImage};
+use tern_migrate::message::Offer;
+use tern_migrate::source::{Sending, Source};
+use tern_migrate::target;
 use tern_tracee::dirty::Tracker;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
-use tern_tracee::stop::{self, EXIT_KILL, FOLLOW, FOLLOW_EXEC, Siginfo, Stop, Stopped};
-use tern_tracee::{Error, Memory, PAGE, Result};
+use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Siginfo, Stop, Stopped};
+use tern_tracee::{Error, Memory, Result};
 
 /// Processes smaller than this (KiB) are stopped and copied at once.
 const WORTH_TRACKING: u64 = 8 << 10;
@@ -38,88 +38,114 @@ pub(crate) struct Outbound {
     pub(crate) peer: usize,
     pub(crate) source: Option<Source>,
     pub(crate) sending: Option<Sending>,
-    /// Once it stands still.
-    pub(crate) stopped: Option<Stopped>,
+    /// Where its vDSO is: it stands nowhere in it, since its new node may have another.
+    pub(crate) vdso: std::ops::Range<u64>,
     /// As it was captured.
     pub(crate) image: Option<Box<ProcessImage>>,
-}
-
-/// Brings a process that runs at home to a stand. Signals are delivered on the way, as if we were not there. If it
-/// executes another program first, it is returned in that stop (`Stop::Exec`): nothing that was known of it holds.
-///
-/// # Errors
-/// If it is gone.
-pub(crate) fn halt_resident(pid: i32, partial: &mut Option<Partial>) -> Result<Stopped> {
-    loop {
-        stop::interrupt(pid)?;
-        let stopped = stop::wait_stop(pid)?;
-        match stopped.stop {
-            Stop::Interrupt => {
-                let mut registers = stopped.registers()?;
-                let before = registers;
-                mend(&mut registers);
-                if let Some(cut) = rest(&mut registers, *partial) {
-                    *partial = Some(cut);
-                }
-                if registers != before {
-                    stopped.set_registers(&registers)?;
-                }
-                return Ok(stopped);
-            }
-            Stop::Signal(signal) => stopped.resume(signal)?,
-            Stop::Group(_) | Stop::Exec => return Ok(stopped),
-            _ => stopped.resume(0)?,
-        }
-    }
+    /// It is ready to stand.
+    pub(crate) ready: bool,
+    /// The shared memory whose content goes with it.
+    pub(crate) carries: HashSet<ObjectId>,
+    /// The memory that it shares, as it stands.
+    pub(crate) live: HashSet<ObjectId>,
+    /// All of it has arrived.
+    pub(crate) arrived: bool,
 }
 
 impl Member {
-    /// Prepares a stopped process for its departure: reserves our range in it, tracks its writes if that is
-    /// worth it, and says what is offered. It is still stopped afterwards.
+    /// Takes the stop of a thread that stands; it runs, for all that is known, until that is put back.
+    ///
+    /// # Errors
+    /// If it does not stand.
+    fn take_standing(&mut self, tid: HomePid) -> Result<Stopped> {
+        self.thread(tid)?.standing.take().ok_or(Error::Gone { pid: tid.0 })
+    }
+
+    /// Does something in a standing thread of it, at home.
+    pub(crate) fn inject<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
+    ) -> Result<T> {
+        let tid = self.any()?;
+        let (mut injection, _, _) = inject::through_vdso(self.take_standing(tid)?)?;
+        let done = work(self, &mut injection);
+        self.stands_at(injection.finish()?)?;
+        done
+    }
+
+    /// Prepares a standing process for its departure: reserves our range in it, tracks its writes if that is
+    /// worth it, and says what is offered. It stands afterwards.
     ///
     /// # Errors
     /// If it is gone, or has no room; it is as before.
-    pub(crate) fn prepare(
-        &mut self,
-        stopped: Stopped,
-        peer: usize,
-        home: (NodeId, ShimId),
-    ) -> Result<(Stopped, Offer)> {
-        let pid = self.pid.0;
-        let (mut injection, maps, memory) = inject::through_vdso(stopped)?;
-        let reserve = Reserve::take(&mut injection)?;
-        // A child that it forks before it leaves has no use for our range.
-        let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
-        injection.must("keep our range to one process", libc::SYS_madvise, dont_fork)?;
-        let mut tracker = None;
-        if procfs::status(pid)?.resident_kib >= WORTH_TRACKING {
-            tracker = Tracker::begin(pid, &mut |nr, args| injection.call(nr, args)).ok();
-        }
-        let machine = machine(&memory, &maps, tern_tracee::registers::xstate_len()?)?;
-        let stopped = injection.finish()?;
+    pub(crate) fn prepare(&mut self, peer: usize, home: (NodeId, ShimId)) -> Result<Offer> {
+        let pid = self.memory.pid();
+        let (reserve, tracker) = self.inject(|_member, injection| {
+            let reserve = Reserve::take(injection)?;
+            // A child that it forks before it leaves has no use for our range.
+            let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
+            injection.must("keep our range to one process", libc::SYS_madvise, dont_fork)?;
+            let mut tracker = None;
+            if procfs::status(pid)?.resident_kib >= WORTH_TRACKING {
+                tracker = Tracker::begin(pid, &mut |nr, args| injection.call(nr, args)).ok();
+            }
+            Ok((reserve, tracker))
+        })?;
+        self.memory = Memory::open(pid)?;
+        let maps = procfs::maps(pid)?;
+        let machine = tern_migrate::machine::machine(&self.memory, &maps)?;
+        let vdso = maps.iter().find(|m| m.name == b"[vdso]").map_or(0..0, |m| m.start..m.end);
         let source = Source::new(self.pid, Memory::open(pid)?, Finder::new(pid, tracker, true)?);
         self.reserve = Some(reserve);
         self.machine = Some(machine);
-        self.memory = memory;
-        let outbound = Outbound { peer, source: Some(source), sending: None, stopped: None, image: None };
+        let outbound = Outbound {
+            peer,
+            source: Some(source),
+            sending: None,
+            vdso,
+            image: None,
+            ready: false,
+            carries: HashSet::new(),
+            live: HashSet::new(),
+            arrived: false,
+        };
         self.state = State::Outbound(Box::new(outbound));
-        let offer = self.offer(home);
-        Ok((stopped, offer?))
+        self.offer(home)
     }
 
-    /// Lets a prepared process run while it is being sent, unless it is to be held, or is in the middle of a transfer
-    /// that we have cut short: then it stands still until the rest can be transferred.
+    /// Lets a prepared process run while it is being sent, unless a thread of it is in the middle of a transfer that we
+    /// have cut short: then it stands until the rest can be transferred.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn run_meanwhile(&mut self, stopped: Stopped, held: bool) -> Result<()> {
-        match &mut self.state {
-            State::Outbound(outbound) if held || self.partial.is_some() => {
-                outbound.stopped = Some(stopped);
-                Ok(())
-            }
-            _ => stopped.resume(0),
+    pub(crate) fn run_meanwhile(&mut self) -> Result<()> {
+        if self.threads.values().any(|thread| thread.partial.is_some()) {
+            return Ok(());
         }
+        self.resume_all()
+    }
+
+    /// Lets all threads go on that stand.
+    ///
+    /// # Errors
+    /// If one was astray. One that is gone is none of ours any more.
+    pub(crate) fn resume_all(&mut self) -> Result<()> {
+        for thread in self.threads.values_mut() {
+            thread.wanted = false;
+            match thread.standing.take().map(go_on_natively) {
+                Some(Err(error)) if !error.is_gone() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all its threads, which stand, run 64-bit code.
+    pub(crate) fn check_registers(&self) -> std::result::Result<(), Unmovable> {
+        let standing = self.threads.values().filter_map(|thread| thread.standing.as_ref());
+        standing
+            .filter_map(|stopped| stopped.registers().ok())
+            .try_for_each(|registers| check_registers(&registers))
     }
 
     /// What is offered to a node.
@@ -144,91 +170,171 @@ impl Member {
         })
     }
 
-    /// Takes the preparations back: the process runs on at home, untouched.
+    /// Takes the preparations back: the process, which stands, may run on at home, untouched.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn run_on(&mut self, stopped: Stopped) -> Result<Stopped> {
+    pub(crate) fn run_on(&mut self) -> Result<()> {
         self.state = State::Resident;
-        if let Some(partial) = self.partial.take() {
+        for thread in self.threads.values_mut() {
             // A transfer that we have cut short stays so: its program is told how much was done.
-            let mut registers = stopped.registers()?;
-            partial.mend(&mut registers);
-            (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
-            registers.rip += 2;
-            stopped.set_registers(&registers)?;
+            if let (Some(partial), Some(stopped)) = (thread.partial.take(), &thread.standing) {
+                let mut registers = stopped.registers()?;
+                partial.mend(&mut registers);
+                (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
+                registers.rip += 2;
+                stopped.set_registers(&registers)?;
+            }
         }
-        let Some(reserve) = self.reserve.take() else { return Ok(stopped) };
-        let (mut injection, _, _) = inject::through_vdso(stopped)?;
-        reserve.release(&mut injection)?;
-        injection.finish()
+        let Some(reserve) = self.reserve.take() else { return Ok(()) };
+        self.inject(|_member, injection| reserve.release(injection))
     }
 
-    /// Makes the stopped process, whose image has been taken, the deputy of its next life, and sets it
-    /// waiting for calls.
+    /// Makes the standing process, whose image has been taken, the deputy of its next life, and sets it
+    /// waiting for calls. That life may have begun: what it asks for waits until then.
     ///
     /// # Errors
-    /// If it is gone; or if it lacks a descriptor for a moment: it is then returned as it was, stopped.
+    /// If it is gone; or if it lacks a descriptor for a moment: then true if it stands again as it was.
     pub(crate) fn become_deputy(
         &mut self,
-        stopped: Stopped,
         image: &ProcessImage,
-        bell: Bell,
-    ) -> std::result::Result<(), (Error, Option<Stopped>)> {
-        let begun = inject::through_vdso(stopped).map_err(|error| (error, None));
-        let (mut injection, maps, memory) = begun?;
-        let Some(reserve) = self.reserve else { return Err((Error::Gone { pid: self.pid.0 }, None)) };
-        match self.change_over(&mut injection, &memory, reserve, image, bell) {
-            Ok(mailbox) => {
-                self.mailbox = Some(mailbox);
+        bell: &Bell,
+    ) -> std::result::Result<(), (Error, bool)> {
+        let Some(reserve) = self.reserve else { return Err((Error::Gone { pid: self.pid.0 }, false)) };
+        let mut injections = self.injections().map_err(|error| (error, false))?;
+        match self.change_over(&mut injections, reserve, image, bell) {
+            Ok(()) => {
                 self.actions.clone_from(&image.actions);
-                let registers = Self::blob_registers(injection.before(), reserve);
-                let mask = injection.mask();
-                let done = injection.finish_with(&registers, mask).and_then(|stopped| stopped.resume(0));
-                done.map_err(|error| (error, None))
+                self.set_waiting(injections, reserve).map_err(|error| (error, false))
             }
             Err(error) => {
-                let back = || -> Result<Stopped> {
-                    let scratch = reserve.room();
-                    let mut space =
-                        HomeSpace { injection: &mut injection, memory: &memory, scratch, files: &[] };
-                    image.restore(&mut space, &memory, reserve, None)?;
-                    injection.set_site(Site::in_vdso(&memory, &maps)?);
-                    injection.stopped()?.set_options(FOLLOW_EXEC)?;
-                    reserve.release(&mut injection)?;
-                    injection.finish_with(&image.thread.registers, image.thread.sigmask)
-                };
-                Err((error, back().ok()))
+                let back = self.change_back(injections, reserve, image);
+                Err((error, back.is_ok()))
             }
         }
+    }
+
+    /// All its threads, standing, under injection.
+    pub(crate) fn injections(&mut self) -> Result<Vec<Injection>> {
+        let tids: Vec<HomePid> = self.living().map(|thread| thread.tid).collect();
+        let site = Site::in_vdso(&self.memory, &procfs::maps(self.memory.pid())?)?;
+        tids.into_iter().map(|tid| Injection::begin(self.take_standing(tid)?, site)).collect()
     }
 
     fn change_over(
-        &self,
-        injection: &mut Injection,
-        memory: &Memory,
+        &mut self,
+        injections: &mut [Injection],
         reserve: Reserve,
         image: &ProcessImage,
-        bell: Bell,
-    ) -> Result<Mailbox> {
-        memory.write(reserve.start, blob::code())?;
-        let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        injection.must("protect the blob", libc::SYS_mprotect, [reserve.start, PAGE, exec, 0, 0, 0])?;
+        bell: &Bell,
+    ) -> Result<()> {
+        let memory = Memory::open(self.memory.pid())?;
+        memory.write_forced(reserve.start, blob::code())?;
+        (self.rooms, self.free_rooms, self.leftover) = (0, Vec::new(), Vec::new());
+        tern_image::thread::withdraw(injections, &memory, reserve)?;
+        self.take_timers(injections, &memory, reserve)?;
+        let others: Vec<Room> = injections.iter().skip(1).map(|_| self.next_room()).collect();
+        let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
-        injection.must("let our range be forked", libc::SYS_madvise, do_fork)?;
-        tern_image::thread::withdraw(injection)?;
-        self.default_handlers(injection, memory, reserve, image)?;
-        let mailbox = Mailbox::make(injection, reserve, bell)?;
-        // If we die, the guest is lost with us: the deputy must end, not wait for ever.
-        injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
-        Ok(mailbox)
+        first.must("let our range be forked", libc::SYS_madvise, do_fork)?;
+        self.default_handlers(first, &memory, reserve, image)?;
+        let mut mailboxes = vec![Mailbox::make(first, reserve, Room::first(reserve), bell.clone())?];
+        mailboxes.extend(Mailbox::make_all(first, reserve, &others, bell.clone())?);
+        for (injection, mailbox) in injections.iter().zip(mailboxes) {
+            self.thread(HomePid(injection.pid()))?.mailbox = Some(mailbox);
+            // If we die, the guest is lost with us: the deputy must end, not wait for ever.
+            injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
+        }
+        Ok(())
+    }
+
+    /// Room for the mailbox of one more thread.
+    pub(crate) fn next_room(&mut self) -> Room {
+        self.free_rooms.pop().unwrap_or_else(|| {
+            self.rooms += 1;
+            Room::other(self.rooms)
+        })
+    }
+
+    /// Lets deputy threads under injection wait for calls.
+    fn set_waiting(&mut self, injections: Vec<Injection>, reserve: Reserve) -> Result<()> {
+        for injection in injections {
+            let tid = HomePid(injection.pid());
+            let thread = self.thread(tid)?;
+            (thread.wanted, thread.partial) = (false, None);
+            let room = thread.mailbox.as_ref().map_or(Room::first(reserve), Mailbox::room);
+            let registers = Self::blob_registers(injection.before(), reserve, room);
+            let mask = injection.mask();
+            go_on_natively(injection.finish_with(&registers, mask)?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether job control has stopped it, as far as those of its threads show that stand.
+    pub(crate) fn stands_stopped(&self) -> bool {
+        let standing = self.threads.values().filter_map(|thread| thread.standing.as_ref());
+        standing.map(|stopped| stopped.stop).any(|stop| matches!(stop, Stop::Group(_)))
+    }
+
+    /// Takes a change-over that went half way back; the process stands afterwards, without our range.
+    fn change_back(
+        &mut self,
+        mut injections: Vec<Injection>,
+        reserve: Reserve,
+        image: &ProcessImage,
+    ) -> Result<()> {
+        let memory = Memory::open(self.memory.pid())?;
+        let tids = injections.iter().map(|injection| HomePid(injection.pid()));
+        let images = tids.map(|tid| of_thread(image, tid)).collect::<Result<Vec<&ThreadImage>>>()?;
+        let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
+        image.restore(&mut HomeSpace::new(first, &memory, reserve, &[]), &memory, reserve, None)?;
+        self.give_timers(first, &memory, reserve)?;
+        tern_image::thread::restore(&mut injections, &images, &memory, reserve.narrow_desk())?;
+        for injection in &mut injections {
+            let tid = HomePid(injection.pid());
+            injection.stopped()?.set_options(FOLLOW_THREADS)?;
+            // Signals that were sent to the guest that never ran.
+            let (own_pid, thread) = (self.own_pid, self.thread(tid)?);
+            let unheard: Vec<Siginfo> = thread.unheard.drain(..).map(|(_, info)| info).collect();
+            raise_natively(injection, &memory, reserve, (own_pid, thread.own_tid), &unheard)?;
+        }
+        let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
+        let last = injections.len().saturating_sub(1);
+        for ((at, mut injection), thread) in injections.into_iter().enumerate().zip(images) {
+            if at == last {
+                injection.set_site(vdso);
+                self.release(&mut injection, reserve)?;
+            }
+            self.stands_at(injection.finish_with(&thread.registers, thread.sigmask)?)?;
+        }
+        Ok(())
+    }
+
+    /// Removes our range from a process that needs nothing of it any more, and what there is for it besides.
+    pub(crate) fn release(&mut self, injection: &mut Injection, reserve: Reserve) -> Result<()> {
+        let mailboxes = self.threads.values_mut().filter_map(|thread| thread.mailbox.take());
+        let mut ours: Vec<(u64, u64)> = mailboxes.filter_map(|mailbox| mailbox.large()).collect();
+        ours.append(&mut self.leftover);
+        if self.rooms > 0 {
+            ours.push(Room::others(self.rooms));
+        }
+        ours.append(&mut self.holders);
+        for (start, end) in ours {
+            injection.must("release a mailbox", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
+        }
+        (self.rooms, self.free_rooms, self.reserve) = (0, Vec::new(), None);
+        reserve.release(injection)
     }
 
     /// Registers with which a deputy begins to wait for calls.
-    pub(crate) fn blob_registers(from: &tern_tracee::Registers, reserve: Reserve) -> tern_tracee::Registers {
+    pub(crate) fn blob_registers(
+        from: &tern_tracee::Registers,
+        reserve: Reserve,
+        room: Room,
+    ) -> tern_tracee::Registers {
         let cleared = from.calling(reserve.start, 0, &[0; 6]);
         // The program's stack pointer may be on its signal stack, which could then not be changed.
-        tern_tracee::Registers { rbx: reserve.room(), rsp: reserve.end() - 256, ..cleared }
+        tern_tracee::Registers { rbx: room.at, rsp: reserve.end() - 256, ..cleared }
     }
 
     /// Where the program has handlers, the deputy has the default action: their code is not there any more. But for
@@ -243,52 +349,47 @@ impl Member {
         let handled =
             |(at, action): &(usize, &Action)| action[0] > IGNORE && !is_ignored_by_default(*at as i32 + 1);
         for (at, action) in image.actions.iter().enumerate().filter(handled) {
-            let mut space = HomeSpace { injection, memory, scratch: reserve.room(), files: &[] };
+            let mut space = HomeSpace::new(injection, memory, reserve, &[]);
             let default = [0, action[1], action[2], action[3]];
             tern_image::process::set_action(&mut space, memory, reserve, at as u64 + 1, &default)?;
         }
         Ok(())
     }
 
-    /// Takes a deputy, standing, whose guest cannot have begun, back to what it was, still standing.
+    /// Takes a deputy, all of it standing, whose guest cannot have begun, back to what it was, still standing.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn revoke(&mut self, stopped: Stopped, image: &ProcessImage) -> Result<Stopped> {
+    pub(crate) fn revoke(&mut self, image: &ProcessImage) -> Result<()> {
         let astray = || Error::Astray { what: "revoked without having gone".into(), pid: self.pid.0 };
         let reserve = self.reserve.ok_or_else(astray)?;
-        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
-        let memory = Memory::open(self.pid.0)?;
-        let mut space =
-            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
-        image.restore(&mut space, &memory, reserve, None)?;
-        injection.stopped()?.set_xstate(&image.thread.xstate)?;
-        injection.stopped()?.set_options(FOLLOW_EXEC)?;
-        // Signals that were sent to the guest that never ran.
-        let unheard: Vec<Siginfo> = self.unheard.drain(..).map(|(_, info)| info).collect();
-        raise_natively(&mut injection, &memory, reserve, self.own_pid, &unheard)?;
-        let maps = procfs::maps(self.pid.0)?;
-        injection.set_site(Site::in_vdso(&memory, &maps)?);
-        reserve.release(&mut injection)?;
-        (self.reserve, self.mailbox, self.state) = (None, None, State::Resident);
-        injection.finish_with(&image.thread.registers, image.thread.sigmask)
+        let tids: Vec<HomePid> = self.living().map(|thread| thread.tid).collect();
+        let site = Site(reserve.start + blob::call_site());
+        let mut injections = Vec::with_capacity(tids.len());
+        for tid in tids {
+            injections.push(Injection::begin(self.take_standing(tid)?, site)?);
+        }
+        self.state = State::Resident;
+        self.change_back(injections, reserve, image)
     }
 
-    /// Frees the memory of a standing deputy whose guest runs, and lets it go on: all private pages but those that
-    /// hold the arguments and the environment, which `ps` reads.
+    /// Frees the memory of a deputy, of which one thread stands and whose guest runs, and lets that go on: all private
+    /// pages but those that hold the arguments and the environment, which `ps` reads.
     ///
     /// # Errors
     /// If it is gone.
     pub(crate) fn free_memory(&mut self, stopped: Stopped, image: &ProcessImage) -> Result<()> {
-        let keep = (image.bounds[7] & !(PAGE - 1), image.bounds[10].next_multiple_of(PAGE));
+        let keep = procfs::stat(stopped.pid())?.title();
         let Some(reserve) = self.reserve else { return self.go_on(stopped) };
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
         for region in image.layout.regions.iter().filter(|r| r.is_private()) {
-            let parts = [(region.start, region.end.min(keep.0)), (region.start.max(keep.1), region.end)];
-            for (start, end) in parts.into_iter().filter(|(start, end)| start < end) {
-                // Locked or sealed memory stays; that costs room, nothing else.
-                let args = [start, end - start, libc::MADV_DONTNEED as u64, 0, 0, 0];
-                let _stays = injection.call(libc::SYS_madvise, args)?;
+            for (start, end) in subtract(region.start, region.end, [keep].into_iter()) {
+                // Sealed memory stays, and before Linux 5.18 locked memory; that costs room, nothing else.
+                for how in [target::MADV_DONTNEED_LOCKED, libc::MADV_DONTNEED as u64] {
+                    if injection.call(libc::SYS_madvise, [start, end - start, how, 0, 0, 0])? == 0 {
+                        break;
+                    }
+                }
             }
         }
         let stopped = injection.finish()?;
@@ -296,81 +397,22 @@ impl Member {
     }
 }
 
-/// What sending needs of a process at home.
-pub(crate) struct Leaving<'a> {
-    pub(crate) member: &'a mut Member,
-    pub(crate) stopped: Option<Stopped>,
-    pub(crate) image: Option<Box<ProcessImage>>,
-    /// It has executed another program instead of coming to a stand: nothing that was sent holds.
-    pub(crate) executed: Option<Stopped>,
+/// Lets a thread go on from a stop that nobody shall notice: one that job control has stopped stays so.
+fn go_on_natively(stopped: Stopped) -> Result<()> {
+    if matches!(stopped.stop, Stop::Group(_)) { stopped.listen() } else { stopped.resume(0) }
 }
 
-impl Movable for Leaving<'_> {
-    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
-        let pid = self.member.pid.0;
-        let maps = procfs::smaps(pid)?;
-        let layout = Layout::describe(&maps, self.member.reserve, &mut self.member.files);
-        if self.stopped.is_some() {
-            return Ok(layout?);
-        }
-        // The maps of a running process are read in pieces, which need not fit; and in the middle of an exec an
-        // address space is not complete: the kernel's own mappings come late.
-        let expected = self.member.machine.as_ref().map_or(0, |m| m.vdso.1.len());
-        if let Ok(layout) = layout
-            && layout.check().is_ok()
-            && layout.kernels().count() == expected
-        {
-            return Ok(layout);
-        }
-        if !self.freeze()? {
-            return Err(SendError::Executed);
-        }
-        Ok(Layout::describe(&procfs::smaps(pid)?, self.member.reserve, &mut self.member.files)?)
-    }
-
-    fn content(&mut self, file: &FileRef) -> std::io::Result<File> {
-        open_mapped(self.member, file)
-    }
-
-    fn freeze(&mut self) -> Result<bool> {
-        // In the middle of a transfer that we have cut short it has not been let go on.
-        if self.stopped.is_none() {
-            let stopped = halt_resident(self.member.pid.0, &mut self.member.partial)?;
-            if stopped.stop == Stop::Exec {
-                self.executed = Some(stopped);
-                return Ok(false);
-            }
-            self.stopped = Some(stopped);
-        }
-        Ok(true)
-    }
-
-    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, Conversation)> {
-        let pid = self.member.pid.0;
-        let astray = || Error::Astray { what: "captured while it ran".into(), pid };
-        let reserve = self.member.reserve.ok_or_else(astray)?;
-        let (mut injection, _, memory) = inject::through_vdso(self.stopped.take().ok_or_else(astray)?)?;
-        let mut space =
-            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
-        let image = ProcessImage::capture(&mut space, &memory, reserve, layout);
-        // A call that went astray is the error to report, not that it cannot be ended either.
-        let stopped = injection.finish();
-        let image = image?;
-        self.stopped = Some(stopped?);
-        self.image = Some(Box::new(image.clone()));
-        let talk = Conversation {
-            signals: self.member.signals,
-            resumes: image.thread.registers.restart_code(),
-            partial: self.member.partial,
-            used: self.member.used,
-            ..Conversation::default()
-        };
-        Ok((image, talk))
-    }
+/// A thread in an image.
+///
+/// # Errors
+/// If it is not in it.
+pub(crate) fn of_thread(image: &ProcessImage, tid: HomePid) -> Result<&ThreadImage> {
+    let thread = image.threads.iter().find(|thread| thread.tid == tid);
+    thread.ok_or_else(|| Error::Astray { what: "not in its process' image".into(), pid: tid.0 })
 }
 
-/// Sends a process under injection signals that had been taken from it. To itself a process may send any siginfo,
-/// the kernel's own included.
+/// Has a thread under injection send itself signals that had been taken from it. To itself a thread may send any siginfo,
+/// the kernel's own included. `own` is the process' number and the thread's, as they see them.
 ///
 /// # Errors
 /// If it is gone.
@@ -378,23 +420,14 @@ pub(crate) fn raise_natively(
     injection: &mut Injection,
     memory: &Memory,
     reserve: Reserve,
-    own_pid: i32,
+    own: (i32, i32),
     infos: &[Siginfo],
 ) -> Result<()> {
     for info in infos {
-        memory.write(reserve.room(), info)?;
-        let (own, signal) = (own_pid as u64, tern_tracee::stop::signal_of(info) as u64);
-        let args = [own, own, signal, reserve.room(), 0, 0];
+        memory.write(reserve.scratch(), info)?;
+        let signal = tern_tracee::stop::signal_of(info) as u64;
+        let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
         let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
     }
     Ok(())
-}
-
-/// Opens a file that a process maps.
-pub(crate) fn open_mapped(member: &Member, file: &FileRef) -> std::io::Result<File> {
-    let maps = procfs::maps(member.pid.0).map_err(std::io::Error::other)?;
-    match maps.iter().find(|m| (m.device, m.inode) == (file.device, file.inode)) {
-        Some(mapping) => member.files.open(mapping),
-        None => member.files.open_by_name(file),
-    }
 }

@@ -4,84 +4,128 @@
 //! signal that was sent to it: otherwise it is told to take the signal first and call again, as a signal that
 //! arrives just before a call does natively.
 
-use crate::back::made;
+use crate::due::Of;
 use crate::family::Family;
-use crate::member::{Current, Member, State};
-use std::time::Instant;
-use tern_ids::HomePid;
+use crate::member::{Member, State};
+use crate::settle::made;
+use crate::thread::{Current, Thread};
+use tern_ids::{Epoch, HomePid};
+use tern_image::Reserve;
 use tern_image::layout::Files;
-use tern_image::{FileRef, Reserve};
-use tern_migrate::message::{CallRequest, CallResult, Message};
+use tern_image::object::{self, ObjectId};
+use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
 use tern_syscall::{Arg, Layout, Outcome};
-use tern_tracee::procfs;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
+use tern_tracee::{PAGE, procfs};
 
 /// The number of calls that are ours and not the program's.
 const OURS: u64 = u64::MAX;
 
+/// Where mappings are wanted that only hold a file for the way home. The program may have mapped something there itself: then
+/// they are elsewhere.
+const HOLDERS: u64 = Reserve::AREA + (2 << 32);
+
+/// The mask that a call of ours is to set.
+fn mask_of(request: &CallRequest) -> Option<u64> {
+    let Arg::Bytes(mask) = &request.call.args[1] else { return None };
+    Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
+}
+
 /// What a rejected call looks like to the program.
-fn refused(number: u64, errno: i32) -> CallResult {
+pub(crate) fn refused(number: u64, errno: i32) -> CallResult {
     let outcome = Outcome { ret: -i64::from(errno), outs: Vec::new() };
     CallResult { number, outcome, child: None, file: None }
 }
 
 impl Family {
-    /// Takes a call from the guest of `pid`.
-    pub(crate) fn called(&mut self, pid: HomePid, request: CallRequest) {
-        let Some(member) = self.members.get_mut(&pid) else { return };
+    /// Takes a call from the guest of a thread.
+    pub(crate) fn called(&mut self, tid: HomePid, request: CallRequest) {
+        let Some(member) = self.of_thread(tid) else { return };
         member.homecoming_reason_is_old();
-        tracing::trace!(%pid, request.number, nr = request.call.nr, ?request.epoch, ?member.epoch, state = member.state_name(), last = ?member.last.as_ref().map(|l| l.number), current = ?member.current.as_ref().map(|c| c.request.number), "a call");
-        if request.epoch != member.epoch || !member.is_away() {
+        let (pid, epoch, away, number) = (member.pid, member.epoch, member.is_away(), request.number);
+        let Some(thread) = member.threads.get_mut(&tid) else { return };
+        tracing::trace!(%tid, request.number, nr = request.call.nr, ?request.epoch, ?epoch, last = ?thread.last.as_ref().map(|l| l.number), current = ?thread.current.as_ref().map(|c| c.request.number), "a call");
+        if request.epoch != epoch || !away || thread.ending {
             return;
         }
-        if member.current.as_ref().is_some_and(|c| c.request.number == OURS) {
+        if thread.current.as_ref().is_some_and(|c| c.request.number == OURS) {
             // In a moment: the deputy makes a call for us.
-            member.next_call = Some(request);
+            thread.next_call = Some(request);
             return;
         }
         // An earlier life may still be remembered by its results; whoever calls runs.
-        if let Some(last) = member.last.as_ref().filter(|last| last.number == request.number) {
+        if let Some(last) = thread.last.as_ref().filter(|last| last.number == request.number) {
             let again = Message::Result(Box::new(last.clone()));
-            self.tell(pid, &again);
+            self.tell(tid, &again);
             return;
         }
-        if member.current.as_ref().is_some_and(|c| c.request.number == request.number) {
+        if thread.current.as_ref().is_some_and(|c| c.request.number == request.number) {
             return;
         }
-        while member.unheard.front().is_some_and(|(count, _)| *count <= request.signals) {
-            member.unheard.pop_front();
+        while thread.unheard.front().is_some_and(|(count, _)| *count <= request.signals) {
+            thread.unheard.pop_front();
         }
-        let number = request.number;
-        if !member.unheard.is_empty() {
+        if !thread.unheard.is_empty() {
             let mut crossed = refused(number, 0);
             crossed.outcome.ret = request.resumes.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
-            self.tell(pid, &Message::Result(Box::new(crossed)));
+            self.tell(tid, &Message::Result(Box::new(crossed)));
             return;
         }
-        if !has_two_parts(request.call.nr) && self.freezes(pid, number, false) {
+        let at_home = self.touches_shared(tid, &request);
+        if let Some(sharer) = at_home.or_else(|| self.takes_shared_along(tid, &request)) {
+            return self.make_it_at_home(tid, sharer, &request);
+        }
+        if !has_two_parts(request.call.nr) && self.freezes(tid, number, false) {
             return;
         }
-        match self.post(pid, request) {
-            Ok(true) => self.ended(pid),
-            Ok(false) => {}
-            Err(errno) => self.tell(pid, &Message::Result(Box::new(refused(number, errno)))),
+        if let Some(outcome) = self.timer_call(pid, tid, &request.call) {
+            let made = CallResult { number, outcome, child: None, file: None };
+            if let Some(thread) = self.of_thread(tid).and_then(|member| member.threads.get_mut(&tid)) {
+                thread.last = Some(made.clone());
+            }
+            self.tell(tid, &Message::Result(Box::new(made)));
+            return self.look_at_timers(pid, Of::All);
+        }
+        match self.post(tid, request) {
+            Ok(true) => self.ended(tid),
+            Ok(false) => self.see_it_end(tid),
+            Err(errno) => self.tell(tid, &Message::Result(Box::new(refused(number, errno)))),
         }
     }
 
     /// Has the deputy make a call; true if it has ended already.
-    pub(crate) fn post(&mut self, pid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
-        let member = self.members.get_mut(&pid).ok_or(libc::ESRCH)?;
+    pub(crate) fn post(&mut self, tid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
+        let member = self.of_thread(tid).ok_or(libc::ESRCH)?;
+        let lends = lends_memory(&request.call);
         member.adapt(&mut request.call);
         let layout = request.call.clone().lay_out().map_err(|malformed| {
-            tracing::warn!(%pid, %malformed, "a guest sent a call that is none");
+            tracing::warn!(%tid, %malformed, "a guest sent a call that is none");
             libc::ENOSYS
         })?;
-        if member.mailbox.as_ref().is_some_and(|mailbox| !mailbox.fits(layout.size())) {
-            let room = self.with_deputy(pid, |member, stopped| member.make_room(stopped, layout.size()));
+        let mailbox = member.threads.get(&tid).and_then(|thread| thread.mailbox.as_ref());
+        if mailbox.is_some_and(|mailbox| !mailbox.fits(layout.size())) {
+            let room = self.with_deputy(tid, |member, stopped| member.make_room(stopped, layout.size()));
             room.map_err(|_e| libc::ENOMEM)?;
         }
-        self.members.get_mut(&pid).ok_or(libc::ESRCH)?.post(request, layout)
+        let member = self.of_thread(tid).ok_or(libc::ESRCH)?;
+        member.threads.get_mut(&tid).ok_or(libc::ESRCH)?.post(request, layout, lends)
+    }
+
+    /// A thread among others that has been asked to exit never answers, and cannot refuse either: its guest may do the
+    /// same. The kernel would not tell us of the end of the first thread before that of the last.
+    fn see_it_end(&mut self, tid: HomePid) {
+        let Some(member) = self.of_thread(tid) else { return };
+        let current = member.threads.get(&tid).and_then(|thread| thread.current.as_ref());
+        let exits = current.is_some_and(|current| i64::from(current.request.call.nr) == libc::SYS_exit);
+        if exits
+            && member.living().any(|thread| thread.tid != tid)
+            && let Some(thread) = member.threads.get_mut(&tid)
+        {
+            thread.ending = true;
+            member.look_past(tid);
+            self.tell(tid, &Message::ThreadEnded);
+        }
     }
 
     /// Looks for calls that have ended.
@@ -89,82 +133,131 @@ impl Family {
         if self.rung {
             self.bell.clear();
         }
-        let ended: Vec<HomePid> = self.members.values().filter(|m| m.has_ended()).map(|m| m.pid).collect();
-        for pid in ended {
-            self.ended(pid);
+        let threads = self.members.values().flat_map(|member| member.threads.values());
+        let ended: Vec<HomePid> = threads.filter(|t| t.has_ended()).map(|t| t.tid).collect();
+        for tid in ended {
+            self.ended(tid);
         }
     }
 
-    /// The call of `pid` has ended: its result goes to the guest.
-    fn ended(&mut self, pid: HomePid) {
-        let Some(member) = self.members.get_mut(&pid) else { return };
-        if matches!(member.state, State::Lingering(_)) {
-            self.finish_lingering(pid);
+    /// The call of a thread has ended: its result goes to the guest.
+    fn ended(&mut self, tid: HomePid) {
+        let Some(member) = self.of_thread(tid) else { return };
+        let pid = member.pid;
+        let Some(thread) = member.threads.get_mut(&tid) else { return };
+        if thread.lingering.is_some() {
+            self.finish_lingering(tid);
             return;
         }
-        let (Some(current), Some(mailbox)) = (member.current.take(), &mut member.mailbox) else { return };
+        let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current);
         if current.request.number == OURS {
-            member.follow_mask();
-            if let Some(next) = member.next_call.take() {
-                self.called(pid, next);
+            // Called off for a signal that came before it was begun, it has not been made. A later mask goes before it.
+            if restart::is(outcome.ret) {
+                thread.mask_due = thread.mask_due.or(mask_of(&current.request));
+            }
+            thread.follow_mask();
+            if let Some(next) = thread.next_call.take() {
+                self.called(tid, next);
             }
             return;
         }
-        member.calls[0] += 1;
-        member.calls[1] += current.request.call.carries() + outcome.carries();
         let mut result = made(&current, outcome);
+        self.add_children(pid, &current.request.call, &mut result.outcome);
+        self.take_what_it_sent(&current.request.call);
+        let look = self.timer_called(pid, tid, &current.request.call, &result.outcome);
+        let Some(member) = self.of_thread(tid) else { return };
+        let nr = current.request.call.nr;
+        let carried = current.request.call.carries() + result.outcome.carries();
         let mut surplus = None;
-        if i64::from(current.request.call.nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
+        if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
             (result.file, surplus) = member.mapped(result.outcome.ret.cast_unsigned(), &current.request);
+            if let Some(Mapped::File(file)) = &result.file
+                && file.live
+            {
+                let id = (file.device, file.inode);
+                let opened = member.open_object(id).and_then(|file| self.keep_object(id, file));
+                if let Err(error) = opened {
+                    tracing::warn!(%tid, %error, "what it shares cannot be opened");
+                    let (at, request) = (result.outcome.ret.cast_unsigned(), &current.request);
+                    let length = if let Arg::Value(length) = request.call.args[1] { length } else { 0 };
+                    let unmapped = self.with_deputy(tid, |member, stopped| member.unmap(stopped, at, length));
+                    if let Err(error) = unmapped {
+                        self.lost(tid, &error);
+                    }
+                    return self.make_it_at_home(tid, pid, &current.request);
+                }
+            }
         }
-        tracing::trace!(%pid, result.number, result.outcome.ret, "its result");
-        member.last = Some(result.clone());
-        member.follow_mask();
+        let view = current.request.view.as_ref().filter(|_| result.outcome.ret >= 0);
+        if let Some(view) = view
+            && let Err(error) =
+                self.with_deputy(tid, |member, stopped| member.show_own(stopped, result.outcome.ret, view))
+        {
+            self.lost(tid, &error);
+            return;
+        }
+        let Some(member) = self.of_thread(tid) else { return };
+        member.calls[0] += 1;
+        member.calls[1] += carried;
+        let Some(thread) = member.threads.get_mut(&tid) else { return };
+        tracing::trace!(%tid, result.number, result.outcome.ret, "its result");
+        thread.last = Some(result.clone());
+        thread.follow_mask();
         // What has a part to be done where the program runs cannot be left half done; and a guest that has been sent a
         // signal cannot be halted before it has the result of the call that the signal interrupted.
-        let bound = has_two_parts(current.request.call.nr) || !member.unheard.is_empty();
+        let bound = has_two_parts(nr) || !thread.unheard.is_empty();
         let number = result.number;
-        if bound || !self.freezes(pid, number, true) {
-            self.tell(pid, &Message::Result(Box::new(result)));
+        if bound || !self.freezes(tid, number, true) {
+            self.tell(tid, &Message::Result(Box::new(result)));
         }
-        if bound && (self.freezes(pid, number, true) || self.freezes(pid, number, false)) {
-            tracing::debug!(%pid, number, "it comes home right behind this call");
+        if bound && (self.freezes(tid, number, true) || self.freezes(tid, number, false)) {
+            tracing::debug!(%tid, number, "it comes home right behind this call");
         }
         if let Some((start, length)) = surplus
-            && let Err(error) = self.with_deputy(pid, |member, stopped| member.unmap(stopped, start, length))
+            && let Err(error) = self.with_deputy(tid, |member, stopped| member.unmap(stopped, start, length))
         {
-            self.lost(pid, &error);
+            self.lost(tid, &error);
+        }
+        if look {
+            self.look_at_timers(pid, Of::All);
+        }
+    }
+
+    /// Takes the result of a thread's call, if it has ended, for when it is home.
+    pub(crate) fn take_result(&mut self, pid: HomePid, tid: HomePid) {
+        let Some(thread) = self.members.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid)) else { return };
+        if let Some(mailbox) = &mut thread.mailbox
+            && let Some(current) = thread.current.take_if(|_| mailbox.is_done())
+        {
+            let mut result = made(&current, mailbox.collect(&current));
+            // Not in the place of the last result of the program's own: that may not have been delivered.
+            if result.number == OURS {
+                return;
+            }
+            self.add_children(pid, &current.request.call, &mut result.outcome);
+            if let Some(member) = self.members.get_mut(&pid)
+                && let Some(thread) = member.threads.get_mut(&tid)
+            {
+                thread.last = Some(result);
+            }
         }
     }
 
     /// Fetches a process home at this call, if a test has asked for that.
-    fn freezes(&mut self, pid: HomePid, number: u64, made: bool) -> bool {
+    fn freezes(&mut self, tid: HomePid, number: u64, made: bool) -> bool {
         let members = &self.members;
-        let away = || members.get(&pid).is_some_and(|m| matches!(m.state, State::Away));
+        let away = || members.get(&tid).is_some_and(|m| matches!(m.state, State::Away));
         let Some(freeze) = self.freeze.take_if(|f| (f.number, f.made) == (number, made) && away()) else {
             return false;
         };
         freeze.reached();
-        self.fetch(pid, "a test");
+        self.fetch(tid, "a test");
         true
-    }
-
-    pub(crate) fn finish_lingering(&mut self, pid: HomePid) {
-        match self.with_deputy(pid, Member::linger_ended) {
-            Ok(Some(stopped)) => self.let_go(pid, stopped, 0),
-            Ok(None) => {}
-            Err(error) => self.lost(pid, &error),
-        }
     }
 }
 
-impl Member {
-    /// Whether its deputy has made a call whose result has not been taken.
-    fn has_ended(&self) -> bool {
-        self.current.is_some() && self.mailbox.as_ref().is_some_and(crate::mailbox::Mailbox::is_done)
-    }
-
+impl Thread {
     /// Follows the program's mask, which was changed where it runs: by the return of a handler, or known anew
     /// after a journey. A deputy that is in a call follows when that has ended.
     pub(crate) fn set_mask(&mut self, mask: u64) {
@@ -181,28 +274,27 @@ impl Member {
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
         let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
-        let request =
-            CallRequest { epoch: self.epoch, number: OURS, signals: 0, resumes: None, call: call.clone() };
+        let request = CallRequest {
+            epoch: Epoch(0),
+            number: OURS,
+            signals: 0,
+            resumes: None,
+            call: call.clone(),
+            view: None,
+        };
         let Ok(layout) = call.lay_out() else { return };
         if mailbox.post(&layout).is_ok() {
             mailbox.ring_later();
-            self.current =
-                Some(Current { request, layout, since: Instant::now(), partial: None, child: None });
-        }
-    }
-
-    fn homecoming_reason_is_old(&mut self) {
-        if self.is_away() && !self.reason.is_empty() && self.homecomings.is_empty() {
-            self.reason.clear();
+            self.current = Some(Current::new(request, layout, false));
         }
     }
 
     /// Has the deputy make a call, for which there is room; true if it has ended already.
-    fn post(&mut self, request: CallRequest, layout: Layout) -> std::result::Result<bool, i32> {
+    fn post(&mut self, request: CallRequest, layout: Layout, lends: bool) -> std::result::Result<bool, i32> {
         let mailbox = self.mailbox.as_mut().ok_or(libc::ESRCH)?;
         mailbox.post(&layout)?;
         let waits = forks_or_ends(request.call.nr);
-        self.current = Some(Current { request, layout, since: Instant::now(), partial: None, child: None });
+        self.current = Some(Current::new(request, layout, lends));
         // A fork's event must be seen to before it can end.
         if !waits && mailbox.soon() {
             return Ok(true);
@@ -210,11 +302,21 @@ impl Member {
         mailbox.ring_later();
         Ok(false)
     }
+}
+
+impl Member {
+    fn homecoming_reason_is_old(&mut self) {
+        if self.is_away() && !self.reason.is_empty() && self.homecomings.is_empty() {
+            self.reason.clear();
+        }
+    }
 
     /// Makes room for a large call in the standing deputy; it goes on afterwards.
     fn make_room(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
-        let mut injection = self.injection(stopped)?.0;
-        let made = self.mailbox.as_mut().map_or(Ok(()), |mailbox| mailbox.grow(&mut injection, size));
+        let tid = HomePid(stopped.pid());
+        let (mut injection, reserve) = self.injection(stopped)?;
+        let mailbox = self.thread(tid)?.mailbox.as_mut();
+        let made = mailbox.map_or(Ok(()), |mailbox| mailbox.grow(&mut injection, reserve, size));
         let stopped = injection.finish()?;
         self.go_on(stopped).and(made)
     }
@@ -246,17 +348,40 @@ impl Member {
                     handler.fill(0);
                 }
             }
-            // The child's memory and ids are the guest's affair; here it is a plain child.
-            libc::SYS_clone | libc::SYS_vfork | libc::SYS_fork => {
+            // Its stack and its words for its number are the guest's affair.
+            libc::SYS_clone if is_thread(call) => {
+                let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND;
+                let flags = shared | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+                call.args = [const { Arg::Value(0) }; 6];
+                call.args[0] = Arg::Value(flags as u64);
+            }
+            // The child's memory and ids are too. Here it is a child with what concerns the system: whose it is, what
+            // it shares, the signal of its end.
+            libc::SYS_clone => {
+                let away = libc::CLONE_VM
+                    | libc::CLONE_VFORK
+                    | libc::CLONE_SETTLS
+                    | libc::CLONE_PARENT_SETTID
+                    | libc::CLONE_CHILD_SETTID
+                    | libc::CLONE_CHILD_CLEARTID
+                    | libc::CLONE_UNTRACED;
+                let [flags, stack, _pidfd, child_tid, tls, _] = &mut call.args;
+                if let Arg::Value(flags) = flags {
+                    *flags &= u64::from(u32::MAX) & !u64::from(away.cast_unsigned());
+                }
+                for other in [stack, child_tid, tls] {
+                    *other = Arg::Value(0);
+                }
+            }
+            libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
                 call.nr = libc::SYS_fork as u32;
                 call.args = [const { Arg::Value(0) }; 6];
             }
             // Any address will do: the mapping only holds the file for the way home.
             libc::SYS_mmap => {
-                call.args[0] = Arg::Value(Reserve::AREA + (2 << 32) + self.holders);
-                if let Arg::Value(length) = call.args[1] {
-                    self.holders = (self.holders + length.next_multiple_of(1 << 20)) % (1 << 40);
-                }
+                let all = self.holders.iter().copied().chain(self.holders_to_be());
+                let mebibytes: u64 = all.map(|(start, end)| ((end - start) >> 20) + 1).sum();
+                call.args[0] = Arg::Value(HOLDERS + ((mebibytes % (1 << 20)) << 20));
                 if let Arg::Value(flags) = &mut call.args[3] {
                     *flags &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
                 }
@@ -265,30 +390,83 @@ impl Member {
         }
     }
 
-    /// The file of a mapping that the deputy has just made; and the mapping, if the file is mapped elsewhere as
-    /// well: once is enough.
-    fn mapped(&mut self, at: u64, request: &CallRequest) -> (Option<FileRef>, Option<(u64, u64)>) {
-        let Ok(maps) = procfs::maps(self.pid.0) else { return (None, None) };
-        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && m.inode != 0) else {
+    /// Where mappings are just being made that hold files for the way home, or are there and not known yet.
+    pub(crate) fn holders_to_be(&self) -> impl Iterator<Item = (u64, u64)> {
+        let calls = self.threads.values().filter_map(|thread| Some(&thread.current.as_ref()?.request.call));
+        calls.filter(|call| i64::from(call.nr) == libc::SYS_mmap).filter_map(|call| match call.args {
+            [Arg::Value(at), Arg::Value(length), ..] => Some((at, at.saturating_add(length))),
+            _ => None,
+        })
+    }
+
+    /// Opens shared memory that it maps.
+    fn open_object(&self, id: ObjectId) -> std::io::Result<std::fs::File> {
+        let maps = procfs::maps(self.memory.pid()).map_err(std::io::Error::other)?;
+        let mapping = maps.iter().find(|m| m.shared && object::id(m) == id);
+        self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
+    }
+
+    /// The file of a mapping that the deputy has just made; and the mapping, if another holds the file as well: once is
+    /// enough.
+    fn mapped(&mut self, at: u64, request: &CallRequest) -> (Option<Mapped>, Option<(u64, u64)>) {
+        let Ok(maps) = procfs::maps(self.memory.pid()) else { return (None, None) };
+        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous()) else {
+            tracing::warn!(pid = %self.pid, at, "what it maps away is not seen here");
             return (None, None);
         };
-        let same = |m: &&procfs::Mapping| (m.device, m.inode) == (mapping.device, mapping.inode);
-        let surplus = match request.call.args[1] {
-            Arg::Value(length) if maps.iter().filter(same).count() > 1 => Some((at, length)),
-            _ => None,
+        let held = maps.iter().any(|m| {
+            (m.device, m.inode) == (mapping.device, mapping.inode)
+                && self.holders.iter().any(|(start, end)| m.start < *end && *start < m.end)
+        });
+        // Memory without a file that nobody has yet, but for this process, to share with children.
+        const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
+        if matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
+            self.files.objects.insert(object::id(mapping));
+        }
+        if !self.files.is_live(mapping) {
+            self.files.mapped(mapping);
+        }
+        let mapped = match self.files.identify(mapping) {
+            Ok(file) => Some(file.map_or(Mapped::Zero, Mapped::File)),
+            Err(why) => {
+                tracing::warn!(pid = %self.pid, %why, "a file that it maps away cannot be read");
+                None
+            }
         };
-        (self.files.identify(mapping).ok(), surplus)
+        let Arg::Value(length) = request.call.args[1] else { return (mapped, None) };
+        if held || mapped == Some(Mapped::Zero) {
+            return (mapped, Some((at, length)));
+        }
+        self.holders.push((at, at + length.next_multiple_of(PAGE)));
+        (mapped, None)
+    }
+}
+
+/// Whether this clone is to make a thread.
+pub(crate) fn is_thread(call: &tern_syscall::Call) -> bool {
+    let wanted = libc::CLONE_THREAD as u64;
+    i64::from(call.nr) == libc::SYS_clone && matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0)
+}
+
+/// Whether this call is to make a child that runs in its parent's memory.
+fn lends_memory(call: &tern_syscall::Call) -> bool {
+    let wanted = libc::CLONE_VM as u64;
+    match i64::from(call.nr) {
+        libc::SYS_vfork => true,
+        libc::SYS_clone => matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0),
+        _ => false,
     }
 }
 
 /// Whether a call is done at home and where the program runs as well.
 fn has_two_parts(nr: u32) -> bool {
     let two = [libc::SYS_mmap, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn];
-    let forks = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_vfork];
+    let forks = [libc::SYS_clone3, libc::SYS_vfork];
     two.contains(&i64::from(nr)) || forks.contains(&i64::from(nr)) || forks_or_ends(nr)
 }
 
 fn forks_or_ends(nr: u32) -> bool {
     let nr = i64::from(nr);
-    [libc::SYS_fork, libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group].contains(&nr)
+    let ends = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group];
+    [libc::SYS_fork, libc::SYS_clone].contains(&nr) || ends.contains(&nr)
 }

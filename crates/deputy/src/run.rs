@@ -1,7 +1,9 @@
 //! The one loop of a home shim: it waits for guests, deputies, and its node.
 
 use crate::family::{Event, Family, Homed};
+use crate::ledger::Ledger;
 use crate::mailbox::Bell;
+use crate::member::Member;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tern_control::door::Door;
 use tern_control::shim::ShimStart;
+use tern_image::object::Objects;
 use tern_wire::Ephemeral;
 
 /// How often links are shown to be alive.
@@ -22,6 +25,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// # Errors
 /// If it cannot begin.
 pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
+    let ledger = Ledger::new(&start.run_dir);
     let mut family = Family {
         start,
         key: Arc::new(key),
@@ -33,7 +37,14 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         events: channel(),
         newborn: HashMap::new(),
         parked: Vec::new(),
+        contents: Vec::new(),
+        objects: Objects::default(),
+        inodes: HashMap::new(),
+        watch: None,
+        gate: None,
+        complete: None,
         homed: Vec::new(),
+        ledger,
         freeze: tern_migrate::fault::Freeze::wished(),
         empty_since: Instant::now(),
     };
@@ -42,6 +53,9 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
     while !family.is_over() {
         family.turn()?;
     }
+    // From now on nobody comes to us; what follows may take a while.
+    drop(family.door);
+    family.ledger.sweep();
     for peer in &mut family.peers {
         if let Some(link) = &mut peer.link {
             let _best_effort = link.drain(Instant::now() + Duration::from_secs(2));
@@ -67,8 +81,12 @@ impl Family {
         self.take_stops();
         self.take_messages();
         self.collect_ended();
+        self.see_who_opens();
         self.go_on_sending();
+        self.go_on_with_contents();
         self.ask_the_busy();
+        // Before a move goes on: who passes is seen then.
+        self.open_the_gate();
         self.unpark();
         self.keep_alive();
         Ok(())
@@ -76,9 +94,13 @@ impl Family {
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.bell.fd(), libc::POLLIN)];
+        fds.extend(self.watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
         let mut timeout = BEAT / 2;
         if !self.parked.is_empty() || self.members.values().any(|m| m.ask_again.is_some()) {
             timeout = Duration::from_millis(5);
+        }
+        if self.members.values().any(Member::waits_for_others) {
+            timeout = Duration::from_millis(1);
         }
         for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
             fds.push((

@@ -11,12 +11,13 @@
 use crate::blob;
 use crate::member::Member;
 use crate::space::HomeSpace;
+use tern_ids::HomePid;
 use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::Message;
 use tern_syscall::Interrupted;
 use tern_tracee::registers::{Registers, restart};
 use tern_tracee::stop::{Stop, Stopped};
-use tern_tracee::{Error, Memory, Result};
+use tern_tracee::{Error, Result};
 
 /// What is to be done with a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub(crate) fn judge(action: u64, signal: i32) -> Verdict {
 }
 
 impl Member {
-    /// Goes on from a stop of the deputy before a signal. A message for the guest is returned, to be sent
+    /// Goes on from a stop of a deputy thread before a signal. A message for the guest is returned, to be sent
     /// before anything else is.
     ///
     /// # Errors
@@ -56,12 +57,16 @@ impl Member {
             }
             Verdict::Ignored => self.go_on(stopped).map(|()| None),
             Verdict::Forward => {
-                let info = stopped.siginfo()?;
+                let tid = HomePid(stopped.pid());
+                let mut info = stopped.siginfo()?;
+                self.timed(&mut info);
                 let mut registers = stopped.registers()?;
-                if self.is_in_call(&registers) && restart::is(registers.rax.cast_signed()) {
+                if self.is_in_call(&registers) {
+                    // What its call returns belongs to this signal, also an EINTR or a count cut short: at the stop of
+                    // the next, which may be one that nobody will notice, the call is not to be made again.
                     registers.orig_rax = u64::MAX;
                     stopped.set_registers(&registers)?;
-                } else if self.is_before_call(&registers) {
+                } else if self.is_before_call(tid, &registers) {
                     // A call that has been asked for and not been begun: the program must take the signal first.
                     registers.rip = self.reserve.map_or(registers.rip, |r| r.start + blob::called());
                     (registers.rax, registers.orig_rax) = (restart::NOINTR.cast_unsigned(), u64::MAX);
@@ -74,14 +79,15 @@ impl Member {
                 {
                     action[0] = DEFAULT;
                 }
-                self.signals += 1;
-                self.unheard.push_back((self.signals, info));
-                Ok(Some(Message::Signal(self.signals, info.to_vec())))
+                let thread = self.thread(tid)?;
+                thread.signals += 1;
+                thread.unheard.push_back((thread.signals, info));
+                Ok(Some(Message::Signal(thread.signals, info.to_vec())))
             }
         }
     }
 
-    /// Has the standing deputy end by a signal that its program was killed by where it ran.
+    /// Has a standing deputy thread end the process by a signal that its program was killed by where it ran.
     ///
     /// # Errors
     /// If it is gone, or this is no signal.
@@ -93,14 +99,13 @@ impl Member {
         // Its own action may be to ignore it, or it may block it: the kernel forces a fault through both.
         let default = [DEFAULT; 4];
         self.actions[signal as usize - 1] = default;
+        let tid = stopped.pid();
         let (mut injection, reserve) = self.injection(stopped)?;
-        let memory = Memory::open(self.pid.0)?;
-        let mut space =
-            HomeSpace { injection: &mut injection, memory: &memory, scratch: reserve.room(), files: &[] };
-        tern_image::process::set_action(&mut space, &memory, reserve, signal as u64, &default)?;
+        let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &[]);
+        tern_image::process::set_action(&mut space, &self.memory, reserve, signal as u64, &default)?;
         let stopped = injection.finish()?;
         stopped.set_sigmask(stopped.sigmask()? & !(1 << (signal - 1)))?;
-        tern_tracee::pidfd::signal_thread(self.pid.0, self.pid.0, signal)?;
+        tern_tracee::pidfd::signal_thread(self.pid.0, tid, signal)?;
         stopped.resume(0)
     }
 
@@ -110,10 +115,12 @@ impl Member {
     }
 
     /// Whether a stopped deputy has been asked for a call and has not begun it.
-    fn is_before_call(&self, registers: &Registers) -> bool {
-        let asked = self.current.is_some() && self.mailbox.as_ref().is_some_and(|m| !m.is_done());
-        let code = |start: u64| start..=start + blob::call_site();
-        asked && self.reserve.is_some_and(|r| code(r.start).contains(&registers.rip))
+    fn is_before_call(&self, tid: HomePid, registers: &Registers) -> bool {
+        let asked = self.threads.get(&tid).is_some_and(|thread| {
+            thread.current.is_some() && thread.mailbox.as_ref().is_some_and(|m| !m.is_done())
+        });
+        let at = self.reserve.and_then(|r| registers.rip.checked_sub(r.start));
+        asked && at.is_some_and(blob::is_between_calls)
     }
 
     /// Lets a deputy go on from a stop of which its program must not notice anything. Most interrupted calls
@@ -127,17 +134,21 @@ impl Member {
             return stopped.listen();
         }
         let mut registers = stopped.registers()?;
-        if self.is_in_call(&registers)
-            && let Some(current) = &mut self.current
+        let in_call = self.is_in_call(&registers) && registers.call().is_some();
+        let thread = self.thread(HomePid(stopped.pid()))?;
+        if in_call
+            && let Some(current) = &mut thread.current
             && let Some(partial) = tern_migrate::partial::rest(&mut registers, current.partial)
         {
             current.partial = Some(partial);
+            let receives = i64::from(current.request.call.nr) == libc::SYS_recvmmsg;
+            let stopped = if receives { self.forget_interruption(stopped, registers.rdi)? } else { stopped };
             stopped.set_registers(&registers)?;
             return stopped.resume(0);
         }
-        if self.is_in_call(&registers)
+        if in_call
             && registers.rax.cast_signed() == -i64::from(libc::EINTR)
-            && let (Some(current), Some(mailbox)) = (&mut self.current, &mut self.mailbox)
+            && let (Some(current), Some(mailbox)) = (&mut thread.current, &mut thread.mailbox)
             && fails_when_interrupted(current.request.call.nr)
         {
             let mut call = current.request.call.clone();
@@ -152,6 +163,22 @@ impl Member {
             }
         }
         stopped.resume(0)
+    }
+}
+
+impl Member {
+    /// A recvmmsg that was interrupted after its first message has left the interruption with its socket, as the error of
+    /// the next call. Has the deputy ask for that, so that the rest does not get it.
+    fn forget_interruption(&mut self, stopped: Stopped, socket: u64) -> Result<Stopped> {
+        // The blob has a stack, and uses none.
+        let value = stopped.registers()?.rsp - 128;
+        let length = value + 8;
+        self.memory.write(length, &4u32.to_le_bytes())?;
+        let mut injection = self.injection(stopped)?.0;
+        let (level, option) = (libc::SOL_SOCKET as u64, libc::SO_ERROR as u64);
+        let _no_socket_any_more =
+            injection.call(libc::SYS_getsockopt, [socket, level, option, value, length, 0])?;
+        injection.finish()
     }
 }
 

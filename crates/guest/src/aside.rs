@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request, stream};
-use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a peer may take to prove who it is.
@@ -27,7 +27,7 @@ pub enum Event {
     /// The caller of this number has proven who he is.
     Came(u64, Box<Link>),
     /// The next node of a guest that is to depart was reached, or not; why.
-    Reached(HomePid, MigrationId, Result<Box<Link>, String>),
+    Reached(HomePid, Epoch, Result<Box<Link>, String>),
     /// Home was asked, and these lives are over there.
     Over(Vec<(HomePid, Epoch)>),
 }
@@ -87,25 +87,18 @@ impl Aside {
     }
 
     /// Connects to the next node of a guest that is to depart.
-    pub fn reach(
-        &self,
-        pid: HomePid,
-        migration: MigrationId,
-        address: String,
-        shim: ShimId,
-        peer: Fingerprint,
-    ) {
+    pub fn reach(&self, pid: HomePid, life: Epoch, address: String, shim: ShimId, peer: Fingerprint) {
         let key = Arc::clone(&self.key);
         let reach = move || {
             let link = tern_wire::pinned_client(&key, peer).map_err(|e| e.to_string()).and_then(|tls| {
                 Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE)
                     .map_err(|e| e.to_string())
             });
-            Some(Event::Reached(pid, migration, link.map(Box::new)))
+            Some(Event::Reached(pid, life, link.map(Box::new)))
         };
         if !self.begin(None, reach) {
             let none = Err("this node has no room for a thread".into());
-            let _we_hold_the_other_end = self.events.0.send(Event::Reached(pid, migration, none));
+            let _we_hold_the_other_end = self.events.0.send(Event::Reached(pid, life, none));
         }
     }
 

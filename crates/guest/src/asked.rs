@@ -1,13 +1,15 @@
 //! What the node wants of a guest shim, and who connects to it.
 
 use crate::aside::Event;
-use crate::family::Family;
-use crate::member::{Member, State};
+use crate::family::{Family, Source};
+use crate::member::{Member, Process, State};
+use crate::thread::Thread;
 use std::time::{Duration, Instant};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
 use tern_ids::HomePid;
 use tern_migrate::message::{Inbox, Message, send};
+use tern_syscall::{Route, Special, route};
 use tern_tracee::procfs;
 use tern_wire::Link;
 
@@ -38,9 +40,9 @@ impl Family {
     fn put_down(&mut self, why: &str) {
         for pid in self.members.keys().copied().collect::<Vec<_>>() {
             tracing::warn!(%pid, why, "a guest is ended");
-            let word = match self.members.get(&pid) {
+            let word = match self.members.get(&pid).map(|m| &m.process) {
                 // It may still begin where it comes from.
-                Some(Member { state: State::Arriving(_), epoch, .. }) => {
+                Some(Process { state: State::Arriving(_), epoch, .. }) => {
                     Message::Declined(*epoch, why.to_owned())
                 }
                 _ => Message::PutDown(why.to_owned()),
@@ -53,37 +55,38 @@ impl Family {
         }
     }
 
-    pub(crate) fn rows(&self) -> Vec<ProcessRow> {
-        let usage = |m: &Member| {
-            let demand = m.meter.demand();
+    pub(crate) fn rows(&mut self) -> Vec<ProcessRow> {
+        let usage = |m: &mut Member| {
+            let demand = m.demand();
             Usage { memory: demand.memory, waited_seconds: demand.waited as f64 / 1e9, ..Usage::default() }
         };
-        let row = |m: &Member| ProcessRow {
-            pid: m.pid,
-            uid: self.identity.0,
+        let (uid, from) = (self.identity.0, Some(self.home_node));
+        let row = |m: &mut Member| ProcessRow {
+            pid: m.process.pid,
+            uid,
             r#where: None,
-            from: Some(self.home_node),
-            state: match m.state {
-                State::Arriving(_) | State::Departing(_) | State::Frozen(_) => "migrating",
-                State::Held(_) => "suspended",
-                _ => "running",
+            from,
+            state: match m.process.state {
+                State::Arriving(_) | State::Departing(_) | State::Frozen => "migrating",
+                State::Running if m.process.held => "suspended",
+                State::Running => "running",
             }
             .into(),
-            cpu_seconds: procfs::stat(m.host).map_or(0.0, |s| s.cpu_seconds()),
-            migrations: u32::try_from(m.epoch.0).unwrap_or(u32::MAX),
-            reason: m.open.as_ref().and_then(|o| o.homeward.clone()).unwrap_or_default(),
+            cpu_seconds: procfs::stat(m.process.host).map_or(0.0, |s| s.cpu_seconds()),
+            migrations: u32::try_from(m.process.epoch.0).unwrap_or(u32::MAX),
+            reason: m.homeward().unwrap_or_default().to_owned(),
             command: m.command(),
             usage: usage(m),
             started: None,
         };
-        self.members.values().map(row).collect()
+        self.members.values_mut().map(row).collect()
     }
 
     pub(crate) fn take_events(&mut self) {
         for event in self.aside.events() {
             match event {
                 Event::Came(caller, link) => self.connected(caller, *link),
-                Event::Reached(pid, migration, link) => self.reached(pid, migration, link),
+                Event::Reached(pid, life, link) => self.reached(pid, life, link),
                 Event::Over(lives) => self.over(&lives),
             }
         }
@@ -91,7 +94,7 @@ impl Family {
 
     pub(crate) fn connected(&mut self, caller: u64, link: Link) {
         if link.peer_fingerprint() != self.accept.first().copied() {
-            self.sources.push((link, Inbox::default()));
+            self.sources.push(Source { link, inbox: Inbox::default(), brings: None });
             return;
         }
         if caller < self.home_came {
@@ -112,21 +115,43 @@ impl Family {
         }
     }
 
-    /// Tells home, on a new link, where a guest stands, and asks again for what is open.
+    /// Tells home, on a new link, where the threads of a guest stand, and asks again for what is open.
     pub(crate) fn present(&mut self, pid: HomePid) {
         let (Some(member), Some(home)) = (self.members.get_mut(&pid), self.home.as_mut()) else { return };
-        if matches!(member.state, State::Arriving(_)) {
+        let Member { process, threads } = member;
+        if matches!(process.state, State::Arriving(_)) {
             // Home has given this migration up when the link broke.
             self.end(pid);
             return;
         }
-        if let State::Dying { told, .. } = &mut member.state {
+        if let Some(dying) = &mut process.dying {
             // It may have been said into a link that was cut.
+            dying.told = false;
+        }
+        if let Some((_, told)) = &mut process.homesick {
             *told = false;
         }
-        let told = send(home, pid, &Message::Present(member.epoch, member.talk.signals), &[]);
-        let asked = member.ask_again(Some(home));
-        if told.is_err() || asked.is_err() {
+        // By the first thread home knows that it has heard of all, so it comes last, also if it has ended.
+        let others = threads.values().filter(|t| t.tid != pid && !t.ending);
+        let mut said: Vec<(HomePid, u64)> = others.map(|t| (t.tid, t.talk.signals)).collect();
+        said.push((pid, threads.get(&pid).map_or(0, |first| first.talk.signals)));
+        // What is asked again about a timer is answered by what has been used until now.
+        let mut used = vec![(process.pid, Message::Used(process.meter.used(), process.demand))];
+        let asks = |thread: &&mut Thread| {
+            let trap = thread.open.as_ref().map(|open| open.trap);
+            trap.is_some_and(|trap| route(trap.nr, &trap.args) == Route::Both(Special::CpuTimer))
+        };
+        let asking = threads.values_mut().filter(asks);
+        used.extend(asking.map(|thread| (thread.tid, Message::ThreadUsed(thread.meter.used()))));
+        let mut used = used.into_iter().map(|(tag, used)| send(home, tag, &used, &[]));
+        let cut = used.any(|sent| sent.is_err());
+        let mut told = said
+            .into_iter()
+            .map(|(tid, signals)| send(home, tid, &Message::Present(process.epoch, signals), &[]));
+        let cut = cut
+            || told.any(|sent| sent.is_err())
+            || threads.values().any(|thread| thread.ask_again(process, Some(home)).is_err());
+        if cut {
             self.lose_home();
         }
     }

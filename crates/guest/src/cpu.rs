@@ -4,15 +4,17 @@
 //! and what calls cost at home. What this node's kernel counts is added here, where it is known to the nanosecond,
 //! to the sum of the lives before. None of the three ever goes back while the process is away, so their sum does not.
 
-use tern_migrate::{CpuTime, Demand};
+use tern_migrate::{CpuTime, usage};
 use tern_syscall::Outcome;
-use tern_tracee::cpu::{Counted, counted, waited};
-use tern_tracee::{Result, procfs};
+use tern_tracee::Result;
+use tern_tracee::cpu::{Counted, counted, counted_thread};
 
-/// Counts one guest's CPU time.
+/// Counts the CPU time of one guest, or of one of its threads.
 #[derive(Debug)]
 pub struct Meter {
-    host: i32,
+    process: i32,
+    /// A thread of it; else all of them, those that have ended among them.
+    thread: Option<i32>,
     /// Used away by the lives before this one.
     before: CpuTime,
     /// What had been counted when this life began: our work, not the program's.
@@ -27,12 +29,25 @@ impl Meter {
     /// # Errors
     /// If it is gone.
     pub fn begin(host: i32, before: CpuTime) -> Result<Self> {
-        Ok(Self { host, before, begun: counted(host)?, said: CpuTime::default() })
+        Ok(Self { process: host, thread: None, before, begun: counted(host)?, said: CpuTime::default() })
     }
 
-    /// What the process has used away, up to now. If the guest is gone, up to when it was asked last.
+    /// Begins to count for a thread of a guest, likewise.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn of_thread(process: i32, thread: i32, before: CpuTime) -> Result<Self> {
+        let begun = counted_thread(process, thread)?;
+        Ok(Self { process, thread: Some(thread), before, begun, said: CpuTime::default() })
+    }
+
+    /// What has been used away, up to now. If the guest is gone, up to when it was asked last.
     pub fn used(&mut self) -> CpuTime {
-        if let Ok(now) = counted(self.host) {
+        let now = match self.thread {
+            Some(thread) => counted_thread(self.process, thread),
+            None => counted(self.process),
+        };
+        if let Ok(now) = now {
             let less = |now: u64, begun: u64| now.saturating_sub(begun);
             let life = Counted {
                 total: less(now.total, self.begun.total),
@@ -43,11 +58,48 @@ impl Meter {
         }
         self.before.and(self.said)
     }
+}
 
-    /// What else the guest asks of this node; nothing if it is gone.
-    pub fn demand(&self) -> Demand {
-        let memory = procfs::stat(self.host).map_or(0, |stat| stat.resident());
-        Demand { waited: waited(self.host).unwrap_or_default(), memory }
+/// Whose CPU time a call asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// All of the process that makes it.
+    Process,
+    /// Of the thread that makes it.
+    Caller,
+    /// Of the thread of this number, as the caller sees it, if it is one of its process.
+    Thread(i32),
+}
+
+/// Whose CPU time `times`, `getrusage` or `clock_gettime` with these arguments asks for; nothing if another process's.
+#[must_use]
+pub fn whose(nr: u32, args: &[u64; 6], own_pid: i32) -> Option<Whose> {
+    match (i64::from(nr), args[0] as i32) {
+        (libc::SYS_times, _) | (libc::SYS_getrusage, libc::RUSAGE_SELF) => Some(Whose::Process),
+        (libc::SYS_getrusage, libc::RUSAGE_THREAD) => Some(Whose::Caller),
+        (libc::SYS_clock_gettime, clock) => whose_clock(clock, own_pid),
+        _ => None,
+    }
+}
+
+/// Whose CPU time a clock counts; nothing if another process's, or none.
+#[must_use]
+pub fn whose_clock(clock: i32, own_pid: i32) -> Option<Whose> {
+    /// In the number of a clock: it is a thread's.
+    const THREAD: i32 = 4;
+    match clock {
+        libc::CLOCK_PROCESS_CPUTIME_ID => return Some(Whose::Process),
+        libc::CLOCK_THREAD_CPUTIME_ID => return Some(Whose::Caller),
+        // The last two bits say what is counted; with both it is a device.
+        _ if clock >= 0 || clock & 3 == 3 => return None,
+        _ => {}
+    }
+    // The number of the process or thread, inverted, and three bits.
+    match (clock & THREAD != 0, !(clock >> 3)) {
+        (true, 0) => Some(Whose::Caller),
+        (true, tid) => Some(Whose::Thread(tid)),
+        (false, pid) if pid == 0 || pid == own_pid => Some(Whose::Process),
+        (false, _) => None,
     }
 }
 
@@ -62,62 +114,21 @@ fn split(counted: Counted, said: CpuTime) -> CpuTime {
     CpuTime { user: total - system, system }
 }
 
-/// Adds what a process has used away to what home's kernel has answered for it: `times`, `getrusage` or
-/// `clock_gettime` with these arguments. What they say of others stays as it is.
-pub fn add(nr: u32, args: &[u64; 6], own_pid: i32, used: CpuTime, outcome: &mut Outcome) {
-    const TICK: u64 = 10_000_000;
+/// Adds what was used away to what home's kernel has answered for it ([`whose`]) to this call.
+pub fn add(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &mut Outcome) {
     let Some(out) = outcome.outs.first_mut() else { return };
     match i64::from(nr) {
-        libc::SYS_times => {
-            // Clock ticks: user, system, and both of the children.
-            for (at, part) in [(0, used.user), (8, used.system)] {
-                add_word(out, at, part / TICK);
-            }
-        }
-        libc::SYS_getrusage if matches!(args[0] as i32, libc::RUSAGE_SELF | libc::RUSAGE_THREAD) => {
-            add_time(out, 0, 1_000_000, used.user / 1000);
-            add_time(out, 16, 1_000_000, used.system / 1000);
-        }
+        // Those of the children, behind it, home has answered for.
+        libc::SYS_times => usage::add_ticks(out, 0, used),
+        libc::SYS_getrusage => usage::add_to(out, used),
         libc::SYS_clock_gettime => {
-            if let Some(part) = of_clock(args[0] as i32, own_pid, used) {
-                add_time(out, 0, 1_000_000_000, part);
-            }
+            let clock = args[0] as i32;
+            // PROF, VIRT, SCHED: user and system, user, the exact sum.
+            let part = if clock < 0 && clock & 3 == 1 { used.user } else { used.total() };
+            usage::add_nanoseconds(out, part);
         }
         _ => {}
     }
-}
-
-/// What of it a CPU clock counts; nothing if the clock is another process's.
-fn of_clock(clock: i32, own_pid: i32, used: CpuTime) -> Option<u64> {
-    if matches!(clock, libc::CLOCK_PROCESS_CPUTIME_ID | libc::CLOCK_THREAD_CPUTIME_ID) {
-        return Some(used.total());
-    }
-    // The number of a clock of a given process: its pid, inverted, and three bits that say what is counted.
-    let pid = !(clock >> 3);
-    match clock & 3 {
-        _ if clock >= 0 || (pid != 0 && pid != own_pid) => None,
-        1 => Some(used.user),
-        0 | 2 => Some(used.total()),
-        _ => None,
-    }
-}
-
-fn word(bytes: &mut [u8], at: usize) -> Option<&mut [u8; 8]> {
-    bytes.get_mut(at..at + 8)?.try_into().ok()
-}
-
-fn add_word(bytes: &mut [u8], at: usize, more: u64) {
-    if let Some(word) = word(bytes, at) {
-        *word = u64::from_le_bytes(*word).wrapping_add(more).to_le_bytes();
-    }
-}
-
-/// Adds to seconds and a part of a second, which both take a word.
-fn add_time(bytes: &mut [u8], at: usize, parts: u64, more: u64) {
-    let Some(part) = word(bytes, at + 8) else { return };
-    let sum = u64::from_le_bytes(*part).saturating_add(more % parts);
-    *part = (sum % parts).to_le_bytes();
-    add_word(bytes, at, more / parts + sum / parts);
 }
 
 #[cfg(test)]
@@ -145,7 +156,10 @@ mod tests {
         let used = CpuTime { user: 2 * SECOND + 700_000_000, system: 300_000_000 };
         let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let mut outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(bytes)] };
-        add(nr as u32, &[first, 0, 0, 0, 0, 0], 4711, used, &mut outcome);
+        let args = [first, 0, 0, 0, 0, 0];
+        if whose(nr as u32, &args, 4711).is_some() {
+            add(nr as u32, &args, used, &mut outcome);
+        }
         outcome.outs[0].chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect()
     }
 
@@ -163,13 +177,48 @@ mod tests {
 
     #[test]
     fn clocks_of_others_are_left_alone() {
+        let clock = |pid: i32, kind: i32| whose_clock((!pid << 3) | kind, 4711);
+        assert_eq!(clock(4711, 2), Some(Whose::Process));
+        assert_eq!(clock(0, 2), Some(Whose::Process));
+        assert_eq!(clock(4711, 1), Some(Whose::Process));
+        assert_eq!(clock(4712, 2), None);
+        assert_eq!(clock(4711, 3), None, "a device");
+        assert_eq!(clock(0, 6), Some(Whose::Caller));
+        assert_eq!(clock(4712, 6), Some(Whose::Thread(4712)));
+        assert_eq!(clock(4712, 7), None, "a device");
+        assert_eq!(whose_clock(libc::CLOCK_MONOTONIC, 4711), None);
+        let usage = |of: i32| whose(libc::SYS_getrusage as u32, &[of as u64, 0, 0, 0, 0, 0], 4711);
+        assert_eq!(usage(libc::RUSAGE_THREAD), Some(Whose::Caller));
+        assert_eq!(usage(libc::RUSAGE_CHILDREN), None);
+    }
+
+    #[test]
+    fn a_clock_of_user_time_grows_by_that_alone() {
         let used = CpuTime { user: 5, system: 2 };
-        let clock = |pid: i32, kind: i32| (!pid << 3) | kind;
-        assert_eq!(of_clock(clock(4711, 2), 4711, used), Some(7));
-        assert_eq!(of_clock(clock(0, 6), 4711, used), Some(7));
-        assert_eq!(of_clock(clock(4711, 1), 4711, used), Some(5));
-        assert_eq!(of_clock(clock(4712, 2), 4711, used), None);
-        assert_eq!(of_clock(clock(4711, 3), 4711, used), None, "a device");
-        assert_eq!(of_clock(libc::CLOCK_MONOTONIC, 4711, used), None);
+        let grown = |kind: i32| {
+            let mut outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![0; 16])] };
+            let clock = (!4711 << 3) | kind;
+            add(libc::SYS_clock_gettime as u32, &[clock as u64, 0, 0, 0, 0, 0], used, &mut outcome);
+            outcome.outs[0][8]
+        };
+        assert_eq!([0, 1, 2, 5, 6].map(grown), [7, 5, 7, 5, 7]);
+    }
+
+    #[test]
+    fn a_thread_s_time_is_part_of_its_process() {
+        let me = std::process::id() as i32;
+        let mut process = Meter::begin(me, CpuTime::default()).unwrap();
+        let before = CpuTime { user: SECOND, system: 0 };
+        let used = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            let mut own = Meter::of_thread(me, tid, before).unwrap();
+            let mut sum = 0u64;
+            while own.used().total() < SECOND + 20_000_000 {
+                sum = (0..10_000).fold(sum, std::hint::black_box(u64::wrapping_add));
+            }
+            own.used().total() - SECOND
+        });
+        let used = used.join().unwrap();
+        assert!(process.used().total() >= used, "it has ended, and counts");
     }
 }

@@ -1,31 +1,40 @@
 //! Guests go home or onward, or stay after all.
 
+use crate::company::Company;
 use crate::depart::{Departing, Going};
 use crate::family::Family;
 use crate::forward::Failed;
 use crate::member::{Member, State};
+use std::collections::HashSet;
 use std::time::Instant;
-use tern_ids::{HomePid, MigrationId};
-use tern_migrate::message::{Arrived, Departure, Inbox, Message};
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::message::{Arrived, Departure, Inbox, Message, send};
 use tern_migrate::source::{SendError, Sending};
-use tern_tracee::stop::Stopped;
 use tern_wire::Link;
 
 impl Family {
     pub(crate) fn depart(&mut self, pid: HomePid, departure: &Departure) -> Result<(), Failed> {
+        if let Departure::Home { together, .. } = departure
+            && let Some(State::Departing(departing)) =
+                self.members.get_mut(&pid).map(|m| &mut m.process.state)
+        {
+            // One of them has forked meanwhile.
+            departing.together.clone_from(together);
+            return Ok(());
+        }
         match departure {
-            Departure::Home(_) => self.set_off(pid, departure.clone(), None),
-            Departure::Onward { migration, address, shim, fingerprint } => {
+            Departure::Home { .. } => self.set_off(pid, departure.clone(), None),
+            Departure::Onward { life, address, shim, fingerprint } => {
                 self.setting_off.insert(pid, departure.clone());
-                self.aside.reach(pid, *migration, address.clone(), *shim, *fingerprint);
+                self.aside.reach(pid, *life, address.clone(), *shim, *fingerprint);
                 Ok(())
             }
         }
     }
 
-    /// The next node of a guest has been reached, or not. The migration may be off by now, or begun anew.
-    pub(crate) fn reached(&mut self, pid: HomePid, migration: MigrationId, link: Result<Box<Link>, String>) {
-        let this = |d: &Departure| matches!(d, Departure::Onward { migration: m, .. } if *m == migration);
+    /// The next node of a guest has been reached, or not. It may not be to go there any more, or as another life.
+    pub(crate) fn reached(&mut self, pid: HomePid, life: Epoch, link: Result<Box<Link>, String>) {
+        let this = |d: &Departure| matches!(d, Departure::Onward { life: other, .. } if *other == life);
         if !self.setting_off.get(&pid).is_some_and(this) {
             return;
         }
@@ -49,25 +58,21 @@ impl Family {
         link: Option<Link>,
     ) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else {
-            self.tell(pid, &Message::Stayed("it is not here".into()));
+            self.tell(pid, &Message::Stayed("busy: it is being born".into()));
             return Ok(());
         };
-        let (mut dying, mut still) = (None, None);
-        match std::mem::replace(&mut member.state, State::Running) {
-            State::Held(stopped) => stopped.resume(0)?,
-            // It is to die at home: it goes as it stands, and makes its last instruction again there.
-            State::Dying { signal, stopped, .. } => (dying, still) = (Some(signal), Some(stopped)),
-            other => member.state = other,
-        }
-        let begun = match member.can_depart() {
-            true => self.begin_departure(pid, departure, link, dying, &mut still).map_err(|e| e.to_string()),
-            false => Err("busy: it is making a child".into()),
+        let begun = match member.movable() {
+            _ if !member.can_depart(matches!(departure, Departure::Home { .. })) => {
+                Err("busy: it is making a child".into())
+            }
+            Err(unmovable) => Err(unmovable.to_string()),
+            Ok(()) => self.begin_departure(pid, departure, link).map_err(|e| e.to_string()),
         };
         if let Err(why) = begun {
             self.tell(pid, &Message::Stayed(why));
-            if let (Some(member), Some(signal), Some(stopped)) = (self.members.get_mut(&pid), dying, still) {
+            if let Some(dying) = self.members.get_mut(&pid).and_then(|m| m.process.dying.as_mut()) {
                 // Home is told once more, and ends it as it is.
-                member.state = State::Dying { signal, told: false, stopped };
+                dying.told = false;
             }
         }
         Ok(())
@@ -78,24 +83,26 @@ impl Family {
         pid: HomePid,
         departure: Departure,
         mut link: Option<Link>,
-        dying: Option<i32>,
-        still: &mut Option<Stopped>,
     ) -> anyhow::Result<()> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        let source = member.prepare_departure(&self.cache, still.is_some())?;
+        let source = member.prepare_departure(&self.cache)?;
         let out = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
-        let mut going = Going { member, cache: &self.cache, stopped: still.take() };
-        let sending = Sending::begin(source, &mut going, out);
-        *still = going.stopped.take();
-        let (sending, stopped) = (sending?, still.take());
-        member.state = State::Departing(Box::new(Departing {
-            departure,
-            link,
-            sending,
-            stopped,
-            dying,
-            stirred: (Instant::now(), (0, 0, false)),
-        }));
+        let first = match &departure {
+            Departure::Home { migration, .. } => Message::Departing(*migration),
+            Departure::Onward { life, .. } => Message::Brings(*life),
+        };
+        send(out, pid, &first, &[])?;
+        let (company, carries) = (Company::none(), HashSet::new());
+        let going = &mut Going { member, cache: &self.cache, company, ready: false, carries };
+        let Some(sending) = Sending::begin(&mut Some(source), going, out)? else { return Ok(()) };
+        let stirred = (Instant::now(), (0, 0, false));
+        let together = match departure {
+            Departure::Home { together, .. } => together,
+            Departure::Onward { .. } => Vec::new(),
+        };
+        let carries = HashSet::new();
+        let departing = Departing { together, ready: false, carries, link, sending, stirred };
+        member.process.state = State::Departing(Box::new(departing));
         Ok(())
     }
 
@@ -104,38 +111,42 @@ impl Family {
         pid: HomePid,
         go: impl FnOnce(&mut Sending, &mut Going<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
-        let patience = self.patience();
+        let (patience, company) = (self.patience(), self.company(pid));
         let Some(member) = self.members.get_mut(&pid) else { return };
-        if !matches!(member.state, State::Departing(_)) {
+        if !matches!(member.process.state, State::Departing(_)) {
             return;
         }
-        let State::Departing(mut departing) = std::mem::replace(&mut member.state, State::Running) else {
-            return;
-        };
-        let mut going = Going { member, cache: &self.cache, stopped: departing.stopped.take() };
+        let state = std::mem::replace(&mut member.process.state, State::Running);
+        let State::Departing(mut departing) = state else { return };
+        let (ready, carries) = (departing.ready, std::mem::take(&mut departing.carries));
+        let mut going = Going { member, cache: &self.cache, company, ready, carries };
         let done = match departing.link.as_mut().or(self.home.as_mut()) {
             Some(link) => go(&mut departing.sending, &mut going, link),
             None => Err(tern_wire::LinkError::Closed.into()),
         };
-        departing.stopped = going.stopped.take();
-        match (done, departing.stopped.take()) {
-            (Ok(true), Some(stopped)) => {
-                member.state = State::Frozen(stopped);
+        (departing.ready, departing.carries) = (going.ready, going.carries);
+        match done {
+            Ok(true) => {
+                member.process.carried = departing.carries;
+                member.process.state = State::Frozen;
                 let leaving = |link| Leaving { pid, link, stirred: Instant::now(), unsent: 0 };
                 self.leaving.extend(departing.link.take().map(leaving));
             }
-            (Ok(_), stopped) => {
-                departing.stopped = stopped;
+            Ok(false) => {
                 let silent = departing.silent() > patience;
-                member.state = State::Departing(departing);
+                member.process.state = State::Departing(departing);
                 if silent {
                     self.stay(pid, Some("the next node takes nothing".into()));
                 }
             }
-            (Err(error), stopped) => {
-                departing.stopped = stopped;
-                member.state = State::Departing(departing);
+            Err(error) => {
+                member.process.state = State::Departing(departing);
                 self.stay(pid, Some(error.to_string()));
+                if let SendError::Process(error) = error
+                    && error.is_gone()
+                {
+                    self.failed(pid, &error.into());
+                }
             }
         }
     }
@@ -148,7 +159,9 @@ impl Family {
     pub(crate) fn take_from_next(&mut self) {
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
-            while let Some(State::Departing(departing)) = self.members.get_mut(&pid).map(|m| &mut m.state) {
+            while let Some(State::Departing(departing)) =
+                self.members.get_mut(&pid).map(|m| &mut m.process.state)
+            {
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
                     Ok(Some(frame)) => match Inbox::default().take(frame) {
@@ -165,8 +178,8 @@ impl Family {
     }
 
     pub(crate) fn go_on_departing(&mut self) {
-        let departing = |m: &&Member| matches!(m.state, State::Departing(_));
-        let pids: Vec<HomePid> = self.members.values().filter(departing).map(|m| m.pid).collect();
+        let departing = |m: &&Member| matches!(m.process.state, State::Departing(_));
+        let pids: Vec<HomePid> = self.members.values().filter(departing).map(|m| m.process.pid).collect();
         for pid in pids {
             self.with_departing(pid, |sending, going, link| sending.advance(going, link));
         }
@@ -178,7 +191,7 @@ impl Family {
         let mut failed = Vec::new();
         let (members, patience) = (&self.members, self.patience());
         self.leaving.retain_mut(|leaving| {
-            if !members.get(&leaving.pid).is_some_and(|m| matches!(m.state, State::Frozen(_))) {
+            if !members.get(&leaving.pid).is_some_and(|m| matches!(m.process.state, State::Frozen)) {
                 return false;
             }
             let why = match leaving.go_on() {
@@ -204,23 +217,16 @@ impl Family {
             self.tell(pid, &Message::Stayed(why.clone()));
         }
         let Some(member) = self.members.get_mut(&pid) else { return };
-        if !matches!(member.state, State::Departing(_)) {
+        if !matches!(member.process.state, State::Departing(_)) {
             return;
         }
-        let State::Departing(departing) = std::mem::replace(&mut member.state, State::Running) else {
-            return;
-        };
-        match (departing.stopped, departing.dying) {
-            (Some(stopped), Some(signal)) => {
-                member.state = State::Dying { signal, told: false, stopped };
-            }
-            (Some(stopped), None) => {
-                let _gone = stopped.resume(0);
-            }
-            (None, _) => {}
-        }
+        // Threads that stand for it go on, if there is no other reason.
+        let gone = member.live_on();
         if let Some(why) = why {
             self.tell(pid, &Message::Stayed(why));
+        }
+        if let Err(error) = gone {
+            self.failed(pid, &error.into());
         }
     }
 }

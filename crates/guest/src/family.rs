@@ -13,8 +13,18 @@ use tern_control::shim::ShimStart;
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 use tern_image::content::Cache;
 use tern_migrate::message::{Departure, Inbox, Machine, Message, send};
+use tern_tracee::procfs;
 use tern_tracee::stop::{self, Change};
 use tern_wire::Link;
+
+/// A node from which a guest comes that goes onward.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) link: Link,
+    pub(crate) inbox: Inbox,
+    /// Whom it brings, and as which life.
+    pub(crate) brings: Option<(HomePid, Epoch)>,
+}
 
 /// The away half of one family on one node.
 #[derive(Debug)]
@@ -31,8 +41,7 @@ pub(crate) struct Family {
     /// Home's shim, once it has offered something, and when its node was last asked for it.
     pub(crate) home_shim: Option<ShimId>,
     pub(crate) asked: Instant,
-    /// From a source on an onward journey.
-    pub(crate) sources: Vec<(Link, Inbox)>,
+    pub(crate) sources: Vec<Source>,
     /// Guests whose next node is being reached, and where they are to go.
     pub(crate) setting_off: HashMap<HomePid, Departure>,
     /// To the next nodes of guests that have been sent off.
@@ -45,7 +54,11 @@ pub(crate) struct Family {
     pub(crate) machine: Machine,
     pub(crate) clocks: Clocks,
     pub(crate) members: HashMap<HomePid, Member>,
-    pub(crate) by_host: HashMap<i32, HomePid>,
+    /// Threads by their numbers here: the process and the thread, as home numbers them. So too processes that arrive,
+    /// and those whose first thread has ended.
+    pub(crate) by_host: HashMap<i32, (HomePid, HomePid)>,
+    /// The processes of threads.
+    pub(crate) by_home: HashMap<HomePid, HomePid>,
     /// Since when there has been no guest.
     pub(crate) empty_since: Instant,
     /// There has been a guest: when the last is gone, so are we.
@@ -56,11 +69,32 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    pub(crate) fn tell(&mut self, pid: HomePid, message: &Message) {
+    /// Says something to home, about a process or one of its threads.
+    pub(crate) fn tell(&mut self, tag: HomePid, message: &Message) {
         let Some(home) = &mut self.home else { return };
-        if send(home, pid, message, &[]).is_err() {
+        if send(home, tag, message, &[]).is_err() {
             self.lose_home();
         }
+    }
+
+    /// From now on a thread is known by its numbers at home and here.
+    pub(crate) fn note(&mut self, pid: HomePid, tid: HomePid, host: i32) {
+        self.by_host.insert(host, (pid, tid));
+        self.by_home.insert(tid, pid);
+    }
+
+    /// And now no more.
+    pub(crate) fn forget(&mut self, tid: HomePid, host: i32) {
+        if let Some((pid, _)) = self.by_host.remove(&host)
+            && self.by_home.get(&tid) == Some(&pid)
+        {
+            self.by_home.remove(&tid);
+        }
+    }
+
+    /// The guest whose thread has this number at home.
+    pub(crate) fn of_thread(&self, tid: HomePid) -> Option<HomePid> {
+        self.by_home.get(&tid).copied()
     }
 
     pub(crate) fn lose_home(&mut self) {
@@ -71,7 +105,7 @@ impl Family {
         self.setting_off.clear();
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
-            match self.members.get(&pid).map(|m| &m.state) {
+            match self.members.get(&pid).map(|m| &m.process.state) {
                 Some(State::Arriving(_)) => self.end(pid),
                 Some(State::Departing(_)) => self.stay(pid, None),
                 _ => {}
@@ -85,9 +119,9 @@ impl Family {
                 tracing::warn!(%error, "the link to home is cut");
                 self.lose_home();
             }
-            Failed::Guest(error) => {
-                // If it was killed, its end is reported by its own stop.
-                if !error.is_gone() {
+            Failed::Guest(_) | Failed::Unmovable(_) => {
+                // Whoever has found it gone may have taken its end from the kernel already, so that nobody else will.
+                if self.members.contains_key(&pid) {
                     tracing::error!(%pid, %error, "a guest cannot go on here");
                     self.tell(pid, &Message::Died(libc::SIGKILL));
                     self.end(pid);
@@ -96,25 +130,31 @@ impl Family {
         }
     }
 
-    /// Ends a guest: kills it and waits until its pid is free.
+    /// Ends a guest: kills it and waits until its numbers are free.
     pub(crate) fn end(&mut self, pid: HomePid) {
         if let Some(member) = self.members.get(&pid) {
-            let host = member.host;
+            let host = member.process.host;
             tern_tracee::pidfd::kill(host);
-            loop {
-                match stop::wait(host, true) {
-                    Ok(Some((_, Change::Stopped(stopped)))) => drop(stopped.resume(0)),
-                    Ok(None) => {}
-                    Ok(Some(_)) | Err(_) => break,
+            // The kernel says that the first thread has ended when all others have and have been waited for: also those
+            // that were made and never became known.
+            while let Ok(threads) = procfs::threads(host) {
+                let others: Vec<i32> = threads.into_iter().filter(|thread| *thread != host).collect();
+                if others.is_empty() {
+                    break;
                 }
+                others.into_iter().for_each(await_end);
             }
+            await_end(host);
         }
         self.remove(pid);
     }
 
     pub(crate) fn remove(&mut self, pid: HomePid) {
         if let Some(member) = self.members.remove(&pid) {
-            self.by_host.remove(&member.host);
+            for thread in member.threads.values() {
+                self.forget(thread.tid, thread.host);
+            }
+            self.forget(pid, member.process.host);
         }
         self.setting_off.remove(&pid);
     }
@@ -127,10 +167,21 @@ impl Family {
             return;
         }
         for (pid, epoch) in lives {
-            if self.members.get(pid).is_some_and(|m| m.epoch == *epoch) {
+            if self.members.get(pid).is_some_and(|m| m.process.epoch == *epoch) {
                 tracing::info!(%pid, ?epoch, "home does not wait for this guest any more");
                 self.end(*pid);
             }
+        }
+    }
+}
+
+/// Waits for the end of a thread that has been killed.
+fn await_end(thread: i32) {
+    loop {
+        match stop::wait(thread, true) {
+            Ok(Some((_, Change::Stopped(stopped)))) => drop(stopped.resume(0)),
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => break,
         }
     }
 }

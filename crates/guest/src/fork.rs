@@ -2,19 +2,19 @@
 //!
 //! Home's half has forked already and says which pid the child got. Here the same is done with a clone made in
 //! the guest's place: beside it, not below it (CLONE_PARENT), so that no second SIGCHLD appears and the
-//! helper reaps it; and with the arguments in registers, where nobody else can change them between our look
-//! and the kernel's.
+//! helper reaps it. The child has one thread, on both sides.
 //!
-//! After a vfork the parent stays inside its clone until the child has executed or ended; the main loop sees
-//! it come out.
+//! After a vfork the thread that made it stays inside its clone until the child has executed or ended; the main loop
+//! sees it come out. The other threads run on.
 
-use crate::member::{Member, OpenCall, State};
+use crate::clone::{Cloned, Cloner, come_out};
+use crate::member::{GuestMemory, Member, Process, State};
 use crate::sandbox::Sandbox;
-use std::time::{Duration, Instant};
+use crate::thread::{OpenCall, Thread};
 use tern_ids::HomePid;
-use tern_tracee::inject::MOST_STOPS;
+use tern_migrate::message::Talk;
+use tern_syscall::{Outcome, scatter};
 use tern_tracee::registers::Registers;
-use tern_tracee::stop::{self, Change, Stop};
 use tern_tracee::{Error, Result};
 
 /// A parent waiting inside its vfork.
@@ -46,126 +46,93 @@ fn arguments(nr: u32, args: &[u64; 6]) -> [u64; 6] {
 }
 
 impl Member {
-    /// Makes the guest's half of a fork whose child at home is `child`, with this pid in its own namespace.
-    /// The child is returned, stopped, ready to run; the parent runs, or waits for a vfork's end.
+    /// Makes the guest's half of a fork by this thread whose child at home is `child`; its pid in its own
+    /// namespace is what the call has returned there. The child is returned, running; the parent runs, or waits for a vfork's end.
     ///
     /// # Errors
     /// If the guest is gone or the kernel will not fork; the parent then got EAGAIN.
     pub fn fork(
         &mut self,
+        tid: HomePid,
         open: &OpenCall,
-        child: HomePid,
-        own_pid: i32,
+        (child, outcome): (HomePid, &Outcome),
+        sandbox: &Sandbox,
+    ) -> Result<Self> {
+        let Self { process, threads } = self;
+        let Some(thread) = threads.get_mut(&tid) else { return Err(Error::Gone { pid: process.host }) };
+        thread.fork(process, open, (child, outcome), sandbox)
+    }
+}
+
+impl Thread {
+    fn fork(
+        &mut self,
+        process: &mut Process,
+        open: &OpenCall,
+        (child, outcome): (HomePid, &Outcome),
         sandbox: &Sandbox,
     ) -> Result<Member> {
+        let own_pid = outcome.ret as i32;
         let args = arguments(open.trap.nr, &open.trap.args);
         let io = |source| Error::Refused { operation: "choose a pid", pid: self.host, source };
         sandbox.next_pid(own_pid).map_err(io)?;
-        let stopped = self.halt_in(open.trap.id)?;
+        let Some(stopped) = self.halt_in(open.trap.id, process)? else {
+            return Err(Error::Astray { what: "it dies in its fork".into(), pid: self.host });
+        };
         let before = stopped.registers()?;
         let mask = stopped.sigmask()?;
         let mut after = before;
         (after.rax, after.orig_rax) = (own_pid as u64, u64::MAX);
-        // As an injected call, but the fork's own events are ours to see.
-        stopped.set_sigmask(u64::MAX)?;
-        stopped.set_registers(&before.calling(self.reserve.start, libc::SYS_clone as u64, &args))?;
-        stopped.to_call()?;
-        let host = match self.clone_through(&args, own_pid)? {
-            Ok(host) => host,
-            Err(failed) => {
+        let cloner = Cloner { reserve: process.reserve, listener: &self.listener };
+        let begun = match cloner.make(stopped, &before, &args)? {
+            Cloned::Made(begun) => begun,
+            Cloned::Refused(failed) => {
                 failed
                     .set_registers(&Registers { rax: (-i64::from(libc::EAGAIN)).cast_unsigned(), ..after })?;
                 failed.set_sigmask(mask)?;
-                failed.resume(0)?;
+                self.run_on(failed, process)?;
                 return Err(Error::Astray { what: "it could not fork here".into(), pid: self.host });
             }
         };
-        let begun = stop::wait_stop(host)?;
-        let mut registers = begun.registers()?;
-        registers = Registers { fs_base: registers.fs_base, ..before };
-        (registers.rax, registers.orig_rax) = (0, u64::MAX);
-        if args[1] != 0 {
-            registers.rsp = args[1];
-        }
-        begun.set_registers(&registers)?;
+        self.tell_of_child(open, outcome, process);
+        let host = begun.pid();
+        begun.set_registers(&of_the_child(before, begun.registers()?, args[1]))?;
         begun.set_sigmask(mask)?;
-        let vfork = args[0] & libc::CLONE_VFORK as u64 != 0;
-        if vfork {
-            self.state = State::Forking(Box::new(Forking { after, mask }));
+        if args[0] & libc::CLONE_VFORK as u64 != 0 {
+            self.forking = Some(Box::new(Forking { after, mask }));
         } else {
-            for stops in 0.. {
-                let stopped = stop::wait_stop(self.host)?;
-                if stops > MOST_STOPS {
-                    return Err(Error::Astray {
-                        what: "it never comes out of its fork".into(),
-                        pid: self.host,
-                    });
-                }
-                if stopped.stop == Stop::Call {
-                    stopped.set_registers(&after)?;
-                    stopped.set_sigmask(mask)?;
-                    stopped.resume(0)?;
-                    break;
-                }
-                stopped.to_call()?;
-            }
+            let (stopped, _) = come_out(self.host)?;
+            stopped.set_registers(&after)?;
+            stopped.set_sigmask(mask)?;
+            self.run_on(stopped, process)?;
         }
         begun.resume(0)?;
-        Ok(Member {
-            listener: self.listener.clone(),
-            shown: self.shown.clone(),
-            image: self.image.clone(),
-            home_mask: self.home_mask,
-            borrowed: args[0] & libc::CLONE_VM as u64 != 0,
-            ..Member::new(child, own_pid, host, self.epoch, self.reserve, State::Running)?
-        })
+        let mut member = Member::new(child, own_pid, host, process.epoch, process.reserve, State::Running)?;
+        member.process.listener = process.listener.clone();
+        member.process.shown = process.shown.clone();
+        member.process.foreign = process.foreign.clone();
+        member.process.image = process.image.clone();
+        member.process.borrowed = args[0] & libc::CLONE_VM as u64 != 0;
+        let first = Self::new(&member.process, (child, own_pid, host), Talk::default(), self.home_mask)?;
+        member.threads.insert(child, first);
+        Ok(member)
     }
+}
 
-    /// Lets the clone through the filter and waits for its event: the child's pid here, or the parent after a
-    /// clone that failed.
-    fn clone_through(
-        &mut self,
-        args: &[u64; 6],
-        own_pid: i32,
-    ) -> Result<std::result::Result<i32, stop::Stopped>> {
-        let Some(listener) = self.listener.clone() else { return Err(Error::Gone { pid: self.host }) };
-        let give_up = Instant::now() + Duration::from_secs(10);
-        let (mut host, mut begun) = (None, false);
-        loop {
-            if let Some(call) = listener.receive_new()? {
-                if call.pid != self.host {
-                    listener.put_aside(call);
-                } else if i64::from(call.nr) == libc::SYS_clone && call.args == *args {
-                    listener.pass(call.id)?;
-                } else {
-                    listener.fail(call.id, libc::EPERM)?;
-                }
-            }
-            match stop::wait(self.host, false)? {
-                Some((_, Change::Stopped(stopped))) => match stopped.stop {
-                    Stop::Fork | Stop::Vfork | Stop::Clone => {
-                        host = Some(stopped.message()? as i32);
-                        stopped.to_call()?;
-                    }
-                    Stop::Call if begun => return Ok(Err(stopped)),
-                    Stop::Call => {
-                        begun = true;
-                        stopped.to_call()?;
-                    }
-                    _ => stopped.to_call()?,
-                },
-                Some(_) => return Err(Error::Gone { pid: self.host }),
-                None => std::thread::yield_now(),
-            }
-            if let Some(host) = host {
-                return Ok(Ok(host));
-            }
-            if Instant::now() > give_up {
-                return Err(Error::Astray {
-                    what: format!("no child {own_pid} came of its fork"),
-                    pid: self.host,
-                });
-            }
+impl Thread {
+    /// Writes what the kernel at home has told its parent of a child, which now has its own copy of the memory: the
+    /// number of a descriptor for it.
+    fn tell_of_child(&self, open: &OpenCall, outcome: &Outcome, process: &Process) {
+        let landings = open.sent.as_ref().map_or(&[][..], |sent| &sent.landings);
+        if scatter(landings, outcome, &mut GuestMemory(&process.memory)).is_err() {
+            tracing::warn!(tid = %self.tid, "it cannot be told of its child");
         }
     }
+}
+
+/// With which registers the child of a clone begins: its maker's, but for the result, its stack and what it has got by
+/// the clone itself.
+pub(crate) fn of_the_child(maker: Registers, child: Registers, stack: u64) -> Registers {
+    let rsp = if stack == 0 { maker.rsp } else { stack };
+    Registers { fs_base: child.fs_base, rax: 0, orig_rax: u64::MAX, rsp, ..maker }
 }

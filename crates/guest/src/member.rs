@@ -1,29 +1,36 @@
-//! One guest.
+//! One guest: a process and its threads.
 
 use crate::arrive::Arriving;
 use crate::cpu::Meter;
 use crate::depart::Departing;
-use crate::fork::Forking;
+use crate::foreign::Foreign;
 use crate::space::Shown;
-use rustix::process::{Pid, setpriority_process};
-use std::collections::{HashMap, VecDeque};
+use crate::thread::Thread;
+use crate::watch::Watch;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 use tern_ids::{Epoch, HomePid};
-use tern_image::{FileRef, ProcessImage, Reserve};
-use tern_migrate::CpuTime;
-use tern_migrate::message::Conversation;
-use tern_syscall::{Gathered, Route, Special};
+use tern_image::object::ObjectId;
+use tern_image::process::Action;
+use tern_image::{ProcessImage, Reserve};
+use tern_migrate::{CpuTime, Demand};
 use tern_tracee::listener::{Listener, Notification};
-use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
-use tern_tracee::{Memory, Result};
-
-/// How nice a guest is while it is brought to a stand: as its shim.
-const HURRY: i32 = -10;
+use tern_tracee::{Memory, Result, cpu, procfs};
 
 /// A guest of this family on this node.
 #[derive(Debug)]
 pub struct Member {
+    /// What its threads share.
+    pub process: Process,
+    /// Its threads, by their numbers at home: none before it has arrived. The first one, which has its pid, may have
+    /// ended before others.
+    pub threads: BTreeMap<HomePid, Thread>,
+}
+
+/// What the threads of a guest share.
+#[derive(Debug)]
+pub struct Process {
     /// Its pid at home.
     pub pid: HomePid,
     /// Its pid as it sees it.
@@ -32,37 +39,46 @@ pub struct Member {
     pub host: i32,
     /// Its life.
     pub epoch: Epoch,
-    /// Our range in it.
+    /// Our range in it. While one thread makes a call for us the others run on, and may write there, as they may
+    /// everywhere in their memory: what a call that the filter lets through depends on is in registers.
     pub reserve: Reserve,
-    /// Its memory.
+    /// Its memory, seen through one of its threads that lives.
     pub memory: Memory,
     /// The listening end of its filter, once it has one.
     pub listener: Option<Rc<Listener>>,
     /// How this node shows the files that it maps.
     pub shown: Shown,
+    /// What it has instead of its home's vDSO, if that is another than this node's.
+    pub foreign: Option<Foreign>,
     /// What of its image does not change while it runs here: bounds, auxiliary vector, name; and its actions,
-    /// which are kept up to date.
+    /// which are kept up to date. Without threads.
     pub image: Option<Box<ProcessImage>>,
-    /// Calls and signals.
-    pub talk: Conversation,
-    /// A call whose result is awaited.
-    pub open: Option<OpenCall>,
-    /// Signals from home that have been raised here and not been delivered yet, by number.
-    pub raised: HashMap<i32, VecDeque<Siginfo>>,
-    /// The signal mask that its deputy has.
-    pub home_mask: u64,
-    /// The mask that the program shall have when the handler that is about to run returns.
-    pub mask_after: Option<u64>,
     /// What it is doing.
     pub state: State,
-    /// Signals taken over while a call was to be asked for again: they are raised when it has been.
-    pub held_back: Vec<i32>,
+    /// The shared memory whose content has gone with it, if it has been sent off.
+    pub carried: HashSet<ObjectId>,
+    /// Its threads are being brought to a stand, or stand.
+    pub halting: bool,
+    /// It is to stand still, by job control or because its home is out of reach.
+    pub held: bool,
+    /// It is to stand still until home has ended it.
+    pub dying: Option<Dying>,
+    /// This thread of it stands where only home has what it needs next, and whether home has been told.
+    pub homesick: Option<(HomePid, bool)>,
+    /// Traps of threads that are to change a signal's action while another one does.
+    pub queued: VecDeque<Notification>,
     /// It runs in its parent's memory, after a vfork.
     pub borrowed: bool,
     /// When it began here.
     pub since: Instant,
-    /// Its CPU time.
+    /// CPU time of all its threads, those that have ended among them.
     pub meter: Meter,
+    /// What home wants to be told as soon as so much has been used: by it, or by threads of it.
+    pub watch: Watch,
+    /// How long threads that have ended had waited for a CPU.
+    pub waited: u64,
+    /// What else it asked of this node when that was looked at last.
+    pub demand: Demand,
 }
 
 /// What a guest is doing.
@@ -70,44 +86,52 @@ pub struct Member {
 pub enum State {
     /// Being built.
     Arriving(Box<Arriving>),
-    /// Running, or in a trapped call.
+    /// Running, unless it is to stand.
     Running,
-    /// Waiting in a vfork until its child has executed or ended.
-    Forking(Box<Forking>),
-    /// Running, while its memory is sent.
+    /// Running, while its memory is sent; coming to a stand towards the end.
     Departing(Box<Departing>),
     /// Standing still, its image sent: home decides.
-    Frozen(Stopped),
-    /// Standing still by job control, or because its home is out of reach.
-    Held(Stopped),
-    /// Killed by a fault of its own, standing still until home has ended its deputy likewise.
-    Dying {
-        /// The fault's signal.
-        signal: i32,
-        /// Whether home has been told.
-        told: bool,
-        /// Itself, at the instruction that raised it.
-        stopped: Stopped,
-    },
+    Frozen,
 }
 
-/// A trapped call that is being performed at home.
-#[derive(Debug)]
-pub struct OpenCall {
-    /// The trap.
-    pub trap: Notification,
-    /// What was sent home; nothing if the process is to go home for it.
-    pub sent: Option<Gathered>,
-    /// Why the process is to go home for it.
-    pub homeward: Option<String>,
-    /// A file that is to be mapped as soon as its content is here.
-    pub file: Option<FileRef>,
-    /// When.
-    pub since: Instant,
+/// A guest is to die of a fault of its own. The thread stands at the instruction that raised it.
+#[derive(Debug, Clone, Copy)]
+pub struct Dying {
+    /// The fault's signal.
+    pub signal: i32,
+    /// The thread that raised it.
+    pub by: HomePid,
+    /// Whether home has been told.
+    pub told: bool,
+}
+
+impl Process {
+    /// Whether it has a reason to stand besides a departure.
+    #[must_use]
+    pub fn is_to_stand(&self) -> bool {
+        self.held || self.dying.is_some()
+    }
+
+    /// A thread has raised a signal that ends the program. The first such one counts.
+    pub fn die(&mut self, signal: i32, by: HomePid) {
+        self.dying.get_or_insert(Dying { signal, by, told: false });
+    }
+
+    /// Takes the trap of a thread, by its number as we see it, out of those that wait for another.
+    pub fn take_queued(&mut self, host: i32) -> Option<Notification> {
+        let at = self.queued.iter().position(|trap| trap.pid == host)?;
+        self.queued.remove(at)
+    }
+
+    /// What a signal does.
+    pub fn action(&mut self, signal: i32) -> Option<&mut Action> {
+        let at = usize::try_from(signal).ok()?.checked_sub(1)?;
+        self.image.as_mut().and_then(|image| image.actions.get_mut(at))
+    }
 }
 
 impl Member {
-    /// A process of this node that begins a life under these names.
+    /// A process of this node that begins a life under these names, without threads.
     ///
     /// # Errors
     /// If it is gone.
@@ -119,7 +143,7 @@ impl Member {
         reserve: Reserve,
         state: State,
     ) -> Result<Self> {
-        Ok(Self {
+        let process = Process {
             pid,
             own_pid,
             host,
@@ -128,135 +152,53 @@ impl Member {
             memory: Memory::open(host)?,
             listener: None,
             shown: HashMap::new(),
+            foreign: None,
             image: None,
-            talk: Conversation::default(),
-            open: None,
-            raised: HashMap::new(),
-            home_mask: 0,
-            mask_after: None,
             state,
-            held_back: Vec::new(),
+            carried: HashSet::new(),
+            halting: false,
+            held: false,
+            dying: None,
+            homesick: None,
+            queued: VecDeque::new(),
             borrowed: false,
             since: Instant::now(),
             meter: Meter::begin(host, CpuTime::default())?,
-        })
-    }
-
-    /// Brings the running guest to a stand, answering its open trap, if there is one, so that the call will be
-    /// made again when it goes on. Signals that come first are delivered on the way.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub fn halt(&mut self) -> Result<Stopped> {
-        // It must be given a CPU to come to a stand, and what waits for that is urgent.
-        self.be_nice(HURRY);
-        stop::interrupt(self.host)?;
-        if let Some(open) = self.open.take() {
-            // Always made again: a handler that runs first did not interrupt it.
-            self.reply(open.trap.id, tern_tracee::registers::restart::NOINTR)?;
-            self.talk.call_open |= open.sent.is_some();
-        }
-        self.await_halt()
-    }
-
-    /// How nice the guest is to this node's own processes. What it has itself said of that is the deputy's.
-    pub fn be_nice(&self, nice: i32) {
-        // Only root may make it less so, and nothing depends on it but time.
-        let _refused = Pid::from_raw(self.host).map(|pid| setpriority_process(Some(pid), nice));
-    }
-
-    /// Brings the guest to a stand inside the trapped call `id`, which the caller then completes in its place.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub fn halt_in(&mut self, id: u64) -> Result<Stopped> {
-        stop::interrupt(self.host)?;
-        self.reply(id, tern_tracee::registers::restart::SYS)?;
-        self.await_halt()
-    }
-
-    fn await_halt(&mut self) -> Result<Stopped> {
-        // A call that was received while another member's was waited for would keep it from stopping.
-        if let Some(trap) = self.listener.as_ref().and_then(|l| l.take_aside(self.host)) {
-            self.reply(trap.id, tern_tracee::registers::restart::NOINTR)?;
-        }
-        loop {
-            let stopped = stop::wait_stop(self.host)?;
-            match stopped.stop {
-                Stop::Interrupt => {
-                    // Only this kernel could continue a futex wait with a time limit: it begins anew.
-                    let mut registers = stopped.registers()?;
-                    if registers.begin_anew() {
-                        stopped.set_registers(&registers)?;
-                    }
-                    return self.out_of_vdso(stopped);
-                }
-                Stop::Signal(signal) => {
-                    self.deliver(stopped, signal)?;
-                    if matches!(self.state, State::Dying { .. }) {
-                        return Err(tern_tracee::Error::Gone { pid: self.host });
-                    }
-                }
-                _ => stopped.resume(0)?,
-            }
-            stop::interrupt(self.host)?;
-        }
-    }
-
-    /// Whether it can be halted now. While a signal waits that has interrupted its call at home, the result of
-    /// that call is under way; halted before it, the guest would take the signal first and lose the result.
-    /// And a call with a local part, once home has done its part, must be done here as well before it moves.
-    #[must_use]
-    pub fn can_halt(&self) -> bool {
-        let Some(open) = &self.open else { return true };
-        let two_parts = match tern_syscall::route(open.trap.nr, &open.trap.args) {
-            Route::Both(Special::Exec | Special::Exit) => true,
-            Route::Both(special) => crate::special::has_local_part(special),
-            _ => false,
+            watch: Watch::default(),
+            waited: 0,
+            demand: Demand::default(),
         };
-        !(self.has_raised() || two_parts && open.sent.is_some())
+        Ok(Self { process, threads: BTreeMap::new() })
     }
 
-    /// Keeps the kernel from returning a restart code to the program: with no signal pending, a stop does it.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub fn answer_restart(&mut self, id: u64, code: i64) -> Result<()> {
-        // Any stop will do; it is resumed as it comes by the main loop.
-        stop::interrupt(self.host)?;
-        self.reply(id, code)
-    }
-
-    /// Answers a trap.
-    ///
-    /// # Errors
-    /// Those of the kernel, except that the guest is gone.
-    pub fn reply(&self, id: u64, ret: i64) -> Result<()> {
-        self.listener.as_ref().map_or(Ok(()), |l| l.reply(id, ret).map(drop))
-    }
-
-    /// Lets a trapped call happen natively (see [`Listener::pass`]).
-    ///
-    /// # Errors
-    /// As [`reply`](Self::reply).
-    pub fn pass(&self, id: u64) -> Result<()> {
-        self.listener.as_ref().map_or(Ok(()), |l| l.pass(id).map(drop))
-    }
-
-    /// Whether it can be given results and signals now.
+    /// Whether it lives here, and home has not been asked to let it live elsewhere.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        matches!(self.state, State::Running | State::Departing(_) | State::Forking(_))
+        matches!(self.process.state, State::Running | State::Departing(_))
+    }
+
+    /// Why a part of it is to go home, if it is.
+    #[must_use]
+    pub fn homeward(&self) -> Option<&str> {
+        self.threads.values().find_map(|t| t.open.as_ref()?.homeward.as_deref())
+    }
+
+    /// What else the guest asks of this node; nothing if it is gone.
+    pub fn demand(&mut self) -> Demand {
+        let memory = procfs::stat(self.process.memory.pid()).map_or(0, |stat| stat.resident());
+        let live = self.threads.values().map(|t| cpu::waited(t.host).unwrap_or_default());
+        self.process.demand = Demand { waited: live.fold(self.process.waited, u64::saturating_add), memory };
+        self.process.demand
     }
 
     /// Its command, for lists.
     #[must_use]
     pub fn command(&self) -> String {
-        match &self.state {
+        match &self.process.state {
             State::Arriving(arriving) => arriving.offer.command.clone(),
             _ => {
                 // What `ps` shows here, without the words that say whose it is.
-                let title = tern_tracee::procfs::command_line(self.host);
+                let title = procfs::command_line(self.process.memory.pid());
                 title.split_once(' ').map_or(title.clone(), |(_, command)| command.to_owned())
             }
         }

@@ -2,10 +2,12 @@
 
 use crate::family::Family;
 use crate::forward::Failed;
-use crate::member::State;
+use crate::member::{Member, State};
+use crate::thread::OpenCall;
 use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{Arrived, Message};
+use tern_syscall::{Outcome, Route, Special, route};
 use tern_tracee::stop::Siginfo;
 
 impl Family {
@@ -37,13 +39,22 @@ impl Family {
 
     pub(crate) fn take_from_sources(&mut self) {
         let mut sources = std::mem::take(&mut self.sources);
-        sources.retain_mut(|(link, inbox)| {
+        sources.retain_mut(|source| {
             for _ in 0..64 {
-                match link.receive() {
-                    Ok(Some(frame)) => match inbox.take(frame) {
+                match source.link.receive() {
+                    Ok(Some(frame)) => match source.inbox.take(frame) {
+                        Ok(Some(Arrived { pid, message: Message::Brings(life), .. })) => {
+                            source.brings = Some((pid, life));
+                        }
                         Ok(Some(arrived)) => {
                             let pid = arrived.pid;
-                            if let Err(error) = self.receive_part(arrived, Some(link)) {
+                            let life = self.members.get(&pid).map(|member| (pid, member.process.epoch));
+                            // One whose program has executed another meanwhile comes from home, and what it had sent
+                            // before is still under way here.
+                            if life.is_none() || source.brings != life {
+                                continue;
+                            }
+                            if let Err(error) = self.receive_part(arrived, Some(&mut source.link)) {
                                 tracing::warn!(%pid, %error, "an arrival failed");
                                 self.decline(pid, &error.to_string());
                             }
@@ -61,11 +72,22 @@ impl Family {
     }
 
     pub(crate) fn take_message(&mut self, arrived: Arrived) {
+        if arrived.message.is_of_a_thread() {
+            // Of one that has ended here, or that has never been, nobody waits for anything.
+            if let Some(pid) = self.of_thread(arrived.pid)
+                && let Err(error) = self.take_word_for_thread(pid, arrived)
+            {
+                self.failed(pid, &error);
+            }
+            return;
+        }
         let pid = arrived.pid;
         let failed = match &arrived.message {
             Message::Offer(offer) => self.offered(offer),
-            Message::Space(_)
+            Message::Crew(_)
+            | Message::Space(_)
             | Message::File { .. }
+            | Message::Object { .. }
             | Message::Pages(_)
             | Message::Forget(_)
             | Message::Image(..) => {
@@ -77,6 +99,10 @@ impl Family {
                 Ok(())
             }
             Message::Go(epoch) => self.go(pid, *epoch),
+            Message::GoTogether(lives) => {
+                self.go_together(lives);
+                Ok(())
+            }
             Message::Depart(departure) => self.depart(pid, departure),
             Message::Clocks(home) => {
                 self.clocks.heard(*home);
@@ -89,21 +115,13 @@ impl Family {
             }
             Message::Thaw => self.thaw(pid),
             Message::Want(_, indices) => self.wanted(pid, indices),
-            Message::Result(_) => self.result(arrived),
-            Message::Content { hash, offset } => {
-                let (hash, offset) = (*hash, *offset);
-                match self.members.get_mut(&pid) {
-                    Some(member) => member.take_content(hash, offset, arrived.bytes(), &mut self.cache),
-                    None => Ok(()),
-                }
-            }
-            Message::Signal(count, info) => {
-                match (self.members.get_mut(&pid), Siginfo::try_from(info.as_slice())) {
-                    (Some(member), Ok(info)) => member.raise(*count, info).map_err(Failed::from),
-                    _ => Ok(()),
-                }
-            }
             Message::Stop(stop) => self.job_control(pid, *stop),
+            Message::Watch(at) => {
+                if let Some(member) = self.members.get_mut(&pid) {
+                    member.watch_for(None, *at);
+                }
+                Ok(())
+            }
             _ => Ok(()),
         };
         if let Err(error) = failed {
@@ -111,53 +129,106 @@ impl Family {
         }
     }
 
-    pub(crate) fn result(&mut self, arrived: Arrived) -> Result<(), Failed> {
-        let pid = arrived.pid;
+    /// A message for one thread of a guest.
+    fn take_word_for_thread(&mut self, pid: HomePid, arrived: Arrived) -> Result<(), Failed> {
+        let tid = arrived.pid;
+        match &arrived.message {
+            Message::Result(_) => self.result(pid, arrived),
+            Message::ThreadEnded => {
+                let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+                if member.let_end(tid)? {
+                    // What is sent was seen through it; home asks again in a moment.
+                    self.stay(pid, Some("busy: its first thread is ending".into()));
+                }
+                Ok(())
+            }
+            Message::WatchThread(at) => {
+                if let Some(member) = self.members.get_mut(&pid) {
+                    member.watch_for(Some(tid), *at);
+                }
+                Ok(())
+            }
+            Message::Content { hash, offset } => {
+                let Some(Member { process, threads }) = self.members.get_mut(&pid) else { return Ok(()) };
+                let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
+                thread.take_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
+            }
+            Message::Signal(count, info) => {
+                let thread = self.members.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid));
+                match (thread, Siginfo::try_from(info.as_slice())) {
+                    (Some(thread), Ok(info)) => Ok(thread.raise(*count, info)?),
+                    _ => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn result(&mut self, pid: HomePid, arrived: Arrived) -> Result<(), Failed> {
+        let tid = arrived.pid;
         let Message::Result(result) = arrived.message else { return Ok(()) };
-        if result.child.is_some() {
-            // It cannot go while it makes a child; home asks again in a moment.
-            self.stay(pid, Some("busy: it is making a child".into()));
-        }
-        let Some(member) = self.members.get_mut(&pid).filter(|m| m.is_live()) else { return Ok(()) };
-        let Some((open, result)) = member.answered(*result)? else { return Ok(()) };
-        if let Some(child) = result.child {
-            let Some(sandbox) = &self.sandbox else { return Ok(()) };
-            match member.fork(&open, child, result.outcome.ret as i32, sandbox) {
-                Ok(child) => {
-                    self.by_host.insert(child.host, child.pid);
-                    self.members.insert(child.pid, child);
-                }
-                Err(error) => {
-                    tracing::error!(%error, "a fork failed here");
-                    self.tell(child, &Message::Died(libc::SIGKILL));
-                }
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        let Some((open, result)) = member.answered(tid, *result)? else {
+            return member.take_queued(self.home.as_mut());
+        };
+        match (route(open.trap.nr, &open.trap.args), result.child) {
+            (Route::Both(Special::Fork), Some(child)) => {
+                self.fork(pid, tid, &open, (child, &result.outcome));
+                Ok(())
             }
-            return Ok(());
+            (Route::Both(Special::Thread), Some(child)) => {
+                let Some(sandbox) = &self.sandbox else { return Ok(()) };
+                let host = member.bear(tid, &open, (child, result.outcome.ret as i32), sandbox)?;
+                self.note(pid, child, host);
+                Ok(())
+            }
+            (Route::Both(Special::Fork | Special::Thread), None) => {
+                let what = "home has made a child without a number".into();
+                Err(tern_tracee::Error::Astray { what, pid: tid.0 }.into())
+            }
+            _ => {
+                member.local_part(tid, open, result, &mut self.cache, self.home.as_mut())?;
+                member.take_queued(self.home.as_mut())
+            }
         }
-        member.local_part(open, result, &mut self.cache, self.home.as_mut())
     }
 
-    pub(crate) fn job_control(&mut self, pid: HomePid, stop: bool) -> Result<(), Failed> {
-        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        if stop {
-            if matches!(member.state, State::Running) && member.can_halt() {
-                let stopped = member.halt()?;
-                member.state = State::Held(stopped);
+    fn fork(&mut self, pid: HomePid, tid: HomePid, open: &OpenCall, child: (HomePid, &Outcome)) {
+        // It cannot go while it makes a child; home asks again in a moment.
+        self.stay(pid, Some("busy: it is making a child".into()));
+        let (Some(member), Some(sandbox)) = (self.members.get_mut(&pid), &self.sandbox) else { return };
+        match member.fork(tid, open, child, sandbox) {
+            Ok(forked) => {
+                self.note(child.0, child.0, forked.process.host);
+                self.members.insert(child.0, forked);
             }
-            return Ok(());
+            Err(error) => {
+                tracing::error!(%error, "a fork failed here");
+                self.tell(child.0, &Message::Died(libc::SIGKILL));
+            }
         }
-        self.thaw(pid)
     }
 
-    pub(crate) fn thaw(&mut self, pid: HomePid) -> Result<(), Failed> {
+    /// A wish that the main loop carries out: not all threads may be able to stand at once.
+    fn job_control(&mut self, pid: HomePid, stop: bool) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        match std::mem::replace(&mut member.state, State::Running) {
-            State::Frozen(stopped) | State::Held(stopped) => stopped.resume(0)?,
-            State::Departing(departing) => {
-                member.state = State::Departing(departing);
-                self.stay(pid, None);
+        member.process.held = stop;
+        if !stop && matches!(member.process.state, State::Running) {
+            member.go_on()?;
+        }
+        Ok(())
+    }
+
+    fn thaw(&mut self, pid: HomePid) -> Result<(), Failed> {
+        let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        match member.process.state {
+            State::Running => {
+                member.process.held = false;
+                member.go_on()?;
             }
-            other => member.state = other,
+            State::Frozen => member.live_on()?,
+            State::Departing(_) => self.stay(pid, None),
+            State::Arriving(_) => {}
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use crate::aside::Aside;
 use crate::clocks::Clocks;
 use crate::family::Family;
-use crate::member::State;
+use crate::member::{Member, State};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
@@ -26,6 +26,9 @@ const LAST_WORDS: Duration = Duration::from_secs(30);
 /// How often home's daemon is asked whether home still waits for guests that have lost it.
 const ASK: Duration = Duration::from_secs(1);
 
+/// So many seconds a guest may take for a call that we have it make. What takes long is the end of a large mapping.
+const PATIENCE: u32 = 30;
+
 /// Runs the shim until its family has left this node.
 ///
 /// # Errors
@@ -34,8 +37,9 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
     let tern_control::ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
         anyhow::bail!("this shim was not told to hold guests");
     };
+    tern_tracee::patience::limit(PATIENCE, Duration::from_secs(1));
     let me = std::process::id() as i32;
-    let machine = tern_migrate::source::machine(&Memory::open(me)?, &procfs::maps(me)?, xstate_len()?)?;
+    let machine = tern_migrate::machine::machine(&Memory::open(me)?, &procfs::maps(me)?)?;
     let mut family = Family {
         home_node: home,
         aside: Aside::new(key, accept.clone())?,
@@ -58,6 +62,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         clocks: Clocks::default(),
         members: HashMap::new(),
         by_host: HashMap::new(),
+        by_home: HashMap::new(),
         empty_since: Instant::now(),
         populated: false,
         home_ready: true,
@@ -68,6 +73,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         family.turn()?;
     }
     tracing::info!("the family has left");
+    drop(family.door);
     // Its helper is the last that was in the group.
     family.sandbox = None;
     tern_cgroup::guests::tidy();
@@ -75,11 +81,6 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         let _best_effort = home.drain(Instant::now() + Duration::from_secs(1));
     }
     Ok(())
-}
-
-/// How long this machine's extended register area is, as ptrace shows it.
-fn xstate_len() -> anyhow::Result<u32> {
-    Ok(tern_tracee::registers::xstate_len()?)
 }
 
 impl Family {
@@ -112,22 +113,25 @@ impl Family {
         self.go_on_departing();
         self.see_off();
         self.report_the_dying();
+        self.report_the_homesick();
+        self.report_the_used();
         self.keep_alive();
+        self.bring_to_stand();
         Ok(())
     }
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = Vec::new();
-        let busy = self.members.values().any(|m| matches!(m.state, State::Departing(_)));
-        for link in self.home.iter().chain(self.sources.iter().map(|s| &s.0)) {
+        let busy = self.members.values().any(|m| matches!(m.process.state, State::Departing(_)));
+        for link in self.home.iter().chain(self.sources.iter().map(|s| &s.link)) {
             fds.push((
                 link.as_fd(),
                 if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
             ));
         }
         for member in self.members.values() {
-            if let State::Departing(departing) = &member.state
+            if let State::Departing(departing) = &member.process.state
                 && let Some(link) = &departing.link
             {
                 fds.push((
@@ -143,7 +147,7 @@ impl Family {
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
         let aside = listeners.iter().any(|l| l.has_aside());
         let buffered =
-            aside || self.home.iter().chain(self.sources.iter().map(|s| &s.0)).any(Link::has_frame);
+            aside || self.home.iter().chain(self.sources.iter().map(|s| &s.link)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
         let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
         let ready = self.door.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
@@ -155,7 +159,7 @@ impl Family {
 
     pub(crate) fn listeners(&self) -> Vec<Rc<Listener>> {
         let mut all: Vec<Rc<Listener>> = Vec::new();
-        for listener in self.members.values().filter_map(|m| m.listener.as_ref()) {
+        for listener in self.members.values().filter_map(|m| m.process.listener.as_ref()) {
             if !all.iter().any(|l| Rc::ptr_eq(l, listener)) {
                 all.push(Rc::clone(listener));
             }
@@ -167,13 +171,14 @@ impl Family {
         if self.home.is_some() && self.spoke.elapsed() > BEAT {
             self.spoke = Instant::now();
             // Those that were to go in haste, and stay.
-            for member in self.members.values().filter(|m| matches!(m.state, State::Running)) {
+            for member in self.members.values().filter(|m| matches!(m.process.state, State::Running)) {
                 member.be_nice(self.start.guest_nice.into());
             }
             let live = self.members.values_mut().filter(|m| m.is_live());
             let told: Vec<_> =
-                live.map(|m| (m.pid, Message::Used(m.meter.used(), m.meter.demand()))).collect();
+                live.map(|m| (m.process.pid, Message::Used(m.process.meter.used(), m.demand()))).collect();
             self.tell(HomePid(0), &Message::Beat);
+            self.ask_to_be_fetched();
             for (pid, used) in told {
                 self.tell(pid, &used);
             }
@@ -184,16 +189,23 @@ impl Family {
                 tracing::warn!("home has not been heard for {suspend:?}");
                 self.lose_home();
             }
-            for member in
-                self.members.values_mut().filter(|m| matches!(m.state, State::Running) && m.can_halt())
-            {
-                match member.halt() {
-                    Ok(stopped) => member.state = State::Held(stopped),
-                    Err(error) => tracing::warn!(%error, "a guest could not be suspended"),
-                }
+            for member in self.members.values_mut() {
+                member.process.held |= matches!(member.process.state, State::Running);
             }
         }
         self.ask_for_home();
+    }
+
+    /// Once more for those that wait for it: a journey home may have failed, or have been asked for while another was
+    /// under way that did.
+    fn ask_to_be_fetched(&mut self) {
+        let waiting = |m: &&Member| matches!(m.process.state, State::Running);
+        let waiting = self.members.values().filter(waiting);
+        let asked =
+            waiting.filter_map(|m| Some((m.process.pid, Message::FetchHome(m.homeward()?.to_owned()))));
+        for (pid, message) in asked.collect::<Vec<_>>() {
+            self.tell(pid, &message);
+        }
     }
 
     /// Without home: has its node asked whether it still waits for us, so that guests which home has taken back or
@@ -203,7 +215,8 @@ impl Family {
             return;
         };
         self.asked = Instant::now();
-        let lives: Vec<(HomePid, Epoch)> = self.members.values().map(|m| (m.pid, m.epoch)).collect();
+        let lives: Vec<(HomePid, Epoch)> =
+            self.members.values().map(|m| (m.process.pid, m.process.epoch)).collect();
         if !lives.is_empty() {
             self.aside.ask(self.start.run_dir.clone(), self.home_node, shim, lives);
         }

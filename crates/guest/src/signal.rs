@@ -6,7 +6,8 @@
 //! here without having been sent is a fault of the guest's own (its handler runs here; without one it is
 //! home's to end the process), or somebody on this node meddling, which is dropped.
 
-use crate::member::{Member, State};
+use crate::member::Process;
+use crate::thread::Thread;
 use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_tracee::pidfd::signal_thread;
 use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
@@ -36,14 +37,14 @@ fn code(info: &Siginfo) -> i32 {
     i32::from_le_bytes([info[8], info[9], info[10], info[11]])
 }
 
-impl Member {
+impl Thread {
     /// Takes a signal over from home: from now on it is this life's to deliver.
     ///
     /// # Errors
     /// If the guest is gone.
     pub fn raise(&mut self, count: u64, info: Siginfo) -> Result<()> {
         // Sent again after a reconnection.
-        if count <= self.talk.signals {
+        if count <= self.talk.signals || self.ending {
             return Ok(());
         }
         self.talk.signals = count;
@@ -56,7 +57,7 @@ impl Member {
             return Ok(());
         }
         if is_queued(signal) || waiting.len() == 1 {
-            signal_thread(self.host, self.host, signal)
+            signal_thread(self.group, self.host, signal)
         } else {
             Ok(())
         }
@@ -67,7 +68,7 @@ impl Member {
     /// # Errors
     /// If the guest is gone.
     pub fn raise_held_back(&mut self) -> Result<()> {
-        self.held_back.drain(..).try_for_each(|signal| signal_thread(self.host, self.host, signal))
+        self.held_back.drain(..).try_for_each(|signal| signal_thread(self.group, self.host, signal))
     }
 
     /// Raises again what another life of the process had taken over and not delivered.
@@ -93,47 +94,71 @@ impl Member {
         self.raised.values().any(|infos| !infos.is_empty())
     }
 
-    /// Whether a signal from home is waiting here that is let through. What a handler that runs keeps blocked is
-    /// no reason to fail a call: home, which does not know of that, has interrupted it in vain.
+    /// Whether a signal from home is waiting here that is let through: by the mask of a call, or else by the thread's. What
+    /// a handler that runs keeps blocked is no reason to fail a call: home, which does not know of that, has interrupted it
+    /// in vain.
     #[must_use]
-    pub fn has_deliverable(&self) -> bool {
-        let blocked = tern_tracee::procfs::status(self.host).map_or(0, |s| s.blocked);
+    pub fn has_deliverable(&self, mask: Option<u64>) -> bool {
+        if !self.has_raised() {
+            return false;
+        }
+        let own = || tern_tracee::procfs::status(self.host).map_or(0, |s| s.blocked);
+        let blocked = mask.unwrap_or_else(own);
         let waits = |(signal, infos): (&i32, &std::collections::VecDeque<Siginfo>)| {
             !infos.is_empty() && blocked >> (signal - 1) & 1 == 0
         };
         self.raised.iter().any(waits)
     }
 
-    /// Goes on from a stop before the delivery of a signal.
+    /// Whether a signal was raised before the call that the thread has just made and is to be delivered first: home has been
+    /// told of it as taken, or will be with this call, and would interrupt nothing. The kernel lets a thread whose signal
+    /// comes as its call is received wait on, until it is answered (`SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`).
+    #[must_use]
+    pub fn takes_signal_first(&self) -> bool {
+        !self.talk.call_open && self.has_deliverable(None)
+    }
+
+    /// Goes on from a stop before the delivery of a signal. If that ends the program, it stands there.
     ///
     /// # Errors
     /// If the guest is gone.
-    pub fn deliver(&mut self, stopped: Stopped, signal: i32) -> Result<()> {
+    pub fn deliver(&mut self, stopped: Stopped, signal: i32, process: &mut Process) -> Result<()> {
         let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
-        if waits && self.stands_in_vdso(&stopped)? {
-            let stopped = self.out_of_vdso(stopped)?;
-            signal_thread(self.host, self.host, signal)?;
+        if waits && process.stands_in_vdso(&stopped)? {
+            let stopped = process.out_of_vdso(stopped)?;
+            signal_thread(self.group, self.host, signal)?;
             return stopped.resume(0);
         }
+        if let Some(foreign) = &process.foreign
+            && !waits
+            && is_fault(signal)
+            && foreign.in_copy(stopped.registers()?.rip)
+            && code(&stopped.siginfo()?) > 0
+        {
+            // Home has what it looked for, and makes the same instruction again.
+            process.homesick = Some((self.tid, false));
+            self.standing = Some(stopped);
+            return Ok(());
+        }
         let mut none = [DEFAULT; 4];
-        let known = self.image.as_mut().and_then(|i| i.actions.get_mut(signal as usize - 1));
-        let known = known.unwrap_or(&mut none);
+        let known = process.action(signal).unwrap_or(&mut none);
         let action = known[0];
         if let Some(waiting) = self.raised.get_mut(&signal)
             && let Some(info) = waiting.pop_front()
         {
             // This kernel keeps one of each number; the next is raised when this one has been delivered.
             if !is_queued(signal) && !waiting.is_empty() {
-                signal_thread(self.host, self.host, signal)?;
+                signal_thread(self.group, self.host, signal)?;
             }
             match action {
                 // The program has taken its handler away since home let the signal through.
-                IGNORE => return stopped.resume(0),
-                DEFAULT if is_harmless(signal) => return stopped.resume(0),
+                IGNORE => return self.passed_over(stopped),
+                DEFAULT if is_harmless(signal) => return self.passed_over(stopped),
                 DEFAULT => {
                     // If it goes home to die there, this goes with it.
                     waiting.push_front(info);
-                    self.state = State::Dying { signal, told: false, stopped };
+                    process.die(signal, self.tid);
+                    self.standing = Some(stopped);
                     return Ok(());
                 }
                 _ => {}
@@ -142,9 +167,10 @@ impl Member {
                 known[0] = DEFAULT;
             }
             stopped.set_siginfo(&info)?;
+            self.mend_unreceived(&stopped)?;
             self.talk.resumes = None;
             return match self.mask_after.take() {
-                Some(mask) => self.enter_handler(stopped, signal, mask),
+                Some(mask) => self.enter_handler(stopped, signal, mask, process),
                 None => stopped.resume(signal),
             };
         }
@@ -154,7 +180,8 @@ impl Member {
         let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
         if action == DEFAULT || action == IGNORE || blocked {
             // It stands still until home, told by the main loop, has ended its deputy.
-            self.state = State::Dying { signal, told: false, stopped };
+            process.die(signal, self.tid);
+            self.standing = Some(stopped);
             return Ok(());
         }
         if known[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
@@ -163,10 +190,21 @@ impl Member {
         stopped.resume(signal)
     }
 
+    /// Goes on without a handler. If no other comes, a call that the signal has interrupted is made again, and until then the
+    /// program's own mask is in force.
+    fn passed_over(&mut self, stopped: Stopped) -> Result<()> {
+        if !self.has_deliverable(None)
+            && let Some(mask) = self.mask_after.take()
+        {
+            stopped.set_sigmask(mask)?;
+        }
+        stopped.resume(0)
+    }
+
     /// Lets a handler begin that interrupted a call with a mask of its own, and sees to it that the program
     /// gets its own mask back when the handler returns: the mask in the handler's frame is the call's, since
     /// the call was performed elsewhere and this kernel never knew another one.
-    fn enter_handler(&mut self, stopped: Stopped, signal: i32, mask: u64) -> Result<()> {
+    fn enter_handler(&self, stopped: Stopped, signal: i32, mask: u64, process: &Process) -> Result<()> {
         // struct rt_sigframe: return address 8, then ucontext: flags 8, link 8, stack 24, registers 256, mask.
         const MASK_IN_FRAME: u64 = 8 + 8 + 8 + 24 + 256;
         let before = stopped.registers()?.rip;
@@ -177,7 +215,7 @@ impl Member {
                 Stop::Signal(libc::SIGTRAP) => {
                     let now = stopped.registers()?;
                     if now.rip != before {
-                        self.memory.write(now.rsp + MASK_IN_FRAME, &mask.to_le_bytes())?;
+                        process.memory.write(now.rsp + MASK_IN_FRAME, &mask.to_le_bytes())?;
                     }
                     return stopped.resume(0);
                 }

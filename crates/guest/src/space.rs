@@ -1,5 +1,6 @@
 //! How a guest's address space is changed: by calls that its own process makes under our hand.
 
+use crate::foreign::Foreign;
 use std::collections::HashMap;
 use tern_image::content::Cache;
 use tern_image::layout::{FileRef, Layout, Region};
@@ -49,10 +50,12 @@ impl GuestSpace<'_> {
     /// If the content is not here, or the guest strays.
     pub fn map(&mut self, file: &FileRef, args: [u64; 6]) -> Result<i64> {
         let pid = self.injection.pid();
-        let Some(content) = self.cache.get(&file.hash) else {
+        let Some(content) = self.cache.get(file) else {
             return Err(Error::Astray { what: "the content of a mapped file is missing".into(), pid });
         };
         let [addr, len, prot, flags, _, offset] = args;
+        // Shared memory without a file has one here.
+        let flags = flags & !(libc::MAP_ANONYMOUS as u64);
         let args = [addr, len, prot, flags, MAPPED_FILE as u64, offset];
         let give = Some((content, MAPPED_FILE));
         let at = self.listener.call_through(self.injection, libc::SYS_mmap, args, give)?;
@@ -103,7 +106,7 @@ pub fn learn(pid: i32, layout: &Layout, shown: &mut Shown) -> Result<()> {
         let tern_image::Backing::File { file, .. } = region.backing else { continue };
         let Some(file) = layout.files.get(file as usize) else { continue };
         let at = maps.partition_point(|m| m.end <= region.start);
-        if let Some(m) = maps.get(at).filter(|m| m.start <= region.start && m.inode != 0) {
+        if let Some(m) = maps.get(at).filter(|m| m.start <= region.start && !m.is_anonymous()) {
             shown.insert((m.device, m.inode), file.clone());
         }
     }
@@ -114,14 +117,21 @@ pub fn learn(pid: i32, layout: &Layout, shown: &mut Shown) -> Result<()> {
 ///
 /// # Errors
 /// If the guest is gone or a step fails; it is then of no use.
-pub fn apply(space: &mut GuestSpace<'_>, layout: &Layout, reserve: Reserve, shown: &mut Shown) -> Result<()> {
+pub fn apply(
+    space: &mut GuestSpace<'_>,
+    layout: &Layout,
+    (reserve, foreign): (Reserve, Option<&Foreign>),
+    shown: &mut Shown,
+) -> Result<()> {
     let pid = space.injection.pid();
-    let now = procfs::smaps(pid)?;
-    let by_file: HashMap<(u64, u64), u32> =
-        layout.files.iter().enumerate().map(|(at, f)| ((f.device, f.inode), at as u32)).collect();
+    let now = Foreign::without(foreign, procfs::smaps(pid)?);
+    // A file may have been mapped again after it was changed.
+    let key = |f: &FileRef| (f.device, f.inode, f.hash);
+    let by_file: HashMap<_, u32> =
+        layout.files.iter().enumerate().map(|(at, f)| (key(f), at as u32)).collect();
     let identify = |m: &procfs::Mapping| {
         let file = shown.get(&(m.device, m.inode))?;
-        by_file.get(&(file.device, file.inode)).copied()
+        by_file.get(&key(file)).copied()
     };
     let steps = apply::plan(&now, layout, Some(reserve), &identify);
     apply::carry_out(&steps, space)?;

@@ -4,6 +4,7 @@
 //! gets the shape that the process has taken on while it was away. The plan is a pure function; the process
 //! carries it out by injected calls.
 
+use crate::advice::Advice;
 use crate::layout::{Backing, Layout, Region};
 use crate::reserve::Reserve;
 use tern_tracee::inject::Injection;
@@ -31,6 +32,15 @@ pub enum Step {
         /// New protection.
         prot: u32,
     },
+    /// Say something about what is there then.
+    Advise {
+        /// First address.
+        start: u64,
+        /// Address behind the last.
+        end: u64,
+        /// MADV_…
+        advice: i32,
+    },
 }
 
 /// How a process under injection is told what to do.
@@ -54,7 +64,7 @@ pub trait Space {
 /// What would have to be done to a space with the maps `now` so that it has the layout `then`.
 ///
 /// `identify` says which of `then`'s files is behind a mapping of `now`. The kernel's own mappings and our
-/// range are left alone. All removals come first: what is mapped afterwards falls on free addresses.
+/// range are left alone. Removals come first: what is mapped afterwards falls on free addresses.
 pub fn plan(
     now: &[Mapping],
     then: &Layout,
@@ -71,8 +81,10 @@ pub fn plan(
             shared: m.shared,
             grows_down: m.has(b"gd"),
             no_reserve: false,
-            backing: match (m.inode, identify(m)) {
-                (0, _) => Backing::Anonymous,
+            advice: Advice::of(m),
+            anew: false,
+            backing: match (m.is_anonymous(), identify(m)) {
+                (true, _) => Backing::Anonymous,
                 (_, Some(file)) => Backing::File { file, offset: m.offset },
                 // A file that the target does not know: matches nothing.
                 (_, None) => Backing::File { file: u32::MAX, offset: m.offset },
@@ -80,24 +92,50 @@ pub fn plan(
         })
         .collect();
     let wanted: Vec<&Region> = then.regions.iter().filter(|r| r.backing != Backing::Kernel).collect();
+    // Pieces that are there need not become one: two that have held pages stay two, and mremap takes only one of them
+    // (before 6.17). What the program has in one piece is kept only where it is in one, else mapped anew, if the sender
+    // says that all of its content comes. If it does not, what is missing is mapped beside what is there, and is one with
+    // it: of them all, only one has held pages. The stack has one beginning, and a name.
+    let in_one = |p: &Region, w: &Region| {
+        let joined = w.backing != Backing::Anonymous || w.grows_down || !w.anew;
+        joined || (p.start <= w.start && w.end <= p.end)
+    };
     let mut steps = Vec::new();
+    // What shared memory is mapped anew from is removed last, but for what has been mapped over it by then.
+    let mut last = Vec::new();
     for p in &present {
-        let kept = wanted.iter().filter(|w| same_kind(p, w)).map(|w| (w.start, w.end));
-        for (start, end) in subtract(p.start, p.end, kept) {
-            steps.push(Step::Unmap { start, end });
-        }
+        let kept = wanted.iter().filter(|w| same_kind(p, w) && in_one(p, w)).map(|w| (w.start, w.end));
+        let live = matches!(p.backing, Backing::File { file, .. }
+            if then.files.get(file as usize).is_some_and(|file| file.live));
+        let removed = if live { &mut last } else { &mut steps };
+        removed.extend(subtract(p.start, p.end, kept).map(|(start, end)| Step::Unmap { start, end }));
     }
     for w in &wanted {
-        let there: Vec<&Region> =
-            present.iter().filter(|p| same_kind(p, w) && p.start < w.end && w.start < p.end).collect();
+        let there: Vec<&Region> = present
+            .iter()
+            .filter(|p| same_kind(p, w) && in_one(p, w) && p.start < w.end && w.start < p.end)
+            .collect();
         for (start, end) in subtract(w.start, w.end, there.iter().map(|p| (p.start, p.end))) {
             steps.push(Step::Map(cut(w, start, end)));
+            advise(&mut steps, (start, end), w.advice, Advice::default());
         }
         for p in there.iter().filter(|p| p.prot != w.prot) {
             steps.push(Step::Protect { start: p.start.max(w.start), end: p.end.min(w.end), prot: w.prot });
         }
+        for p in &there {
+            advise(&mut steps, (p.start.max(w.start), p.end.min(w.end)), w.advice, p.advice);
+        }
+    }
+    for step in last {
+        let Step::Unmap { start, end } = step else { continue };
+        let over = wanted.iter().map(|w| (w.start, w.end));
+        steps.extend(subtract(start, end, over).map(|(start, end)| Step::Unmap { start, end }));
     }
     steps
+}
+
+fn advise(steps: &mut Vec<Step>, (start, end): (u64, u64), then: Advice, now: Advice) {
+    steps.extend(then.steps(now).map(|advice| Step::Advise { start, end, advice }));
 }
 
 fn same_kind(a: &Region, b: &Region) -> bool {
@@ -118,7 +156,11 @@ fn cut(region: &Region, start: u64, end: u64) -> Region {
 }
 
 /// `[start, end)` without the given ranges, which are in order and do not overlap.
-fn subtract(start: u64, end: u64, holes: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+pub fn subtract(
+    start: u64,
+    end: u64,
+    holes: impl Iterator<Item = (u64, u64)>,
+) -> impl Iterator<Item = (u64, u64)> {
     let mut rest = Vec::new();
     let mut at = start;
     for (from, to) in holes.filter(|h| h.0 < end && start < h.1) {
@@ -130,7 +172,7 @@ fn subtract(start: u64, end: u64, holes: impl Iterator<Item = (u64, u64)>) -> Ve
     if at < end {
         rest.push((at, end));
     }
-    rest
+    rest.into_iter()
 }
 
 /// Carries a plan out. If it fails midway the address space is neither the old one nor the new: the caller
@@ -146,6 +188,15 @@ pub fn carry_out(steps: &[Step], space: &mut dyn Space) -> Result<()> {
             }
             Step::Protect { start, end, prot } => {
                 space.call("protect", libc::SYS_mprotect, [start, end - start, u64::from(prot), 0, 0, 0])?;
+            }
+            Step::Advise { start, end, advice } => {
+                // Huge pages are a wish, which a kernel may not know.
+                let wish = matches!(advice, libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE);
+                let args = [start, end - start, advice as u64, 0, 0, 0];
+                match space.call("say what a program has said of its memory", libc::SYS_madvise, args) {
+                    Err(Error::Refused { .. }) if wish => {}
+                    done => drop(done?),
+                }
             }
             Step::Map(r) => match r.backing {
                 Backing::File { file, offset } => space.map_file(&r, file, offset)?,
@@ -186,16 +237,27 @@ mod tests {
 
     fn mapping(start: u64, end: u64, prot: u32, inode: u64, offset: u64) -> Mapping {
         let name = Vec::new();
-        Mapping { start, end, prot, shared: false, offset, device: 1, inode, name, flags: Vec::new() }
+        let device = u64::from(inode != 0);
+        Mapping { start, end, prot, shared: false, offset, device, inode, name, flags: Vec::new() }
     }
 
     fn region(start: u64, end: u64, prot: u32, backing: Backing) -> Region {
-        Region { start, end, prot, shared: false, grows_down: false, no_reserve: false, backing }
+        Region {
+            start,
+            end,
+            prot,
+            shared: false,
+            grows_down: false,
+            no_reserve: false,
+            advice: Advice::default(),
+            backing,
+            anew: true,
+        }
     }
 
     fn file(inode: u64) -> FileRef {
         let hash = ContentHash([0; 32]);
-        FileRef { device: 1, inode, path: Vec::new(), size: 0, hash, shareable: true }
+        FileRef { device: 1, inode, path: Vec::new(), size: 0, hash, shareable: true, live: false }
     }
 
     fn by_inode(m: &Mapping) -> Option<u32> {
@@ -213,9 +275,8 @@ mod tests {
 
     #[test]
     fn differences_only() {
-        // Anonymous memory has grown at both ends and been split by a protection; a file was remapped at
-        // another offset.
-        let now = [mapping(0x2000, 0x4000, 3, 0, 0), mapping(0x8000, 0x9000, 1, 1, 0)];
+        // Anonymous memory was given back at its end and split by a protection; a file was remapped at another offset.
+        let now = [mapping(0x1000, 0x6000, 3, 0, 0), mapping(0x8000, 0x9000, 1, 1, 0)];
         let regions = vec![
             region(0x1000, 0x3000, 3, Backing::Anonymous),
             region(0x3000, 0x5000, 1, Backing::Anonymous),
@@ -224,13 +285,60 @@ mod tests {
         let then = Layout { regions, files: vec![file(1)] };
         let steps = plan(&now, &then, None, &by_inode);
         let expected = [
+            Step::Unmap { start: 0x5000, end: 0x6000 },
             Step::Unmap { start: 0x8000, end: 0x9000 },
-            Step::Map(region(0x1000, 0x2000, 3, Backing::Anonymous)),
-            Step::Map(region(0x4000, 0x5000, 1, Backing::Anonymous)),
-            Step::Protect { start: 0x3000, end: 0x4000, prot: 1 },
+            Step::Protect { start: 0x3000, end: 0x5000, prot: 1 },
             Step::Map(region(0x8000, 0x9000, 1, Backing::File { file: 0, offset: 0x1000 })),
         ];
         assert_eq!(steps, expected);
+    }
+
+    #[test]
+    fn what_is_one_piece_is_not_put_together() {
+        let one = vec![region(0x2000, 0x5000, 3, Backing::Anonymous)];
+        let then = Layout { regions: one, files: Vec::new() };
+        let anew = |now: &[Mapping]| {
+            let mut steps: Vec<Step> =
+                now.iter().map(|m| Step::Unmap { start: m.start, end: m.end }).collect();
+            steps.push(Step::Map(then.regions[0]));
+            steps
+        };
+        for now in [
+            vec![mapping(0x2000, 0x3000, 3, 0, 0), mapping(0x3000, 0x5000, 3, 0, 0)],
+            vec![mapping(0x2000, 0x4000, 1, 0, 0)],
+            vec![mapping(0x1000, 0x3000, 3, 0, 0), mapping(0x4000, 0x6000, 3, 0, 0)],
+        ] {
+            assert_eq!(plan(&now, &then, None, &by_inode), anew(&now));
+        }
+        // A heap that has grown, of which only what is new is sent.
+        let grown = Region { anew: false, ..then.regions[0] };
+        let heap = Layout { regions: vec![grown], files: Vec::new() };
+        let missing = Region { start: 0x3000, ..grown };
+        assert_eq!(plan(&[mapping(0x2000, 0x3000, 3, 0, 0)], &heap, None, &by_inode), [Step::Map(missing)]);
+        // The stack has grown; its name and the arguments above it stay.
+        let stack = Mapping { flags: vec![*b"gd"], ..mapping(0x4000, 0x5000, 3, 0, 0) };
+        let grown = Region { grows_down: true, ..then.regions[0] };
+        let then = Layout { regions: vec![grown], files: Vec::new() };
+        assert_eq!(plan(&[stack], &then, None, &by_inode), [Step::Map(Region { end: 0x4000, ..grown })]);
+    }
+
+    /// What is shared is mapped anew from where it is mapped still.
+    #[test]
+    fn shared_memory_is_let_go_of_last() {
+        let now = [mapping(0x1000, 0x3000, 3, 1, 0), mapping(0x8000, 0x9000, 3, 2, 0)];
+        let now = now.map(|m| Mapping { shared: true, ..m });
+        let moved = |start: u64| Region {
+            shared: true,
+            ..region(start, start + 0x2000, 3, Backing::File { file: 0, offset: 0 })
+        };
+        for (to, left) in [(0x5000, vec![(0x1000, 0x3000)]), (0x2000, vec![(0x1000, 0x2000)])] {
+            let files = vec![FileRef { live: true, ..file(1) }];
+            let then = Layout { regions: vec![moved(to)], files };
+            let first = Step::Unmap { start: 0x8000, end: 0x9000 };
+            let last = left.into_iter().map(|(start, end)| Step::Unmap { start, end });
+            let expected: Vec<Step> = [first, Step::Map(moved(to))].into_iter().chain(last).collect();
+            assert_eq!(plan(&now, &then, None, &by_inode), expected);
+        }
     }
 
     #[test]

@@ -5,33 +5,56 @@
 //! read); others are kept for one family only, in memory, and vanish with it. A file written to within the
 //! last seconds is treated like one of these: its timestamp could not tell a later change.
 
-use crate::layout::{FileRef, Files};
+use crate::layout::{FileRef, Files, is_shared_memory};
+use crate::object::{self, ObjectId, Objects};
 use crate::process::Unmovable;
-use std::collections::HashMap;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use tern_ids::ContentHash;
+use tern_ids::{ContentHash, HomePid};
 use tern_tracee::procfs::Mapping;
 
 /// A file changed so recently (seconds) is not cached by hash.
 const FRESH: i64 = 2;
+
+/// Of files up to this size that are being written a copy is sent: they may be something else by then.
+const MOST_COPIED: u64 = 64 << 20;
 
 /// What is read of a process' mapped files at its home.
 #[derive(Debug)]
 pub struct HomeFiles {
     pid: i32,
     cache_dir: PathBuf,
-    known: HashMap<(u64, u64), FileRef>,
+    /// By device and inode.
+    known: HashMap<(u64, u64), Known>,
+    /// The memory that it shares with those that move with it.
+    pub objects: HashSet<ObjectId>,
+}
+
+/// A file that has been identified.
+#[derive(Debug)]
+struct Known {
+    file: FileRef,
+    /// By which it is known whether it is the same still; of one that was written to just then that is not known.
+    stamp: Option<String>,
+    /// The content of such a one, which may be written to again.
+    copy: Option<File>,
 }
 
 impl HomeFiles {
     /// For the process at home. Hashes already computed are remembered below `cache_dir`.
     #[must_use]
     pub fn new(pid: i32, cache_dir: &Path) -> Self {
-        Self { pid, cache_dir: cache_dir.to_owned(), known: HashMap::new() }
+        Self { pid, cache_dir: cache_dir.to_owned(), known: HashMap::new(), objects: HashSet::new() }
+    }
+
+    /// From now on looks at it through this thread of it.
+    pub fn look_through(&mut self, thread: i32) {
+        self.pid = thread;
     }
 
     /// Opens the file behind a mapping of the process, deleted or not.
@@ -40,8 +63,11 @@ impl HomeFiles {
     /// If it cannot be opened.
     pub fn open(&self, m: &Mapping) -> io::Result<File> {
         let direct = File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end));
-        // Without the privilege for map_files: by name.
-        direct.or_else(|_refused| self.open_named(&m.name, m.inode))
+        direct.or_else(|refused| match refused.kind() {
+            // Without the privilege for map_files: by name.
+            io::ErrorKind::PermissionDenied => self.open_named(&m.name, m.inode),
+            _ => Err(refused),
+        })
     }
 
     /// Opens a file that has been unmapped since it was identified.
@@ -54,36 +80,92 @@ impl HomeFiles {
 
     /// Opens a file of the process' root by name, if that still is the same file.
     fn open_named(&self, name: &[u8], inode: u64) -> io::Result<File> {
-        use std::os::unix::ffi::OsStrExt;
-        let root = PathBuf::from(format!("/proc/{}/root", self.pid));
-        let name = std::ffi::OsStr::from_bytes(name.strip_prefix(b"/").unwrap_or(name));
-        let file = File::open(root.join(name))?;
-        if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+        of_inode(self.open_place(name, OFlags::RDONLY)?, inode)
     }
 
-    /// The file with this content, if it has been identified.
-    #[must_use]
-    pub fn by_hash(&self, hash: &ContentHash) -> Option<&FileRef> {
-        self.known.values().find(|f| f.hash == *hash)
+    /// The files with this content that have been identified.
+    pub fn by_hash(&self, hash: ContentHash) -> impl Iterator<Item = &FileRef> {
+        self.known.values().map(|known| &known.file).filter(move |file| file.hash == hash)
+    }
+
+    /// Opens what has this file's content, as it was when it was identified.
+    ///
+    /// # Errors
+    /// If there is none any more.
+    pub fn content(&self, file: &FileRef, maps: &[Mapping]) -> io::Result<File> {
+        let copy =
+            self.known.values().filter(|known| known.file.hash == file.hash).find_map(|k| k.copy.as_ref());
+        copy.map_or_else(|| self.open_like(file, maps), File::try_clone)
+    }
+
+    /// Opens a file, or another with the same content: of those a node of its guest cannot tell one from the other, nor
+    /// can its program. `maps` is what the process maps now.
+    ///
+    /// # Errors
+    /// If there is none any more.
+    pub fn open_like(&self, file: &FileRef, maps: &[Mapping]) -> io::Result<File> {
+        let one = |file: &FileRef| {
+            let is_it = |m: &&Mapping| (m.device, m.inode) == (file.device, file.inode);
+            maps.iter().find(is_it).map_or_else(|| self.open_by_name(file), |m| self.open(m))
+        };
+        one(file).or_else(|error| self.by_hash(file.hash).find_map(|file| one(file).ok()).ok_or(error))
+    }
+
+    /// The process has mapped a file just now: what is known of that from before may not be true any more.
+    pub fn mapped(&mut self, m: &Mapping) {
+        let stamp = self.open(m).and_then(|file| Ok(stamp(&file.metadata()?))).ok();
+        let known = self.known.get(&(m.device, m.inode)).and_then(|known| known.stamp.clone());
+        if stamp.is_none() || known != stamp {
+            self.known.remove(&(m.device, m.inode));
+        }
     }
 
     /// Forgets all: the process has executed another program, and may map changed files.
     pub fn forget(&mut self) {
         self.known.clear();
+        self.objects.clear();
+    }
+
+    /// From now on it is known to share these with those that move with it.
+    pub fn share(&mut self, objects: &HashSet<ObjectId>) {
+        self.objects.clone_from(objects);
+        self.measure_again();
+    }
+
+    /// What it shares may have another size by now.
+    pub fn measure_again(&mut self) {
+        self.known.retain(|_, known| !known.file.live);
+    }
+
+    /// Opens what is behind a mapping of shared memory.
+    ///
+    /// # Errors
+    /// If it cannot be opened: that needs CAP_CHECKPOINT_RESTORE, where its name does not lead to it.
+    pub fn open_object(&self, m: &Mapping) -> io::Result<File> {
+        let mut how = File::options();
+        how.read(true).write(true);
+        let direct = how.open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end));
+        let opened = direct.or_else(|refused| match refused.kind() {
+            // What anybody has put in its place by now root could write all the same.
+            io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
+                self.open_place(&m.name, OFlags::RDWR)
+            }
+            _ => Err(refused),
+        });
+        opened.and_then(|file| of_inode(file, m.inode))
+    }
+
+    /// Opens what bears this name in the process' root. The kernel has told the name without symbolic links: whoever has
+    /// put one there since wants us to open something else.
+    fn open_place(&self, name: &[u8], how: OFlags) -> io::Result<File> {
+        let root = File::open(format!("/proc/{}/root", self.pid))?;
+        let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
     fn hash(&self, file: &File, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
-        let stamp = format!(
-            "{:x}-{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
-            meta.dev(),
-            meta.ino(),
-            meta.size(),
-            meta.mtime(),
-            meta.mtime_nsec(),
-            meta.ctime(),
-            meta.ctime_nsec()
-        );
-        let note = self.cache_dir.join("hashes").join(stamp);
+        let note = self.cache_dir.join("hashes").join(stamp(meta));
         if settled
             && let Ok(bytes) = fs::read(&note)
             && let Ok(hash) = bytes.try_into()
@@ -111,27 +193,78 @@ impl HomeFiles {
     }
 }
 
+fn of_inode(file: File, inode: u64) -> io::Result<File> {
+    if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+/// Copies a file into memory.
+fn copy(file: &File) -> io::Result<File> {
+    let mut copy = File::from(rustix::fs::memfd_create("tern-copy", rustix::fs::MemfdFlags::CLOEXEC)?);
+    io::copy(&mut At { file, offset: 0 }.take(MOST_COPIED), &mut copy)?;
+    Ok(copy)
+}
+
+/// What changes whenever a file's content does, but within a timestamp's granularity.
+fn stamp(meta: &fs::Metadata) -> String {
+    format!(
+        "{:x}-{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
+        meta.dev(),
+        meta.ino(),
+        meta.size(),
+        meta.mtime(),
+        meta.mtime_nsec(),
+        meta.ctime(),
+        meta.ctime_nsec()
+    )
+}
+
+/// The number of /dev/zero: 1, 5.
+const DEV_ZERO: u64 = 1 << 8 | 5;
+
 impl Files for HomeFiles {
-    fn identify(&mut self, m: &Mapping) -> Result<FileRef, Unmovable> {
-        if let Some(known) = self.known.get(&(m.device, m.inode)) {
-            return Ok(known.clone());
+    /// Whether those who share it move together is seen to when they stand.
+    fn is_live(&self, m: &Mapping) -> bool {
+        is_shared_memory(m) || m.shared && self.objects.contains(&object::id(m))
+    }
+
+    fn identify(&mut self, m: &Mapping) -> Result<Option<FileRef>, Unmovable> {
+        let live = self.is_live(m);
+        if let Some(known) = self.known.get(&(m.device, m.inode))
+            && (known.file.live || !live)
+        {
+            return Ok(Some(known.file.clone()));
         }
         let unreadable =
             |_e: io::Error| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned());
-        let file = self.open(m).map_err(unreadable)?;
+        let file = if live { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
+        if live {
+            let (path, hash) = (m.name.clone(), ContentHash([0; 32]));
+            let (device, inode) = object::id(m);
+            let file = FileRef { device, inode, path, size: meta.size(), hash, shareable: false, live };
+            self.known.insert((device, inode), Known { file: file.clone(), stamp: None, copy: None });
+            return Ok(Some(file));
+        }
+        if meta.file_type().is_char_device() && meta.rdev() == DEV_ZERO {
+            return Ok(None);
+        }
         if !meta.is_file() {
             return Err(Unmovable::SpecialMapping(String::from_utf8_lossy(&m.name).into_owned()));
         }
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > FRESH;
-        let hash = self.hash(&file, &meta, settled).map_err(unreadable)?;
+        let copied = !settled && meta.size() <= MOST_COPIED;
+        let copy = if copied { Some(copy(&file).map_err(unreadable)?) } else { None };
+        let size = copy.as_ref().map_or(Ok(meta.size()), |copy| copy.metadata().map(|m| m.size()));
+        let size = size.map_err(unreadable)?;
+        let hash = self.hash(copy.as_ref().unwrap_or(&file), &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;
         let path = m.name.clone();
-        let file = FileRef { device: m.device, inode: m.inode, path, size: meta.size(), hash, shareable };
-        self.known.insert((m.device, m.inode), file.clone());
-        Ok(file)
+        let file = FileRef { device: m.device, inode: m.inode, path, size, hash, shareable, live };
+        let stamp = settled.then(|| stamp(&meta));
+        self.known.insert((m.device, m.inode), Known { file: file.clone(), stamp, copy });
+        Ok(Some(file))
     }
 }
 
@@ -141,7 +274,10 @@ pub struct Cache {
     dir: PathBuf,
     /// By hash: the open file, and its device and inode as maps shows them once it is mapped.
     open: HashMap<ContentHash, OwnedFd>,
-    arriving: HashMap<ContentHash, Arriving>,
+    /// By hash, and for whom it comes: two may have asked at the same time.
+    arriving: HashMap<(ContentHash, HomePid), Arriving>,
+    /// The memory that the family's guests share here.
+    pub objects: Objects,
 }
 
 #[derive(Debug)]
@@ -158,11 +294,15 @@ impl Cache {
     /// The cache below `dir`, which is made when something is put there.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.join("content"), open: HashMap::new(), arriving: HashMap::new() }
+        let (open, arriving, objects) = Default::default();
+        Self { dir: dir.join("content"), open, arriving, objects }
     }
 
-    /// Whether the content is here; opens it.
+    /// Whether the content is here, or comes by itself; opens it.
     pub fn has(&mut self, file: &FileRef) -> bool {
+        if file.live {
+            return true;
+        }
         if self.open.contains_key(&file.hash) {
             return true;
         }
@@ -178,22 +318,28 @@ impl Cache {
         true
     }
 
-    /// The content, opened read-only.
+    /// The content, opened read-only; what is shared, for writing.
     #[must_use]
-    pub fn get(&self, hash: &ContentHash) -> Option<BorrowedFd<'_>> {
-        self.open.get(hash).map(AsFd::as_fd)
+    pub fn get(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
+        if file.live { self.objects.descriptor(file) } else { self.open.get(&file.hash).map(AsFd::as_fd) }
     }
 
-    /// Takes the next piece of a file's content; true when it is complete and its hash right.
+    /// Takes the next piece of a file's content, sent for this process or thread; true when it is complete and its hash right. The first piece begins anew:
+    /// whoever sent what has come so far, or waited for it, is gone.
     ///
     /// # Errors
     /// If the piece is not the next, the content is not what its hash says, or there is no room. Nothing of
     /// it is kept then.
-    pub fn put(&mut self, file: &FileRef, offset: u64, piece: &[u8]) -> io::Result<bool> {
+    pub fn put(&mut self, file: &FileRef, to: HomePid, offset: u64, piece: &[u8]) -> io::Result<bool> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let mut arriving = match self.arriving.remove(&file.hash) {
+        let key = (file.hash, to);
+        let begun = self.arriving.remove(&key);
+        if let Some(begun) = begun.as_ref().filter(|_| offset == 0) {
+            begun.discard();
+        }
+        let mut arriving = match begun.filter(|_| offset > 0) {
             Some(arriving) => arriving,
-            None => Arriving::begin(&self.dir, file)?,
+            None => Arriving::begin(&self.dir, file, to)?,
         };
         if offset != arriving.at || piece.len() as u64 > arriving.size - arriving.at {
             arriving.discard();
@@ -203,7 +349,7 @@ impl Cache {
         arriving.hasher.update(piece);
         arriving.at += piece.len() as u64;
         if arriving.at < arriving.size {
-            self.arriving.insert(file.hash, arriving);
+            self.arriving.insert(key, arriving);
             return Ok(false);
         }
         if arriving.hasher.finalize().as_bytes() != &file.hash.0 {
@@ -216,7 +362,7 @@ impl Cache {
 }
 
 impl Arriving {
-    fn begin(dir: &Path, file: &FileRef) -> io::Result<Self> {
+    fn begin(dir: &Path, file: &FileRef, to: HomePid) -> io::Result<Self> {
         let (hasher, at, size) = (blake3::Hasher::new(), 0, file.size);
         if !file.shareable {
             let flags = rustix::fs::MemfdFlags::CLOEXEC;
@@ -225,7 +371,7 @@ impl Arriving {
         }
         fs::create_dir_all(dir)?;
         // Two families may fetch the same content at once: each has its own temporary name.
-        let temporary = dir.join(format!(".{}.{}", file.hash, std::process::id()));
+        let temporary = dir.join(format!(".{}.{}.{to}", file.hash, std::process::id()));
         let place = Some((temporary.clone(), dir.join(file.hash.to_string())));
         let _stale = fs::remove_file(&temporary);
         let file = File::options().write(true).read(true).create_new(true).mode(0o444).open(&temporary)?;
@@ -289,7 +435,15 @@ mod tests {
 
     fn reference(content: &[u8]) -> FileRef {
         let hash = ContentHash(*blake3::hash(content).as_bytes());
-        FileRef { device: 1, inode: 1, path: Vec::new(), size: content.len() as u64, hash, shareable: true }
+        FileRef {
+            device: 1,
+            inode: 1,
+            path: Vec::new(),
+            size: content.len() as u64,
+            hash,
+            shareable: true,
+            live: false,
+        }
     }
 
     fn directory(name: &str) -> PathBuf {
@@ -304,8 +458,11 @@ mod tests {
         let file = reference(b"hello world");
         let mut cache = Cache::new(&dir);
         assert!(!cache.has(&file));
-        assert!(!cache.put(&file, 0, b"hello ").unwrap());
-        assert!(cache.put(&file, 6, b"world").unwrap());
+        assert!(!cache.put(&file, HomePid(7), 0, b"hello ").unwrap());
+        // Another process asks for the same before it is here.
+        assert!(!cache.put(&file, HomePid(8), 0, b"hello").unwrap());
+        assert!(cache.put(&file, HomePid(7), 6, b"world").unwrap());
+        assert!(cache.put(&file, HomePid(8), 5, b" world").unwrap());
         assert!(Cache::new(&dir).has(&file), "another family finds it");
         let private = FileRef { shareable: false, ..file };
         assert!(!Cache::new(&dir).has(&private), "but not one that may not share");
@@ -317,9 +474,9 @@ mod tests {
         let dir = directory("false");
         let file = reference(b"hello world");
         let mut cache = Cache::new(&dir);
-        assert!(cache.put(&file, 0, b"hello_world").is_err());
-        assert!(cache.put(&file, 3, b"lo").is_err());
-        assert!(cache.put(&file, 0, b"hello world and more").is_err());
+        assert!(cache.put(&file, HomePid(7), 0, b"hello_world").is_err());
+        assert!(cache.put(&file, HomePid(7), 3, b"lo").is_err());
+        assert!(cache.put(&file, HomePid(7), 0, b"hello world and more").is_err());
         assert!(!cache.has(&file));
         assert_eq!(fs::read_dir(dir.join("content")).unwrap().count(), 0, "nothing is left");
         fs::remove_dir_all(dir).unwrap();

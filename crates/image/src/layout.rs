@@ -1,5 +1,6 @@
 //! The address space as a list of regions, and the files they map.
 
+use crate::advice::Advice;
 use crate::process::Unmovable;
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,9 @@ pub struct FileRef {
     pub hash: ContentHash,
     /// Everybody at home may read it, so that it may lie in a node's cache for everybody.
     pub shareable: bool,
+    /// It is memory that its processes share and write ([`crate::object`]): it has no hash, and its content travels with
+    /// these processes.
+    pub live: bool,
 }
 
 /// What is behind a region.
@@ -49,14 +53,19 @@ pub struct Region {
     pub end: u64,
     /// PROT_READ, PROT_WRITE, PROT_EXEC.
     pub prot: u32,
-    /// Mapped MAP_SHARED (only read-only files are).
+    /// Mapped MAP_SHARED: a file that cannot be written, or a live one.
     pub shared: bool,
     /// MAP_GROWSDOWN.
     pub grows_down: bool,
     /// MAP_NORESERVE.
     pub no_reserve: bool,
+    /// What was said about it.
+    pub advice: Advice,
     /// What is behind it.
     pub backing: Backing,
+    /// What the receiver has there of anonymous memory need not be kept, since all of it is sent ([`crate::pages`]):
+    /// it is to be in one piece.
+    pub anew: bool,
 }
 
 impl Region {
@@ -103,11 +112,14 @@ pub const MOST_FILES: usize = 20_000;
 
 /// Finds the record of a mapped file.
 pub trait Files {
-    /// The file behind a mapping.
+    /// The file behind a mapping; none behind a private one of /dev/zero, which is anonymous memory under that name.
     ///
     /// # Errors
     /// If its content cannot be had.
-    fn identify(&mut self, mapping: &Mapping) -> Result<FileRef, Unmovable>;
+    fn identify(&mut self, mapping: &Mapping) -> Result<Option<FileRef>, Unmovable>;
+
+    /// Whether what a shared mapping shows is memory that moves together with all who share it.
+    fn is_live(&self, mapping: &Mapping) -> bool;
 }
 
 impl Layout {
@@ -122,7 +134,10 @@ impl Layout {
         files: &mut dyn Files,
     ) -> Result<Self, Unmovable> {
         let mut layout = Self::default();
-        let mut known: HashMap<(u64, u64), u32> = HashMap::new();
+        let mut known: HashMap<(u64, u64), Option<u32>> = HashMap::new();
+        // What is shared in one mapping and private in another is one file, and shared memory, whichever comes first.
+        let live: HashMap<(u64, u64), &Mapping> =
+            maps.iter().filter(|m| files.is_live(m)).map(|m| ((m.device, m.inode), m)).collect();
         for m in &Reserve::without(reserve, maps) {
             if m.name == b"[vsyscall]" {
                 continue;
@@ -131,19 +146,25 @@ impl Layout {
                 Backing::Kernel
             } else {
                 check(m)?;
-                if m.inode == 0 {
+                // One that can never be written is as good as a private one.
+                if is_shared_memory(m) && !files.is_live(m) {
+                    return Err(Unmovable::SharedMemory(String::from_utf8_lossy(&m.name).into_owned()));
+                }
+                if m.is_anonymous() {
                     Backing::Anonymous
                 } else {
                     let file = match known.get(&(m.device, m.inode)) {
                         Some(file) => *file,
                         None => {
-                            layout.files.push(files.identify(m)?);
-                            let file = layout.files.len() as u32 - 1;
-                            known.insert((m.device, m.inode), file);
-                            file
+                            let shared = live.get(&(m.device, m.inode)).copied();
+                            let file = files.identify(shared.unwrap_or(m))?;
+                            let at = file.is_some().then_some(layout.files.len() as u32);
+                            layout.files.extend(file);
+                            known.insert((m.device, m.inode), at);
+                            at
                         }
                     };
-                    Backing::File { file, offset: m.offset }
+                    file.map_or(Backing::Anonymous, |file| Backing::File { file, offset: m.offset })
                 }
             };
             layout.regions.push(Region {
@@ -153,7 +174,9 @@ impl Layout {
                 shared: m.shared,
                 grows_down: m.has(b"gd"),
                 no_reserve: m.has(b"nr"),
+                advice: Advice::of(m),
                 backing,
+                anew: false,
             });
         }
         Ok(layout)
@@ -189,14 +212,24 @@ impl Layout {
         Ok(())
     }
 
+    /// Whether this is the same address space, whatever of it the receiver is to map anew.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let plain = |r: &Region| Region { anew: false, ..*r };
+        self.regions.iter().map(plain).eq(other.regions.iter().map(plain)) && self.files == other.files
+    }
+
     /// The parts of the kernel's own, in order of address.
     pub fn kernels(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(|r| r.backing == Backing::Kernel)
     }
 }
 
-/// Whether a mapping can be moved at all (kernel.md section 8).
-fn check(m: &Mapping) -> Result<(), Unmovable> {
+/// Whether a mapping can be moved at all (kernel.md section 8), whoever shares it.
+///
+/// # Errors
+/// With the reason, if not.
+pub fn check(m: &Mapping) -> Result<(), Unmovable> {
     let name = String::from_utf8_lossy(&m.name).into_owned();
     if m.has(b"io")
         || m.has(b"pf")
@@ -216,12 +249,14 @@ fn check(m: &Mapping) -> Result<(), Unmovable> {
     if name.starts_with("/secretmem") || name.starts_with("/[aio]") || name.starts_with("[uprobes") {
         return Err(Unmovable::SpecialMapping(name));
     }
-    // A shared mapping that can never be written is as good as a private one.
-    if m.shared && (m.inode == 0 || m.has(b"mw")) {
-        return Err(Unmovable::SharedMemory(name));
-    }
     if m.end > tern_tracee::TASK_END {
         return Err(Unmovable::SpecialMapping(format!("{:#x}", m.start)));
     }
     Ok(())
+}
+
+/// Whether this is memory that others can see written, as smaps shows it.
+#[must_use]
+pub fn is_shared_memory(m: &Mapping) -> bool {
+    m.shared && (m.is_anonymous() || m.has(b"mw"))
 }

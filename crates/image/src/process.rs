@@ -1,12 +1,16 @@
 //! A process: what is its own besides its threads and pages, and whether it can be moved at all.
 
+use crate::advice::Advice;
 use crate::apply::Space;
 use crate::layout::Layout;
+use crate::limits::{self, Limit};
 use crate::reserve::Reserve;
 use crate::thread::ThreadImage;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
+use tern_ids::HomePid;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
 /// Why a process cannot be moved now. Each reason has a code, which is what scripts look for, and a sentence.
@@ -15,7 +19,9 @@ use tern_tracee::{Memory, Registers, Result, procfs};
 pub enum Unmovable {
     #[error("shared memory: it maps {0:?} writable and shared")]
     SharedMemory(String),
-    #[error("threads: it has {0} threads, and only single-threaded processes are moved yet")]
+    #[error("shared memory: {0}")]
+    SharedWith(String),
+    #[error("threads: it has {0}, and at most {MOST_THREADS} are moved")]
     Threads(u32),
     #[error("device mapping: it maps {0:?}")]
     DeviceMapping(String),
@@ -58,24 +64,47 @@ impl Unmovable {
     }
 }
 
+/// The most threads that an image may have: what describes them fits a message.
+pub const MOST_THREADS: usize = 4096;
+
 /// Looks at a process from outside, without stopping it: cheap reasons why it cannot be moved. `tracer` is
 /// our own pid if we trace it already, 0 otherwise.
 ///
 /// # Errors
 /// `Err` if the process is gone; `Ok(Err)` with the reason.
 pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
+    // The thread through which it is seen may end in the middle, as when another one executes a program: what it has
+    // lost by then looks as if the process had never had it.
+    let mut found = check_once(pid, tracer);
+    for _ in 0..LOOKS {
+        let sure = !matches!(found, Err(_) | Ok(Err(Unmovable::NoMemory | Unmovable::ChildrenElsewhere)));
+        if sure || procfs::status(pid).is_err() {
+            break;
+        }
+        found = check_once(pid, tracer);
+    }
+    found
+}
+
+/// How often a look at a process is made again of which a thread may just have ended.
+const LOOKS: u32 = 8;
+
+fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
+    let first = procfs::status(pid)?;
+    // All but its number is seen through any of its threads that lives.
+    let pid = procfs::living(pid);
     let status = procfs::status(pid)?;
     let reason = if status.tracer != 0 && status.tracer != tracer {
         Some(Unmovable::Traced(status.tracer))
     } else if status.resident_kib == 0 {
         Some(Unmovable::NoMemory)
-    } else if status.own_pid == 1 {
+    } else if first.own_pid == 1 {
         Some(Unmovable::Init)
     } else if children_elsewhere(pid) {
         Some(Unmovable::ChildrenElsewhere)
     } else if program_is_32_bit(pid) {
         Some(Unmovable::ThirtyTwoBit)
-    } else if status.threads > 1 {
+    } else if status.threads as usize > MOST_THREADS {
         Some(Unmovable::Threads(status.threads))
     } else if status.seccomp != 0 {
         Some(Unmovable::Seccomp)
@@ -118,7 +147,9 @@ fn special_descriptor(pid: i32) -> Result<Option<Unmovable>> {
 }
 
 fn shared_address_space(pid: i32, parent: i32) -> Option<Unmovable> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let of =
+        |tid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let children: String = procfs::threads(pid).into_iter().flatten().map(of).collect();
     let relatives = children.split_ascii_whitespace().filter_map(|c| c.parse().ok()).chain([parent]);
     relatives.filter(|r| *r > 0).find(|r| same_memory(pid, *r)).map(Unmovable::SharedAddressSpace)
 }
@@ -155,54 +186,66 @@ pub struct ProcessImage {
     pub auxv: Vec<u8>,
     /// personality(2).
     pub personality: u64,
+    /// What it has registered for with membarrier(2), as that tells it.
+    pub barriers: u32,
+    /// Its limits on memory; one that is missing does not bind it.
+    pub limits: Vec<Limit>,
     /// What each signal does, 1 to 64.
     pub actions: Vec<Action>,
     /// The address space.
     pub layout: Layout,
-    /// Its thread.
-    pub thread: ThreadImage,
+    /// Its threads, the first one first, unless that has ended.
+    pub threads: Vec<ThreadImage>,
 }
 
 impl ProcessImage {
-    /// Reads the process under injection, but for its pages. Its memory is changed only in our own range, and
-    /// in a critical section of rseq, which is left.
+    /// Reads a process, one of whose threads is under injection, but for its pages and its threads, which have been
+    /// read. Its memory is changed only in our own range.
     ///
     /// # Errors
     /// If it is gone.
-    pub fn capture(space: &mut dyn Space, memory: &Memory, reserve: Reserve, layout: Layout) -> Result<Self> {
-        let pid = space.injection().pid();
-        let thread = ThreadImage::capture(space, memory, reserve)?;
+    pub fn capture(
+        space: &mut dyn Space,
+        memory: &Memory,
+        reserve: Reserve,
+        layout: Layout,
+        threads: Vec<ThreadImage>,
+    ) -> Result<Self> {
+        let pid = memory.pid();
         let stat = procfs::stat(pid)?;
         let brk = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
         let f = |n| stat.field(n);
         let bounds = [f(26), f(27), f(45), f(46), f(47), brk, f(28), f(48), f(49), f(50), f(51)];
         let personality =
             space.call("read the personality", libc::SYS_personality, [0xffff_ffff, 0, 0, 0, 0, 0])?;
+        let barriers = barriers(space)?;
         let actions = actions(space, memory, reserve)?;
         let command = procfs::status(pid)?.name;
         let auxv = procfs::auxv(pid)?;
+        let limits = limits::of(pid)?;
         let version = crate::VERSION;
-        Ok(Self { version, command, bounds, auxv, personality, actions, layout, thread })
+        Ok(Self { version, command, bounds, auxv, personality, barriers, limits, actions, layout, threads })
     }
 
-    /// Brings the image of a guest up to date: what a process that runs away from home changes by itself.
+    /// Brings the image of a guest up to date: what a process that runs away from home changes by itself. One of its
+    /// threads is under injection.
     ///
     /// # Errors
     /// If it is gone.
     pub fn recapture(
         &mut self,
         space: &mut dyn Space,
-        memory: &Memory,
-        reserve: Reserve,
         layout: Layout,
+        threads: Vec<ThreadImage>,
     ) -> Result<()> {
-        self.thread = ThreadImage::capture(space, memory, reserve)?;
         self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
-        self.layout = layout;
+        self.barriers = barriers(space)?;
+        (self.layout, self.threads) = (layout, threads);
         Ok(())
     }
 
-    /// Gives a process, whose address space has this layout already, everything but its registers.
+    /// Gives a process, whose address space has this layout already and one of whose threads is under injection,
+    /// everything but what is its threads'.
     ///
     /// `title` is what `ps` shall show on this node; none at home, where the arguments are the process' own.
     ///
@@ -215,14 +258,19 @@ impl ProcessImage {
         reserve: Reserve,
         title: Option<&str>,
     ) -> Result<()> {
-        let scratch = reserve.room();
-        let there = procfs::status(memory.pid())?.changed;
+        let scratch = reserve.scratch();
+        let status = procfs::status(memory.pid())?;
+        let there = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
             if *action != UNCHANGED || is_worth_asking(there, at) {
                 set_action(space, memory, reserve, at as u64 + 1, action)?;
             }
         }
         self.set_bounds(space, memory, reserve, title)?;
+        for bit in (0..32).map(|at| 1 << at).filter(|bit| self.barriers & bit != 0) {
+            // One that this kernel does not have fails, as its use will.
+            let _unknown = space.injection().call(libc::SYS_membarrier, [bit.into(), 0, 0, 0, 0, 0])?;
+        }
         if let Some(title) = title {
             if self.personality != 0 {
                 space.call(
@@ -237,8 +285,39 @@ impl ProcessImage {
             memory.write_forced(scratch, &name)?;
             let args = [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0];
             space.call("set the name", libc::SYS_prctl, args)?;
+            limits::impose_all(memory.pid(), &self.limits);
         }
-        self.thread.restore(space, memory, reserve)
+        self.lock(space, memory.pid(), status.locked_kib > 0)
+    }
+
+    /// Locks the memory that the program has locked, and no other. It fails where this node grants less than home did:
+    /// the memory could be swapped then.
+    fn lock(&self, space: &mut dyn Space, pid: i32, some_is: bool) -> Result<()> {
+        if !some_is && !self.layout.regions.iter().any(|region| region.advice.is_locked()) {
+            return Ok(());
+        }
+        let locked: Vec<_> = procfs::smaps(pid)?.into_iter().filter(|m| Advice::of(m).is_locked()).collect();
+        for region in self.layout.regions.iter().filter(|region| region.is_private()) {
+            let there = locked.iter().filter(|m| m.start < region.end && region.start < m.end);
+            let same = |m: &&procfs::Mapping| Advice::of(m).lock() == region.advice.lock();
+            let as_it_was: u64 =
+                there.clone().filter(same).map(|m| m.end.min(region.end) - m.start.max(region.start)).sum();
+            let args = |flags| [region.start, region.len(), flags, 0, 0, 0];
+            match region.advice.lock() {
+                Some(_) if as_it_was == region.len() => {}
+                Some(flags) => {
+                    // What must not be read cannot be brought in, and is locked all the same.
+                    let on_fault = u64::from(region.prot == 0);
+                    let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
+                    if let Err(error) = done {
+                        tracing::warn!(pid, %error, "memory that was locked is not locked here");
+                    }
+                }
+                None if there.clone().next().is_none() => {}
+                None => drop(space.call("unlock memory", libc::SYS_munlock, args(0))?),
+            }
+        }
+        Ok(())
     }
 
     /// At home too: the kernel's idea of the heap's end is not moved by mapping the heap, and a program that
@@ -261,7 +340,7 @@ impl ProcessImage {
             words[7] = title_at;
             words[8] = title_at + title.len() as u64;
         }
-        let scratch = reserve.room();
+        let scratch = reserve.scratch();
         let auxv = &self.auxv[..self.auxv.len().min(46 * 8)];
         let auxv_at = scratch + 256;
         memory.write_forced(auxv_at, auxv)?;
@@ -284,11 +363,23 @@ impl ProcessImage {
         if self.version != crate::VERSION {
             return Err("an image of another version");
         }
+        if self.limits.iter().any(|limit| !limits::travels(limit.resource)) || self.limits.len() > 8 {
+            return Err("an image with other limits");
+        }
         if self.actions.len() != SIGNALS || self.command.len() > 64 || self.auxv.len() > 4096 {
             return Err("an image of the wrong shape");
         }
+        let own: HashSet<i32> = self.threads.iter().map(|t| t.own_tid).collect();
+        let home: HashSet<HomePid> = self.threads.iter().map(|t| t.tid).collect();
+        let count = self.threads.len();
+        if count == 0 || count > MOST_THREADS || own.len() != count || home.len() != count {
+            return Err("an image without threads, with too many, or with one twice");
+        }
+        if own.iter().any(|tid| *tid <= 1) || home.iter().any(|tid| tid.0 <= 1) {
+            return Err("a thread without a number");
+        }
         // It may have begun to run such code after it was looked at.
-        if !self.thread.registers.is_64_bit() {
+        if self.threads.iter().any(|thread| !thread.registers.is_64_bit()) {
             return Err("an image of 32-bit code");
         }
         Ok(())
@@ -310,13 +401,21 @@ fn is_worth_asking(changed: u64, at: usize) -> bool {
     changed >> at & 1 == 1 || at as i32 + 1 == libc::SIGCHLD
 }
 
+/// Reads what a process has registered for with membarrier; nothing on kernels before 6.3, which do not tell.
+fn barriers(space: &mut dyn Space) -> Result<u32> {
+    const GET_REGISTRATIONS: u64 = 1 << 9;
+    let told = space.injection().call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0, 0, 0, 0])?;
+    Ok(u32::try_from(told).unwrap_or(0))
+}
+
 /// Reads what each signal does.
 ///
 /// # Errors
 /// If the process is gone.
 pub fn actions(space: &mut dyn Space, memory: &Memory, reserve: Reserve) -> Result<Vec<Action>> {
-    let scratch = reserve.room();
-    let changed = procfs::status(memory.pid())?.changed;
+    let scratch = reserve.scratch();
+    let status = procfs::status(memory.pid())?;
+    let changed = status.ignored | status.caught;
     let mut all = vec![UNCHANGED; SIGNALS];
     for (at, action) in all.iter_mut().enumerate().filter(|(at, _)| is_worth_asking(changed, *at)) {
         let signal = at as u64 + 1;
@@ -342,7 +441,7 @@ pub fn set_action(
     if signal == libc::SIGKILL as u64 || signal == libc::SIGSTOP as u64 {
         return Ok(());
     }
-    let scratch = reserve.room();
+    let scratch = reserve.scratch();
     let bytes: Vec<u8> = action.iter().flat_map(|w| w.to_le_bytes()).collect();
     memory.write_forced(scratch, &bytes)?;
     space.call("set a signal's action", libc::SYS_rt_sigaction, [signal, scratch, 0, 8, 0, 0]).map(drop)

@@ -3,11 +3,16 @@
 //! ```text
 //!  offset     at home                              away
 //!       0     the blob (code)                      the stub: one `syscall` instruction
+//!    2048     code of errands                      the same
 //!    4096     mailbox header  ┐ shared with the    scratch for injected calls
 //!    8192     mailbox data    ┘ home shim          scratch
+//!  the last
+//!    4096     scratch for injected calls, at any   the same; its second half
+//!             time                                 holds the title
 //! ```
 
 use serde::{Deserialize, Serialize};
+use tern_tracee::errand::Desk;
 use tern_tracee::inject::Injection;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{PAGE, Result};
@@ -41,6 +46,24 @@ impl Reserve {
         self.start + PAGE
     }
 
+    /// Where injected calls may put what they point to, a page at most, whatever calls are under way.
+    #[must_use]
+    pub fn scratch(&self) -> u64 {
+        self.end() - PAGE
+    }
+
+    /// Where threads may be sent on errands, whatever calls are under way: a few at a time.
+    #[must_use]
+    pub fn narrow_desk(&self) -> Desk {
+        Desk { code: self.start + PAGE / 2, start: self.scratch(), end: self.scratch() + PAGE / 2 }
+    }
+
+    /// The same while no mailbox is in use in our range: hundreds.
+    #[must_use]
+    pub fn wide_desk(&self) -> Desk {
+        Desk { start: self.room() + PAGE, ..self.narrow_desk() }
+    }
+
     /// Whether the two ranges meet.
     #[must_use]
     pub fn meets(&self, start: u64, end: u64) -> bool {
@@ -55,7 +78,18 @@ impl Reserve {
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
         let args = [Self::AREA, Self::LEN, prot, flags, u64::MAX, 0];
-        Ok(Self { start: injection.must("reserve addresses", libc::SYS_mmap, args)? })
+        let reserve = Self { start: injection.must("reserve addresses", libc::SYS_mmap, args)? };
+        reserve.protect_code(injection)?;
+        Ok(reserve)
+    }
+
+    /// Makes the code page of the range, which is mapped, executable.
+    ///
+    /// # Errors
+    /// If the process is gone, or the kernel refuses.
+    pub fn protect_code(&self, injection: &mut Injection) -> Result<()> {
+        let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        injection.must("protect our code", libc::SYS_mprotect, [self.start, PAGE, exec, 0, 0, 0]).map(drop)
     }
 
     /// Removes the range from a process.

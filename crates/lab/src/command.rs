@@ -7,6 +7,7 @@ use crate::lab::{self, Lab};
 use crate::link::Link;
 use crate::options::{Name, Options};
 use crate::signals::{self, Received};
+use crate::storm::{self, StormArgs};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,9 +33,12 @@ const LAST_WISHES: Duration = Duration::from_secs(5);
         tern lab up --link switch:1gbit,0.2ms         0.2 ms each way\n  \
         tern lab exec 2 -- hostname\n  \
         tern lab cut 2; tern lab heal 2\n  \
+        tern lab storm -- make                        the same natively and while all of it is moved about?\n  \
+        tern lab storm --moves 1000 --every 5..50ms --seed 7 --copy src -- sh -c 'make && ./check'\n  \
         tern lab down\n\n\
         Exit status:\n  \
         run, exec: that of the command; 125 the lab failed, 126 it cannot be run, 127 there is none\n  \
+        storm: 0 nothing differs, 1 something does, 2 wrong command line, 3 moved too seldom, 125 as above\n  \
         others: 0 done, 1 not done, 2 wrong command line"
 )]
 pub struct LabArgs {
@@ -78,6 +82,13 @@ pub enum LabCommand {
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
+    /// Run a command natively and in a storm of migrations, and compare.
+    ///
+    /// The command runs on node 1 as it is, in an empty folder. Then it runs there with mosrun, and every process that
+    /// it starts is moved to one random node after the other, home included, as long as it lives; the balancer leaves
+    /// these processes alone. Standard output and error, exit status, and the files that it leaves in its folder must
+    /// be the same. It gets no input.
+    Storm(StormArgs),
     /// Cut a node's cables, or what goes between two nodes, silently.
     Cut {
         /// Its name.
@@ -196,6 +207,13 @@ pub fn run(command: LabCommand) -> Result<ExitCode> {
             let opened = Lab::open(&which.lab);
             or_125(opened.and_then(|lab| enter::enter(lab.name(), node, How::Attached, program, arguments)))
         }
+        LabCommand::Storm(args) => match storm::start(&args) {
+            Err(error @ LabError::BadOption(_)) => {
+                let _ = writeln!(std::io::stderr(), "tern lab storm: {error}");
+                Ok(2.into())
+            }
+            end => or_125(end),
+        },
         LabCommand::Cut { which, node, other, one_way } => {
             done(Lab::open(&which.lab)?.cut(cable(node, other, one_way)))
         }
@@ -274,7 +292,7 @@ fn up(options: Options) -> Result<ExitCode> {
 }
 
 /// Returns the command's exit code, the lab being down.
-fn run_in(options: &Options, command: &[OsString]) -> Result<u8, LabError> {
+pub(crate) fn run_in(options: &Options, command: &[OsString]) -> Result<u8, LabError> {
     signals::expect_children();
     signals::note_interrupts();
     // So that the nodes' inits become our zombies, not those of the machine's init, and are gone when we are.

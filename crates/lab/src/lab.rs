@@ -19,10 +19,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long processes may take to die, and groups to become empty.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a group may stay busy after its last process was killed, before it is asked for others.
+const RELUCTANCE: Duration = Duration::from_millis(100);
 /// How long the wire may take to find a port.
 const WIRE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -322,8 +324,16 @@ pub fn down(name: &Name) -> Result<()> {
     let lock = state::lock(name, PATIENCE);
     if let Ok(hierarchies) = Hierarchies::find() {
         let group = hierarchies.lab(name);
-        group.kill(PATIENCE).map_err(|pids| LabError::Undying { lab: name.clone(), pids })?;
-        group.remove(PATIENCE).tried(|| format!("remove the control groups of lab {name}"))?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            group.kill(PATIENCE).map_err(|pids| LabError::Undying { lab: name.clone(), pids })?;
+            // One that was born just before may become a member between the two: then it is killed as well. As soon
+            // as a group is gone, none joins any more, and who cannot join ends.
+            match group.remove(RELUCTANCE) {
+                Err(_) if Instant::now() < end => {}
+                removed => break removed.tried(|| format!("remove the control groups of lab {name}"))?,
+            }
+        }
     }
     let removed = state::remove(name);
     drop(lock);

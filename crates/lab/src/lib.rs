@@ -49,6 +49,7 @@ mod signals;
 #[allow(unsafe_code, reason = "namespaces and pre_exec")]
 mod spaces;
 mod state;
+mod storm;
 mod topology;
 mod wire;
 
@@ -59,3 +60,4 @@ pub use lab::{Lab, down};
 pub use link::{Link, Shape};
 pub use node::Node;
 pub use options::{Name, Options};
+pub use storm::{Difference, Moves, Report};

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// A process, as this machine numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
     /// In clock ticks since boot.

@@ -25,10 +25,12 @@
 pub mod cpu;
 pub mod fault;
 pub mod journey;
+pub mod machine;
 pub mod message;
 pub mod partial;
 pub mod source;
 pub mod target;
+pub mod usage;
 pub mod wall;
 
 pub use cpu::{CpuTime, Demand};

@@ -1,4 +1,5 @@
-//! What two shims say to each other about one process. The frame's tag is its pid at home.
+//! What two shims say to each other about one process. The frame's tag is its pid at home; in what concerns one
+//! thread ([`Message::is_of_a_thread`]) that thread's number, which for the first one is the same.
 //!
 //! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
 //! files follow their description within the same message, uncopied.
@@ -7,9 +8,10 @@ use crate::cpu::{CpuTime, Demand};
 use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 use tern_image::{Layout, ProcessImage, Reserve};
-use tern_syscall::{Call, Outcome};
+use tern_syscall::{ByteBuf, Call, Outcome};
 use tern_tracee::pagemap::Run;
 use tern_wire::{Frame, Link, LinkError};
 
@@ -50,19 +52,43 @@ pub struct Offer {
 /// What of a machine a process can see, and must find again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor's features, as the kernel lists them, sorted.
+    /// The processor's features that are instructions, as the kernel lists them, sorted.
     pub cpu_flags: Vec<String>,
     /// What the CPUID instruction tells of them ([`tern_tracee::registers::cpuid_features`]).
     pub cpuid: Vec<u32>,
     /// Length of the extended register area.
     pub xstate_len: u32,
-    /// Hash of the vDSO's code, and the lengths of the kernel's mappings in order of address.
-    pub vdso: ([u8; 32], Vec<u64>),
+    /// The kernel's own mappings.
+    pub vdso: Vdso,
+}
+
+/// What a kernel maps into each program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vdso {
+    /// The vDSO, whose functions the program may have found.
+    pub code: Vec<u8>,
+    /// The lengths of all that the kernel maps, in order of address; the vDSO is the last.
+    pub lengths: Vec<u64>,
 }
 
 /// State of calls and signals that travels with a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Conversation {
+    /// Of each thread, in the order of its image.
+    pub talks: Vec<Talk>,
+    /// How long the process has stood still by the time this is sent, in microseconds.
+    pub frozen_us: u64,
+    /// How many bytes of content were sent for it.
+    pub sent: u64,
+    /// The wall clock where it was stopped, when it was, in nanoseconds: it has read no later one.
+    pub wall: u64,
+    /// CPU time that it has used away, on all nodes.
+    pub used: CpuTime,
+}
+
+/// State of calls and signals of one thread.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Talk {
     /// Number of the last call that was sent home.
     pub call: u64,
     /// Whether that call's result has not been delivered: it is asked for again under the same number.
@@ -77,13 +103,7 @@ pub struct Conversation {
     /// A transfer of which a part was done when an interruption cut it short; its rest is the call that comes
     /// first.
     pub partial: Option<Partial>,
-    /// How long the process has stood still by the time this is sent, in microseconds.
-    pub frozen_us: u64,
-    /// How many bytes of content were sent for it.
-    pub sent: u64,
-    /// The wall clock where it was stopped, when it was, in nanoseconds: it has read no later one.
-    pub wall: u64,
-    /// CPU time that it has used away, on all nodes.
+    /// CPU time that this thread has used away, on all nodes.
     pub used: CpuTime,
 }
 
@@ -97,10 +117,12 @@ pub struct CallRequest {
     /// How many signals this life had taken over when it made the call. If home has sent more, the call is
     /// not performed: the program must see the signal first, as it would have at home.
     pub signals: u64,
-    /// See [`Conversation::resumes`].
+    /// See [`Talk::resumes`].
     pub resumes: Option<i64>,
     /// The call.
     pub call: Call,
+    /// If it opens a file of /proc about the program's own memory: what that shows where the memory is.
+    pub view: Option<ByteBuf>,
 }
 
 /// Its result.
@@ -110,10 +132,19 @@ pub struct CallResult {
     pub number: u64,
     /// What the kernel returned (restart codes included) and wrote.
     pub outcome: Outcome,
-    /// After a fork: the child as home numbers it.
+    /// After a fork: the child as home numbers it; so too a new thread.
     pub child: Option<HomePid>,
-    /// After a mapping of a file: the file.
-    pub file: Option<tern_image::FileRef>,
+    /// After a mapping of a file: what was mapped.
+    pub file: Option<Mapped>,
+}
+
+/// What is behind a mapping that home has made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mapped {
+    /// A file.
+    File(tern_image::FileRef),
+    /// Nothing: it was /dev/zero.
+    Zero,
 }
 
 /// All messages.
@@ -139,42 +170,69 @@ pub enum Message {
         /// Where the piece belongs.
         offset: u64,
     },
+    /// sender → receiver: a piece of shared memory, which everybody has left alone by now, follows.
+    Object {
+        /// Index in the last layout.
+        file: u32,
+        /// Where the piece belongs.
+        offset: u64,
+    },
+    /// sender → receiver: this part of shared memory is zero.
+    Hole {
+        /// Index in the last layout.
+        file: u32,
+        /// Where it begins.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
     /// sender → receiver: the content of these pages follows.
     Pages(Vec<Run>),
     /// sender → receiver: these pages hold nothing.
     Forget(Vec<Run>),
     /// sender → receiver: the rest; the process stands still.
     Image(Box<ProcessImage>, Conversation),
-    /// receiver → home: the process could be resumed here. For how long it has stood still, in microseconds, and
-    /// how many bytes were sent for it, as its sender said: of a journey onward home knows neither.
-    Ready(Epoch, u64, u64),
+    /// receiver → home: the process could be resumed here. How many bytes were sent for it, as its sender said: of a
+    /// journey onward home does not know.
+    Ready(Epoch, u64),
     /// home → guest: resume it, as this life.
     Go(Epoch),
-    /// guest → home: it runs.
-    Running(Epoch),
+    /// home → guest: resume these, which share memory, as these lives: all of them or none.
+    GoTogether(Vec<(HomePid, Epoch)>),
+    /// guest → home: it runs, after it has stood still for so many microseconds in all.
+    Running(Epoch, u64),
     /// home → guest: send the process away.
     Depart(Departure),
+    /// guest → home: what comes of the process from here on is of this departure. What is still under way of an earlier one,
+    /// which was called off, comes before.
+    Departing(MigrationId),
+    /// guest → next guest, first of all: what comes on this link is for this life, as home has offered it. A link of an
+    /// earlier departure, of which something is still under way, was for another.
+    Brings(Epoch),
     /// guest → home: it did not go; why. It runs on.
     Stayed(String),
     /// home → guest: the process is elsewhere now; end your copy.
     Drop,
     /// home → guest: it did not work out; let your copy run on.
     Thaw,
-    /// guest → home
+    /// guest → home, of a thread
     Call(Box<CallRequest>),
-    /// home → guest
+    /// home → guest, of a thread
     Result(Box<CallResult>),
-    /// home → guest: a signal for the process: its number in the count, and its siginfo.
+    /// home → guest: this thread's deputy has ended, as its program asked and is waiting for: it may end there too.
+    ThreadEnded,
+    /// home → guest: a signal for this thread, or which home's kernel has given to it: its number in the thread's
+    /// count, and its siginfo.
     Signal(u64, Vec<u8>),
     /// home → guest: stand still (job control), or go on.
     Stop(bool),
-    /// guest → home: the program was killed by this signal, raised by itself there.
+    /// guest → home: the program was killed by this signal, raised by this thread there.
     Died(i32),
     /// guest → home: its node has ended the program; why.
     PutDown(String),
-    /// guest → home: the program needs something that only home has; fetch it home, and why.
+    /// guest → home: this thread needs something that only home has; fetch its process home, and why.
     FetchHome(String),
-    /// guest → home: the content of this file is wanted, for a mapping that home has just made.
+    /// guest → home: the content of this file is wanted, for a mapping that this thread's deputy has just made.
     WantContent(ContentHash),
     /// home → guest: a piece of it follows.
     Content {
@@ -183,25 +241,41 @@ pub enum Message {
         /// Where the piece belongs.
         offset: u64,
     },
-    /// guest → home, on a new link: this life is here, and has taken over so many signals.
+    /// guest → home, on a new link, of each thread, the first one last: this life is here, and it has taken over so
+    /// many signals.
     Present(Epoch, u64),
-    /// guest → home: the program's signal mask is this now, since a handler has returned.
+    /// guest → home: this thread's signal mask is this now, since a handler has returned.
     Mask(u64),
     /// Nothing; shows that the link is alive.
     Beat,
     /// guest → home: CPU time that the process has used away, on all nodes, and what else it asks of this one.
     Used(CpuTime, Demand),
+    /// guest → home: the same of one thread.
+    ThreadUsed(CpuTime),
+    /// home → guest: say what the process has used as soon as that is so much, in nanoseconds on all nodes; or do not any
+    /// more.
+    Watch(Option<u64>),
+    /// home → guest: the same of one thread.
+    WatchThread(Option<u64>),
+    /// sender → receiver, before an address space: the numbers, as they see them, of the threads that the process has now
+    /// besides its first one. They can be made while it still runs.
+    Crew(Vec<i32>),
 }
 
 /// Where a guest is to go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// Home, over the link on which this arrives.
-    Home(MigrationId),
-    /// To another guest shim.
-    Onward {
+    Home {
         /// The migration.
         migration: MigrationId,
+        /// With whom it shares memory, itself among them: they stand still together before its image is sent.
+        together: Vec<HomePid>,
+    },
+    /// To another guest shim.
+    Onward {
+        /// The life that it is to have there.
+        life: Epoch,
         /// That node's daemon.
         address: String,
         /// The shim there.
@@ -212,21 +286,56 @@ pub enum Departure {
 }
 
 impl Message {
+    /// Whether the tag names a thread and not the process. One that is about the content of a mapped file does: the
+    /// thread that maps it waits for it.
+    #[must_use]
+    pub fn is_of_a_thread(&self) -> bool {
+        matches!(
+            self,
+            Self::Call(_)
+                | Self::Result(_)
+                | Self::ThreadEnded
+                | Self::Signal(..)
+                | Self::Died(_)
+                | Self::FetchHome(_)
+                | Self::WantContent(_)
+                | Self::Content { .. }
+                | Self::Present(..)
+                | Self::Mask(_)
+                | Self::ThreadUsed(_)
+                | Self::WatchThread(_)
+        )
+    }
+
     fn kind(&self) -> u8 {
         // Only for logs and for telling messages with bytes behind them; the payload says what it is.
         match self {
             Self::Pages(_) => 1,
-            Self::File { .. } | Self::Content { .. } => 2,
+            Self::File { .. } | Self::Content { .. } | Self::Object { .. } => 2,
             _ => 0,
         }
     }
 }
 
-/// Queues a message, with bytes behind it where its kind has some.
+/// With more than this waiting to leave, the next message waits as well: a call carries up to 64 MiB, and several
+/// threads may make such calls at once.
+const CROWDED: usize = 32 << 20;
+
+/// How long it waits; whoever takes nothing for so long has lost the link.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Queues a message, with bytes behind it where its kind has some. Waits first if very much is on its way already.
 ///
 /// # Errors
 /// Those of the link; the message may then have arrived in part, which is as good as not at all.
 pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
+    while link.unsent() > CROWDED {
+        let before = link.unsent();
+        match link.drain(Instant::now() + PATIENCE) {
+            Err(LinkError::Timeout) if link.unsent() < before => {}
+            done => done?,
+        }
+    }
     let mut head = vec![0; 4];
     head = postcard::to_extend(message, head).map_err(|_e| LinkError::Closed)?;
     let length = (head.len() - 4) as u32;

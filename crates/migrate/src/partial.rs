@@ -2,7 +2,8 @@
 //!
 //! A blocking write to a pipe or a stream socket, and a receive with MSG_WAITALL, return a short count when they
 //! are interrupted after a part has been moved, even if no signal was there: natively that happens only when a
-//! handler runs. So the rest is transferred, and the program is told the sum.
+//! handler runs. So do sendmmsg and recvmmsg, which count messages. So the rest is transferred, and the program is told the sum. Likewise with what is longer than one
+//! message carries: it goes in pieces.
 
 use serde::{Deserialize, Serialize};
 use tern_tracee::registers::Registers;
@@ -10,7 +11,7 @@ use tern_tracee::registers::Registers;
 /// What of a transfer was done, and the buffer and length with which the program began it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partial {
-    /// Bytes moved so far.
+    /// Bytes, or messages, moved so far.
     pub done: u64,
     /// The buffer, as the program gave it.
     pub buffer: u64,
@@ -25,16 +26,44 @@ pub fn rest(registers: &mut Registers, before: Option<Partial>) -> Option<Partia
     let flows = match nr.cast_signed() {
         libc::SYS_write | libc::SYS_sendto => true,
         libc::SYS_recvfrom => registers.r10 & libc::MSG_WAITALL as u64 != 0,
+        libc::SYS_sendmmsg => true,
+        // One that is content with fewer, or has a limit, may have ended by itself.
+        libc::SYS_recvmmsg => registers.r10 & libc::MSG_WAITFORONE as u64 == 0 && registers.r8 == 0,
         _ => false,
     };
+    if flows { advance(registers, nr, before) } else { None }
+}
+
+/// The same after a piece as long as a message carries, of which all was moved.
+pub fn rest_of_long(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
+    let nr = registers.call()?;
+    let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_sendto].contains(&nr.cast_signed());
+    if plain || is_positional(nr) { advance(registers, nr, before) } else { None }
+}
+
+/// Bytes of the buffer for each that is counted.
+fn unit(nr: u64) -> u64 {
+    const MESSAGE: u64 = 64;
+    if [libc::SYS_sendmmsg, libc::SYS_recvmmsg].contains(&nr.cast_signed()) { MESSAGE } else { 1 }
+}
+
+/// Whether it says where in the file, in its fourth argument.
+fn is_positional(nr: u64) -> bool {
+    [libc::SYS_pread64, libc::SYS_pwrite64].contains(&nr.cast_signed())
+}
+
+fn advance(registers: &mut Registers, nr: u64, before: Option<Partial>) -> Option<Partial> {
     let moved = registers.rax.cast_signed();
-    if !flows || moved <= 0 || moved.cast_unsigned() >= registers.rdx {
+    if moved <= 0 || moved.cast_unsigned() >= registers.rdx {
         return None;
     }
     let moved = moved.cast_unsigned();
     let begun = before.unwrap_or(Partial { done: 0, buffer: registers.rsi, length: registers.rdx });
-    registers.rsi += moved;
+    registers.rsi = registers.rsi.wrapping_add(moved * unit(nr));
     registers.rdx -= moved;
+    if is_positional(nr) {
+        registers.r10 = registers.r10.wrapping_add(moved);
+    }
     registers.rax = nr;
     registers.rip -= 2;
     registers.orig_rax = u64::MAX;
@@ -52,6 +81,9 @@ impl Partial {
     /// Puts the program's own arguments back.
     pub fn mend(&self, registers: &mut Registers) {
         (registers.rsi, registers.rdx) = (self.buffer, self.length);
+        if registers.call().is_some_and(is_positional) {
+            registers.r10 = registers.r10.wrapping_sub(self.done);
+        }
     }
 }
 
@@ -72,5 +104,40 @@ mod tests {
         assert_eq!((partial.done, partial.buffer, partial.length), (150, 0x1000, 300));
         assert_eq!(rest(&mut Registers { rax: 300, ..cut }, None), None);
         assert_eq!(rest(&mut Registers { orig_rax: 0, ..cut }, None), None, "a read may be short");
+    }
+
+    #[test]
+    fn messages_are_counted_and_some_are_content_with_fewer() {
+        let nr = libc::SYS_recvmmsg as u64;
+        let cut = Registers { orig_rax: nr, rax: 2, rsi: 0x1000, rdx: 5, rip: 12, ..Registers::default() };
+        let mut now = cut;
+        let partial = rest(&mut now, None).unwrap();
+        assert_eq!((now.rsi, now.rdx, partial.whole(3)), (0x1080, 3, 5));
+        assert_eq!(rest(&mut Registers { r8: 0x2000, ..cut }, None), None);
+        assert_eq!(rest(&mut Registers { r10: libc::MSG_WAITFORONE as u64, ..cut }, None), None);
+    }
+
+    #[test]
+    fn long_ones_go_on_where_they_were_in_the_file() {
+        let nr = libc::SYS_pread64 as u64;
+        let full = Registers {
+            orig_rax: nr,
+            rax: 100,
+            rsi: 0x1000,
+            rdx: 250,
+            r10: 7,
+            rip: 12,
+            ..Registers::default()
+        };
+        let mut now = full;
+        let partial = rest_of_long(&mut now, None).unwrap();
+        assert_eq!((now.rsi, now.rdx, now.r10), (0x1064, 150, 107));
+        now = Registers { orig_rax: nr, rax: 100, rip: 12, ..now };
+        let partial = rest_of_long(&mut now, Some(partial)).unwrap();
+        assert_eq!((partial.done, now.rdx, now.r10), (200, 50, 207));
+        now.orig_rax = nr;
+        partial.mend(&mut now);
+        assert_eq!((now.rsi, now.rdx, now.r10, partial.whole(50)), (0x1000, 250, 7, 250));
+        assert_eq!(rest_of_long(&mut Registers { orig_rax: libc::SYS_recvfrom as u64, ..full }, None), None);
     }
 }

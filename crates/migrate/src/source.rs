@@ -5,10 +5,12 @@
 
 use crate::journey::Phase;
 use crate::message::{Conversation, Message, send};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::Instant;
 use tern_ids::HomePid;
+use tern_image::object::{self, ObjectId, Objects, Part};
 use tern_image::pages::{self, Finder, Rest};
 use tern_image::{FileRef, Layout, ProcessImage, content};
 use tern_tracee::pagemap::Run;
@@ -31,6 +33,7 @@ const SHRINKS: u64 = 75;
 #[derive(Debug)]
 enum Item {
     File { file: u32, offset: u64 },
+    Object { file: u32, object: File, offset: u64, size: u64 },
     Forget(Vec<Run>),
     Fresh(Rest),
     Pages { runs: Vec<Run>, whole: bool },
@@ -150,9 +153,49 @@ impl Source {
                 }
                 Item::Forget(runs) => send(link, self.pid, &Message::Forget(runs), &[])?,
                 Item::File { file, offset } => self.send_file(file, offset, link)?,
+                Item::Object { file, object, offset, size } => {
+                    self.send_object(file, object, (offset, size), link)?;
+                }
             }
         }
         Ok(Next::Wait)
+    }
+
+    /// Queues the content of shared memory, which nobody writes now.
+    fn share(&mut self, files: &[FileRef], shared: Vec<Shared>) {
+        for Shared { file, object } in shared {
+            if let Some(at) = files.iter().position(|other| *other == file) {
+                self.queue.push_back(Item::Object { file: at as u32, object, offset: 0, size: file.size });
+            }
+        }
+    }
+
+    fn send_object(
+        &mut self,
+        file: u32,
+        object: File,
+        (offset, size): (u64, u64),
+        link: &mut Link,
+    ) -> std::result::Result<(), SendError> {
+        if offset >= size {
+            return Ok(());
+        }
+        let length = match object::part_at(&object, offset, size).map_err(SendError::File)? {
+            Part::Hole(length) => {
+                send(link, self.pid, &Message::Hole { file, offset, length }, &[])?;
+                length
+            }
+            Part::Content(length) => {
+                let length = length.min(PIECE);
+                self.content.resize(length as usize, 0);
+                object.read_exact_at(&mut self.content, offset).map_err(SendError::File)?;
+                self.bytes += length;
+                send(link, self.pid, &Message::Object { file, offset }, &self.content)?;
+                length
+            }
+        };
+        self.queue.push_front(Item::Object { file, object, offset: offset + length, size });
+        Ok(())
     }
 
     fn send_page_by_page(&mut self, runs: &[Run], link: &mut Link) -> std::result::Result<(), SendError> {
@@ -182,6 +225,39 @@ impl Source {
     }
 }
 
+/// A piece of memory that a process shares, and that goes with it.
+#[derive(Debug)]
+pub struct Shared {
+    /// Its record in the layout.
+    pub file: FileRef,
+    /// It.
+    pub object: File,
+}
+
+impl Shared {
+    /// Those of a layout's files that are shared memory and that nobody else has `taken`, each opened; a process `carries`
+    /// them from now on, and they are not given to it again.
+    ///
+    /// # Errors
+    /// If one cannot be had: without it the others would go on with memory that is empty.
+    pub fn to_carry(
+        files: &[FileRef],
+        objects: &Objects,
+        taken: &HashSet<ObjectId>,
+        carries: &mut HashSet<ObjectId>,
+    ) -> std::io::Result<Vec<Self>> {
+        let mut shared = Vec::new();
+        for file in files.iter().filter(|file| file.live) {
+            let id = (file.device, file.inode);
+            if !taken.contains(&id) && carries.insert(id) {
+                let object = objects.get(id).ok_or(std::io::ErrorKind::NotFound)?.try_clone()?;
+                shared.push(Self { file: file.clone(), object });
+            }
+        }
+        Ok(shared)
+    }
+}
+
 /// A process that is to be sent, as its owner holds it.
 pub trait Movable {
     /// Its address space now.
@@ -189,6 +265,9 @@ pub trait Movable {
     /// # Errors
     /// With the reason, if it cannot be moved.
     fn describe(&mut self) -> std::result::Result<Layout, SendError>;
+
+    /// The numbers of its threads now, besides the first one, as they see them.
+    fn crew(&self) -> Vec<i32>;
 
     /// The content of a file that it maps.
     ///
@@ -201,6 +280,14 @@ pub trait Movable {
     /// # Errors
     /// If it is gone.
     fn freeze(&mut self) -> Result<bool>;
+
+    /// The shared memory, of the files of its layout, whose content is to go with this process, stopped, and not with
+    /// another one that shares it; nothing if there is none, or the second time. None as long as somebody still runs
+    /// who shares memory with it.
+    ///
+    /// # Errors
+    /// Those of [`Shared::to_carry`].
+    fn shared(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<Shared>>>;
 
     /// Captures it, stopped, with this address space.
     ///
@@ -219,25 +306,40 @@ pub struct Sending {
     awaits_want: bool,
     /// An address space that the receiver is to build as soon as everything has been queued that belongs to this one.
     next: Option<Layout>,
+    /// How often a file of it was gone when its content was wanted.
+    vanished: u32,
     /// When it was stopped.
     pub frozen: Option<Instant>,
     sent: bool,
 }
 
 impl Sending {
-    /// Begins: describes the address space to the receiver, which answers with what it wants.
+    /// Begins: describes the address space to the receiver, which answers with what it wants. The source is taken if
+    /// that succeeds.
     ///
     /// # Errors
     /// If the process cannot be moved, or the link is closed. The process runs on.
     pub fn begin(
-        source: Source,
+        source: &mut Option<Source>,
         process: &mut dyn Movable,
         link: &mut Link,
-    ) -> std::result::Result<Self, SendError> {
-        let maps = procfs::maps(source.memory.pid())?;
-        let layout = process.describe()?;
-        send(link, source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
-        Ok(Self { source, layout, maps, awaits_want: true, next: None, frozen: None, sent: false })
+    ) -> std::result::Result<Option<Self>, SendError> {
+        let Some(there) = source else { return Ok(None) };
+        let maps = procfs::maps(there.memory.pid())?;
+        let mut layout = process.describe()?;
+        there.finder.mark(&mut layout);
+        send_space(link, there.pid, process, &layout)?;
+        let begun = |source| Self {
+            source,
+            layout,
+            maps,
+            awaits_want: true,
+            next: None,
+            frozen: None,
+            vanished: 0,
+            sent: false,
+        };
+        Ok(source.take().map(begun))
     }
 
     /// Bytes of content sent so far.
@@ -264,15 +366,34 @@ impl Sending {
         if !std::mem::take(&mut self.awaits_want) {
             return Ok(());
         }
+        let mut found = Vec::with_capacity(indices.len());
         for &index in indices {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
-            let content = process.content(file).map_err(SendError::File)?;
-            self.source.want(index, content, file.size);
+            match process.content(file) {
+                Ok(content) => found.push((index, content, file.size)),
+                // Unmapped since, perhaps, by a process that runs: then it is not in its address space any more.
+                Err(_) if self.frozen.is_none() && self.vanished < MOST_ROUNDS => {
+                    self.vanished += 1;
+                    self.next = Some(process.describe()?);
+                    return Ok(());
+                }
+                Err(error) => return Err(SendError::File(error)),
+            }
+        }
+        for (index, content, size) in found {
+            self.source.want(index, content, size);
         }
         if self.frozen.is_some() || self.source.can_precopy() {
-            self.source.look(&self.layout)?;
+            self.look()?;
         }
+        Ok(())
+    }
+
+    /// Looks at the address space that the receiver has, where nothing is new to it afterwards.
+    fn look(&mut self) -> std::result::Result<(), SendError> {
+        self.source.look(&self.layout)?;
+        self.layout.regions.iter_mut().for_each(|region| region.anew = false);
         Ok(())
     }
 
@@ -286,14 +407,22 @@ impl Sending {
         link: &mut Link,
     ) -> std::result::Result<bool, SendError> {
         while !self.awaits_want && !self.sent {
-            let at_once = self.frozen.is_none() && self.source.stagnates();
+            // But what is queued for the address space that the receiver has goes before it gets another one.
+            let at_once = self.frozen.is_none() && self.next.is_none() && self.source.stagnates();
             if !at_once && self.source.pump(link)? == Next::Wait {
                 return Ok(false);
             }
-            if let Some(layout) = self.next.take() {
-                send(link, self.source.pid, &Message::Space(Box::new(layout.clone())), &[])?;
+            if let Some(mut layout) = self.next.take() {
+                self.source.finder.mark(&mut layout);
+                send_space(link, self.source.pid, process, &layout)?;
                 (self.layout, self.awaits_want) = (layout, true);
             } else if self.frozen.is_some() {
+                let shared = process.shared(&self.layout.files).map_err(SendError::File)?;
+                let Some(shared) = shared else { return Ok(false) };
+                if !shared.is_empty() {
+                    self.source.share(&self.layout.files, shared);
+                    continue;
+                }
                 let (image, mut talk) = process.capture(self.layout.clone())?;
                 let frozen = self.frozen.map(|f| f.elapsed()).unwrap_or_default();
                 talk.frozen_us = frozen.as_micros() as u64;
@@ -315,8 +444,8 @@ impl Sending {
                 let known = self.frozen.is_none() && maps == self.maps;
                 self.maps = maps;
                 let layout = if known { self.layout.clone() } else { process.describe()? };
-                if layout == self.layout {
-                    self.source.look(&self.layout)?;
+                if layout.is_same(&self.layout) {
+                    self.look()?;
                 } else {
                     // What is queued belongs to the address space that the receiver has.
                     self.next = Some(layout);
@@ -325,6 +454,16 @@ impl Sending {
         }
         Ok(self.sent)
     }
+}
+
+fn send_space(
+    link: &mut Link,
+    pid: HomePid,
+    process: &dyn Movable,
+    layout: &Layout,
+) -> std::result::Result<(), SendError> {
+    send(link, pid, &Message::Crew(process.crew()), &[])?;
+    Ok(send(link, pid, &Message::Space(Box::new(layout.clone())), &[])?)
 }
 
 /// Why sending stopped.
@@ -348,32 +487,4 @@ pub enum SendError {
     /// A mapped file could not be read.
     #[error("a mapped file: {0}")]
     File(std::io::Error),
-}
-
-/// What a process sees of the machine it runs on: for the offer, and for judging one.
-///
-/// # Errors
-/// If the process is gone or has no vDSO.
-pub fn machine(
-    memory: &Memory,
-    maps: &[tern_tracee::procfs::Mapping],
-    xstate_len: u32,
-) -> Result<crate::message::Machine> {
-    let mut code = Vec::new();
-    let mut lengths = Vec::new();
-    for m in maps.iter().filter(|m| m.is_kernels() && m.name != b"[vsyscall]") {
-        lengths.push(m.len());
-        if m.name == b"[vdso]" {
-            code.resize(m.len() as usize, 0);
-            memory.read(m.start, &mut code)?;
-        }
-    }
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = text.lines().find_map(|l| l.strip_prefix("flags")).unwrap_or_default();
-    let mut cpu_flags: Vec<String> =
-        flags.trim_start_matches([' ', '\t', ':']).split_ascii_whitespace().map(str::to_owned).collect();
-    cpu_flags.sort_unstable();
-    let cpuid = tern_tracee::registers::cpuid_features();
-    let vdso = (*blake3::hash(&code).as_bytes(), lengths);
-    Ok(crate::message::Machine { cpu_flags, cpuid, xstate_len, vdso })
 }

@@ -4,14 +4,17 @@ use tern_image::apply::Space;
 use tern_tracee::pagemap::Run;
 use tern_tracee::{Memory, PAGE, Result, TASK_END};
 
+/// MADV_DONTNEED for locked memory too (Linux 5.18).
+pub const MADV_DONTNEED_LOCKED: u64 = 24;
+
 /// Writes the content of pages, whatever their protection.
 ///
 /// # Errors
 /// If the bytes do not fit the runs, or nothing is mapped there.
 pub fn write_pages(memory: &Memory, runs: &[Run], bytes: &[u8]) -> Result<()> {
     check(memory.pid(), runs)?;
-    let total: u64 = runs.iter().map(|r| r.1).sum();
-    if total != bytes.len() as u64 {
+    let total = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.1));
+    if total != Some(bytes.len() as u64) {
         return Err(astray(memory.pid(), "pages without their content"));
     }
     let mut rest = bytes;
@@ -32,7 +35,11 @@ pub fn write_pages(memory: &Memory, runs: &[Run], bytes: &[u8]) -> Result<()> {
 pub fn forget(space: &mut dyn Space, pid: i32, runs: &[Run]) -> Result<()> {
     check(pid, runs)?;
     for &(start, len) in runs {
-        space.call("forget pages", libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as u64, 0, 0, 0])?;
+        // Locked memory as well, of which kernels before 5.18 cannot let go.
+        let mut advise = |what| space.call("forget pages", libc::SYS_madvise, [start, len, what, 0, 0, 0]);
+        if advise(MADV_DONTNEED_LOCKED).is_err() {
+            advise(libc::MADV_DONTNEED as u64)?;
+        }
     }
     Ok(())
 }

@@ -34,6 +34,31 @@ pub fn wait(last: u64, now: u64) -> Result<Duration, Behind> {
     if behind <= MOST_HELD { Ok(behind) } else { Err(Behind(behind)) }
 }
 
+/// Waits until no clock that a process reads here, the coarse one included, shows less than the `last` that it may have
+/// read: that one shows the last tick (1 to 10 ms), which may have been before the process was stopped elsewhere.
+///
+/// # Errors
+/// As [`wait`]; then it has not waited.
+pub fn reach(last: u64) -> Result<(), Behind> {
+    /// More ticks than a tick of waiting can miss.
+    const TICKS: u32 = 32;
+    std::thread::sleep(wait(last, coarse())?);
+    for _ in 0..TICKS {
+        if coarse() >= last {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// This node's coarse wall clock, in nanoseconds since 1970.
+fn coarse() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let since = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+    u64::try_from(since).unwrap_or(0)
+}
+
 /// Whether a process may come whose home showed `home` when it offered it. The offer has been under way, so that
 /// nothing is said here about a clock that is ahead.
 ///
@@ -58,6 +83,14 @@ mod tests {
         assert_eq!(wait(now + 151 * MS, now), Err(Behind(Duration::from_millis(151))));
         assert_eq!(wait(0, now), Ok(Duration::ZERO), "a sender that says nothing");
         assert!(wait(u64::MAX, 0).is_err() && wait(u64::MAX, now).is_err());
+    }
+
+    #[test]
+    fn no_tick_of_before_is_read() {
+        let stopped = now();
+        assert_eq!(reach(stopped), Ok(()));
+        assert!(coarse() >= stopped);
+        assert!(reach(now() + 1000 * MS).is_err());
     }
 
     #[test]

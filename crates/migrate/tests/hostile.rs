@@ -6,14 +6,21 @@
 mod examine;
 
 use std::path::Path;
-use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, ShimId};
 use tern_image::Layout;
 use tern_migrate::message::{CallRequest, CallResult, Departure, Message};
 use tern_syscall::{Arg, ByteBuf, Call, Outcome, Segments};
 
 fn call(nr: i64, args: [Arg; 6]) -> Message {
     let call = Call { nr: nr as u32, args };
-    Message::Call(Box::new(CallRequest { epoch: Epoch(1), number: 7, signals: 0, resumes: None, call }))
+    Message::Call(Box::new(CallRequest {
+        epoch: Epoch(1),
+        number: 7,
+        signals: 0,
+        resumes: None,
+        call,
+        view: None,
+    }))
 }
 
 /// One of each kind of what shims say.
@@ -23,7 +30,7 @@ fn messages() -> Vec<Message> {
     let segments = Segments { lens: vec![3, 0, 4], bytes: ByteBuf::from(b"onetwo!".to_vec()) };
     let room = Segments { lens: vec![100, 4096], bytes: ByteBuf::new() };
     let onward = Departure::Onward {
-        migration: MigrationId([1; 16]),
+        life: Epoch(3),
         address: "node2:7101".into(),
         shim: ShimId([2; 16]),
         fingerprint: Fingerprint([3; 32]),
@@ -34,11 +41,13 @@ fn messages() -> Vec<Message> {
         Message::Beat,
         Message::Accepted(Epoch(1)),
         Message::Declined(Epoch(1), "no room".into()),
+        Message::Crew(vec![5, 6]),
         Message::Space(Box::default()),
         Message::Want(Epoch(1), vec![0, 4]),
         Message::Pages(vec![(4096, 8192)]),
         Message::Forget(vec![(0, 4096), (8192, 4096)]),
         Message::Depart(onward),
+        Message::Brings(Epoch(3)),
         Message::Stayed("busy".into()),
         Message::Signal(3, vec![10; 128]),
         Message::Present(Epoch(2), 5),

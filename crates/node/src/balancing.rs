@@ -165,12 +165,14 @@ fn carry_out(node: &Arc<Node>, next: &Move, again: u32) {
     }
     match moved {
         Ok(_moved) => lock(&node.balancing.state).arrived(pid, cluster::now_ms()),
-        Err(refusal) => {
-            if refusal.kind == RefusalKind::CannotMove {
-                lock(&node.balancing.habits).refused(pid, refusal.message.clone(), cluster::now_ms());
-            }
-            failed(&refusal);
-        }
+        Err(refusal) => failed(&refusal),
+    }
+}
+
+/// A process was not moved, whoever wanted it: if it cannot be, that is shown, and it is left alone for a while.
+pub(crate) fn heard(node: &Node, pid: HomePid, refusal: &Refusal) {
+    if refusal.kind == RefusalKind::CannotMove {
+        lock(&node.balancing.habits).refused(pid, refusal.message.clone(), cluster::now_ms());
     }
 }
 

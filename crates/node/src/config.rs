@@ -103,6 +103,18 @@ pub struct File {
     /// The shim program; `tern-shim` beside ternd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
+    /// Whether the other nodes may reach this node's files, below /mfs; true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfs: Option<bool>,
+    /// Whether they may only read them; false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfs_read_only: Option<bool>,
+    /// The directories that they may reach, by paths without symbolic links; all if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfs_paths: Option<Vec<PathBuf>>,
+    /// Whether root of another node is nobody here; false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfs_squash_root: Option<bool>,
 }
 
 /// The configuration in effect.
@@ -144,6 +156,8 @@ pub struct Config {
     pub move_root: bool,
     /// The shim program.
     pub shim: PathBuf,
+    /// The program of both halves of MFS, beside ternd.
+    pub mfs: PathBuf,
     /// This program, for checks that it makes as another user.
     pub ternd: PathBuf,
 }
@@ -153,6 +167,12 @@ impl Config {
     #[must_use]
     pub fn trusts(&self, node: NodeId) -> bool {
         self.trust.as_ref().is_none_or(|trust| trust.contains(&node))
+    }
+
+    /// Where the server of this node's files listens for its daemon.
+    #[must_use]
+    pub fn mfs_door(&self) -> PathBuf {
+        self.run_dir.join("mfs.sock")
     }
 
     /// Bytes that guests may have together.
@@ -211,6 +231,7 @@ impl Config {
             balance_users: file.balance_users.clone().unwrap_or_default(),
             move_root: file.move_root.unwrap_or(false),
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
+            mfs: ternd.with_file_name("tern-mfs"),
             ternd,
             config_dir: config_dir.to_owned(),
             file,

@@ -171,9 +171,9 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
                 (settings.stay, settings.local_stay, settings.block, settings.quiet) = Default::default();
             })
         }
-        Request::Prepare { node: to, migration, accept, uid, gid } => {
+        Request::Prepare { node: to, migration, accept, uid, gid, company } => {
             caller.must_own_node("prepare a node")?;
-            moving::prepare(node, Preparation { to, migration, accept, uid, gid })
+            moving::prepare(node, Preparation { to, migration, accept, uid, gid, company })
         }
         Request::Locate { node: on, shim } => {
             caller.must_own_node("ask for shims")?;

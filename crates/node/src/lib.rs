@@ -6,7 +6,8 @@
 //!                                  ▼
 //!  other nodes ──TLS──▶ listen ─┬▶ serve   a member asks: ping, host a guest, map
 //!                               ├▶ admit   a machine joins
-//!                               └▶ shims   a connection is passed on to a shim
+//!                               ├▶ shims   a connection is passed on to a shim
+//!                               └▶ mfs     or to the server of this node's files
 //! ```
 //! Threads, one for each connection, within limits; no lock is held over a wait for somebody else. All that
 //! must outlive ternd is in files or in the shims.
@@ -31,6 +32,7 @@ mod leave;
 mod listen;
 pub mod map;
 pub mod message;
+mod mfs;
 mod moving;
 mod out;
 mod owner;

@@ -2,7 +2,7 @@
 
 use crate::slots::{Slot, Slots};
 use crate::state::Node;
-use crate::{admit, serve, shims};
+use crate::{admit, mfs, serve, shims};
 use anyhow::{Context, Result};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -124,6 +124,10 @@ impl Gate {
                 socket.set_read_timeout(None)?;
                 let handed = shims::hand_over(&self.node.config.run_dir, shim, &socket);
                 handed.with_context(|| format!("shim {shim} did not take it"))?;
+            }
+            Preamble::Files => {
+                socket.set_read_timeout(None)?;
+                mfs::hand_over(&self.node.config, &socket).context("the server of files did not take it")?;
             }
         }
         Ok(())

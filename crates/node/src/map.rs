@@ -7,9 +7,11 @@
 //!  9  alpha.example   ALIAS    another name for it
 //! ```
 
+use crate::files;
 use std::fmt::Write;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
+use std::path::Path;
 use tern_ids::NodeId;
 
 /// The port of ternd where the map names none.
@@ -113,6 +115,18 @@ impl Map {
             map.aliases.push((node, alias));
         }
         Ok(map)
+    }
+
+    /// Reads a map's file; no file is an empty map.
+    ///
+    /// # Errors
+    /// Those of the file; `InvalidData` if it is no map.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        match files::read_bounded(path, MOST_TEXT) {
+            Ok(text) => Self::parse(&text).map_err(|wrong| io::Error::new(io::ErrorKind::InvalidData, wrong)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e),
+        }
     }
 
     fn add(&mut self, range: Range) -> Result<(), String> {

@@ -15,6 +15,10 @@ use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 /// How long a node may take to start a shim.
 const PREPARE: Duration = Duration::from_secs(15);
 
+/// How often a request is sent on to another shim, and how long is waited where there is none.
+const MOST_SENT_ON: u32 = 50;
+const SENT_ON: Duration = Duration::from_millis(10);
+
 /// How long a node may take to say whether a shim lives.
 const LOCATE: Duration = Duration::from_secs(2);
 
@@ -24,6 +28,11 @@ fn refused(kind: RefusalKind, message: impl Into<String>) -> Refusal {
 
 fn gone(pid: HomePid) -> Refusal {
     refused(RefusalKind::NotFound, format!("there is no process {pid}"))
+}
+
+/// Whether the process of this number is still the one that began then.
+fn lives(pid: HomePid, started: u64) -> bool {
+    process(pid.0).is_some_and(|found| found.start == started)
 }
 
 /// A process that is being given its first shim; one at a time.
@@ -94,8 +103,16 @@ pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) ->
         return Err(refused(RefusalKind::CannotMove, said));
     }
     let request = ShimRequest::Migrate { pid, to };
-    if let Some(shim) = shims::owner(&node.config.run_dir, pid) {
-        return relay(node, shim, &request);
+    let mut again = true;
+    while let Some(shim) = shims::owner(&node.config.run_dir, pid) {
+        match relay(node, shim, &request) {
+            // It may have let go and ended since it said that it has the process.
+            Err(refusal)
+                if refusal.kind == RefusalKind::NotFound
+                    && std::mem::take(&mut again)
+                    && lives(pid, started) => {}
+            reply => return reply,
+        }
     }
     if to == Destination::Home {
         return Err(refused(RefusalKind::BadRequest, format!("process {pid} is at home already")));
@@ -107,11 +124,14 @@ pub(crate) fn order(node: &Node, pid: HomePid, started: u64, to: Destination) ->
         None => shims::start(&node.config, node.me(), ShimRole::Deputy { pid })?.0,
     };
     // The number may be another process's by now, which the caller may not be allowed to move.
-    if process(pid.0).is_none_or(|found| found.start != started) {
+    if !lives(pid, started) {
         return Err(gone(pid));
     }
     let reply = relay(node, shim, &request);
     drop(turn);
+    if let Err(refusal) = &reply {
+        balancing::heard(node, pid, refusal);
+    }
     reply
 }
 
@@ -197,9 +217,25 @@ pub(crate) fn register(
         .map_err(|e| refused(RefusalKind::Internal, format!("cannot note process {}: {e}", caller.pid)))
 }
 
-/// Asks a shim, and waits however long it takes: a migration takes as long as the memory is large.
-fn relay(node: &Node, shim: ShimId, request: &ShimRequest) -> Result<Reply, Refusal> {
-    match shims::ask(&node.config.run_dir, shim, request, None) {
+/// Asks a shim, and waits however long it takes: a migration takes as long as the memory is large. Of several shims that
+/// hold processes which share memory, one takes all; the others send here to that one.
+fn relay(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Result<Reply, Refusal> {
+    let run_dir = &node.config.run_dir;
+    let mut reply = shims::ask(run_dir, shim, request, None);
+    for _ in 0..MOST_SENT_ON {
+        let Ok(ShimReply::HeldWith { pid }) = reply else { break };
+        match shims::owner(run_dir, pid) {
+            Some(owner) => shim = owner,
+            // It has let go just now.
+            None => std::thread::sleep(SENT_ON),
+        }
+        reply = shims::ask(run_dir, shim, request, None);
+    }
+    match reply {
+        Ok(ShimReply::HeldWith { pid }) => {
+            let said = format!("busy: process {pid}, with which it shares memory, is being moved; try again");
+            Err(refused(RefusalKind::CannotMove, said))
+        }
         Ok(ShimReply::Refused(refusal)) => Err(refusal),
         Ok(ShimReply::Done) => Ok(Reply::Done),
         Ok(ShimReply::Processes(rows)) => Ok(Reply::Processes(rows)),
@@ -233,17 +269,23 @@ pub(crate) struct Preparation {
     pub(crate) accept: Vec<Fingerprint>,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    pub(crate) company: Vec<HomePid>,
 }
 
 /// From a home shim: has the destination start a shim for the guest.
 pub(crate) fn prepare(node: &Node, wanted: Preparation) -> Result<Reply, Refusal> {
-    let Preparation { to, migration, accept, uid, gid } = wanted;
+    let Preparation { to, migration, accept, uid, gid, company } = wanted;
     let span = tracing::info_span!("migration", id = %migration, %to);
     let _inside = span.enter();
     if to == node.me() {
         return Err(refused(RefusalKind::BadRequest, format!("node {to} is this node")));
     }
     trusted(node, to)?;
+    if let Some(other) = company.iter().find(|pid| node.registry.never_moves(pid.0)) {
+        let said =
+            format!("shared memory: process {other}, with which it shares memory, was started with nomig");
+        return Err(refused(RefusalKind::CannotMove, said));
+    }
     let answer = peers::ask(node, to, &PeerRequest::Host { migration, accept, uid, gid }, PREPARE)?;
     let PeerReply::Hosted { shim, fingerprint } = answer.reply else {
         return Err(refused(RefusalKind::Internal, format!("node {to} gave an answer to another question")));

@@ -10,6 +10,8 @@ use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use tern_control::{Refusal, RefusalKind};
 
@@ -47,10 +49,21 @@ const NO: u8 = 1;
 const GONE: u8 = 2;
 const BROKEN: u8 = 3;
 
+/// Whether a process is this daemon, or a shim.
+fn is_ours(config: &Config, pid: i32) -> bool {
+    let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    let program = file(Path::new(&format!("/proc/{pid}/exe")));
+    pid.cast_unsigned() == std::process::id() || program.is_some() && program == file(&config.shim)
+}
+
 /// Passes if this caller may move this process.
 pub(crate) fn may_move(config: &Config, caller: Caller, pid: i32) -> Result<(), Refusal> {
     let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
     let (_, effective) = Some(pid).filter(|pid| *pid > 0).and_then(procfs::users).ok_or_else(gone)?;
+    if is_ours(config, pid) {
+        let what = format!("ternd: process {pid} is a part of Tern, and stays where it is");
+        return Err(Refusal::new(RefusalKind::CannotMove, what));
+    }
     if caller.is_root() {
         return Ok(());
     }
@@ -87,11 +100,19 @@ pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
         tracing::error!(%error, uid, gid, "cannot become that user");
         return BROKEN;
     }
-    match File::open(format!("/proc/{pid}/environ")) {
+    let code = |environ: &Path| match File::open(environ) {
         Ok(_) => YES,
         Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => GONE,
         Err(_) => NO,
+    };
+    let first = code(Path::new(&format!("/proc/{pid}/environ")));
+    if first != GONE {
+        return first;
     }
+    // A first thread that has ended before others shows none; then it is for all of these.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let codes: Vec<u8> = threads.map(|thread| code(&thread.path().join("environ"))).collect();
+    [NO, YES].into_iter().find(|found| codes.contains(found)).unwrap_or(GONE)
 }
 
 /// This process has one thread, so that what is said for the thread holds for all of it. The groups beyond

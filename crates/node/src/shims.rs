@@ -32,6 +32,9 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(2);
 /// The most shims of a node.
 const MOST: usize = 4096;
 
+/// So many logs of shims that have ended are kept.
+const MOST_LOGS: usize = 64;
+
 fn directory(run_dir: &Path) -> PathBuf {
     run_dir.join("shims")
 }
@@ -189,10 +192,14 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
     }
 }
 
-#[allow(unsafe_code, reason = "between fork and exec only setsid is called")]
 fn spawn(program: &Path, log: &Path) -> io::Result<Child> {
     let log = OpenOptions::new().append(true).create_new(true).mode(0o600).open(log)?;
-    let mut command = Command::new(program);
+    spawn_apart(&mut Command::new(program), log)
+}
+
+/// Starts a program that is to outlive us, in a session of its own, which answers on its standard output.
+#[allow(unsafe_code, reason = "between fork and exec only setsid is called")]
+pub(crate) fn spawn_apart(command: &mut Command, log: fs::File) -> io::Result<Child> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).current_dir("/");
     // SAFETY: the closure runs between fork and exec and makes one system call, which is async-signal-safe;
     // it touches no memory of this process.
@@ -218,7 +225,8 @@ fn greet(child: &mut Child, start: &ShimStart) -> Result<Fingerprint, String> {
     }
 }
 
-fn read_line(mut from: ChildStdout) -> io::Result<String> {
+/// The first line that a program says, within the time that it has to start.
+pub(crate) fn read_line(mut from: ChildStdout) -> io::Result<String> {
     let end = Instant::now() + START;
     let mut line = Vec::new();
     while !line.contains(&b'\n') && line.len() < 4096 {
@@ -260,10 +268,27 @@ fn reap(mut child: Child, id: ShimId, log: PathBuf) {
         if fs::metadata(&log).is_ok_and(|log| log.len() == 0) {
             let _gone = fs::remove_file(&log);
         }
+        log.parent().map(tidy_logs).unwrap_or_default();
     };
     let thread = std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait);
     if let Err(error) = thread {
         tracing::warn!(%error, "nobody waits for a shim");
+    }
+}
+
+/// Removes all but the newest logs of shims that have ended: each move has its own, and nobody reads thousands.
+fn tidy_logs(directory: &Path) {
+    let logs = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let over = logs.filter(|path| {
+        path.extension().is_some_and(|extension| extension == "log") && !path.with_extension("sock").exists()
+    });
+    let written = |path: &PathBuf| fs::metadata(path).and_then(|log| log.modified()).ok();
+    let mut over: Vec<PathBuf> = over.collect();
+    if over.len() > MOST_LOGS {
+        over.sort_by_cached_key(|path| std::cmp::Reverse(written(path)));
+        for log in over.drain(MOST_LOGS..) {
+            let _gone_already = fs::remove_file(log);
+        }
     }
 }
 
@@ -300,7 +325,15 @@ fn watch(socket: PathBuf) {
 /// # Errors
 /// If there is no such shim; the connection is closed then.
 pub(crate) fn hand_over(run_dir: &Path, shim: ShimId, connection: &TcpStream) -> io::Result<()> {
-    let mut socket = connect_now(&socket_of(run_dir, shim))?;
+    hand_to(&socket_of(run_dir, shim), connection)
+}
+
+/// Passes a connection on to whoever listens there.
+///
+/// # Errors
+/// If nobody does; the connection is closed then.
+pub(crate) fn hand_to(door: &Path, connection: &TcpStream) -> io::Result<()> {
+    let mut socket = connect_now(door)?;
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_read_timeout(Some(ANSWER))?;
     stream::write(&mut socket, &ShimRequest::Connection)?;

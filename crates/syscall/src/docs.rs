@@ -20,8 +20,8 @@ pub fn markdown() -> String {
          A number without a row is refused with ENOSYS. Arguments are shown for calls that can be made at \
          home; what is not shown is ignored there.\n\n\
          What differs from a local call:\n\n\
-         * One call carries at most {} MiB of data. A larger read or write is cut to that, as the kernel \
-         itself cuts at 2 GiB; a blocking write to a stream is continued until all is written.\n\
+         * One message carries at most {} MiB of data. A longer read, write, pread64, pwrite64 or sendto goes in \
+         pieces, and the program is told the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
          * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
          Calls that consume what they read are checked before.\n\
          * Padding between directory entries, and between control messages, is overwritten with anything; the \

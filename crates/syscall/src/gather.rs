@@ -108,6 +108,10 @@ fn advance(row: &Row, shapes: &[Shape], args: &mut [u64; 6], done: u64) {
             if let Some(Shape::In(Len::Arg(_)) | Shape::Out(Len::Arg(_), ..)) = shapes.get(1) {
                 args[1] = args[1].wrapping_add(done);
                 args[2] = args[2].saturating_sub(done);
+                // pread and pwrite say where in the file.
+                if shapes.len() == 4 {
+                    args[3] = args[3].saturating_add(done);
+                }
             }
             // preadv2 and pwritev2 have an offset, unless it is -1.
             if shapes.len() == 6 && matches!(shapes[1], Shape::Segments(..)) && args[3] as i64 >= 0 {

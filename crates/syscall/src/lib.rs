@@ -33,7 +33,7 @@ pub use filter::{SockFilter, filter};
 pub use gather::{Gather, Gathered, gather, gather_after};
 pub use layout::{Layout, Malformed};
 pub use memory::{Fault, Memory};
-pub use route::{Route, Rule, Special, Test, reason, route};
+pub use route::{Route, Rule, Special, Test, reason, route, waits_here};
 pub use row::{Arguments, Flow, Interrupted, Row, Timeout, Wait};
 pub use scatter::{Landing, scatter};
 pub use serde_bytes::ByteBuf;

@@ -25,36 +25,32 @@ pub enum Special {
     Mmap,
     /// rt_sigaction: the handler is the guest's, ignoring and child options are also home's.
     RtSigaction,
-    /// rt_sigprocmask: the mask is the guest's; what home must block for signalfd is home's.
+    /// rt_sigprocmask: the mask is the guest's, and home's, where blocked signals wait.
     RtSigprocmask,
     /// rt_sigreturn: the guest's own; home follows the mask that it restores.
     RtSigreturn,
-    /// rt_sigpending: blocked signals wait at the guest, those of a signalfd at home.
-    RtSigpending,
-    /// rt_sigtimedwait: takes signals that wait at the guest.
-    RtSigtimedwait,
-    /// signalfd, signalfd4: their signals must stay blocked and pending at home.
-    Signalfd,
     /// fork, vfork and clone of a process: both halves fork.
     Fork,
+    /// clone of a thread: the deputy gets one, and then the guest.
+    Thread,
     /// execve, execveat: the deputy executes, the guest ends.
     Exec,
     /// exit, exit_group: both halves end.
     Exit,
     /// Calls that report CPU time: home's, plus the guest's own.
     CpuTime,
+    /// Calls about timers that count CPU time: home's, which must know what the guest has used until then.
+    CpuTimer,
     /// Limits on memory and CPU time: home's to keep, the guest's to feel.
     Setrlimit,
     /// prctl options with a local part.
     Prctl,
-    /// restart_syscall: continues the interrupted call where it was begun.
-    Restart,
 }
 
 /// The reasons for which a call brings its process home.
 pub mod reason {
-    /// More than one thread.
-    pub const THREADS: &str = "threads";
+    /// A child that shares its parent's memory and is no thread.
+    pub const SHARED_SPACE: &str = "shared address space";
     /// Memory that others see.
     pub const SHARED_MEMORY: &str = "shared memory";
     /// Memory that may not be swapped.
@@ -63,6 +59,8 @@ pub mod reason {
     pub const MEMORY_PLACEMENT: &str = "memory placement";
     /// Reads or writes of another process's memory.
     pub const OTHER_MEMORY: &str = "another process's memory";
+    /// Its own memory, read or written through a file.
+    pub const OWN_MEMORY: &str = "own memory through /proc";
     /// Options that rearrange the address space as the kernel knows it.
     pub const MEMORY_MAP: &str = "memory map of the process";
     /// User pages given to a pipe.
@@ -174,4 +172,10 @@ pub fn route(nr: u32, args: &[u64; 6]) -> Route {
         Rule::HereIf(test, _, _) if test.holds(args) => Route::Here,
         Rule::HereIf(_, by, _) | Rule::By(by, _) => by(args),
     }
+}
+
+/// Whether this call waits, and does so on the node that the program is on: its kernel alone knows of an interruption.
+#[must_use]
+pub fn waits_here(nr: u32, args: &[u64; 6]) -> bool {
+    route(nr, args) == Route::Here && table::row(nr).is_some_and(|row| row.wait.is_some())
 }

@@ -8,6 +8,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::patience::Wait;
 use crate::procfs::{self, Mapping};
 use crate::registers::Registers;
 use crate::stop::{self, Change, Stop, Stopped};
@@ -49,8 +50,14 @@ pub struct Injection {
     mask: u64,
     /// SIGSTOP came meanwhile.
     stop_again: bool,
+    /// Job control had stopped it before, or does so meanwhile.
+    group: bool,
+    /// It stands where the kernel looks for signals, and has not moved since.
+    at_signals: bool,
     /// Whether the call under way has begun.
     begun: bool,
+    /// It was found gone in a call.
+    gone: bool,
     /// How often the process has stopped on its way through the call; a hostile one would have us go on for ever.
     stops: u32,
 }
@@ -61,6 +68,7 @@ impl Injection {
     /// # Errors
     /// If it is gone.
     pub fn begin(stopped: Stopped, site: Site) -> Result<Self> {
+        let group = matches!(stopped.stop, Stop::Group(_));
         let before = stopped.registers()?;
         let mask = stopped.sigmask()?;
         stopped.set_sigmask(u64::MAX)?;
@@ -71,6 +79,9 @@ impl Injection {
             before,
             mask,
             stop_again: false,
+            gone: false,
+            group,
+            at_signals: false,
             begun: false,
             stops: 0,
         })
@@ -80,6 +91,11 @@ impl Injection {
     #[must_use]
     pub fn before(&self) -> &Registers {
         &self.before
+    }
+
+    /// From now on it has had other registers before.
+    pub fn set_before(&mut self, registers: Registers) {
+        self.before = registers;
     }
 
     /// The signal mask as it was before.
@@ -127,7 +143,12 @@ impl Injection {
     /// # Errors
     /// If the process is gone.
     pub fn begin_call(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
-        (self.begun, self.stops) = (false, 0);
+        let begun = self.set_going(nr, args);
+        self.noting(begun)
+    }
+
+    fn set_going(&mut self, nr: i64, args: [u64; 6]) -> Result<()> {
+        (self.begun, self.stops, self.at_signals) = (false, 0, false);
         let stopped = self.take()?;
         // A hostile process may have put something else there, which never makes a call. It stands still now.
         if stopped.word(self.site.0)?.to_le_bytes()[..2] != SYSCALL {
@@ -143,33 +164,44 @@ impl Injection {
     /// # Errors
     /// If the process is gone or strays.
     pub fn try_end_call(&mut self) -> Result<Option<i64>> {
-        match stop::wait(self.pid, false)? {
+        let ended = stop::wait(self.pid, false).and_then(|found| match found {
             None => Ok(None),
             Some((_, change)) => self.stopped_at(change),
-        }
+        });
+        self.noting(ended)
     }
 
-    /// Waits for the end of a call set going.
+    /// Waits for the end of a call set going, for a limited time where there is a limit ([`crate::patience`]).
     ///
     /// # Errors
     /// If the process is gone or strays.
     pub fn end_call(&mut self) -> Result<i64> {
+        let ended = self.await_end();
+        self.noting(ended)
+    }
+
+    fn await_end(&mut self) -> Result<i64> {
+        let wait = Wait::begin(self.pid);
         loop {
             let Some((_, change)) = stop::wait(self.pid, true)? else { continue };
+            if wait.was_ended() && !matches!(change, Change::Stopped(_)) {
+                return Err(self.never());
+            }
             if let Some(ret) = self.stopped_at(change)? {
                 return Ok(ret);
             }
         }
     }
 
+    fn never(&self) -> Error {
+        Error::Astray { what: "it never makes the call that it is to make".into(), pid: self.pid }
+    }
+
     fn stopped_at(&mut self, change: Change) -> Result<Option<i64>> {
         let Change::Stopped(stopped) = change else { return Err(Error::Gone { pid: self.pid }) };
         self.stops += 1;
         if self.stops > MOST_STOPS {
-            return Err(Error::Astray {
-                what: "it never makes the call that it is to make".into(),
-                pid: self.pid,
-            });
+            return Err(self.never());
         }
         match stopped.stop {
             Stop::Call => {
@@ -185,8 +217,8 @@ impl Injection {
                 self.stopped = Some(stopped);
                 Ok(Some(now.rax.cast_signed()))
             }
-            Stop::Signal(libc::SIGSTOP) | Stop::Group(_) => {
-                self.stop_again = true;
+            stop @ (Stop::Signal(libc::SIGSTOP) | Stop::Group(_)) => {
+                self.noted(stop);
                 stopped.to_call()?;
                 Ok(None)
             }
@@ -194,6 +226,11 @@ impl Injection {
             Stop::Interrupt | Stop::Fork | Stop::Vfork | Stop::Clone => {
                 stopped.to_call()?;
                 Ok(None)
+            }
+            // Another thread has executed a program, and has this one's number now.
+            Stop::Exec => {
+                stop::keep(stopped);
+                Err(Error::Gone { pid: self.pid })
             }
             stop => {
                 let now = stopped.registers()?;
@@ -203,10 +240,17 @@ impl Injection {
         }
     }
 
-    fn take(&mut self) -> Result<Stopped> {
-        self.stopped
-            .take()
-            .ok_or_else(|| Error::Astray { what: "a call during a call".into(), pid: self.pid })
+    pub(crate) fn take(&mut self) -> Result<Stopped> {
+        self.stopped.take().ok_or_else(|| match self.gone {
+            true => Error::Gone { pid: self.pid },
+            false => Error::Astray { what: "a call during a call".into(), pid: self.pid },
+        })
+    }
+
+    /// Notes of what has been done with it whether it is gone: then it has no other end.
+    pub(crate) fn noting<T>(&mut self, done: Result<T>) -> Result<T> {
+        self.gone |= done.as_ref().is_err_and(Error::is_gone);
+        done
     }
 
     /// The stopped process, for requests that are not calls.
@@ -235,17 +279,24 @@ impl Injection {
     pub fn finish_with(mut self, registers: &Registers, mask: u64) -> Result<Stopped> {
         let mut stopped = self.take()?;
         stopped.set_registers(registers)?;
-        if registers.restart_code().is_some() {
-            // The kernel looks at these codes where it looks for signals, which lies behind the end of a call.
-            stop::interrupt(self.pid)?;
-            stopped.resume(0)?;
-            stopped = stop::wait_stop(self.pid)?;
-            while stopped.stop != Stop::Interrupt {
-                self.stop_again = true;
+        let mut stop = if self.at_signals { stopped.stop } else { Stop::Interrupt };
+        // The kernel looks at restart codes where it looks for signals, which lies behind the end of a call. And only
+        // at a stop of its own kind can a thread be told to stay stopped by job control.
+        if !self.at_signals && (registers.restart_code().is_some() || self.group) {
+            loop {
                 stop::interrupt(self.pid)?;
                 stopped.resume(0)?;
                 stopped = stop::wait_stop(self.pid)?;
+                stop = stopped.stop;
+                if matches!(stop, Stop::Interrupt | Stop::Group(_)) {
+                    break;
+                }
+                self.noted(stop);
             }
+        }
+        if self.group && stop == Stop::Interrupt {
+            // SIGCONT came meanwhile: that is to be seen by who waits for it.
+            stop::interrupt(self.pid)?;
         }
         stopped.set_sigmask(mask)?;
         if self.stop_again {
@@ -253,7 +304,20 @@ impl Injection {
             unsafe { libc::kill(self.pid, libc::SIGSTOP) };
         }
         // To the caller it is a process standing still.
-        Ok(Stopped::again(self.pid, Stop::Interrupt))
+        Ok(Stopped::again(self.pid, stop))
+    }
+
+    /// It has come to a stop where the kernel looks for signals.
+    pub(crate) fn is_back(&mut self, stopped: Stopped) {
+        self.group |= matches!(stopped.stop, Stop::Group(_));
+        (self.stopped, self.at_signals) = (Some(stopped), true);
+    }
+
+    pub(crate) fn noted(&mut self, stop: Stop) {
+        match stop {
+            Stop::Group(_) => self.group = true,
+            _ => self.stop_again = true,
+        }
     }
 }
 

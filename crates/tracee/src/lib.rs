@@ -7,26 +7,36 @@
 //! * [`stop`]: seize, wait, continue: the only door to ptrace
 //! * [`registers`]: general and extended registers
 //! * [`memory`]: another process' memory
-//! * [`inject`]: make a stopped process perform one call
-//! * [`procfs`]: what /proc tells;  [`cpu`]: CPU time
+//! * [`inject`]: make a stopped process perform one call;  [`errand`]: many threads several
+//! * [`attend`]: taking hold of threads while one executes a program
+//! * [`patience`]: a bound on how long it may take for that
+//! * [`procfs`]: what /proc tells;  [`cpu`]: CPU time;  [`timers`]: timers that count it
 //! * [`pagemap`], [`dirty`]: which pages are there, and which were written
 //! * [`listener`]: trapped system calls (seccomp user notification)
+//! * [`limit`]: how much of something it may have
 //! * [`shared`]: memory shared with a deputy, and the futexes in it
 //! * [`turn`]: how long a thread's turns on a processor are
+//! * [`vdso`]: leading a thread out of it
 
+pub mod attend;
 pub mod cpu;
 pub mod dirty;
+pub mod errand;
 pub mod error;
 pub mod inject;
+pub mod limit;
 pub mod listener;
 pub mod memory;
 pub mod pagemap;
+pub mod patience;
 pub mod pidfd;
 pub mod procfs;
 pub mod registers;
 pub mod shared;
 pub mod stop;
+pub mod timers;
 pub mod turn;
+pub mod vdso;
 
 pub use error::{Error, Result};
 pub use inject::Site;

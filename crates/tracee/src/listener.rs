@@ -8,7 +8,9 @@
 use crate::error::{Error, Result};
 use crate::inject::Injection;
 use crate::memory::Memory;
+use crate::patience::Wait;
 use crate::pidfd::Pidfd;
+use crate::procfs;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -105,6 +107,7 @@ impl Listener {
         give: Option<(BorrowedFd<'_>, i32)>,
     ) -> Result<i64> {
         let pid = injection.pid();
+        let _limited = Wait::begin(pid);
         injection.begin_call(nr, args)?;
         loop {
             if let Some(ret) = injection.try_end_call()? {
@@ -114,6 +117,9 @@ impl Listener {
             // SAFETY: one valid pollfd. The time-out only bounds how late the end of an untrapped call is seen.
             unsafe { libc::poll(&raw mut poll, 1, 1) };
             if poll.revents & libc::POLLIN == 0 {
+                if procfs::status(pid).map_or(true, |status| status.state == b'Z') {
+                    return Err(Error::Gone { pid });
+                }
                 continue;
             }
             let Some(call) = self.receive_from(pid)? else { continue };

@@ -140,6 +140,30 @@ impl Pagemap {
         Ok((runs, done.map_err(|e| Error::from_io("scan pages", self.pid, e))?))
     }
 
+    /// The parts of a range for which there are page tables, by which all else is untouched.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn touched(&self, start: u64, end: u64) -> Result<Vec<Run>> {
+        /// What one page table maps.
+        const TABLE: u64 = 512 * PAGE;
+        if !self.scans {
+            return Ok(vec![(start, end - start)]);
+        }
+        let mut runs: Vec<Run> = Vec::new();
+        let any = PRESENT | SWAPPED;
+        let ask = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
+        let done = self.scan(start, end, ask, |r| {
+            let from = (r.start & !(TABLE - 1)).max(start);
+            let to = r.end.next_multiple_of(TABLE).min(end);
+            match runs.last_mut() {
+                Some(last) if last.0 + last.1 >= from => last.1 = last.1.max(to - last.0),
+                _ => runs.push((from, to - from)),
+            }
+        });
+        done.map(|_end| runs).map_err(|e| Error::from_io("scan pages", self.pid, e))
+    }
+
     fn content_by_entries(&self, start: u64, end: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         let mut entries = vec![0u8; 8 << 12];

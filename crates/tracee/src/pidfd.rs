@@ -17,7 +17,9 @@ impl Pidfd {
     /// If it is gone.
     pub fn open(pid: i32) -> Result<Self> {
         // SAFETY: integers only.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let open = |flags: i32| unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
+        // Of a thread that is not the first one kernels before 6.9 give none (PIDFD_THREAD).
+        let fd = Some(open(0)).filter(|fd| *fd >= 0).unwrap_or_else(|| open(libc::O_EXCL));
         if fd < 0 {
             return Err(Error::last("open a handle", pid));
         }

@@ -2,6 +2,10 @@
 
 use crate::error::{Error, Result};
 use std::fs;
+use std::time::{Duration, Instant};
+
+/// How long a thread is waited for that is about to rest in a call.
+const REST: Duration = Duration::from_secs(1);
 
 /// One line of /proc/PID/maps, with the flags of smaps if they were asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,10 +31,48 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// A line of maps; nothing for what is none, as what smaps says besides.
+    #[must_use]
+    pub fn parse(line: &[u8]) -> Option<Self> {
+        mapping(line)
+    }
+
+    /// The line of maps.
+    #[must_use]
+    pub fn line(&self) -> Vec<u8> {
+        let bit = |bit: i32, letter: char| if self.prot & bit as u32 != 0 { letter } else { '-' };
+        let mut line = format!(
+            "{:08x}-{:08x} {}{}{}{} {:08x} {:02x}:{:02x} {} ",
+            self.start,
+            self.end,
+            bit(libc::PROT_READ, 'r'),
+            bit(libc::PROT_WRITE, 'w'),
+            bit(libc::PROT_EXEC, 'x'),
+            if self.shared { 's' } else { 'p' },
+            self.offset,
+            self.device >> 20,
+            self.device & 0xf_ffff,
+            self.inode
+        );
+        if !self.name.is_empty() {
+            line = format!("{line:<73}");
+        }
+        let mut line = line.into_bytes();
+        line.extend_from_slice(&self.name);
+        line.push(b'\n');
+        line
+    }
+
     /// Whether smaps shows this flag.
     #[must_use]
     pub fn has(&self, flag: &[u8; 2]) -> bool {
         self.flags.contains(flag)
+    }
+
+    /// Whether it has no file. The first System V segment has one whose inode is 0.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        (self.device, self.inode) == (0, 0)
     }
 
     /// Length in bytes.
@@ -135,8 +177,16 @@ pub struct Status {
     pub seccomp: u32,
     /// Blocked signals, bit n-1 for signal n.
     pub blocked: u64,
-    /// Signals that have another action than the default: ignored, or caught by a handler.
-    pub changed: u64,
+    /// Signals that wait, for this thread or for its process.
+    pub pending: u64,
+    /// Signals that are ignored.
+    pub ignored: u64,
+    /// Signals that have a handler.
+    pub caught: u64,
+    /// Effective capabilities, bit n for capability n.
+    pub effective: u64,
+    /// Memory locked, KiB.
+    pub locked_kib: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
     pub resident_kib: u64,
     /// Shadow stack in use.
@@ -176,7 +226,11 @@ pub fn status(pid: i32) -> Result<Status> {
             b"Threads" => status.threads = first()? as u32,
             b"Seccomp" => status.seccomp = first()? as u32,
             b"SigBlk" => status.blocked = hex(value).ok_or_else(bad)?,
-            b"SigIgn" | b"SigCgt" => status.changed |= hex(value).ok_or_else(bad)?,
+            b"SigPnd" | b"ShdPnd" => status.pending |= hex(value).ok_or_else(bad)?,
+            b"SigIgn" => status.ignored = hex(value).ok_or_else(bad)?,
+            b"SigCgt" => status.caught = hex(value).ok_or_else(bad)?,
+            b"CapEff" => status.effective = hex(value).ok_or_else(bad)?,
+            b"VmLck" => status.locked_kib = first()?,
             b"VmRSS" => status.resident_kib = first()?,
             b"x86_Thread_features" => status.shadow_stack = value.windows(5).any(|w| w == b"shstk"),
             _ => {}
@@ -211,6 +265,17 @@ impl Stat {
         self.field(24).saturating_mul(crate::PAGE)
     }
 
+    /// The pages that hold the arguments and the environment, which `ps` reads: the first address, and that behind the last.
+    /// Nothing if they are more than exec takes: a process may say anything of them (`PR_SET_MM`).
+    #[must_use]
+    pub fn title(&self) -> (u64, u64) {
+        /// Three quarters of 8 MiB of stack (execve(2)).
+        const MOST: u64 = 6 << 20;
+        let start = self.field(48) & !(crate::PAGE - 1);
+        let end = self.field(51).checked_next_multiple_of(crate::PAGE).unwrap_or(0);
+        if end.saturating_sub(start) > MOST { (0, 0) } else { (start, end) }
+    }
+
     /// Start time since boot in clock ticks: with the pid it names a process for ever.
     #[must_use]
     pub fn start_time(&self) -> u64 {
@@ -223,7 +288,23 @@ impl Stat {
 /// # Errors
 /// If it is gone or the line is not understood.
 pub fn stat(pid: i32) -> Result<Stat> {
-    let text = read(pid, "stat")?;
+    stat_of(pid, &read(pid, "stat")?)
+}
+
+/// Reads the stat of one thread of a process: its own times, where [`stat`] has those of all threads.
+///
+/// # Errors
+/// As [`stat`].
+pub fn thread_stat(process: i32, thread: i32) -> Result<Stat> {
+    let text = fs::read(format!("/proc/{process}/task/{thread}/stat"));
+    let text = text.map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Gone { pid: thread },
+        _ => Error::from_io("read /proc", thread, e),
+    });
+    stat_of(thread, &text?)
+}
+
+fn stat_of(pid: i32, text: &[u8]) -> Result<Stat> {
     let close = text.iter().rposition(|b| *b == b')').ok_or(Error::Unreadable { what: "stat", pid })?;
     let rest = String::from_utf8_lossy(&text[close + 1..]).into_owned();
     // Field 3 is a letter; the numbers begin with field 4. Some are signed.
@@ -232,15 +313,25 @@ pub fn stat(pid: i32) -> Result<Stat> {
     Ok(Stat { fields: rest.split_ascii_whitespace().skip(1).map(number).collect() })
 }
 
-/// The stack pointer of a process that is inside a system call.
+/// The stack pointer of a thread that is inside a system call.
+///
+/// It may just be coming to rest there: a thread whose call has been trapped is heard of while it still runs, if that is
+/// on another processor, or if the kernel (before 6.6) does not hand its processor over to who listens.
 ///
 /// # Errors
-/// If it is gone, running, or not ours.
-pub fn stack_pointer(pid: i32) -> Result<u64> {
-    let text = read(pid, "syscall")?;
-    let words: Vec<&[u8]> = text.split(|b| *b == b' ').collect();
-    let stack = words.get(words.len().wrapping_sub(2)).and_then(|w| w.strip_prefix(b"0x")).and_then(hex);
-    stack.ok_or(Error::Unreadable { what: "syscall", pid })
+/// If it is gone, does not come to rest within a second, or is not ours.
+pub fn stack_pointer(tid: i32) -> Result<u64> {
+    let begun = Instant::now();
+    loop {
+        let text = read(tid, "syscall")?;
+        if text.starts_with(b"running") && begun.elapsed() < REST {
+            std::thread::sleep(Duration::from_micros(20));
+            continue;
+        }
+        let words: Vec<&[u8]> = text.split(|b| *b == b' ').collect();
+        let stack = words.get(words.len().wrapping_sub(2)).and_then(|w| w.strip_prefix(b"0x")).and_then(hex);
+        return stack.ok_or(Error::Unreadable { what: "syscall", pid: tid });
+    }
 }
 
 /// Its command line, arguments separated by blanks; the name in brackets if it has none.
@@ -273,6 +364,17 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
+/// A thread of a process that lives, through which its memory and files are seen: the first one, unless that has ended
+/// before others. If none lives, or it is gone, still its own number.
+#[must_use]
+pub fn living(pid: i32) -> i32 {
+    let lives = |tid: &i32| status(*tid).is_ok_and(|status| !matches!(status.state, b'Z' | b'X'));
+    if lives(&pid) {
+        return pid;
+    }
+    threads(pid).into_iter().flatten().find(lives).unwrap_or(pid)
+}
+
 /// Where its descriptors lead, as the links of /proc/PID/fd read.
 ///
 /// # Errors
@@ -289,6 +391,21 @@ pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_about_to_rest_is_waited_for() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(50) {}
+            let _rests = ended.recv();
+        });
+        assert!(stack_pointer(told.recv().unwrap()).unwrap() > 0);
+        drop(end);
+        thread.join().unwrap();
+    }
 
     #[test]
     fn odd_names_are_kept() {

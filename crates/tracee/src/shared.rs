@@ -5,12 +5,21 @@
 
 use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A mapping shared with another process.
+/// A mapping shared with another process, or a part of one.
 #[derive(Debug)]
 pub struct Shared {
+    base: *mut u8,
+    len: usize,
+    /// Lives as long as the last of its parts.
+    mapping: Arc<Mapping>,
+}
+
+#[derive(Debug)]
+struct Mapping {
     base: *mut u8,
     len: usize,
 }
@@ -19,6 +28,10 @@ pub struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above; the bytes are shared with another process anyway.
 unsafe impl Sync for Shared {}
+// SAFETY: nobody looks at it but the last of its users, who unmaps it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
 impl Shared {
     /// Maps `len` bytes of `fd`.
@@ -33,7 +46,20 @@ impl Shared {
         if base == libc::MAP_FAILED {
             return Err(Error::last("map a mailbox", 0));
         }
-        Ok(Self { base: base.cast(), len })
+        let base = base.cast();
+        Ok(Self { base, len, mapping: Arc::new(Mapping { base, len }) })
+    }
+
+    /// A part of it, which is there on.
+    ///
+    /// # Panics
+    /// If it does not lie in it: where parts are is ours to say.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        assert!(offset.is_multiple_of(8) && offset.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: in bounds (checked above).
+        let base = unsafe { self.base.add(offset) };
+        Self { base, len, mapping: Arc::clone(&self.mapping) }
     }
 
     /// Length in bytes.
@@ -71,7 +97,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping, to which no reference is left.
         unsafe { libc::munmap(self.base.cast(), self.len) };

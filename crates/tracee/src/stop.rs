@@ -12,9 +12,13 @@
 //! instant; every request can therefore fail with [`Error::Gone`].
 
 use crate::error::{Error, Result};
+use crate::procfs;
 use crate::registers::{Registers, Xstate};
+use std::cell::RefCell;
 use std::os::raw::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Trace the process, let it run, and have forks, execs and its exit reported. The stops of [`Stopped::to_call`]
 /// can be told from signals.
@@ -23,8 +27,9 @@ pub const FOLLOW: u32 = (libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEEXEC) as u32;
-/// Have only execs reported.
-pub const FOLLOW_EXEC: u32 = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as u32;
+/// Have only execs reported and new threads, which are traced as well.
+pub const FOLLOW_THREADS: u32 =
+    (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC) as u32;
 /// Kill the process when its tracer dies.
 pub const EXIT_KILL: u32 = libc::PTRACE_O_EXITKILL as u32;
 
@@ -116,6 +121,12 @@ pub fn interrupt(pid: i32) -> Result<()> {
 /// # Errors
 /// `Gone` if there is no such tracee or child left.
 pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, Change)>> {
+    if let Some(kept) = take_kept(pid) {
+        return Ok(Some(kept));
+    }
+    if block && pid > 0 {
+        return wait_for_one(pid).map(Some);
+    }
     let mut status = 0;
     let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
     let who = loop {
@@ -134,6 +145,52 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, Change)>> {
         return Ok(None);
     }
     Ok(Some((who, understand(who, status))))
+}
+
+thread_local! {
+    /// Stops that have come to somebody who waited for something else.
+    static KEPT: RefCell<Vec<Stopped>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps a stop for whoever waits next for this one, or for any.
+pub(crate) fn keep(stopped: Stopped) {
+    KEPT.with_borrow_mut(|kept| kept.push(stopped));
+}
+
+/// Whether there are such stops: the kernel does not tell of them again.
+#[must_use]
+pub fn has_kept() -> bool {
+    KEPT.with_borrow(|kept| !kept.is_empty())
+}
+
+fn take_kept(pid: i32) -> Option<(i32, Change)> {
+    KEPT.with_borrow_mut(|kept| {
+        let at = kept.iter().position(|stopped| pid == -1 || stopped.pid == pid)?;
+        let stopped = kept.remove(at);
+        Some((stopped.pid, Change::Stopped(stopped)))
+    })
+}
+
+/// Waits for one. Not by waiting in the kernel: that tells nothing of a first thread which has ended before all others of its
+/// process have been waited for too, which nobody would do meanwhile.
+fn wait_for_one(pid: i32) -> Result<(i32, Change)> {
+    /// What stops soon stops while we yield so often.
+    const SOON: u32 = 200;
+    for turn in 0u32.. {
+        if let Some(found) = wait(pid, false)? {
+            return Ok(found);
+        }
+        if turn < SOON {
+            std::thread::yield_now();
+            continue;
+        }
+        if turn % 16 == 0 && procfs::status(pid).is_ok_and(|status| status.state == b'Z') {
+            // What it had to say it may have said just then.
+            return wait(pid, false)?.ok_or(Error::Gone { pid });
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    Err(Error::Gone { pid })
 }
 
 fn understand(pid: i32, status: c_int) -> Change {
@@ -232,11 +289,21 @@ impl Stopped {
     /// # Errors
     /// If it is gone.
     pub fn xstate(&self) -> Result<Xstate> {
-        let mut bytes = vec![0u8; 64 << 10];
+        // As long as it was the last time, and a little longer, by which it is seen that it is not cut off.
+        const MOST: usize = 64 << 10;
+        static ROOM: AtomicUsize = AtomicUsize::new(MOST);
+        let mut bytes = vec![0u8; ROOM.load(Ordering::Relaxed)];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let data = (&raw mut part) as usize;
         request("read extended registers", libc::PTRACE_GETREGSET, self.pid, Xstate::NOTE, data)?;
+        if part.iov_len == bytes.len() && bytes.len() < MOST {
+            bytes.resize(MOST, 0);
+            (part.iov_base, part.iov_len) = (bytes.as_mut_ptr().cast(), MOST);
+            let data = (&raw mut part) as usize;
+            request("read extended registers", libc::PTRACE_GETREGSET, self.pid, Xstate::NOTE, data)?;
+        }
         bytes.truncate(part.iov_len);
+        ROOM.store((bytes.len() + 64).min(MOST), Ordering::Relaxed);
         Ok(Xstate(bytes))
     }
 

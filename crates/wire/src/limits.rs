@@ -18,11 +18,12 @@ pub const PREAMBLE: usize = 32;
 pub const MOST_PAYLOAD: usize = (1 << 20) + 4096;
 
 /// Encrypted bytes that a link holds for a socket which does not take them; beyond it nothing more can be
-/// queued until some have left.
-pub const MOST_UNSENT: usize = 32 << 20;
+/// queued until some have left. It holds the largest message, begun when some others were waiting.
+pub const MOST_UNSENT: usize = 128 << 20;
 
-/// Payload bytes of whole frames that a link reads ahead while it waits for its own bytes to leave.
-pub const MOST_READ_AHEAD: usize = 16 << 20;
+/// Payload bytes of whole frames that a link reads ahead while it waits for its own bytes to leave: all that its peer
+/// can have queued, so that two which wait so do not wait for each other.
+pub const MOST_READ_AHEAD: usize = MOST_UNSENT;
 
 /// The most plaintext in one TLS record.
 pub const RECORD: usize = 16 << 10;

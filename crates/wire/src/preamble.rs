@@ -3,7 +3,7 @@
 //! ```text
 //!  0..4    "TERN"
 //!  4       version
-//!  5       kind: 1 Node, 2 Join, 3 Shim
+//!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files
 //!  6..16   zero
 //!  16..32  the shim, else zero
 //! ```
@@ -23,6 +23,8 @@ pub enum Preamble {
     Join,
     /// For this shim.
     Shim(ShimId),
+    /// For the server of this node's files.
+    Files,
 }
 
 /// Why bytes are no preamble.
@@ -49,6 +51,7 @@ impl Preamble {
             Self::Node => 1,
             Self::Join => 2,
             Self::Shim(_) => 3,
+            Self::Files => 4,
         };
         if let Self::Shim(id) = self {
             bytes[16..].copy_from_slice(&id.0);
@@ -73,6 +76,7 @@ impl Preamble {
             1 => Self::Node,
             2 => Self::Join,
             3 => Self::Shim(ShimId(id)),
+            4 => Self::Files,
             _ => return Err(PreambleError::Malformed),
         };
         if preamble.to_bytes() == *bytes { Ok(preamble) } else { Err(PreambleError::Malformed) }
@@ -85,7 +89,7 @@ mod tests {
 
     #[test]
     fn all_kinds_survive() {
-        for preamble in [Preamble::Node, Preamble::Join, Preamble::Shim(ShimId([9; 16]))] {
+        for preamble in [Preamble::Node, Preamble::Join, Preamble::Shim(ShimId([9; 16])), Preamble::Files] {
             assert_eq!(Preamble::from_bytes(&preamble.to_bytes()), Ok(preamble));
         }
     }

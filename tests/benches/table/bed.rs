@@ -194,7 +194,7 @@ fn build(binaries: &Path) -> Result<PathBuf> {
     let folder = binaries.join("bench-programs");
     std::fs::create_dir_all(&folder)?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/bench");
-    for name in ["getppid", "pingpong", "dirty", "calls"] {
+    for name in ["getppid", "pingpong", "dirty", "calls", "threads", "rates", "blocked"] {
         let status = Command::new("cc")
             .args(["-std=gnu17", "-O2", "-Wall", "-static", "-o"])
             .args([folder.join(name), source.join(name).with_extension("c")])

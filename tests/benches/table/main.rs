@@ -4,7 +4,9 @@
 //!  calls     a forwarded getppid        against   a TCP ping-pong between the same nodes
 //!  memory    a process of 1 GiB moved   against   iperf3, and TLS streaming into fresh memory
 //!  freeze    how long a process stands still, by heap and by how fast it writes
+//!  threads   the freeze with 100 threads   against   the same with one
 //!  home      a program under mosrun     against   the same alone
+//!  rates     calls, signals, forks and execs a second away   against   the same at home
 //! ```
 //! `TERN_BENCH=calls,freeze` measures only these. The program is also the other end of the streams and ping-pongs
 //! over TLS (`tls`), and what counts starts (`start`): then it runs inside a node.
@@ -15,8 +17,10 @@ mod calls;
 mod freeze;
 mod home;
 mod memory;
+mod rates;
 mod start;
 mod table;
+mod threads;
 mod tls;
 
 use anyhow::{Result, bail};
@@ -26,11 +30,13 @@ use table::Table;
 type Measure = fn(&mut Table) -> Result<()>;
 
 /// What can be measured, by name.
-const ALL: [(&str, Measure); 4] = [
+const ALL: [(&str, Measure); 6] = [
     ("calls", calls::measure),
     ("memory", memory::measure),
     ("freeze", freeze::measure),
+    ("threads", threads::measure),
     ("home", home::measure),
+    ("rates", rates::measure),
 ];
 
 fn main() -> Result<()> {
@@ -40,7 +46,9 @@ fn main() -> Result<()> {
         [] => {}
         ["tls", ref rest @ ..] => return tls::end(rest),
         ["start", count] => return start::count(count.parse()?),
-        _ => bail!("this program is called without arguments; TERN_BENCH=calls,memory,freeze,home chooses"),
+        _ => bail!(
+            "this program is called without arguments; TERN_BENCH=calls,memory,freeze,threads,home,rates chooses"
+        ),
     }
     let chosen = std::env::var("TERN_BENCH").unwrap_or_default();
     let mut table = Table::begin()?;

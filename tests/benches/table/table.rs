@@ -19,6 +19,8 @@ pub(crate) enum Aim {
     AtMost(f64),
     /// No less than this.
     AtLeast(f64),
+    /// Nothing is aimed at.
+    None,
 }
 
 impl Table {
@@ -72,7 +74,8 @@ impl Table {
     ) -> Result<()> {
         ensure!(ratio.is_finite(), "{what}: one side was not measured");
         let verdict = self.judge(ratio, aim, "×");
-        writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.3} | {verdict} |")?;
+        let digits = if ratio < 0.1 { 5 } else { 3 };
+        writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.digits$} | {verdict} |")?;
         Ok(())
     }
 
@@ -126,6 +129,7 @@ impl Table {
         let (good, text) = match aim {
             Aim::AtMost(most) => (value <= most, format!("≤ {most}{unit}")),
             Aim::AtLeast(least) => (value >= least, format!("≥ {least}{unit}")),
+            Aim::None => return String::new(),
         };
         self.aims += 1;
         self.missed += usize::from(!good);
@@ -146,6 +150,11 @@ impl Series {
     /// Adds many.
     pub(crate) fn extend(&mut self, values: impl IntoIterator<Item = f64>) {
         self.0.extend(values);
+    }
+
+    /// In another unit, of which one of these has so many.
+    pub(crate) fn times(&self, factor: f64) -> Self {
+        Self(self.0.iter().map(|value| value * factor).collect())
     }
 
     /// The middle one; NaN, which meets no aim, if there are none.

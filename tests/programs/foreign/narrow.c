@@ -1,5 +1,5 @@
-/* Proves, by being refused: 32-bit code is not moved. It needs no 32-bit libraries: it waits until the file
- * TERN_UNTIL exists, and says PASS. */
+/* Proves, by being refused: 32-bit code is not moved. It needs no 32-bit libraries: it says that it is there, waits until
+ * the file TERN_UNTIL exists, and says PASS. */
 
 enum { SYS_EXIT = 1, SYS_WRITE = 4, SYS_ACCESS = 33, SYS_NANOSLEEP = 162 };
 
@@ -24,6 +24,7 @@ __attribute__((used)) static void run(long *stack)
 	const char *until = 0;
 	for (char **one = (char **)(stack + arguments + 2); *one && !until; one++)
 		until = value(*one, "TERN_UNTIL=");
+	call(SYS_WRITE, 1, (long)"held\n", 5);
 	long pause[2] = { 0, 20 * 1000 * 1000 };
 	while (until && call(SYS_ACCESS, (long)until, 0, 0) != 0)
 		call(SYS_NANOSLEEP, (long)pause, 0, 0);

@@ -48,9 +48,9 @@ fn case_name(point: &str, damage: Damage) -> String {
 }
 
 /// Something breaks before home has decided: the program is at home, runs on, and ends rightly.
-fn before(cluster: &Cluster, node: u16, point: &str, damage: Damage) -> Result<()> {
+fn before(cluster: &Cluster, program: &str, node: u16, point: &str, damage: Damage) -> Result<()> {
     let fault = Fault::arm(cluster, node, point)?;
-    let mut patient = Patient::start(cluster, "pipe")?;
+    let mut patient = Patient::start(cluster, program)?;
     let said = broken_move(&patient, cluster, &fault, "2", || damage.inflict(cluster))?;
     if said.is_ok() && damage != Damage::Daemon {
         bail!("migrate claims to have moved it");
@@ -69,13 +69,14 @@ fn before(cluster: &Cluster, node: u16, point: &str, damage: Damage) -> Result<(
     nothing_left(cluster, &[1, 2], SLACK)
 }
 
-fn all_before(prefix: &str, damages: [Damage; 2]) {
+fn all_before(prefix: &str, program: &'static str, damages: &[Damage]) {
     let cluster = two_nodes(prefix, SUSPEND_AFTER, GIVE_UP_AFTER);
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
-    for damage in damages {
+    for damage in damages.iter().copied() {
         for (node, point) in BEFORE {
-            cases.push((case_name(point, damage), Box::new(move || before(cluster, node, point, damage))));
+            let case: Case<'_> = Box::new(move || before(cluster, program, node, point, damage));
+            cases.push((case_name(point, damage), case));
         }
     }
     judge(cluster, cases);
@@ -83,19 +84,25 @@ fn all_before(prefix: &str, damages: [Damage; 2]) {
 
 #[test]
 fn a_destination_that_dies_before_it_leaves_the_program_at_home() {
-    all_before("faults-dies", [Damage::Node, Damage::Shim]);
+    all_before("faults-dies", "pipe", &[Damage::Node, Damage::Shim]);
 }
 
 #[test]
 fn a_cut_link_or_a_dead_daemon_before_it_leaves_the_program_at_home() {
-    all_before("faults-before", [Damage::Link, Damage::Daemon]);
+    all_before("faults-before", "pipe", &[Damage::Link, Damage::Daemon]);
+}
+
+/// Of those that share memory all stay, and go on together.
+#[test]
+fn a_destination_that_dies_before_they_leave_leaves_those_who_share_memory_at_home() {
+    all_before("faults-shared", "shared", &[Damage::Shim]);
 }
 
 /// The destination dies while the guest is about to run there. Home has not heard of its running, and may take it
 /// back, or it has, and the program is lost: but it is one of the two, and nothing is left.
-fn dies_at(cluster: &Cluster, node: u16, point: &str, damage: Damage) -> Result<()> {
+fn dies_at(cluster: &Cluster, program: &str, node: u16, point: &str, damage: Damage) -> Result<()> {
     let fault = Fault::arm(cluster, node, point)?;
-    let mut patient = Patient::start(cluster, "pipe")?;
+    let mut patient = Patient::start(cluster, program)?;
     let said = broken_move(&patient, cluster, &fault, "2", || damage.inflict(cluster))?;
     let given_up = Duration::from_secs((SUSPEND_AFTER + GIVE_UP_AFTER).into()) + SLACK;
     let must_be_lost = said.is_ok() || point == "guest:resume";
@@ -109,15 +116,26 @@ fn dies_at(cluster: &Cluster, node: u16, point: &str, damage: Damage) -> Result<
     nothing_left(cluster, &[1, 2], SLACK)
 }
 
-#[test]
-fn a_destination_that_dies_after_it_leaves_nothing() {
-    let cluster = two_nodes("faults-after", SUSPEND_AFTER, GIVE_UP_AFTER);
+fn all_after(prefix: &str, program: &'static str, damages: &[Damage]) {
+    let cluster = two_nodes(prefix, SUSPEND_AFTER, GIVE_UP_AFTER);
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
-    for damage in [Damage::Node, Damage::Shim] {
+    for damage in damages.iter().copied() {
         for (node, point) in AFTER {
-            cases.push((case_name(point, damage), Box::new(move || dies_at(cluster, node, point, damage))));
+            let case: Case<'_> = Box::new(move || dies_at(cluster, program, node, point, damage));
+            cases.push((case_name(point, damage), case));
         }
     }
     judge(cluster, cases);
+}
+
+#[test]
+fn a_destination_that_dies_after_it_leaves_nothing() {
+    all_after("faults-after", "pipe", &[Damage::Node, Damage::Shim]);
+}
+
+/// Of those that share memory all are taken back, or all are lost.
+#[test]
+fn a_destination_that_dies_after_they_left_leaves_nothing_of_those_who_share_memory() {
+    all_after("faults-shared-after", "shared", &[Damage::Shim]);
 }

@@ -50,8 +50,8 @@ pub(super) fn examine() -> Vec<Finding> {
 
 fn version(release: Release, text: &str) -> Finding {
     let name = "kernel version";
-    if release < Release(5, 15, 0) {
-        Finding::missing(name, text, "older than 5.15: this node can be neither home nor host guests")
+    if release < Release(5, 10, 0) {
+        Finding::missing(name, text, "older than 5.10: this node can be neither home nor host guests")
     } else if release < Release(5, 19, 0) {
         Finding::limited(name, text, "older than 5.19: processes can leave this node, but it hosts no guests")
     } else if release < Release(6, 7, 0) {
@@ -102,7 +102,8 @@ mod tests {
     #[test]
     fn homes_and_hosts_have_their_minimum() {
         let state = |text| version(Release::parse(text), text).state;
-        assert_eq!(state("5.10.200"), State::Missing);
+        assert_eq!(state("5.9.16"), State::Missing);
+        assert_eq!(state("5.10.200"), State::Limited);
         assert_eq!(state("5.15.1"), State::Limited);
         assert_eq!(state("6.6.1"), State::Limited);
         assert_eq!(state("6.7.0"), State::Ok);

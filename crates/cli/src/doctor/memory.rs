@@ -4,6 +4,7 @@
 use super::Finding;
 use super::child::{checked, in_child};
 use crate::output::reason;
+use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -32,7 +33,7 @@ mod abi {
 pub(super) fn examine() -> Vec<Finding> {
     let written = in_child(|| Pages::map()?.written_pages_are_seen());
     let soft_dirty = in_child(|| Pages::map()?.soft_dirty_is_seen());
-    vec![write_tracking(written, soft_dirty), memfd()]
+    vec![write_tracking(written, soft_dirty), memfd(), shared(open_mapped()), opened(ask_before_open())]
 }
 
 /// Two pages of this process, which end with it.
@@ -158,10 +159,60 @@ fn memfd() -> Finding {
     }
 }
 
+/// Opens what is behind a mapping of this process.
+fn open_mapped() -> io::Result<File> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let of_file = maps.lines().find(|line| line.contains('/')).and_then(|line| line.split(' ').next());
+    File::open(format!("/proc/self/map_files/{}", of_file.ok_or(io::ErrorKind::NotFound)?))
+}
+
+fn shared(opened: io::Result<File>) -> Finding {
+    let name = "shared memory";
+    match opened {
+        Ok(_) => Finding::ok(name, "is moved with those that share it"),
+        Err(error) => {
+            let cost =
+                "memory without a name keeps home those that share it (CAP_CHECKPOINT_RESTORE opens it)";
+            Finding::limited(name, reason(&error), cost)
+        }
+    }
+}
+
+/// Asks the kernel to ask before it opens a file that nobody else has.
+fn ask_before_open() -> io::Result<()> {
+    let file = rustix::fs::memfd_create("tern-doctor", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let init = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC | InitFlags::FAN_REPORT_TID;
+    let fanotify = Fanotify::init(init, EventFFlags::O_RDONLY)?;
+    Ok(fanotify.mark(MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM, &file, None::<&str>)?)
+}
+
+fn opened(asked: io::Result<()>) -> Finding {
+    let name = "shared files";
+    match asked {
+        Ok(()) => Finding::ok(name, "who opens one that is written away waits until it is home"),
+        Err(error) => {
+            let cost = "what others write to a file or semaphore that is shared away may be undone";
+            Finding::limited(name, format!("fanotify does not ask: {}", reason(&error)), cost)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::doctor::State;
+
+    #[test]
+    fn shared_memory_has_to_be_opened() {
+        assert_eq!(shared(Err(io::ErrorKind::PermissionDenied.into())).state, State::Limited);
+        assert_eq!(shared(File::open("/proc/self/maps")).state, State::Ok);
+    }
+
+    #[test]
+    fn the_kernel_has_to_ask_before_it_opens() {
+        assert_eq!(opened(Err(io::ErrorKind::PermissionDenied.into())).state, State::Limited);
+        assert_eq!(opened(Ok(())).state, State::Ok);
+    }
 
     #[test]
     fn the_best_way_that_works_is_named() {

@@ -59,14 +59,21 @@ impl Terminal {
 
     /// Waits until this is on the screen; returns all of it.
     pub(crate) fn wait_for(&self, text: &str) -> String {
+        self.wait_for_both(text, text)
+    }
+
+    /// Waits until both are on the screen at once; returns all of it. What is drawn from top to
+    /// bottom is whole when its first and its last line are there: a look can come in between.
+    pub(crate) fn wait_for_both(&self, one: &str, other: &str) -> String {
         let begun = Instant::now();
         loop {
             let screen = self.screen();
             // What stands at the beginning of the screen is at that of a line too.
-            if format!("\n{screen}").contains(text) {
+            let lines = format!("\n{screen}");
+            if lines.contains(one) && lines.contains(other) {
                 return screen;
             }
-            assert!(begun.elapsed() < PATIENCE, "no {text:?} on the screen:\n{screen}");
+            assert!(begun.elapsed() < PATIENCE, "no {one:?} and {other:?} on the screen:\n{screen}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

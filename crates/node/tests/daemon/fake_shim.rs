@@ -110,7 +110,11 @@ fn migrate(start: &ShimStart, own: &Ephemeral, pid: HomePid, to: tern_ids::NodeI
     let migration = MigrationId([7; 16]);
     let mut control = UnixStream::connect(start.run_dir.join("control")).unwrap();
     let accept = vec![own.fingerprint()];
-    stream::write(&mut control, &Request::Prepare { node: to, migration, accept, uid: 0, gid: 0 }).unwrap();
+    stream::write(
+        &mut control,
+        &Request::Prepare { node: to, migration, accept, uid: 0, gid: 0, company: vec![] },
+    )
+    .unwrap();
     let (address, shim, fingerprint) = match stream::read(&mut control).unwrap() {
         Reply::Prepared { address, shim, fingerprint } => (address, shim, fingerprint),
         Reply::Refused(refusal) => return ShimReply::Refused(refusal),

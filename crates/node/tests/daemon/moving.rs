@@ -76,7 +76,7 @@ fn destinations_have_a_say_and_so_has_trust() {
     let accept = vec![tern_ids::Fingerprint([0; 32])];
     let migration = MigrationId([1; 16]);
     cluster.nodes[1].kill();
-    let request = Request::Prepare { node: NodeId(2), migration, accept, uid: 0, gid: 0 };
+    let request = Request::Prepare { node: NodeId(2), migration, accept, uid: 0, gid: 0, company: vec![] };
     assert_eq!(cluster.nodes[0].refusal(&request).kind, RefusalKind::Unavailable);
 }
 

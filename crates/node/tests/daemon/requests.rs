@@ -24,6 +24,7 @@ fn plain_users_look_and_change_nothing() {
             accept: Vec::new(),
             uid: 0,
             gid: 0,
+            company: Vec::new(),
         },
         Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
         Request::Tune { node: NodeId(2) },

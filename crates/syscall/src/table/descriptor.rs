@@ -19,8 +19,8 @@ rows! {
     16 ioctl (Rule::By(ioctl::route, "by the request: Home where its argument is known, else Homeward"))
         (by ioctl::shapes, "by the request") {waits(Restarts, NO_TIMEOUT)}
         "The device is at home; a request whose argument is not known must not be guessed.";
-    17 pread64 HOME [FD, data_out(2), V, V] {waits(Restarts, NO_TIMEOUT)} AT_THE_DEPUTY;
-    18 pwrite64 HOME [FD, data_in(2), V, V] {waits(Restarts, NO_TIMEOUT)} AT_THE_DEPUTY;
+    17 pread64 HOME [FD, data_out(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Read)} AT_THE_DEPUTY;
+    18 pwrite64 HOME [FD, data_in(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Write)} AT_THE_DEPUTY;
     19 readv HOME [FD, Shape::Segments(Receive, 2), V]
         {waits(Restarts, NO_TIMEOUT) consumes() flow(Read)} DATA;
     20 writev HOME [FD, Shape::Segments(Send, 2), V] {waits(Restarts, NO_TIMEOUT) flow(Write)} DATA;

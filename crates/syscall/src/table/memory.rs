@@ -3,7 +3,7 @@
 use super::vocabulary::*;
 
 const OWN: &str = "The memory is the guest's own.";
-const FUTEX: &str = "The word and its waiters are the guest's; futexes in shared memory do not exist away.";
+const FUTEX: &str = "The word and its waiters are the guest's; who shares the word is on the same node.";
 const NUMA: &str = "Memory nodes of home mean nothing away.";
 const NO_KEYS: &str =
     "Answered as on a CPU without protection keys, so that no guest comes to depend on them.";
@@ -18,7 +18,7 @@ const OWN_MAPPING: Test =
 fn mmap(args: &[u64; 6]) -> Route {
     let [_, _, protection, flags, ..] = *args;
     let writable = protection & libc::PROT_WRITE as u64 != 0;
-    if flags & MAP_SHARED != 0 && (flags & MAP_ANONYMOUS != 0 || writable) {
+    if flags & MAP_SHARED != 0 && flags & MAP_ANONYMOUS == 0 && writable {
         return Route::Homeward(reason::SHARED_MEMORY);
     }
     Route::Both(Special::Mmap)
@@ -31,9 +31,23 @@ fn unallocated_key(_: &[u64; 6]) -> Route {
     Route::Refuse(libc::EINVAL)
 }
 
+const POLICY: &str =
+    "A thread's policy is the deputy's, and in force at home; away, pages lie where its node puts them.";
+/// MPOL_F_ADDR
+const OF_ADDRESS: Test = Test::Masked { arg: 4, mask: 2, value: 2 };
+/// A mask of memory nodes: the third argument less one bits, in words. The kernel takes no more than a page.
+const NODES: Len = Len::Of(|args| match args[2] {
+    0 => 0,
+    bits => ((bits - 1).min(8 << 12).div_ceil(64) * 8) as u32,
+});
+
+fn policy(_: &[u64; 6]) -> Route {
+    Route::Home
+}
+
 rows! {
     9 mmap (Rule::HereIf(OWN_MAPPING, mmap, "Here for private anonymous memory; Both (Mmap) for files, \
-            private or read-only; Homeward for memory that others may write or see written"))
+            private or read-only, and for shared memory without a file; Homeward for files that are to be written"))
         [V, V, V, V, FD, V] {}
         "The guest's memory is its own, a file's content comes from home; a shared read-only mapping must be \
          made so that mprotect cannot make it writable.";
@@ -53,8 +67,10 @@ rows! {
     216 remap_file_pages (away(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
         "It rearranges shared mappings, which do not exist away.";
     237 mbind (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
-    238 set_mempolicy (away(reason::MEMORY_PLACEMENT)) [V, V, V] {} NUMA;
-    239 get_mempolicy (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V] {} NUMA;
+    238 set_mempolicy HOME [V, Shape::In(NODES), V] {} POLICY;
+    239 get_mempolicy (Rule::HereIf(OF_ADDRESS, policy, "Here of an address; else Home"))
+        [output(4), Shape::Out(NODES, Amount::Whole, When::AtLeast(0)), V, V, V] {}
+        "A thread's policy is the deputy's; where a page lies, the guest's node knows.";
     256 migrate_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
     279 move_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
     310 process_vm_readv (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}

@@ -82,6 +82,9 @@ const OPTIONS: &[(u32, Route, Carries)] = {
     ]
 };
 
+/// PR_GET_TID_ADDRESS, of which the guest's kernel knows alone.
+pub(super) const OWN: Test = Test::OneOf { arg: 0, values: &[PR_GET_TID_ADDRESS] };
+
 fn option(args: &[u64; 6]) -> Option<&'static (u32, Route, Carries)> {
     OPTIONS.iter().find(|(option, _, _)| *option == args[0] as u32)
 }

@@ -12,7 +12,7 @@ const SCHEDULING: &str =
 const FORK: &str = "Both halves fork, so that parent and child have the same pids at home and away.";
 const EXEC: &str = "The deputy executes at home: the new image is nearly empty and can be placed anew.";
 const EXIT: &str = "The deputy ends with the same status, and then the guest.";
-const LIMIT: &str = "Limits are the deputy's; those on memory and CPU time do not bind the guest yet.";
+const LIMIT: &str = "Limits are the deputy's; those on memory bind the guest as well, that on CPU time counts what was used away as well.";
 const CPU_TIME: &str =
     "What the deputy has used at home, plus what the guest has used away. All but the times is the deputy's.";
 const NAMESPACE: &str = "A guest cannot be moved into other namespaces of its home.";
@@ -21,6 +21,9 @@ const RUSAGE: u32 = size::<libc::rusage>();
 const CHILD_INFO: u32 = 28;
 const CHILD: When = When::AtLeast(1);
 
+/// What the threads of all programs share.
+const THREAD: u64 =
+    (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 const CLONE_FLAGS: u64 = 0xffff_ff00;
 const CLONE_VM: u64 = libc::CLONE_VM as u64;
 const CLONE_VFORK: u64 = libc::CLONE_VFORK as u64;
@@ -32,15 +35,29 @@ const NEW_NAMESPACE: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 const UNUSUAL: u64 = (libc::CLONE_PIDFD | libc::CLONE_PARENT | libc::CLONE_PTRACE) as u64;
+const PIDFD: u64 = libc::CLONE_PIDFD as u64;
+
+const HANDLERS: u64 = libc::CLONE_SIGHAND as u64;
+
+/// What the kernel at home writes is the descriptor of the child; all else it is told is of the guest's memory.
+fn clone_shapes(args: &[u64; 6]) -> &'static [Shape] {
+    if args[0] & PIDFD != 0 { const { &[V, V, output(4), V, V] } } else { const { &[V, V, V, V, V] } }
+}
 
 fn clone(args: &[u64; 6]) -> Route {
     let flags = args[0] & CLONE_FLAGS;
-    if flags & libc::CLONE_THREAD as u64 != 0 || flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
-        Route::Homeward(reason::THREADS)
+    if flags & libc::CLONE_THREAD as u64 != 0 {
+        let usual = flags & THREAD == THREAD && flags & (NEW_NAMESPACE | UNUSUAL | CLONE_VFORK) == 0;
+        if usual { Route::Both(Special::Thread) } else { Route::Homeward(reason::CLONE_FLAGS) }
+    } else if flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
+        Route::Homeward(reason::SHARED_SPACE)
     } else if flags & NEW_NAMESPACE != 0 {
         Route::Homeward(reason::NAMESPACES)
-    } else if flags & UNUSUAL != 0 {
+    } else if flags & libc::CLONE_PTRACE as u64 != 0 || flags & CLONE_VM != 0 && flags & HANDLERS != 0 {
         Route::Homeward(reason::CLONE_FLAGS)
+    } else if flags & PIDFD != 0 && flags & libc::CLONE_PARENT_SETTID as u64 != 0 {
+        // Both would be written to the same place.
+        Route::Refuse(libc::EINVAL)
     } else {
         Route::Both(Special::Fork)
     }
@@ -97,8 +114,9 @@ const SCHED_ATTR: Len = Len::Inside(Inside { at: 0, unit: 1, add: 0, zero: 48, m
 rows! {
     24 sched_yield HERE [] {} "The guest's node schedules it.";
     39 getpid HERE [] {} SAME_PID;
-    56 clone (Rule::By(clone, "Both (Fork) for a process; Homeward for threads, new namespaces and unusual flags"))
-        [V, V, V, V, V] {} FORK;
+    56 clone (Rule::By(clone,
+            "Both (Fork) for a process, Both (Thread) for a thread; Homeward for new namespaces and unusual flags"))
+        (by clone_shapes, "by the flags") {} FORK;
     57 fork (both(Special::Fork)) [] {} FORK;
     58 vfork (both(Special::Fork)) [] {} FORK;
     59 execve (both(Special::Exec)) [PATH, Shape::Strings, Shape::Strings] {} EXEC;
@@ -128,7 +146,7 @@ rows! {
     147 sched_get_priority_min HOME [V] {} SCHEDULING;
     148 sched_rr_get_interval HOME [V, output(PAIR)] {} SCHEDULING;
     154 modify_ldt (away(reason::SEGMENTS)) [V, V, V] {} "Segment descriptors do not migrate.";
-    157 prctl (Rule::By(prctl::route, "by the option")) (by prctl::shapes, "by the option") {}
+    157 prctl (Rule::HereIf(prctl::OWN, prctl::route, "Here to ask for the tid address; else by the option")) (by prctl::shapes, "by the option") {}
         "Most options are the deputy's state; those of memory and CPU are the guest's.";
     158 arch_prctl (Rule::HereIf(BASE_REGISTERS, arch_prctl,
             "Here for the FS and GS base; EINVAL for shadow stacks; else Homeward")) [V, V] {}
@@ -160,7 +178,8 @@ rows! {
     322 execveat (both(Special::Exec)) [FD, PATH, Shape::Strings, Shape::Strings, V] {} EXEC;
     334 rseq HERE [V, V, V, V] {} OWN_STATE;
     434 pidfd_open HOME [V, V] {} FAMILY;
-    435 clone3 NOSYS [V, V] {} "Its arguments lie in memory, where they could change under us; glibc falls back to clone.";
+    435 clone3 (both(Special::Fork)) [V, V] {}
+        "Read once, it is made as the clone that says the same; ENOSYS if there is none, and libraries fall back.";
     438 pidfd_getfd HOME [FD, V, V] {} AT_THE_DEPUTY;
     448 process_mrelease HOME [FD, V] {} FAMILY;
     470 listns HOME [Shape::In(NAMESPACE_REQUEST), NAMESPACE_IDS, V, V] {} "The namespaces are home's.";

@@ -13,24 +13,22 @@ rows! {
     13 rt_sigaction (both(Special::RtSigaction)) [V, input(32), output(32), V] {}
         "The handler is in the guest; whether a signal is ignored, and what becomes of children, home must know.";
     14 rt_sigprocmask (both(Special::RtSigprocmask)) [V, MASK, output(SIGSET), V] {}
-        "The mask holds back the guest's handlers; signals of a signalfd must be blocked at home too.";
+        "Blocked signals wait at home; the guest's mask holds back what handlers are running for.";
     15 rt_sigreturn (both(Special::RtSigreturn)) [] {} "It restores the guest's own registers and mask; home learns the mask.";
     34 pause HOME [] {waits(Restarts, Timeout::None)} "Signals arrive at home and end the wait there.";
     62 kill HOME [V, V] {} PIDS;
-    127 rt_sigpending (both(Special::RtSigpending))
-        [filled_set(), V] {}
-        "Blocked signals wait at the guest, those of a signalfd at home.";
-    128 rt_sigtimedwait (both(Special::RtSigtimedwait)) [MASK, siginfo_out(), input(PAIR), V]
+    127 rt_sigpending HOME [filled_set(), V] {} "Blocked signals wait at home.";
+    128 rt_sigtimedwait HOME [MASK, siginfo_out(), input(PAIR), V]
         {waits(Eintr, Timeout::Timespec(2)) consumes()}
-        "Blocked signals are queued at the guest and taken from there, once its shim has noted when the wait began.";
+        "Blocked signals wait at home.";
     129 rt_sigqueueinfo HOME [V, V, input(SIGINFO)] {} PIDS;
     130 rt_sigsuspend HOME [MASK, V] {waits(Restarts, Timeout::None) mask(0)}
         "Signals arrive at home and end the wait there; the shim delivers under the mask that it carries.";
     131 sigaltstack HERE [V, V] {} "The stack is the guest's memory.";
     200 tkill HOME [V, V] {} PIDS;
     234 tgkill HOME [V, V, V] {} PIDS;
-    282 signalfd (both(Special::Signalfd)) [FD, SIGNALFD_MASK, V] {} SIGNALFD;
-    289 signalfd4 (both(Special::Signalfd)) [FD, SIGNALFD_MASK, V, V] {} SIGNALFD;
+    282 signalfd HOME [FD, SIGNALFD_MASK, V] {} SIGNALFD;
+    289 signalfd4 HOME [FD, SIGNALFD_MASK, V, V] {} SIGNALFD;
     297 rt_tgsigqueueinfo HOME [V, V, V, input(SIGINFO)] {} PIDS;
     424 pidfd_send_signal HOME [FD, V, input(SIGINFO), V] {} PIDS;
 }

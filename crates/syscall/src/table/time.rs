@@ -5,7 +5,7 @@ use Interrupted::RestartBlock;
 
 const CLOCK: &str = "The guest's clocks continue home's by their offsets, so that no round trip is needed.";
 const SLEEP: &str = "Home's kernel keeps the time left, and restart_syscall continues it exactly, however often the guest moves.";
-const TIMER: &str = "It fires at home, as a signal or on a descriptor of the deputy's.";
+const TIMER: &str = "It fires at home, as a signal or on a descriptor of the deputy's; if it counts CPU time, by what is used at home and away.";
 const SET: &str = "Home's clock, if the process may set it.";
 const TIMERSPEC: u32 = 2 * PAIR;
 
@@ -29,6 +29,10 @@ fn home(_: &[u64; 6]) -> Route {
     Route::Home
 }
 
+fn timer_create(args: &[u64; 6]) -> Route {
+    if counts_cpu_time(args[0]) { Route::Both(Special::CpuTimer) } else { Route::Home }
+}
+
 fn unless_cpu_clock(args: &[u64; 6]) -> Route {
     if counts_cpu_time(args[0]) { Route::Homeward(reason::CPU_TIMER) } else { Route::Home }
 }
@@ -36,30 +40,31 @@ fn unless_cpu_clock(args: &[u64; 6]) -> Route {
 /// ITIMER_REAL counts time, the others CPU time. The kernel refuses any further ones.
 fn interval_timer(args: &[u64; 6]) -> Route {
     match args[0] as i32 {
-        1 | 2 => Route::Homeward(reason::CPU_TIMER),
+        1 | 2 => Route::Both(Special::CpuTimer),
         _ => Route::Home,
     }
 }
 
-const CPU_TIMERS_GO_HOME: &str = "Home; Homeward for timers and clocks that count CPU time";
+const BY_WHAT_IT_COUNTS: &str = "Home; Both (CpuTimer) for timers that count CPU time";
 const LEFT: Shape = Shape::Out(Len::Fixed(PAIR), Amount::Whole, When::Interrupted);
 
 rows! {
     35 nanosleep HOME [input(PAIR), LEFT] {waits(RestartBlock, Timeout::None)} SLEEP;
-    36 getitimer (Rule::By(interval_timer, CPU_TIMERS_GO_HOME)) [V, output(TIMERSPEC)] {} TIMER;
+    36 getitimer (Rule::By(interval_timer, BY_WHAT_IT_COUNTS)) [V, output(TIMERSPEC)] {} TIMER;
     37 alarm HOME [V] {} TIMER;
-    38 setitimer (Rule::By(interval_timer, CPU_TIMERS_GO_HOME)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
+    38 setitimer (Rule::By(interval_timer, BY_WHAT_IT_COUNTS)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
     96 gettimeofday HERE [V, V] {} CLOCK;
     100 times (both(Special::CpuTime)) [output(32)] {} "What the deputy has used at home, plus what the guest has used away.";
     159 adjtimex HOME [inout(size::<libc::timex>())] {} SET;
     164 settimeofday HOME [input(PAIR), input(8)] {} SET;
     201 time HERE [V] {} CLOCK;
-    219 restart_syscall (both(Special::Restart)) [] {waits(RestartBlock, Timeout::None)}
+    219 restart_syscall HOME [] {waits(RestartBlock, Timeout::None)}
         "It continues an interrupted sleep or poll, whose remaining time the kernel at home has kept.";
-    222 timer_create (Rule::By(unless_cpu_clock, CPU_TIMERS_GO_HOME))
+    222 timer_create (Rule::By(timer_create,
+            "Home; Both (CpuTimer) for CPU clocks of its own; Homeward for those of other processes"))
         [V, input(size::<libc::sigevent>()), output(4)] {} TIMER;
-    223 timer_settime HOME [V, V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
-    224 timer_gettime HOME [V, output(TIMERSPEC)] {} TIMER;
+    223 timer_settime (both(Special::CpuTimer)) [V, V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
+    224 timer_gettime (both(Special::CpuTimer)) [V, output(TIMERSPEC)] {} TIMER;
     225 timer_getoverrun HOME [V] {} TIMER;
     226 timer_delete HOME [V] {} TIMER;
     227 clock_settime HOME [V, input(PAIR)] {} SET;
@@ -67,7 +72,7 @@ rows! {
             "Here for clocks of time; Both (CpuTime) for CPU clocks; else Home")) [V, output(PAIR)] {} CLOCK;
     229 clock_getres (Rule::HereIf(NATIVE_RESOLUTION, home, "Here for the usual clocks; else Home"))
         [V, output(PAIR)] {} CLOCK;
-    230 clock_nanosleep (Rule::By(unless_cpu_clock, CPU_TIMERS_GO_HOME)) [V, V, input(PAIR), LEFT]
+    230 clock_nanosleep (Rule::By(unless_cpu_clock, "Home; Homeward for CPU clocks")) [V, V, input(PAIR), LEFT]
         {waits(RestartBlock, Timeout::None)} SLEEP;
     283 timerfd_create HOME [V, V] {} TIMER;
     286 timerfd_settime HOME [FD, V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;

@@ -1,0 +1,151 @@
+//! What a storm has shown, for people and for programs.
+
+use super::left::Difference;
+use super::mover::Moves;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+
+/// Differences that are printed; all are counted.
+const SHOWN: usize = 10;
+
+/// The result of `tern lab storm`, as `--json` prints it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The command.
+    pub command: String,
+    /// What decided pauses and places in the first run; the following runs have the next numbers.
+    pub seed: u64,
+    /// Runs in the storm.
+    pub runs: u32,
+    /// How it ended natively.
+    pub status: String,
+    /// Seconds that it took natively.
+    pub native_s: f64,
+    /// Seconds that each run in the storm took.
+    pub storm_s: Vec<f64>,
+    /// What was done to it, in all runs.
+    #[serde(flatten)]
+    pub moves: Moves,
+    /// Moves that were asked for.
+    pub wanted: u64,
+    /// In what the last run differs from the native one; there is no run after one that differs.
+    pub differences: Vec<Difference>,
+    /// Two native runs differ as well, so that the differences prove nothing.
+    pub unsteady: bool,
+}
+
+impl Report {
+    /// 0 nothing differs, 1 something does, 3 nothing differs but it was moved too seldom.
+    pub(super) fn exit_code(&self) -> u8 {
+        match () {
+            () if !self.differences.is_empty() => 1,
+            () if self.moves.moves < self.wanted => 3,
+            () => 0,
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n", self.command);
+        let mean = self.storm_s.iter().sum::<f64>() / self.storm_s.len().max(1) as f64;
+        let runs = if self.runs == 1 { String::new() } else { format!(", the mean of {} runs", self.runs) };
+        let Moves { moves, processes, moved, ended, refused, broken } = &self.moves;
+        let _ = writeln!(text, "time         native {:.2} s, storm {mean:.2} s{runs}", self.native_s);
+        let _ = writeln!(
+            text,
+            "moves        {moves}, of {moved} processes out of {processes}; seed {}",
+            self.seed
+        );
+        if *ended > 0 {
+            let _ = writeln!(text, "too late     {ended}: the process had ended");
+        }
+        let all: u64 = refused.values().sum();
+        let _ = writeln!(text, "refused      {all}");
+        let mut rows: Vec<_> = refused.iter().collect();
+        rows.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        for (reason, count) in rows {
+            let _ = writeln!(text, "{count:>11}  {}", plain(reason));
+        }
+        for failure in broken {
+            let _ = writeln!(text, "tern failed  {}", plain(failure));
+        }
+        let _ = writeln!(text, "differences  {}", self.differences.len());
+        for Difference { what, how } in self.differences.iter().take(SHOWN) {
+            let _ = writeln!(text, "── {}", plain(what));
+            for line in how.lines() {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        if self.unsteady {
+            text += "two native runs differ as well, so this says nothing about tern\n";
+        }
+        if self.exit_code() == 3 {
+            let _ = writeln!(text, "moved only {moves} times instead of {}; is it too quick?", self.wanted);
+        }
+        text
+    }
+}
+
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            command: "make".into(),
+            seed: 7,
+            runs: 2,
+            status: "exit 0".into(),
+            native_s: 1.0,
+            storm_s: vec![3.0, 5.0],
+            moves: Moves {
+                moves: 12,
+                processes: 9,
+                moved: 4,
+                ended: 1,
+                refused: [("busy".to_owned(), 1), ("threads: it has # threads".to_owned(), 20)].into(),
+                broken: vec![],
+            },
+            wanted: 10,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn it_reads_well() {
+        let text = report().text();
+        for line in [
+            "time         native 1.00 s, storm 4.00 s, the mean of 2 runs",
+            "moves        12, of 4 processes out of 9; seed 7",
+            "refused      21",
+            "         20  threads: it has # threads\n          1  busy",
+            "differences  0",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_exit_code_says_which() {
+        let good = report();
+        assert_eq!(good.exit_code(), 0);
+        assert_eq!(Report { wanted: 13, ..good.clone() }.exit_code(), 3);
+        let differs = Report { differences: vec![Difference::new("status", "signal 9")], ..good };
+        assert_eq!(differs.exit_code(), 1);
+        assert!(differs.text().contains("── status\nsignal 9\n"));
+    }
+
+    #[test]
+    fn json_has_the_promised_keys() {
+        let json = serde_json::to_value(report()).unwrap();
+        for key in ["moves", "native_s", "seed", "runs"] {
+            assert!(json[key].is_number(), "{key}");
+        }
+        assert!(json["refused"].is_object() && json["differences"].is_array() && json["broken"].is_array());
+    }
+}

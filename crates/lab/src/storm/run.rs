@@ -1,0 +1,192 @@
+//! One run of the command, natively or in the storm: started, watched, and what it said kept in files.
+
+use super::kin::{self, Ended};
+use super::mover::{Movers, Moves, Weather};
+use super::ternd;
+use crate::error::{LabError, Result, Tried};
+use crate::{signals, spaces};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, WaitStatus, pidfd_open};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How often new processes are looked for; also how late a signal to this process may be noticed.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long what the command leaves running may take to end by itself.
+const LAST_WISHES: Duration = Duration::from_secs(5);
+/// How long killed processes may take to die.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a run ended.
+#[derive(Debug)]
+pub(super) struct End {
+    /// `exit 0`, `signal 15`; of one that hung, that, and where it stood.
+    pub(super) status: String,
+    /// Until the command itself ended.
+    pub(super) took: Duration,
+    /// Processes that it left running, and that were killed.
+    pub(super) behind: usize,
+    /// Whether it had to be killed.
+    pub(super) hung: bool,
+    /// What was done to it.
+    pub(super) moves: Moves,
+}
+
+/// Runs the command in `folder`, its output going to `stdout` and `stderr` in `side`. With a storm it is started by
+/// mosrun, locked, so that only the storm moves it.
+///
+/// # Errors
+/// It cannot be started; this process is told to end; or what it started does not die.
+pub(super) fn run(
+    words: &[OsString],
+    folder: &Path,
+    side: &Path,
+    limit: Duration,
+    storm: Option<Weather>,
+) -> Result<End> {
+    let mosrun = ["mosrun", "-L", "--"].map(OsString::from);
+    let prefix = if storm.is_some() { mosrun.as_slice() } else { &[] };
+    let mut words = prefix.iter().chain(words);
+    let program = words.next().ok_or_else(|| LabError::BadOption("there is no command to run".to_owned()))?;
+    let mut command = Command::new(program);
+    command
+        .args(words)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    spaces::in_own_session(&mut command);
+    let begun = Instant::now();
+    let mut child = command.spawn().tried(|| format!("run {}", program.to_string_lossy()))?;
+    let streams = [
+        child.stdout.take().map(|from| keep(from, &side.join("stdout"))),
+        child.stderr.take().map(|from| keep(from, &side.join("stderr"))),
+    ];
+    let pid = Pid::from_child(&child);
+    // Nobody has buried it yet, so the number is still its own.
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).tried(|| "watch the command".to_owned())?;
+    // From here on whatever ends this run must end its processes.
+    let mut movers = storm.map(Movers::new);
+    let watched = watch(pid, &pidfd, begun, limit, movers.as_mut());
+    let killed = if matches!(watched, Ok(Watched { quiet: true, .. })) { Ok(()) } else { kill_all() };
+    // Only now: a move that is under way is answered at the latest when its process has ended.
+    let moves = movers.map(Movers::end).unwrap_or_default();
+    killed?;
+    for stream in streams.into_iter().flatten() {
+        let kept = stream?.join().unwrap_or_else(|_panic| Err(io::Error::other("it was not read")));
+        kept.tried(|| "keep the output of the command".to_owned())?;
+    }
+    let Watched { status, took, behind, hung, .. } = watched?;
+    Ok(End { status, took, behind, hung, moves })
+}
+
+fn keep(mut from: impl Read + Send + 'static, to: &Path) -> Result<JoinHandle<io::Result<u64>>> {
+    let mut to = File::create(to).tried(|| format!("make {}", to.display()))?;
+    Ok(thread::spawn(move || io::copy(&mut from, &mut to)))
+}
+
+struct Watched {
+    status: String,
+    took: Duration,
+    behind: usize,
+    hung: bool,
+    /// Nothing of it lives any more.
+    quiet: bool,
+}
+
+/// Waits for the end of the command and of what it has started.
+fn watch(
+    pid: Pid,
+    pidfd: &OwnedFd,
+    begun: Instant,
+    limit: Duration,
+    mut movers: Option<&mut Movers>,
+) -> Result<Watched> {
+    let mut main: Option<(String, Duration)> = None;
+    loop {
+        let quiet = loop {
+            match kin::bury() {
+                Ended::One(one, status) if one == pid => main = Some((said(status), begun.elapsed())),
+                Ended::One(..) => {}
+                Ended::NotYet => break false,
+                Ended::All => break true,
+            }
+        };
+        if let Some(received) = signals::noted() {
+            return Err(LabError::Interrupted(received.signal));
+        }
+        let passed = begun.elapsed();
+        match &main {
+            Some((status, took)) if quiet || passed > *took + LAST_WISHES => {
+                let behind = if quiet { 0 } else { kin::living().len() };
+                return Ok(Watched { status: status.clone(), took: *took, behind, hung: false, quiet });
+            }
+            None if quiet || passed > limit => {
+                let status = format!("not ended within {} s\n{}", limit.as_secs(), scene());
+                return Ok(Watched { status, took: passed, behind: 0, hung: true, quiet });
+            }
+            _ => {}
+        }
+        if let Some(movers) = &mut movers {
+            movers.see(&kin::living());
+        }
+        // Once it has ended its descriptor is ready for ever: then only the time counts.
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        let fds = if main.is_none() { fds.as_mut_slice() } else { &mut [] };
+        let time = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        let _ = poll(fds, Some(&time));
+    }
+}
+
+fn said(status: WaitStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an end of another kind".to_owned(),
+    }
+}
+
+/// Ends all descendants of this process.
+fn kill_all() -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        kin::kill();
+        loop {
+            match kin::bury() {
+                Ended::One(..) => {}
+                Ended::NotYet => break,
+                Ended::All => return Ok(()),
+            }
+        }
+        if Instant::now() > until {
+            let pids: Vec<i32> = kin::living().into_iter().map(|process| process.pid).collect();
+            let message = format!("processes {pids:?} of the command do not die");
+            return Err(LabError::Failed { what: "the storm".to_owned(), message });
+        }
+        let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) }));
+    }
+}
+
+/// Where every process of a run that hangs stands, one line each.
+fn scene() -> String {
+    let rows = ternd::processes().unwrap_or_default();
+    let mut text = String::new();
+    for process in kin::living() {
+        let pid = process.pid;
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let words = read("cmdline").replace('\0', " ");
+        text += &format!("  {pid} {}: {} in {}", words.trim(), read("syscall").trim(), read("wchan"));
+        if let Some(row) = rows.iter().find(|row| row.pid.0 == pid && row.from.is_none()) {
+            let at = row.r#where.map_or(0, |node| node.0);
+            text += &format!("; {} on node {at}, {} moves {}", row.state, row.migrations, row.reason);
+        }
+        text.push('\n');
+    }
+    text
+}

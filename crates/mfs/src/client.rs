@@ -1,0 +1,117 @@
+//! The half that shows all nodes' files as one tree: a FUSE file system in a process of its own, which needs no ternd.
+//!
+//! ```text
+//!  kernel ─▶ fuse   one of its threads hears the ask
+//!              └▶ calls  what is to be done for it
+//!              └▶ tree   whose files, which inode, again if the server has forgotten it
+//!                   └▶ peer   takes a lane, asks, waits for the answer
+//! ```
+
+mod attributes;
+mod belief;
+mod calls;
+mod fuse;
+mod handle;
+mod inode;
+mod locks;
+mod peer;
+mod people;
+mod tree;
+
+use anyhow::{Context, Result};
+use calls::Mounted;
+use fuser::{MountOption, SessionACL};
+use peer::Common;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountFlags;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tern_node::Config;
+use tern_wire::Identity;
+use tree::Tree;
+
+/// Threads that hear the kernel. Each waits for its call's answer, so this is also how many calls can be under way.
+const THREADS: usize = 32;
+
+/// How a tree is mounted.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What `df` and `mount` show as its source.
+    pub source: String,
+    /// Nothing can be changed through it.
+    pub read_only: bool,
+    /// How long a call waits for a node that does not answer.
+    pub patience: Duration,
+}
+
+/// A mounted tree that nobody serves yet.
+pub struct Session(fuser::Session<Mounted>);
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Session")
+    }
+}
+
+/// Mounts the tree. Who looks into it now waits for [`Session::serve`].
+///
+/// # Errors
+/// With a sentence why not; nothing is mounted then.
+pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
+    let identity = Identity::load(&config.config_dir)
+        .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
+    let common =
+        Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
+    let tree = Arc::new(Tree::new(common, config.run_dir.clone()));
+    let forgetting = tree.forgetting.clone();
+    let mut fuser = fuser::Config::default();
+    fuser.n_threads = Some(THREADS);
+    fuser.clone_fd = true;
+    let session = if rustix::process::geteuid().is_root() {
+        let device =
+            mount_as_root(at, options).with_context(|| format!("cannot mount at {}", at.display()))?;
+        fuser::Session::from_fd(Mounted(tree), device, SessionACL::All, fuser)
+    } else {
+        // A plain user's tree is his own, and fusermount3 mounts it for him.
+        fuser.mount_options = vec![
+            MountOption::FSName(options.source.clone()),
+            MountOption::Subtype("mfs".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+            if options.read_only { MountOption::RO } else { MountOption::RW },
+        ];
+        fuser::Session::new(Mounted(tree), at, &fuser)
+    };
+    let session = session.with_context(|| format!("cannot mount at {}", at.display()))?;
+    forgetting.through(session.notifier());
+    Ok(Session(session))
+}
+
+/// Mounts a tree of the kind `fuse.mfs`, by which it is known: fuser itself would make it `fuse`.
+fn mount_as_root(at: &Path, options: &Options) -> Result<OwnedFd> {
+    let how = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", how, Mode::empty())
+        .context("cannot open /dev/fuse; try: modprobe fuse")?;
+    let said = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
+        device.as_raw_fd()
+    );
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    flags.set(MountFlags::RDONLY, options.read_only);
+    rustix::mount::mount(&*options.source, at, "fuse.mfs", flags, &*CString::new(said)?)?;
+    Ok(device)
+}
+
+impl Session {
+    /// Serves it until it is unmounted.
+    ///
+    /// # Errors
+    /// If the kernel speaks no more with us.
+    pub fn serve(self) -> Result<()> {
+        self.0.run().context("the kernel has ended it")
+    }
+}

@@ -1,0 +1,122 @@
+//! What the kernel here may believe of other nodes' files, and until when.
+//!
+//! A lease comes with an answer, and counts from before it was asked for. What is asked back meanwhile comes by another
+//! connection, the ear, and could overtake the answer on its way to the kernel. So the ear counts first, and has the kernel
+//! forget then; who passes an answer on looks at the count, and keeps the ear from counting until the kernel has it.
+
+use super::inode::Inodes;
+use super::peer::Peer;
+use crate::message::{Answer, Ask, Attributes, FileKey, Moment};
+use fuser::{INodeNo, Notifier};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tern_wire::Link;
+
+/// How long the ear rests when its connection has broken.
+const REST: Duration = Duration::from_millis(200);
+
+/// So many workers at once may wait for the kernel to drop pages, of which one may be in the hands of another worker.
+const MOST_WAITING: usize = 16;
+
+/// How things stood before something was asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Before {
+    peer: Arc<Peer>,
+    asked: Instant,
+    recalls: u64,
+}
+
+impl Before {
+    pub(crate) fn asking(peer: &Arc<Peer>) -> Self {
+        Self { peer: peer.clone(), asked: Instant::now(), recalls: peer.recalls() }
+    }
+
+    /// Passes on to the kernel what the answer said, with how long it may believe that.
+    pub(crate) fn pass(&self, lease: u32, pass: impl FnOnce(Duration)) {
+        let gate = self.peer.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let end = self.asked + Duration::from_millis(lease.into());
+        let left = if self.peer.recalls() == self.recalls { end } else { self.asked };
+        pass(left.saturating_duration_since(Instant::now()));
+        drop(gate);
+    }
+}
+
+/// A state of a file: another one has another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version {
+    changed: Moment,
+    written: Moment,
+    size: u64,
+}
+
+impl Version {
+    /// Which it is; `None` if a change that came now could have the same.
+    pub(crate) fn of(is: &Attributes) -> Option<Self> {
+        is.settled.then_some(Self { changed: is.changed, written: is.written, size: is.size })
+    }
+}
+
+/// The way to have the kernel forget.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Forgetting {
+    notifier: Arc<OnceLock<Notifier>>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Forgetting {
+    /// It can be told from now on.
+    pub(crate) fn through(&self, notifier: Notifier) {
+        let _once = self.notifier.set(notifier);
+    }
+
+    /// Has the kernel forget attributes and content of a file, if it knows it. Waits for reads and writes of it that are
+    /// under way: no call of the kernel may wait for who does this.
+    fn forget_now(&self, number: u64) {
+        if let Some(notifier) = self.notifier.get() {
+            let _unknown = notifier.inval_inode(INodeNo(number), 0, 0);
+        }
+    }
+
+    /// The same for a worker, of which some must be left to the reads and writes; whether it was done.
+    pub(crate) fn forget(&self, number: u64) -> bool {
+        let may_wait = self.waiting.fetch_add(1, Ordering::AcqRel) < MOST_WAITING;
+        if may_wait {
+            self.forget_now(number);
+        }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        may_wait && self.notifier.get().is_some()
+    }
+}
+
+/// Listens to a node for what it asks back, for as long as the tree is mounted.
+///
+/// `tried` is told when that has been tried once.
+pub(crate) fn listen(peer: &Peer, inodes: &Inodes, forgetting: &Forgetting, tried: &Sender<()>) -> ! {
+    loop {
+        let ear = peer.ear();
+        let _nobody_waits = tried.send(());
+        let _broken = ear.and_then(|link| hear(link, peer, inodes, forgetting));
+        std::thread::sleep(REST);
+    }
+}
+
+fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -> Option<()> {
+    let mut given_back: Vec<FileKey> = Vec::new();
+    for number in 1.. {
+        let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
+        let Answer::Recalled(keys) = peer.hear(&mut link, number, &ask)? else { return None };
+        if !keys.is_empty() {
+            peer.count_recall();
+        }
+        for key in &keys {
+            for inode in inodes.of(peer.node(), key) {
+                inode.believe(None);
+                forgetting.forget_now(inode.number);
+            }
+        }
+        given_back = keys;
+    }
+    None
+}

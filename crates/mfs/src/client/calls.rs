@@ -1,0 +1,379 @@
+//! What is done for each of the kernel's asks, without fuser's replies.
+
+use super::attributes::{file, kind, ours};
+use super::belief::{Before, Version};
+use super::handle::Handle;
+use super::inode::Inode;
+use super::peer::Heard;
+use super::tree::{Below, Link, Tree};
+use crate::message::{
+    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Opened,
+};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// How much of a directory is read at once.
+const DIRECTORY: u32 = 64 << 10;
+
+/// The number of the tree's own root.
+pub(crate) const ROOT: u64 = 1;
+
+/// The tree as fuser calls it.
+#[derive(Debug, Clone)]
+pub(crate) struct Mounted(pub(crate) Arc<Tree>);
+
+/// What the kernel is told of a file.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) attr: FileAttr,
+    pub(crate) generation: Generation,
+    /// How long it holds, in milliseconds, and since when; nothing of what is ours.
+    lease: Option<(Before, u32)>,
+}
+
+impl Told {
+    fn ours(attr: FileAttr) -> Self {
+        Self { attr, generation: Generation(0), lease: None }
+    }
+
+    /// Passes it on, with how long the kernel may believe it.
+    pub(crate) fn pass(&self, pass: impl FnOnce(Duration)) {
+        match &self.lease {
+            Some((before, lease)) => before.pass(*lease, pass),
+            None => pass(Duration::ZERO),
+        }
+    }
+}
+
+/// A file that was opened: its handle, and how it behaves.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) handle: u64,
+    inode: Arc<Inode>,
+    flags: u32,
+    is: Attributes,
+    before: Before,
+}
+
+impl Open {
+    /// Passes it on. What is written only, appended, or believed by nobody goes to its node at each call; anything else may
+    /// be kept by the kernel, and what it has of the same version already is used.
+    pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
+        let flags = OFlags::from_bits_retain(self.flags);
+        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
+        self.before.pass(self.is.lease, |left| {
+            if !reads || left.is_zero() {
+                self.inode.believe(None);
+                pass(FopenFlags::FOPEN_DIRECT_IO);
+            } else if self.inode.caches(Version::of(&self.is)) {
+                pass(FopenFlags::FOPEN_KEEP_CACHE);
+            } else {
+                pass(FopenFlags::empty());
+            }
+        });
+    }
+}
+
+pub(crate) type Outcome<T> = Result<T, Errno>;
+
+impl Mounted {
+    pub(crate) fn who(&self, request: &Request) -> Caller {
+        self.0.people.caller(request.pid(), request.uid(), request.gid())
+    }
+
+    /// Who writes; the kernel does not say it of what it writes by itself, which is its opener's then.
+    pub(crate) fn writer(&self, request: &Request, handle: &Handle) -> Caller {
+        if request.uid() == u32::MAX || request.pid() == 0 {
+            handle.opener.clone()
+        } else {
+            self.who(request)
+        }
+    }
+
+    /// An inode that is a file's: in the root, and of its links, nothing can be done.
+    pub(crate) fn inode(&self, number: INodeNo) -> Outcome<Arc<Inode>> {
+        if is_ours(number) {
+            return Err(Errno::PERM);
+        }
+        self.0.inode(number.0)
+    }
+
+    pub(crate) fn handle(&self, number: FileHandle) -> Outcome<Arc<Handle>> {
+        self.0.handle(number.0)
+    }
+
+    pub(crate) fn look(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Outcome<Told> {
+        let who = self.who(request);
+        if parent.0 != ROOT {
+            let dir = self.inode(parent)?;
+            let before = Before::asking(&dir.peer);
+            let heard = self.0.with(&dir, &who, &[], |dir| Deed::Lookup { dir, name: Name::from(name) })?;
+            return self.tell(&dir, name, &heard.answer, before);
+        }
+        match self.0.below(name).ok_or(Errno::NOENT)? {
+            Below::Link(link) => Ok(Told::ours(of_link(link))),
+            Below::Node(node) => {
+                let (inode, attributes, before) = self.0.node(node, &who)?;
+                Ok(self.known(&inode, &attributes, before))
+            }
+        }
+    }
+
+    /// What is said of a file. If the kernel has of its content what may be of another version, it forgets that first.
+    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
+        let version = if is.lease > 0 { Version::of(is) } else { None };
+        let forgotten = !inode.has_changed(version) || self.0.forgetting.forget(inode.number);
+        let lease = if forgotten { is.lease } else { 0 };
+        let generation = Generation(inode.generation());
+        Told { attr: file(inode, is), generation, lease: Some((before, lease)) }
+    }
+
+    /// Tells the kernel of what has this name.
+    pub(crate) fn tell(
+        &self,
+        dir: &Arc<Inode>,
+        name: &OsStr,
+        answer: &Answer,
+        before: Before,
+    ) -> Outcome<Told> {
+        let (Answer::Found(found) | Answer::Created(found, _)) = answer else { return Err(Errno::IO) };
+        let inode = self.told(dir, name, found);
+        Ok(self.known(&inode, &found.attributes, before))
+    }
+
+    pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
+        self.0.inodes.tell(dir.node(), &dir.peer, found, Some((dir, name)))
+    }
+
+    pub(crate) fn make(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        deed: impl Fn(Object, Name) -> Deed,
+    ) -> Outcome<Told> {
+        let dir = self.inode(parent)?;
+        let before = Before::asking(&dir.peer);
+        let heard = self.0.with(&dir, &self.who(request), &[], |object| deed(object, Name::from(name)))?;
+        self.tell(&dir, name, &heard.answer, before)
+    }
+
+    pub(crate) fn attributes(&self, request: &Request, number: INodeNo) -> Outcome<Told> {
+        if number.0 == ROOT {
+            return Ok(Told::ours(ours(ROOT, FileType::Directory, 0o755, 0)));
+        }
+        if let Some(link) = Link::of(number.0) {
+            return Ok(Told::ours(of_link(link)));
+        }
+        let inode = self.inode(number)?;
+        let before = Before::asking(&inode.peer);
+        let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::Stat { of })?;
+        let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
+        Ok(self.known(&inode, &attributes, before))
+    }
+
+    pub(crate) fn set(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        handle: Option<FileHandle>,
+        change: &Change,
+    ) -> Outcome<FileAttr> {
+        let inode = self.inode(number)?;
+        let who = self.who(request);
+        let handle = handle.and_then(|handle| self.handle(handle).ok());
+        let is: Attributes = match &handle {
+            // The file's own object is found again on the way, if the server has forgotten both.
+            Some(handle) if change.size.is_some() => {
+                self.0.with(&inode, &who, &[], |of| Deed::Stat { of })?;
+                let deed =
+                    |opened| Deed::Set { of: inode.object(), opened: Some(opened), change: change.clone() };
+                attributes_in(&self.0.with_open(handle, &who, &[], deed)?.answer)?
+            }
+            _ => {
+                let deed = |of| Deed::Set { of, opened: None, change: change.clone() };
+                attributes_in(&self.0.with(&inode, &who, &[], deed)?.answer)?
+            }
+        };
+        // The kernel sets its own size by it, and looks again before it believes anything else.
+        inode.believe(None);
+        Ok(file(&inode, &is))
+    }
+
+    pub(crate) fn link_target(&self, request: &Request, number: INodeNo) -> Outcome<Vec<u8>> {
+        if let Some(link) = Link::of(number.0) {
+            return Ok(self.0.target(link, request.pid()).to_string().into_bytes());
+        }
+        let inode = self.inode(number)?;
+        Ok(self.0.with(&inode, &self.who(request), &[], |of| Deed::ReadLink { of })?.data().to_vec())
+    }
+
+    pub(crate) fn remove(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        deed: impl Fn(Object) -> Deed,
+    ) -> Outcome<()> {
+        let dir = self.inode(parent)?;
+        self.0.with(&dir, &self.who(request), &[], deed).map(drop)
+    }
+
+    pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
+        let who = self.who(request);
+        let inode = self.inode(number)?;
+        let before = Before::asking(&inode.peer);
+        let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
+        let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
+        Ok(self.opened(inode, who, flags, opened, is, before))
+    }
+
+    pub(crate) fn opened(
+        &self,
+        inode: Arc<Inode>,
+        who: Caller,
+        flags: u32,
+        opened: Opened,
+        is: Attributes,
+        before: Before,
+    ) -> Open {
+        let handle = self.0.handles.keep(Handle::new(inode.clone(), who, flags, opened));
+        Open { handle, inode, flags, is, before }
+    }
+
+    pub(crate) fn close(&self, number: FileHandle) {
+        let Some(handle) = self.0.handles.remove(number.0) else { return };
+        let opened = handle.opened();
+        // Of one that the server holds no more nothing is left to be closed.
+        let _closed = handle.inode.peer.call(&handle.opener, Deed::Close { opened }, &[]);
+    }
+
+    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Heard> {
+        let handle = self.handle(handle)?;
+        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Read { opened, at, length })
+    }
+
+    pub(crate) fn write_at(
+        &self,
+        request: &Request,
+        handle: FileHandle,
+        at: u64,
+        data: &[u8],
+    ) -> Outcome<u32> {
+        let handle = self.handle(handle)?;
+        let who = self.writer(request, &handle);
+        // As much as is told the kernel to send at once; what is more it sends again.
+        let piece = data.get(..MOST_DATA).unwrap_or(data);
+        let append = OFlags::from_bits_retain(handle.flags).contains(OFlags::APPEND);
+        let heard = self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
+        handle.inode.believe(None);
+        match heard.answer {
+            Answer::Count(count) => u32::try_from(count).map_err(|_large| Errno::IO),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    /// A copy within one node; the kernel reads and writes itself where it cannot be (`EXDEV`).
+    pub(crate) fn copy(
+        &self,
+        request: &Request,
+        from: (FileHandle, u64),
+        to: (FileHandle, u64),
+        length: u64,
+    ) -> Outcome<u32> {
+        let ((from, at), (to, to_at)) = ((self.handle(from.0)?, from.1), (self.handle(to.0)?, to.1));
+        if !Arc::ptr_eq(&from.inode.peer, &to.inode.peer) {
+            return Err(Errno::XDEV);
+        }
+        // What is answered has 32 bits.
+        let length = length.min(1 << 30);
+        let who = self.writer(request, &to);
+        let deed = |to| Deed::Copy { from: from.opened(), at, to, to_at, length };
+        match self.0.with_open(&to, &who, &[], deed)?.answer {
+            Answer::Count(count) => u32::try_from(count).map_err(|_large| Errno::IO),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    pub(crate) fn sync(&self, handle: FileHandle, data_only: bool) -> Outcome<()> {
+        let handle = self.handle(handle)?;
+        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Sync { opened, data_only }).map(drop)
+    }
+
+    /// What an entry is, of which the file system did not say it.
+    pub(crate) fn kind_of(&self, handle: &Handle, entry: &Entry) -> FileType {
+        let deed = |dir| Deed::Lookup { dir, name: entry.name.clone() };
+        let heard = self.0.with(&handle.inode, &handle.opener, &[], deed);
+        let Ok(Answer::Found(found)) = heard.map(|heard| heard.answer) else { return FileType::RegularFile };
+        handle.inode.peer.forget(found.object, 1);
+        kind(found.attributes.mode).unwrap_or(FileType::RegularFile)
+    }
+
+    /// Entries from this place on; some that were read before, if they are those.
+    pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
+        let handle = self.handle(handle)?;
+        let mut ahead = handle.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if after == 0 || ahead.0 != after || ahead.1.is_empty() {
+            let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY };
+            let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
+            let Answer::Entries(entries) = heard.answer else { return Err(Errno::IO) };
+            *ahead = (after, entries.into());
+        }
+        while let Some(entry) = ahead.1.front() {
+            let number = handle.inode.number_of_entry(entry.inode);
+            let kind = kind(entry.kind).unwrap_or_else(|| self.kind_of(&handle, entry));
+            if reply.add(INodeNo(number), entry.after, kind, entry.name.as_os()) {
+                break;
+            }
+            ahead.0 = entry.after;
+            ahead.1.pop_front();
+        }
+        Ok(())
+    }
+
+    /// The root's entries: the nodes, and who is where.
+    pub(crate) fn list_root(&self, after: u64, reply: &mut ReplyDirectory) {
+        let links = [Link::Here, Link::Home].into_iter().zip(["here", "home"]);
+        let links = links.map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
+        let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
+        let nodes = self.0.map().nodes().into_iter();
+        // Its number is the server's to say, which a list is not worth asking for.
+        let nodes = nodes.map(|node| (Link::Node(node).number(), FileType::Directory, node.to_string()));
+        let all = own.into_iter().chain(links).chain(nodes);
+        for ((number, kind, name), next) in all.zip(1..).skip(usize::try_from(after).unwrap_or(usize::MAX)) {
+            if reply.add(INodeNo(number), next, kind, name) {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn attribute(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        deed: impl Fn(Object) -> Deed,
+    ) -> Outcome<Vec<u8>> {
+        if is_ours(number) {
+            return Err(Errno::NODATA);
+        }
+        let inode = self.inode(number)?;
+        Ok(self.0.with(&inode, &self.who(request), &[], deed)?.data().to_vec())
+    }
+}
+
+/// Whether it is the root or one of its links, which are no node's.
+pub(crate) fn is_ours(number: INodeNo) -> bool {
+    number.0 == ROOT || Link::of(number.0).is_some()
+}
+
+fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
+    if let Answer::Attributes(attributes) = answer { Ok(*attributes) } else { Err(Errno::IO) }
+}
+
+/// A link's target is at most a node's number long, and another one for another caller.
+pub(crate) fn of_link(link: Link) -> FileAttr {
+    ours(link.number(), FileType::Symlink, 0o777, 5)
+}

@@ -1,0 +1,510 @@
+//! What the kernel asks of a mounted tree, and the answers.
+
+use super::attributes::{file, set_time};
+use super::belief::Before;
+use super::calls::{Mounted, ROOT, Told, is_ours};
+use super::locks;
+use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+/// How long the kernel may believe what is not under a lease.
+const TTL: Duration = Duration::ZERO;
+
+/// fuser's error of ours.
+fn error(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.raw_os_error())
+}
+
+/// Answers with what was found out, or the error.
+macro_rules! answer {
+    ($reply:ident, $outcome:expr, |$value:pat_param| $done:expr) => {
+        match $outcome {
+            Ok($value) => $done,
+            Err(errno) => $reply.error(error(errno)),
+        }
+    };
+}
+
+fn sized(reply: ReplyXattr, size: u32, value: &[u8]) {
+    match u32::try_from(value.len()) {
+        Ok(length) if size == 0 => reply.size(length),
+        Ok(length) if length <= size => reply.data(value),
+        _ => reply.error(error(Errno::RANGE)),
+    }
+}
+
+/// Tells the kernel what has a name. That it has it must be asked each time.
+fn entry(reply: ReplyEntry, told: &Told) {
+    told.pass(|ttl| reply.entry_with_ttls(&ttl, &TTL, &told.attr, told.generation));
+}
+
+impl Filesystem for Mounted {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let most = u32::try_from(MOST_DATA).unwrap_or(u32::MAX);
+        // What the kernel does not offer it does in another way.
+        let _smaller = config.set_max_write(most);
+        let _smaller = config.set_max_readahead(most);
+        for wish in [
+            InitFlags::FUSE_POSIX_LOCKS,
+            // Before each read from its own memory it asks again what has run out, and forgets what has changed.
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_HANDLE_KILLPRIV,
+        ] {
+            let _not_offered = config.add_capabilities(wish);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        answer!(reply, self.look(request, parent, name), |told| entry(reply, &told));
+    }
+
+    fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
+        self.0.inodes.forget(number.0, count);
+    }
+
+    fn getattr(&self, request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        answer!(reply, self.attributes(request, number), |told| {
+            told.pass(|ttl| reply.attr(&ttl, &told.attr));
+        });
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        read: Option<TimeOrNow>,
+        written: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _born: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let (read, written) = (read.map(set_time), written.map(set_time));
+        let change = Change { mode: mode.map(|mode| mode & 0o7777), uid, gid, size, read, written };
+        answer!(reply, self.set(request, number, handle, &change), |attr| reply.attr(&TTL, &attr));
+    }
+
+    fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {
+        answer!(reply, self.link_target(request, number), |target| reply.data(&target));
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self.make(request, parent, name, |dir, name| Deed::MakeNode { dir, name, mode });
+        answer!(reply, made, |told| entry(reply, &told));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self.make(request, parent, name, |dir, name| Deed::MakeDir { dir, name, mode });
+        answer!(reply, made, |told| entry(reply, &told));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let removed = self.remove(request, parent, |dir| Deed::Unlink { dir, name: Name::from(name) });
+        answer!(reply, removed, |()| reply.ok());
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let removed = self.remove(request, parent, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
+        answer!(reply, removed, |()| reply.ok());
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = Name::from(target.as_os_str());
+        let deed = |dir, name| Deed::MakeLink { dir, name, target: target.clone() };
+        answer!(reply, self.make(request, parent, name, deed), |told| entry(reply, &told));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        to: INodeNo,
+        new: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let rename = || {
+            let (from, to) = (self.inode(parent)?, self.inode(to)?);
+            let (name, new, flags) = (Name::from(name), Name::from(new), flags.bits());
+            let deed = |dirs: &[crate::message::Object]| Deed::Rename {
+                dir: dirs[0],
+                name: name.clone(),
+                to: dirs[1],
+                new: new.clone(),
+                flags,
+            };
+            self.0.with_all(&[&from, &to], &self.who(request), &[], deed).map(drop)
+        };
+        answer!(reply, rename(), |()| reply.ok());
+    }
+
+    fn link(&self, request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let link = || {
+            let (of, dir) = (self.inode(number)?, self.inode(parent)?);
+            let deed = |both: &[crate::message::Object]| Deed::Link {
+                of: both[0],
+                dir: both[1],
+                name: Name::from(name),
+            };
+            let before = Before::asking(&dir.peer);
+            let heard = self.0.with_all(&[&of, &dir], &self.who(request), &[], deed)?;
+            self.tell(&dir, name, &heard.answer, before)
+        };
+        answer!(reply, link(), |told| entry(reply, &told));
+    }
+
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let opened = self.open_file(request, number, flags.0.cast_unsigned());
+        answer!(reply, opened, |open| open.pass(|flags| reply.opened(FileHandle(open.handle), flags)));
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let flags = flags.cast_unsigned();
+        let create = || {
+            let (dir, who) = (self.inode(parent)?, self.who(request));
+            let before = Before::asking(&dir.peer);
+            let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, flags };
+            let heard = self.0.with(&dir, &who, &[], deed)?;
+            let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
+            let inode = self.told(&dir, name, &found);
+            let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
+            Ok((attr, generation, self.opened(inode, who, flags, opened, found.attributes, before)))
+        };
+        answer!(reply, create(), |(attr, generation, open)| {
+            open.pass(|opened| reply.created(&TTL, &attr, generation, FileHandle(open.handle), opened));
+        });
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        at: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        answer!(reply, self.read_at(handle, at, size), |heard| reply.data(heard.data()));
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        at: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        answer!(reply, self.write_at(request, handle, at, data), |count| reply.written(count));
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // All that was written has arrived and was answered, so that only locks are left.
+        answer!(reply, self.handle(handle), |handle| {
+            if handle.inode.locked.load(Ordering::Acquire) {
+                let deed = |opened| Deed::Unown { opened, owner: owner.0 };
+                let _gone = self.0.with_open(&handle, &handle.opener, &[], deed);
+            }
+            reply.ok();
+        });
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.close(handle);
+        reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        answer!(reply, self.sync(handle, data_only), |()| reply.ok());
+    }
+
+    fn opendir(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if number.0 == ROOT {
+            reply.opened(FileHandle(0), FopenFlags::empty());
+            return;
+        }
+        let opened = self.open_file(request, number, flags.0.cast_unsigned());
+        answer!(reply, opened, |open| reply.opened(FileHandle(open.handle), FopenFlags::empty()));
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        after: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        if number.0 == ROOT {
+            self.list_root(after, &mut reply);
+            reply.ok();
+            return;
+        }
+        answer!(reply, self.list(handle, after, &mut reply), |()| reply.ok());
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.close(handle);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        if number.0 == ROOT {
+            reply.ok();
+            return;
+        }
+        answer!(reply, self.sync(handle, data_only), |()| reply.ok());
+    }
+
+    fn statfs(&self, request: &Request, number: INodeNo, reply: ReplyStatfs) {
+        if is_ours(number) {
+            reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
+            return;
+        }
+        let space = self.inode(number).and_then(|inode| {
+            let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::StatFs { of })?;
+            if let Answer::Space(space) = heard.answer { Ok(space) } else { Err(Errno::IO) }
+        });
+        answer!(reply, space, |s| reply.statfs(
+            s.blocks,
+            s.free,
+            s.available,
+            s.files,
+            s.files_free,
+            s.block_size,
+            s.name_length,
+            s.fragment_size,
+        ));
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let flags = flags.cast_unsigned();
+        let set = self.inode(number).and_then(|inode| {
+            let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
+            self.0.with(&inode, &self.who(request), value, deed).map(drop)
+        });
+        answer!(reply, set, |()| reply.ok());
+    }
+
+    fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
+        answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
+    }
+
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.attribute(request, number, |of| Deed::ListAttributes { of });
+        answer!(reply, names, |names| sized(reply, size, &names));
+    }
+
+    fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let removed =
+            self.attribute(request, number, |of| Deed::RemoveAttribute { of, name: Name::from(name) });
+        answer!(reply, removed, |_| reply.ok());
+    }
+
+    fn getlk(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        let tested =
+            self.handle(handle).and_then(|handle| locks::test(&self.0, &handle, owner.0, (start, end), kind));
+        answer!(reply, tested, |(start, end, kind)| reply.locked(start, end, kind, 0));
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        _pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let waiter = sleep.then(|| request.pid());
+        match self.handle(handle) {
+            Ok(handle) => locks::set(&self.0, handle, owner.0, (start, end), kind, waiter, reply),
+            Err(errno) => reply.error(error(errno)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        at: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = mode.cast_unsigned();
+        let done = self.handle(handle).and_then(|handle| {
+            let deed = |opened| Deed::Allocate { opened, mode, at, length };
+            self.0.with_open(&handle, &handle.opener, &[], deed).map(drop)
+        });
+        answer!(reply, done, |()| reply.ok());
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        at: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let seek = self.handle(handle).and_then(|handle| {
+            let at = u64::try_from(at).map_err(|_negative| Errno::NXIO)?;
+            let deed = |opened: Opened| Deed::Seek { opened, at, data: whence == libc::SEEK_DATA };
+            match self.0.with_open(&handle, &handle.opener, &[], deed)?.answer {
+                Answer::Count(place) => Ok(place.cast_signed()),
+                _ => Err(Errno::IO),
+            }
+        });
+        answer!(reply, seek, |place| reply.offset(place));
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        _number: INodeNo,
+        from: FileHandle,
+        at: u64,
+        _to_number: INodeNo,
+        to: FileHandle,
+        to_at: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        answer!(reply, self.copy(request, (from, at), (to, to_at), length), |count| reply.written(count));
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _size: u32,
+        reply: ReplyIoctl,
+    ) {
+        // Among others all that look whether it is a terminal.
+        reply.error(error(Errno::NOTTY));
+    }
+}

@@ -1,0 +1,58 @@
+//! Files that programs here have open.
+
+use super::inode::Inode;
+use crate::message::{Caller, Entry, Opened};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One open file or directory.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) inode: Arc<Inode>,
+    /// Who opened it: what the kernel does with it by itself is done as he.
+    pub(crate) opener: Caller,
+    pub(crate) flags: u32,
+    /// The server's number; another one when it had to be opened again.
+    pub(crate) opened: Mutex<Opened>,
+    /// Entries of a directory that were read and not shown yet, and where the first of them is.
+    pub(crate) ahead: Mutex<(u64, VecDeque<Entry>)>,
+}
+
+impl Handle {
+    pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened) -> Self {
+        Self { inode, opener, flags, opened: Mutex::new(opened), ahead: Mutex::default() }
+    }
+
+    /// The server's number of it.
+    pub(crate) fn opened(&self) -> Opened {
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All of them, by the numbers that the kernel has for them.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    all: Mutex<(HashMap<u64, Arc<Handle>>, u64)>,
+}
+
+impl Handles {
+    pub(crate) fn keep(&self, handle: Handle) -> u64 {
+        let mut all = self.table();
+        all.1 += 1;
+        let number = all.1;
+        all.0.insert(number, Arc::new(handle));
+        number
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Handle>> {
+        self.table().0.get(&number).cloned()
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> Option<Arc<Handle>> {
+        self.table().0.remove(&number)
+    }
+
+    fn table(&self) -> MutexGuard<'_, (HashMap<u64, Arc<Handle>>, u64)> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

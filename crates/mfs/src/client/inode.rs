@@ -1,0 +1,262 @@
+//! What the kernel here knows of another node's files: inodes by number, each with the server's object behind it.
+//!
+//! The number is made of the node, the file system and the file's number there, so that it is the same whenever the file is seen
+//! again (`st_ino`; tar, git and make go by it), and a file of two names is one. When the server holds the object no more, it
+//! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
+
+use super::belief::Version;
+use super::peer::{Peer, Unheard};
+use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tern_ids::NodeId;
+
+/// Set in the numbers of files, and not in those of the names that are ours.
+const OF_A_FILE: u64 = 1 << 61;
+
+/// How deep a file may be that is found again.
+const DEEPEST: u32 = 200;
+
+/// Which file it is, as its node tells files apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Same {
+    node: NodeId,
+    key: FileKey,
+    born: (i64, u32),
+}
+
+impl Same {
+    pub(crate) fn new(node: NodeId, attributes: &Attributes) -> Self {
+        let Moment { seconds, nanos } = attributes.born;
+        Self { node, key: attributes.key, born: (seconds, nanos) }
+    }
+}
+
+/// One file, directory or link.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) number: u64,
+    pub(crate) peer: Arc<Peer>,
+    same: Same,
+    hold: Mutex<Hold>,
+    /// Somebody here has set a record lock on it, at some time.
+    pub(crate) locked: AtomicBool,
+    /// What the kernel may have of its content, if it has been opened so that it may.
+    cached: Mutex<Option<Option<Version>>>,
+}
+
+#[derive(Debug)]
+struct Hold {
+    object: Object,
+    /// How often the server has counted us.
+    count: u64,
+    /// The name by which it was last seen; none of the root.
+    name: Option<(Arc<Inode>, OsString)>,
+}
+
+impl Inode {
+    /// The server's number of it, as far as we know.
+    pub(crate) fn object(&self) -> Object {
+        self.hold().object
+    }
+
+    /// Its node.
+    pub(crate) fn node(&self) -> NodeId {
+        self.same.node
+    }
+
+    /// The number with which an entry of this directory is listed: as that of the file itself, unless something is mounted
+    /// there.
+    pub(crate) fn number_of_entry(&self, inode: u64) -> u64 {
+        number_of(self.same.node, &FileKey { inode, ..self.same.key })
+    }
+
+    /// A number that changes when another file gets the same `number`.
+    pub(crate) fn generation(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.same.born.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// What the kernel has of its content is of this version now, or of no known one.
+    pub(crate) fn believe(&self, version: Option<Version>) {
+        if let Some(cached) = &mut *self.cached() {
+            *cached = version;
+        }
+    }
+
+    /// Whether what the kernel may have of its content is not known to be of this version. From now on it is.
+    pub(crate) fn has_changed(&self, version: Option<Version>) -> bool {
+        match &mut *self.cached() {
+            None => false,
+            Some(cached) => {
+                let same = cached.is_some() && *cached == version;
+                *cached = version;
+                !same
+            }
+        }
+    }
+
+    /// The kernel may have of its content from now on; whether it has that of this version already.
+    pub(crate) fn caches(&self, version: Option<Version>) -> bool {
+        let mut cached = self.cached();
+        let same = version.is_some() && *cached == Some(version);
+        *cached = Some(version);
+        same
+    }
+
+    fn cached(&self) -> MutexGuard<'_, Option<Option<Version>>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Hold> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self, object: Object, name: Option<(Arc<Inode>, OsString)>) {
+        let mut hold = self.hold();
+        if hold.object == object {
+            hold.count += 1;
+        } else {
+            // The server had forgotten it meanwhile.
+            (hold.object, hold.count) = (object, 1);
+        }
+        if name.is_some() {
+            hold.name = name;
+        }
+    }
+
+    /// Looks the file up again, since the server holds it no more.
+    ///
+    /// # Errors
+    /// `ESTALE` if another one has its name now, or none.
+    pub(crate) fn find_again(&self, who: &Caller) -> Result<(), Errno> {
+        self.find_again_below(who, DEEPEST)
+    }
+
+    /// The same, through so many parents at most: names that are old may lead in a circle.
+    fn find_again_below(&self, who: &Caller, deepest: u32) -> Result<(), Errno> {
+        let deepest = deepest.checked_sub(1).ok_or(Errno::STALE)?;
+        let Some((parent, name)) = self.hold().name.clone() else { return Ok(()) };
+        for _ in 0..2 {
+            let deed = Deed::Lookup { dir: parent.object(), name: Name::from(&*name) };
+            match self.peer.call(who, deed, &[]) {
+                Ok(heard) => {
+                    let crate::message::Answer::Found(found) = heard.answer else { return Err(Errno::IO) };
+                    if Same::new(self.same.node, &found.attributes) != self.same {
+                        self.peer.forget(found.object, 1);
+                        return Err(Errno::STALE);
+                    }
+                    self.seen(found.object, None);
+                    return Ok(());
+                }
+                Err(Unheard::Forgotten) => parent.find_again_below(who, deepest)?,
+                Err(Unheard::Errno(Errno::NOENT)) => return Err(Errno::STALE),
+                Err(Unheard::Errno(errno)) => return Err(errno),
+            }
+        }
+        Err(Errno::STALE)
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        let (object, count) = {
+            let hold = self.hold();
+            (hold.object, hold.count)
+        };
+        if object != ROOT {
+            self.peer.forget(object, count);
+        }
+    }
+}
+
+/// All inodes that the kernel knows.
+#[derive(Debug, Default)]
+pub(crate) struct Inodes {
+    /// With how often the kernel was told of each.
+    known: Mutex<HashMap<u64, (Arc<Inode>, u64)>>,
+}
+
+impl Inodes {
+    /// The inode of this number.
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
+        self.table().get(&number).map(|(inode, _)| inode.clone())
+    }
+
+    /// The inodes that stand for this file: one, but for the like of a file that is gone and still open here.
+    pub(crate) fn of(&self, node: NodeId, key: &FileKey) -> Vec<Arc<Inode>> {
+        let table = self.table();
+        let numbers = std::iter::successors(Some(number_of(node, key)), |number| Some(next(*number)));
+        let taken = numbers.map_while(|number| table.get(&number));
+        let own = taken.filter(|(inode, _)| inode.same.node == node && inode.same.key == *key);
+        own.map(|(inode, _)| inode.clone()).collect()
+    }
+
+    /// The inode of what was found, of which the kernel is told now.
+    pub(crate) fn tell(
+        &self,
+        node: NodeId,
+        peer: &Arc<Peer>,
+        found: &Found,
+        name: Option<(&Arc<Inode>, &OsStr)>,
+    ) -> Arc<Inode> {
+        let same = Same::new(node, &found.attributes);
+        let name = name.map(|(parent, name)| (parent.clone(), name.to_owned()));
+        let mut number = number_of(node, &same.key);
+        let mut table = self.table();
+        loop {
+            match table.get_mut(&number) {
+                Some((inode, told)) if inode.same == same => {
+                    *told += 1;
+                    inode.seen(found.object, name);
+                    return inode.clone();
+                }
+                // Another file's: two of one number by chance, or one that is gone but still open here.
+                Some(_) => number = next(number),
+                None => break,
+            }
+        }
+        let hold = Hold { object: found.object, count: 1, name };
+        let locked = AtomicBool::new(false);
+        let cached = Mutex::default();
+        let inode =
+            Arc::new(Inode { number, peer: peer.clone(), same, hold: Mutex::new(hold), locked, cached });
+        table.insert(number, (inode.clone(), 1));
+        inode
+    }
+
+    /// The kernel forgets so many tellings.
+    pub(crate) fn forget(&self, number: u64, count: u64) {
+        let mut table = self.table();
+        let Some((_, told)) = table.get_mut(&number) else { return };
+        *told = told.saturating_sub(count);
+        if *told == 0 {
+            let gone = table.remove(&number);
+            // What it holds on to may go with it, and each of these wants the peer's lock only.
+            drop(table);
+            drop(gone);
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Inode>, u64)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The number of a file among those of all nodes.
+fn number_of(node: NodeId, key: &FileKey) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (node, key.volume).hash(&mut hasher);
+    // The same for all files of one file system, so that no two of them meet.
+    OF_A_FILE | (key.inode ^ hasher.finish()) & (OF_A_FILE - 1)
+}
+
+/// The number that is tried after this one.
+fn next(number: u64) -> u64 {
+    OF_A_FILE | (number + 1) & (OF_A_FILE - 1)
+}

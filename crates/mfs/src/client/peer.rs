@@ -1,0 +1,369 @@
+//! One node, seen from here: the lanes to it, and whether it answers.
+//!
+//! Who calls takes a lane that nobody uses, or makes another one, or waits. He asks and waits for the answer himself: so no
+//! thread is between the program and the other node's, and as many calls are under way as there are lanes. If the connection
+//! breaks he connects again and asks under the same number until the time is over; after that the node is lost, and calls
+//! fail at once until it answers again, which one caller a second may find out.
+
+use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, VERSION};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use tern_ids::NodeId;
+use tern_node::map::Map;
+use tern_wire::{ClientTls, FrameError, Identity, Link, LinkError, Preamble};
+
+/// How many lanes there are to one node.
+const MOST_LANES: u16 = 16;
+
+/// The numbers of the lanes on which it is looked whether the node is there, and on which it asks leases back.
+const LOOKING: u16 = MOST_LANES;
+const EAR: u16 = MOST_LANES + 1;
+
+/// How often who waits for an answer looks whether the node is there at all.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
+/// How long a lost node is not asked.
+const REST: Duration = Duration::from_secs(1);
+
+/// How many objects to forget are said at once.
+const MOST_FORGOTTEN: usize = 4096;
+
+/// What an answer brought.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) answer: Answer,
+    frame: Vec<u8>,
+    from: usize,
+}
+
+impl Heard {
+    /// What was read.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.frame.get(self.from..).unwrap_or_default()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unheard {
+    /// The server says so.
+    Errno(Errno),
+    /// The server holds the object or the file no more.
+    Forgotten,
+}
+
+impl From<Errno> for Unheard {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// What all peers of a mounted tree have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) identity: Identity,
+    pub(crate) map: std::path::PathBuf,
+    /// This mount's, for as long as it lasts.
+    pub(crate) session: [u8; 16],
+    /// How long a call waits for a node that is lost.
+    pub(crate) patience: Duration,
+}
+
+#[derive(Debug)]
+struct Lane {
+    number: u16,
+    /// How many calls it has made.
+    count: u64,
+    link: Option<Link>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<Lane>,
+    /// Lanes that there are.
+    made: u16,
+    /// The last sign of life, and until when it is not asked.
+    seen: Option<Instant>,
+    lost_until: Option<Instant>,
+    /// The session was new to the server so often: what it held before is gone.
+    epoch: u64,
+    /// What the kernel here knows no more.
+    forgotten: Vec<(Object, u64)>,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    node: NodeId,
+    common: std::sync::Arc<Common>,
+    state: Mutex<State>,
+    idle: Condvar,
+    recalls: AtomicU64,
+    /// Read while an answer is passed on to the kernel.
+    pub(crate) gate: RwLock<()>,
+}
+
+impl Peer {
+    pub(crate) fn new(node: NodeId, common: std::sync::Arc<Common>) -> Self {
+        Self {
+            node,
+            common,
+            state: Mutex::default(),
+            idle: Condvar::new(),
+            recalls: AtomicU64::new(0),
+            gate: RwLock::default(),
+        }
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// How often leases were asked back.
+    pub(crate) fn recalls(&self) -> u64 {
+        self.recalls.load(Ordering::Acquire)
+    }
+
+    /// They are asked back once more; no answer of before is on its way to the kernel any more.
+    pub(crate) fn count_recall(&self) {
+        let _nobody = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.recalls.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A connection on which to hear what is asked back.
+    pub(crate) fn ear(&self) -> Option<Link> {
+        self.connect(EAR, Instant::now() + LOOK).ok()
+    }
+
+    /// Asks on the ear, and waits for the answer.
+    pub(crate) fn hear(&self, link: &mut Link, number: u64, ask: &Ask) -> Option<Answer> {
+        let head = tern_wire::encode(ask).ok()?;
+        link.send(ASK, number, &[&head], Instant::now() + LOOK).ok()?;
+        let frame = link.recv(Instant::now() + LOOK).ok()?;
+        (frame.tag == number).then_some(())?;
+        tern_wire::decode(&frame.payload).ok()
+    }
+
+    /// Has it done.
+    ///
+    /// # Errors
+    /// The server's; `EIO` if the node is lost, or the answer to what cannot be done twice is.
+    pub(crate) fn call(&self, who: &Caller, deed: Deed, data: &[u8]) -> Result<Heard, Unheard> {
+        let again = deed.survives_restart();
+        let (mut lane, end) = self.lane()?;
+        let ask = Ask::Do(who.clone(), deed);
+        let heard = self.ask(&mut lane, &ask, data, again, end);
+        self.give_back(lane);
+        let heard = heard?;
+        match heard.answer {
+            Answer::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
+            Answer::Forgotten => Err(Unheard::Forgotten),
+            _ => Ok(heard),
+        }
+    }
+
+    /// The kernel here knows an object no more; it is said when there is something else to say, or enough of it.
+    pub(crate) fn forget(&self, object: Object, count: u64) {
+        self.state().forgotten.push((object, count));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lane of one's own, and until when to try.
+    fn lane(&self) -> Result<(Lane, Instant), Errno> {
+        let mut end = Instant::now() + self.common.patience;
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            if let Some(until) = state.lost_until {
+                if now < until {
+                    return Err(Errno::IO);
+                }
+                // We are the one who looks; all others rest until we know.
+                state.lost_until = Some(now + LOOK);
+                end = end.min(now + LOOK);
+            }
+            if let Some(lane) = state.idle.pop() {
+                return Ok((lane, end));
+            }
+            if state.made < MOST_LANES {
+                state.made += 1;
+                let lane = Lane { number: state.made - 1, count: 0, link: None };
+                return Ok((lane, end));
+            }
+            let left = end.saturating_duration_since(now);
+            if left.is_zero() {
+                return Err(Errno::IO);
+            }
+            state = self.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn give_back(&self, lane: Lane) {
+        self.state().idle.push(lane);
+        self.idle.notify_one();
+    }
+
+    /// Asks until there is an answer, on as many connections as it takes.
+    fn ask(
+        &self,
+        lane: &mut Lane,
+        ask: &Ask,
+        data: &[u8],
+        again: bool,
+        end: Instant,
+    ) -> Result<Heard, Errno> {
+        lane.count += 1;
+        let head = tern_wire::encode(ask).map_err(|_long| Errno::NAMETOOLONG)?;
+        // The life of the server in which it was sent first.
+        let mut sent_in = None;
+        loop {
+            let link = match lane.link.take().and_then(still_open) {
+                Some(link) => Ok(link),
+                None => self.connect(lane.number, end),
+            };
+            // Who asks again a server that has forgotten us cannot know whether it was done.
+            if !again && sent_in.is_some_and(|epoch| epoch != self.state().epoch) {
+                lane.link = link.ok();
+                return Err(Errno::IO);
+            }
+            let done = link.and_then(|mut link| {
+                self.say_forgotten(&mut link)?;
+                sent_in.get_or_insert(self.state().epoch);
+                let heard = self.exchange(&mut link, lane.count, &[&head, data])?;
+                Ok((link, heard))
+            });
+            match done {
+                Ok((link, heard)) => {
+                    lane.link = Some(link);
+                    let mut state = self.state();
+                    (state.seen, state.lost_until) = (Some(Instant::now()), None);
+                    return Ok(heard);
+                }
+                Err(Failure::Refused) => return Err(Errno::ACCESS),
+                Err(Failure::TooLong) => return Err(Errno::TOOBIG),
+                Err(Failure::Broken) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                Err(Failure::Broken | Failure::Lost) => {
+                    tracing::info!(node = %self.node, "the node does not answer");
+                    self.state().lost_until = Some(Instant::now() + REST);
+                    self.idle.notify_all();
+                    return Err(Errno::IO);
+                }
+            }
+        }
+    }
+
+    /// Sends an ask and waits for its answer; looks now and then whether the node is there.
+    fn exchange(&self, link: &mut Link, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
+        link.send(ASK, tag, parts, Instant::now() + self.common.patience)?;
+        loop {
+            match link.recv(Instant::now() + LOOK) {
+                Ok(frame) if frame.kind == ANSWER && frame.tag == tag => {
+                    let length = frame.payload.len();
+                    let (answer, data) = postcard::take_from_bytes::<Answer>(&frame.payload)
+                        .map_err(|_malformed| Failure::Broken)?;
+                    let from = length - data.len();
+                    return Ok(Heard { answer, frame: frame.payload, from });
+                }
+                // An answer to somebody before us, who has given up.
+                Ok(frame) => link.recycle(frame.payload),
+                Err(LinkError::Timeout) if self.is_there() => {}
+                Err(LinkError::Timeout) => return Err(Failure::Lost),
+                Err(_) => return Err(Failure::Broken),
+            }
+        }
+    }
+
+    /// Whether the node has given a sign of life within our patience; asks it for one.
+    fn is_there(&self) -> bool {
+        let fresh = |state: &State| state.seen.is_some_and(|seen| seen.elapsed() < LOOK);
+        if fresh(&self.state()) {
+            return true;
+        }
+        let end = Instant::now() + LOOK;
+        if self.connect(LOOKING, end).is_ok() {
+            self.state().seen = Some(Instant::now());
+        }
+        // The look itself has taken its time already.
+        let most = self.common.patience.saturating_sub(LOOK).max(LOOK);
+        let state = self.state();
+        state.seen.is_some_and(|seen| seen.elapsed() < most)
+    }
+
+    fn connect(&self, lane: u16, end: Instant) -> Result<Link, Failure> {
+        let map = Map::read(&self.common.map).map_err(|_unreadable| Failure::Broken)?;
+        let address = map.address(self.node).map_err(|_unknown| Failure::Lost)?;
+        let tls: ClientTls =
+            self.common.identity.cluster_client(self.node).map_err(|_unusable| Failure::Lost)?;
+        let end = end.min(Instant::now() + LOOK);
+        let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
+        let begin = Ask::Begin { version: VERSION, session: self.common.session, lane, ear: lane == EAR };
+        let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
+        link.send(ASK, 0, &[&begin], end)?;
+        let frame = link.recv(end)?;
+        match tern_wire::decode(&frame.payload) {
+            Ok(Answer::Begun { fresh }) => {
+                if fresh {
+                    let mut state = self.state();
+                    state.epoch += 1;
+                    state.forgotten.clear();
+                }
+                Ok(link)
+            }
+            Ok(Answer::Refused(why)) => {
+                tracing::warn!(node = %self.node, why, "the node refuses");
+                Err(Failure::Refused)
+            }
+            _ => Err(Failure::Broken),
+        }
+    }
+
+    fn say_forgotten(&self, link: &mut Link) -> Result<(), Failure> {
+        let all = {
+            let mut state = self.state();
+            if state.forgotten.is_empty() {
+                return Ok(());
+            }
+            let from = state.forgotten.len().saturating_sub(MOST_FORGOTTEN);
+            state.forgotten.split_off(from)
+        };
+        let ask = tern_wire::encode(&Ask::Forget(all)).map_err(|_long| Failure::Broken)?;
+        // Its answer is skipped when it comes.
+        Ok(link.queue(ASK, 0, &[&ask])?)
+    }
+}
+
+/// The link, unless its other end is known to be closed: then nothing need be sent to find out.
+fn still_open(mut link: Link) -> Option<Link> {
+    loop {
+        match link.receive() {
+            // An answer to somebody before us, who has given up.
+            Ok(Some(frame)) => link.recycle(frame.payload),
+            Ok(None) => return Some(link),
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Why a connection did not bring an answer.
+#[derive(Debug)]
+enum Failure {
+    /// Try another one.
+    Broken,
+    /// The node has been silent for too long.
+    Lost,
+    /// It does not want us.
+    Refused,
+    /// What is asked does not fit into a frame.
+    TooLong,
+}
+
+impl From<LinkError> for Failure {
+    fn from(error: LinkError) -> Self {
+        if matches!(error, LinkError::Frame(FrameError::TooLong(_))) { Self::TooLong } else { Self::Broken }
+    }
+}

@@ -1,0 +1,98 @@
+//! Who asks the kernel here, and where his process runs.
+
+use crate::message::Caller;
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tern_control::{Reply, Request, stream};
+use tern_ids::NodeId;
+
+/// How long a process' groups are believed. They are for root to change, and mostly with the user, who is part of the key.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// So many are kept.
+const MOST: usize = 1024;
+
+/// How long ternd may take to say where a process is.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a kernel's request says of who made it: process, user, group.
+type Asker = (u32, u32, u32);
+
+/// What is known of those who ask.
+#[derive(Debug, Default)]
+pub(crate) struct People {
+    groups: Mutex<HashMap<Asker, (Instant, Vec<u32>)>>,
+}
+
+impl People {
+    /// The caller with all his groups; the kernel tells but the first.
+    pub(crate) fn caller(&self, pid: u32, uid: u32, gid: u32) -> Caller {
+        let mut all = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let asker = (pid, uid, gid);
+        if let Some((since, groups)) = all.get(&asker)
+            && since.elapsed() < FRESH
+        {
+            return Caller { uid, gid, groups: groups.clone() };
+        }
+        let groups = status(pid, "Groups:").unwrap_or_default();
+        let groups: Vec<u32> = groups.split_whitespace().filter_map(|group| group.parse().ok()).collect();
+        if all.len() >= MOST {
+            all.clear();
+        }
+        all.insert(asker, (Instant::now(), groups.clone()));
+        Caller { uid, gid, groups }
+    }
+}
+
+/// One line of a process' status.
+fn status(pid: u32, field: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
+}
+
+/// Whether a signal waits for a thread that it does not block: then what it waits for is over.
+pub(crate) fn is_interrupted(tid: u32) -> bool {
+    let set = |field| u64::from_str_radix(&status(tid, field)?, 16).ok();
+    let (Some(own), Some(shared), Some(blocked)) = (set("SigPnd:"), set("ShdPnd:"), set("SigBlk:")) else {
+        return true;
+    };
+    (own | shared) & !blocked != 0
+}
+
+/// The node where the process of this thread runs, as ternd knows; this one if it does not know better.
+pub(crate) fn runs_at(run_dir: &Path, me: NodeId, tid: u32) -> NodeId {
+    let Some(pid) = status(tid, "Tgid:").and_then(|pid| pid.parse::<i32>().ok()) else { return me };
+    let ask = || {
+        let mut socket = UnixStream::connect(run_dir.join("control"))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        stream::write(&mut socket, &Request::Processes)?;
+        stream::read::<Reply>(&mut socket)
+    };
+    let Ok(Reply::Processes(rows)) = ask() else { return me };
+    let own = rows.iter().find(|row| row.pid.0 == pid && row.from.is_none());
+    own.and_then(|row| row.r#where).unwrap_or(me)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_the_groups_that_it_has() {
+        let own: Vec<u32> =
+            rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
+        let caller = People::default().caller(std::process::id(), 1, 2);
+        assert_eq!((caller.uid, caller.gid, caller.groups), (1, 2, own));
+    }
+
+    #[test]
+    fn who_is_gone_waits_for_nothing() {
+        assert!(is_interrupted(u32::MAX));
+        assert!(!is_interrupted(std::process::id()));
+    }
+}

@@ -1,0 +1,263 @@
+//! What a mounted tree is: the nodes below its root, and how to have something done at one of them.
+
+use super::belief::{Before, Forgetting, listen};
+use super::handle::{Handle, Handles};
+use super::inode::{Inode, Inodes};
+use super::peer::{Common, Heard, LOOK, Peer, Unheard};
+use super::people::{People, runs_at};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use tern_ids::NodeId;
+use tern_node::map::Map;
+
+/// How often something is done anew because the server has forgotten what it was about.
+const TRIES: usize = 3;
+
+/// A name of ours below the root: a link to a node, which may depend on who reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Where the calling process runs.
+    Here,
+    /// Its home.
+    Home,
+    /// This node (`0`, and by other names).
+    Node(NodeId),
+}
+
+/// The numbers of these links; files have others.
+const HERE: u64 = 2;
+const HOME: u64 = 3;
+const NODES: u64 = 1 << 20;
+
+impl Link {
+    /// As an inode.
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Self::Here => HERE,
+            Self::Home => HOME,
+            Self::Node(node) => NODES + u64::from(node.0),
+        }
+    }
+
+    /// The link of this number.
+    pub(crate) fn of(number: u64) -> Option<Self> {
+        match number {
+            HERE => Some(Self::Here),
+            HOME => Some(Self::Home),
+            _ => u16::try_from(number.checked_sub(NODES)?).ok().map(|node| Self::Node(NodeId(node))),
+        }
+    }
+}
+
+/// What a name below the root is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Below {
+    /// A node's own number: its files.
+    Node(NodeId),
+    /// One of the links.
+    Link(Link),
+}
+
+/// A mounted tree.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) common: Arc<Common>,
+    pub(crate) run_dir: PathBuf,
+    peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
+    pub(crate) inodes: Arc<Inodes>,
+    pub(crate) forgetting: Forgetting,
+    pub(crate) handles: Handles,
+    pub(crate) people: People,
+}
+
+impl Tree {
+    pub(crate) fn new(common: Common, run_dir: PathBuf) -> Self {
+        Self {
+            common: Arc::new(common),
+            run_dir,
+            peers: Mutex::default(),
+            inodes: Arc::default(),
+            forgetting: Forgetting::default(),
+            handles: Handles::default(),
+            people: People::default(),
+        }
+    }
+
+    fn me(&self) -> NodeId {
+        self.common.identity.node()
+    }
+
+    /// The cluster as it is now.
+    pub(crate) fn map(&self) -> Map {
+        Map::read(&self.common.map).unwrap_or_default()
+    }
+
+    /// What a name below the root means.
+    pub(crate) fn below(&self, name: &OsStr) -> Option<Below> {
+        let name = name.to_str()?;
+        match name {
+            "here" => return Some(Below::Link(Link::Here)),
+            "home" => return Some(Below::Link(Link::Home)),
+            "0" => return Some(Below::Link(Link::Node(self.me()))),
+            _ => {}
+        }
+        let map = self.map();
+        match name.parse::<u16>() {
+            Ok(number) if number.to_string() == name => {
+                let node = NodeId(number);
+                map.contains(node).then_some(Below::Node(node))
+            }
+            _ => map.find(name).map(|node| Below::Link(Link::Node(node))),
+        }
+    }
+
+    /// Where a link leads for this thread.
+    pub(crate) fn target(&self, link: Link, tid: u32) -> NodeId {
+        match link {
+            Link::Here => runs_at(&self.run_dir, self.me(), tid),
+            // What asks the kernel here is at home here: of a process that is away, the deputy asks.
+            Link::Home => self.me(),
+            Link::Node(node) => node,
+        }
+    }
+
+    pub(crate) fn peer(&self, node: NodeId) -> Arc<Peer> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = peers.get(&node) {
+            return peer.clone();
+        }
+        let peer = Arc::new(Peer::new(node, self.common.clone()));
+        peers.insert(node, peer.clone());
+        drop(peers);
+        let (own, inodes, forgetting) = (peer.clone(), self.inodes.clone(), self.forgetting.clone());
+        let (tell, tried) = std::sync::mpsc::channel();
+        let ear = std::thread::Builder::new().name("ear".into());
+        match ear.spawn(move || listen(&own, &inodes, &forgetting, &tell)) {
+            // What is opened before it listens would not be kept for as long as it is open.
+            Ok(_) => drop(tried.recv_timeout(LOOK)),
+            // Without it there are no leases, and all is asked for anew.
+            Err(error) => tracing::warn!(%error, "no thread to listen to a node"),
+        }
+        peer
+    }
+
+    /// The directory of a node, of which the kernel is told now.
+    pub(crate) fn node(&self, node: NodeId, who: &Caller) -> Result<(Arc<Inode>, Attributes, Before), Errno> {
+        let peer = self.peer(node);
+        let before = Before::asking(&peer);
+        match peer.call(who, Deed::Stat { of: ROOT }, &[]) {
+            Ok(Heard { answer: Answer::Attributes(attributes), .. }) => {
+                let found = Found { object: ROOT, attributes };
+                Ok((self.inodes.tell(node, &peer, &found, None), attributes, before))
+            }
+            Err(Unheard::Errno(errno)) => Err(errno),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    /// An inode that the kernel knows.
+    pub(crate) fn inode(&self, number: u64) -> Result<Arc<Inode>, Errno> {
+        self.inodes.get(number).ok_or(Errno::STALE)
+    }
+
+    pub(crate) fn handle(&self, number: u64) -> Result<Arc<Handle>, Errno> {
+        self.handles.get(number).ok_or(Errno::BADF)
+    }
+
+    /// Has something done with an object.
+    pub(crate) fn with(
+        &self,
+        inode: &Arc<Inode>,
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(Object) -> Deed,
+    ) -> Result<Heard, Errno> {
+        self.with_all(&[inode], who, data, |objects| deed(objects[0]))
+    }
+
+    /// Has something done with objects, all of one node.
+    pub(crate) fn with_all(
+        &self,
+        inodes: &[&Arc<Inode>],
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(&[Object]) -> Deed,
+    ) -> Result<Heard, Errno> {
+        let Some(first) = inodes.first() else { return Err(Errno::INVAL) };
+        if inodes.iter().any(|inode| !Arc::ptr_eq(&inode.peer, &first.peer)) {
+            return Err(Errno::XDEV);
+        }
+        for _ in 0..TRIES {
+            let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
+            match first.peer.call(who, deed(&objects), data) {
+                Ok(heard) => return Ok(heard),
+                Err(Unheard::Errno(errno)) => return Err(errno),
+                Err(Unheard::Forgotten) => {
+                    for inode in inodes {
+                        inode.find_again(who)?;
+                    }
+                }
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Has something done with an open file.
+    pub(crate) fn with_open(
+        &self,
+        handle: &Handle,
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(Opened) -> Deed,
+    ) -> Result<Heard, Errno> {
+        for _ in 0..TRIES {
+            let opened = handle.opened();
+            match handle.inode.peer.call(who, deed(opened), data) {
+                Ok(heard) => return Ok(heard),
+                Err(Unheard::Errno(errno)) => return Err(errno),
+                Err(Unheard::Forgotten) => self.open_again(handle, opened)?,
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Opens a file again that the server holds no more, for whoever opened it.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile.
+    pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
+        let mut opened = handle.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if *opened != was {
+            return Ok(());
+        }
+        if handle.inode.locked.load(Ordering::Acquire) {
+            return Err(Errno::STALE);
+        }
+        let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
+        let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags })?;
+        let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        *opened = new;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_have_numbers_of_their_own() {
+        for link in [Link::Here, Link::Home, Link::Node(NodeId(1)), Link::Node(NodeId(u16::MAX))] {
+            assert_eq!(Link::of(link.number()), Some(link));
+        }
+        for number in [0, 1, 4, NODES - 1, NODES + 65_536, 1 << 61] {
+            assert_eq!(Link::of(number), None, "{number}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! MFS: the files of every node, below `/mfs/NODE` on every node.
+//!
+//! ```text
+//!  program ─▶ kernel ─FUSE─▶ client ══ lanes, mutual TLS ══▶ serve ─▶ kernel of the node that has the files
+//! ```
+//! Both halves are processes of their own (`tern-mfs`) and outlive ternd. What they say to each other is in [`message`]; what
+//! holds of it is in docs/design/files.md.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod message;
+pub mod serve;

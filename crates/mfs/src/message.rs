@@ -1,0 +1,486 @@
+//! What the client of a file system and the node that has the files say to each other.
+//!
+//! ```text
+//!  client ── Ask, and what is to be written ──▶ server      frame 1, its tag counts the asks of this lane
+//!         ◀─ Answer, and what was read ────────             frame 2, with the ask's tag
+//! ```
+//! A connection is a *lane*: one ask at a time, so that many run at once on many lanes. All lanes of one mounted tree are
+//! one *session*, which holds its objects and open files, and outlives its lanes for a while: after a broken connection the
+//! client asks again under the same number, and what was done already is not done twice.
+
+use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+/// The kind of a frame that asks.
+pub const ASK: u8 = 1;
+
+/// The kind of a frame that answers.
+pub const ANSWER: u8 = 2;
+
+/// The version of all this. A node that speaks another one is told so.
+pub const VERSION: u16 = 1;
+
+/// The most bytes that are read or written at once.
+pub const MOST_DATA: usize = 1 << 20;
+
+/// The most groups of a caller: the kernel's own limit.
+pub const MOST_GROUPS: usize = 65_536;
+
+/// A file, directory or link that the session holds, by the server's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Object(pub u64);
+
+/// The directory where the export begins; every session holds it.
+pub const ROOT: Object = Object(0);
+
+/// An open file or directory of the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Opened(pub u64);
+
+/// One name in a directory, or the target of a symbolic link.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    /// As the kernel takes it.
+    #[must_use]
+    pub fn as_os(&self) -> &OsStr {
+        OsStr::from_bytes(&self.0)
+    }
+
+    /// Whether it is one step down, and nothing else: not empty, not `.` or `..`, without `/` and zero bytes, and not
+    /// longer than 255 bytes.
+    #[must_use]
+    pub fn is_one_step(&self) -> bool {
+        let name = &self.0[..];
+        !matches!(name, b"" | b"." | b"..")
+            && name.len() <= 255
+            && !name.iter().any(|b| matches!(b, 0 | b'/'))
+    }
+}
+
+impl From<&OsStr> for Name {
+    fn from(name: &OsStr) -> Self {
+        Self(name.as_bytes().to_vec())
+    }
+}
+
+impl From<Name> for OsString {
+    fn from(name: Name) -> Self {
+        Self::from_vec(name.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_os().fmt(f)
+    }
+}
+
+/// Who wants it, as the client's kernel says.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Caller {
+    /// The user.
+    pub uid: u32,
+    /// His first group.
+    pub gid: u32,
+    /// His other groups.
+    pub groups: Vec<u32>,
+}
+
+/// One ask.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Ask {
+    /// The first on a connection: which lane of which session this is.
+    Begin {
+        /// [`VERSION`].
+        version: u16,
+        /// Chosen by the client, for as long as the tree is mounted.
+        session: [u8; 16],
+        /// Counted from 0.
+        lane: u16,
+        /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
+        ear: bool,
+    },
+    /// Do something.
+    Do(Caller, Deed),
+    /// The client knows these no more: as many look-ups of each are taken back.
+    Forget(Vec<(Object, u64)>),
+    /// It believes nothing of these any more, and waits for the next that are asked back.
+    Hear {
+        /// What it was asked for last.
+        given_back: Vec<FileKey>,
+    },
+}
+
+/// A moment, as `struct timespec` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Since 1970; negative before.
+    pub seconds: i64,
+    /// 0 to 999,999,999.
+    pub nanos: u32,
+}
+
+/// A time that is to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The server's now.
+    Now,
+    /// That one.
+    To(Moment),
+}
+
+/// What is to change of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Permissions.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length.
+    pub size: Option<u64>,
+    /// When it was last read.
+    pub read: Option<SetTime>,
+    /// When it was last written.
+    pub written: Option<SetTime>,
+}
+
+/// What can be done. The flags are those of Linux.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each is the system call of that name, with its arguments")]
+pub enum Deed {
+    Lookup {
+        dir: Object,
+        name: Name,
+    },
+    Stat {
+        of: Object,
+    },
+    Set {
+        of: Object,
+        opened: Option<Opened>,
+        change: Change,
+    },
+    ReadLink {
+        of: Object,
+    },
+    MakeNode {
+        dir: Object,
+        name: Name,
+        mode: u32,
+    },
+    MakeDir {
+        dir: Object,
+        name: Name,
+        mode: u32,
+    },
+    MakeLink {
+        dir: Object,
+        name: Name,
+        target: Name,
+    },
+    Unlink {
+        dir: Object,
+        name: Name,
+    },
+    RemoveDir {
+        dir: Object,
+        name: Name,
+    },
+    Rename {
+        dir: Object,
+        name: Name,
+        to: Object,
+        new: Name,
+        flags: u32,
+    },
+    Link {
+        of: Object,
+        dir: Object,
+        name: Name,
+    },
+    Open {
+        of: Object,
+        flags: u32,
+    },
+    Create {
+        dir: Object,
+        name: Name,
+        mode: u32,
+        flags: u32,
+    },
+    Read {
+        opened: Opened,
+        at: u64,
+        length: u32,
+    },
+    /// What is opened for appending appends, wherever `at` is.
+    Write {
+        opened: Opened,
+        at: u64,
+        append: bool,
+    },
+    Close {
+        opened: Opened,
+    },
+    Sync {
+        opened: Opened,
+        data_only: bool,
+    },
+    ReadDir {
+        opened: Opened,
+        after: u64,
+        most: u32,
+    },
+    StatFs {
+        of: Object,
+    },
+    GetAttribute {
+        of: Object,
+        name: Name,
+    },
+    SetAttribute {
+        of: Object,
+        name: Name,
+        flags: u32,
+    },
+    ListAttributes {
+        of: Object,
+    },
+    RemoveAttribute {
+        of: Object,
+        name: Name,
+    },
+    Allocate {
+        opened: Opened,
+        mode: u32,
+        at: u64,
+        length: u64,
+    },
+    Seek {
+        opened: Opened,
+        at: u64,
+        data: bool,
+    },
+    /// Between two files of this node, without their content going anywhere else.
+    Copy {
+        from: Opened,
+        at: u64,
+        to: Opened,
+        to_at: u64,
+        length: u64,
+    },
+    /// fcntl's record locks: the client's number of who wants it stands for the process.
+    Lock {
+        opened: Opened,
+        owner: u64,
+        kind: LockKind,
+        start: u64,
+        end: u64,
+    },
+    /// Who has a lock in the way of this one?
+    TestLock {
+        opened: Opened,
+        owner: u64,
+        kind: LockKind,
+        start: u64,
+        end: u64,
+    },
+    /// This owner has closed a descriptor of the file, and so lost all its record locks.
+    Unown {
+        opened: Opened,
+        owner: u64,
+    },
+}
+
+impl Deed {
+    /// Whether it may be asked again of a server that has begun anew, when nobody knows whether the last one has done it.
+    /// What it said of open files is not held any more then.
+    #[must_use]
+    pub fn survives_restart(&self) -> bool {
+        self.is_repeatable()
+            || matches!(
+                self,
+                Self::Open { .. }
+                    | Self::Close { .. }
+                    | Self::Set { .. }
+                    | Self::Lock { .. }
+                    | Self::Unown { .. }
+                    | Self::Write { append: false, .. }
+            )
+    }
+
+    /// Whether doing it twice is the same as doing it once, so that it may simply be asked again.
+    #[must_use]
+    pub fn is_repeatable(&self) -> bool {
+        matches!(
+            self,
+            Self::Lookup { .. }
+                | Self::Stat { .. }
+                | Self::ReadLink { .. }
+                | Self::Read { .. }
+                | Self::Sync { .. }
+                | Self::ReadDir { .. }
+                | Self::StatFs { .. }
+                | Self::GetAttribute { .. }
+                | Self::ListAttributes { .. }
+                | Self::Seek { .. }
+                | Self::TestLock { .. }
+        )
+    }
+}
+
+/// A lock, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockKind {
+    /// With others who read.
+    Shared,
+    /// Alone.
+    Exclusive,
+    /// None any more.
+    Unlocked,
+}
+
+/// Which file of a node it is, for as long as it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FileKey {
+    /// The file system as a whole, where that has several devices (overlayfs, btrfs); the same after a restart.
+    pub volume: u64,
+    /// The device, as the server's kernel numbers it.
+    pub device: u64,
+    /// The file's number on it.
+    pub inode: u64,
+}
+
+/// What a file is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Which it is.
+    pub key: FileKey,
+    /// When it was made, by the file system; with the number it is the file's identity. Zero if that is not known.
+    pub born: Moment,
+    /// Kind and permissions, as `st_mode`.
+    pub mode: u32,
+    /// Names that it has.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// How much is best read at once.
+    pub block_size: u32,
+    /// Last read.
+    pub read: Moment,
+    /// Last written.
+    pub written: Moment,
+    /// Last changed in any way.
+    pub changed: Moment,
+    /// Milliseconds for which it stays so, but for what this session changes itself: a lease. 0 is none.
+    pub lease: u32,
+    /// A change that comes now would change `changed` too: the clock of the file system has moved on since the last one.
+    pub settled: bool,
+}
+
+/// An object that was looked up, which counts as one look-up of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Which.
+    pub object: Object,
+    /// What it is like now.
+    pub attributes: Attributes,
+}
+
+/// One entry of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its name.
+    pub name: Name,
+    /// Its number on the server's file system.
+    pub inode: u64,
+    /// Its kind, as the upper bits of `st_mode`; 0 if the file system does not say.
+    pub kind: u32,
+    /// Where to read on after it.
+    pub after: u64,
+}
+
+/// `statfs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in struct statvfs")]
+pub struct Space {
+    pub blocks: u64,
+    pub free: u64,
+    pub available: u64,
+    pub files: u64,
+    pub files_free: u64,
+    pub block_size: u32,
+    pub name_length: u32,
+    pub fragment_size: u32,
+}
+
+/// One answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To `Begin`: whether the session is new to the server, which then holds nothing of it but the root.
+    Begun {
+        /// It is new.
+        fresh: bool,
+    },
+    /// It is done. What was read or linked to follows, if there is any.
+    Done,
+    /// An object.
+    Found(Found),
+    /// What it is like.
+    Attributes(Attributes),
+    /// A file was opened, which is like this.
+    Opened(Opened, Attributes),
+    /// A file was made and opened.
+    Created(Found, Opened),
+    /// So many bytes were written, or that is the place.
+    Count(u64),
+    /// Entries; none at the end.
+    Entries(Vec<Entry>),
+    /// Room.
+    Space(Space),
+    /// The lock in the way, or `Unlocked`.
+    InTheWay {
+        /// What it is.
+        kind: LockKind,
+        /// First byte.
+        start: u64,
+        /// Last byte; `u64::MAX` for all that follow.
+        end: u64,
+    },
+    /// Leases of these files are asked back; none if there was nothing to ask for a while.
+    Recalled(Vec<FileKey>),
+    /// It failed, with an error number of Linux.
+    Failed(i32),
+    /// The server holds this object or file no more; look it up again.
+    Forgotten,
+    /// The server does not speak with this client at all; a sentence why.
+    Refused(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_step_is_one_step() {
+        for good in ["a", "...", ".a", "a b", "-"] {
+            assert!(Name::from(OsStr::new(good)).is_one_step(), "{good}");
+        }
+        let long = "x".repeat(256);
+        for bad in ["", ".", "..", "a/b", "/", "a\0", &long] {
+            assert!(!Name::from(OsStr::new(bad)).is_one_step(), "{bad:?}");
+        }
+    }
+}

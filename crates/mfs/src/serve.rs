@@ -1,0 +1,334 @@
+//! The half that has the files: a process of its own beside ternd, which passes connections on to it.
+//!
+//! ```text
+//!  ternd ──socket──▶ door ──▶ one thread a lane: hear an ask, become the caller, do it, answer
+//! ```
+//! It outlives ternd. Sessions outlive their connections for [`Serving::patience`], so that a client whose link broke finds its
+//! files open and its locks held; after that they go, and all locks with them.
+
+mod acting;
+mod export;
+mod leases;
+mod locks;
+mod perform;
+mod session;
+mod stat;
+
+use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
+use acting::Acting;
+use anyhow::{Context, Result};
+use leases::Leases;
+use perform::{Fault, Performance};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use session::{Lane, MOST_LANES, Session, SharedLane, lock};
+use std::collections::HashMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tern_control::door::{Door, not_here};
+use tern_control::shim::ShimRequest;
+use tern_ids::NodeId;
+use tern_node::Config;
+use tern_node::map::Map;
+use tern_wire::{Identity, Link, LinkError, ServerTls};
+
+pub(crate) use export::Export;
+
+/// How long an answer may take to leave, and a handshake to be made.
+const SOON: Duration = Duration::from_secs(10);
+
+/// How long who listens for leases that are asked back is left without a word.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// The most lanes in all; each has a thread.
+const MOST_CONNECTIONS: usize = 2048;
+
+/// The most mounted trees of one node: its namespaces may have one each.
+const MOST_SESSIONS: usize = 64;
+
+/// Who nobody is, for those who are squashed: what the kernel says by default (`/proc/sys/kernel/overflowuid`).
+const NOBODY: u32 = 65_534;
+
+type Key = (NodeId, [u8; 16]);
+
+/// The whole server.
+#[derive(Debug)]
+struct Serving {
+    config: Config,
+    export: Export,
+    leases: Leases,
+    tls: ServerTls,
+    most_objects: usize,
+    /// How long a session may be without a connection.
+    patience: Duration,
+    sessions: Mutex<HashMap<Key, Arc<Session>>>,
+    connections: AtomicUsize,
+}
+
+/// Serves this node's files for ever. The first server since the node was started has nobody's promises to hold.
+///
+/// # Errors
+/// If it cannot begin; nothing is left then.
+pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
+    let serving = Arc::new(Serving {
+        export: Export {
+            read_only: config.file.mfs_read_only.unwrap_or(false),
+            squash_root: config.file.mfs_squash_root.unwrap_or(false),
+            paths: config.file.mfs_paths.clone().unwrap_or_default(),
+        },
+        leases: Leases::new(is_first),
+        tls: identity.cluster_server()?,
+        most_objects: descriptors() / 2,
+        patience: Duration::from_secs(config.give_up_after.into()),
+        sessions: Mutex::default(),
+        connections: AtomicUsize::new(0),
+        config,
+    });
+    loop {
+        door.wait(&[], Duration::from_secs(5))?;
+        while let Some(caller) = door.next() {
+            match caller.request() {
+                ShimRequest::Connection => {
+                    if let Some(socket) = caller.connection() {
+                        serving.take(socket);
+                    }
+                }
+                _ => caller.answer(&not_here()),
+            }
+        }
+        serving.tidy();
+    }
+}
+
+/// As many descriptors as this process may have.
+fn descriptors() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Some systems allow a thousand million; nobody needs so many.
+    let _as_it_was = setrlimit(Resource::Nofile, limit);
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    usize::try_from(allowed).unwrap_or(1 << 20).clamp(256, 1 << 20)
+}
+
+impl Serving {
+    fn take(self: &Arc<Self>, socket: TcpStream) {
+        if self.connections.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!("too many connections; one was closed");
+            return;
+        }
+        let serving = self.clone();
+        let serve = move || {
+            if let Err(error) = serving.serve(socket) {
+                tracing::info!("a connection has ended: {error:#}");
+            }
+            serving.connections.fetch_sub(1, Ordering::AcqRel);
+        };
+        if let Err(error) = std::thread::Builder::new().name("lane".into()).spawn(serve) {
+            tracing::warn!(%error, "no thread for a connection");
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// One connection, from its handshake to its end.
+    fn serve(&self, socket: TcpStream) -> Result<()> {
+        keep_alive(&socket)?;
+        let own = socket.try_clone()?;
+        // The session keeps a copy, which alone would not let the client see the end.
+        let _ended = Ended(socket.try_clone()?);
+        let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
+        let node = link.peer_node().context("the peer is no node")?;
+        let Begun { session, lane, ear, fresh, tag } = match self.begin(&mut link, node, own)? {
+            Ok(begun) => begun,
+            Err(why) => {
+                say(&mut link, 0, &Answer::Refused(why), &[])?;
+                return Ok(());
+            }
+        };
+        // Before it is told so: what it asks from then on is answered with leases.
+        let _listening = ear.then(|| Listening::new(&session));
+        say(&mut link, tag, &Answer::Begun { fresh }, &[])?;
+        lock(&session.connections).0 += 1;
+        // One connection at a time has the lane: a new one waits until the old one's call is over.
+        let done = self.converse(&mut link, &session, &mut lock(&lane));
+        let mut connections = lock(&session.connections);
+        connections.0 -= 1;
+        connections.1 = Instant::now();
+        match done {
+            Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Hears which lane of which session it is.
+    fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
+        let frame = link.recv(Instant::now() + SOON)?;
+        let ask: Ask = tern_wire::decode(&frame.payload)?;
+        let Ask::Begin { version, session, lane, ear } = ask else { anyhow::bail!("it does not begin") };
+        if version != VERSION {
+            return Ok(Err(format!("this node speaks version {VERSION} of MFS, the other one {version}")));
+        }
+        if !self.config.file.mfs.unwrap_or(true) {
+            return Ok(Err("this node lets nobody at its files (mfs = false in its ternd.toml)".into()));
+        }
+        if !Map::read(&self.config.map).is_ok_and(|map| map.contains(node)) {
+            return Ok(Err(format!("node {node} is not in this node's map")));
+        }
+        let mut fresh = false;
+        let session = {
+            let mut sessions = lock(&self.sessions);
+            let of_node = sessions.keys().filter(|(of, _)| *of == node).count();
+            match sessions.get(&(node, session)) {
+                Some(session) => session.clone(),
+                None if of_node >= MOST_SESSIONS => {
+                    return Ok(Err("too many trees are mounted there".into()));
+                }
+                None => {
+                    fresh = true;
+                    let new = Arc::new(Session::new(&self.export, self.most_objects)?);
+                    sessions.insert((node, session), new.clone());
+                    new
+                }
+            }
+        };
+        let Some(lane) = session.lane(lane, socket) else {
+            return Ok(Err(format!("there are {MOST_LANES} lanes")));
+        };
+        Ok(Ok(Begun { session, lane, ear, fresh, tag: frame.tag }))
+    }
+
+    fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane) -> Result<()> {
+        let mut acting = Acting::new();
+        let performance = Performance { session, export: &self.export, leases: &self.leases };
+        let mut out = Vec::new();
+        loop {
+            // A client may be silent for as long as it likes; the kernel tells when it is gone.
+            let frame = match link.recv(Instant::now() + Duration::from_secs(3600)) {
+                Err(LinkError::Timeout) => continue,
+                frame => frame?,
+            };
+            anyhow::ensure!(frame.kind == ASK, "a frame that does not ask");
+            let (ask, data): (Ask, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
+            match ask {
+                Ask::Begin { .. } => anyhow::bail!("it begins twice"),
+                Ask::Forget(all) => {
+                    for (object, count) in all {
+                        session.forget(object, count);
+                    }
+                    say(link, frame.tag, &Answer::Done, &[])?;
+                }
+                Ask::Hear { given_back } => {
+                    self.leases.given_back(session, &given_back);
+                    say(link, frame.tag, &Answer::Recalled(session.recalled(QUIET)), &[])?;
+                }
+                Ask::Do(caller, deed) => {
+                    // Of a connection that was ended for a newer one, which has gone on since.
+                    anyhow::ensure!(frame.tag >= lane.newest, "an ask of long ago");
+                    lane.newest = frame.tag;
+                    let once = !deed.is_repeatable();
+                    if once && lane.last == Some(frame.tag) {
+                        link.send(ANSWER, frame.tag, &[&lane.answer], Instant::now() + SOON)?;
+                        continue;
+                    }
+                    out.clear();
+                    let answer = match acting.for_caller(&self.as_here(caller)) {
+                        Err(errno) => Answer::Failed(errno.raw_os_error()),
+                        Ok(()) => answer(performance.perform(deed, data, &mut out)),
+                    };
+                    if once {
+                        lane.last = Some(frame.tag);
+                        lane.answer = tern_wire::encode(&answer)?;
+                    }
+                    say(link, frame.tag, &answer, &out)?;
+                }
+            }
+            link.recycle(frame.payload);
+        }
+    }
+
+    /// Who a caller of another node is on this one.
+    fn as_here(&self, caller: Caller) -> Caller {
+        if self.export.squash_root && (caller.uid == 0 || caller.gid == 0 || caller.groups.contains(&0)) {
+            let uid = if caller.uid == 0 { NOBODY } else { caller.uid };
+            let gid = if caller.gid == 0 { NOBODY } else { caller.gid };
+            return Caller {
+                uid,
+                gid,
+                groups: caller.groups.into_iter().filter(|group| *group != 0).collect(),
+            };
+        }
+        caller
+    }
+
+    /// Drops the sessions that nobody has come back to.
+    fn tidy(&self) {
+        let mut sessions = lock(&self.sessions);
+        sessions.retain(|_, session| {
+            let (connections, since) = *lock(&session.connections);
+            connections > 0 || since.elapsed() < self.patience
+        });
+        let there: Vec<u64> = sessions.values().map(|session| session.number).collect();
+        drop(sessions);
+        self.leases.tidy(&there);
+    }
+}
+
+/// Ends a connection when its thread leaves it, in whatever way.
+struct Ended(TcpStream);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _gone_already = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// A connection that has said what it is.
+struct Begun {
+    session: Arc<Session>,
+    lane: SharedLane,
+    ear: bool,
+    /// The session is new.
+    fresh: bool,
+    tag: u64,
+}
+
+/// A session's ear, as long as its connection lasts.
+struct Listening<'a>(&'a Session);
+
+impl<'a> Listening<'a> {
+    fn new(session: &'a Session) -> Self {
+        session.hears(true);
+        Self(session)
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.0.hears(false);
+    }
+}
+
+/// Has the kernel find out within some 15 s that the peer's machine is gone, so that its locks go too.
+fn keep_alive(socket: &TcpStream) -> Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(3))?;
+    Ok(sockopt::set_tcp_keepcnt(socket, 3)?)
+}
+
+fn answer(done: Result<Answer, Fault>) -> Answer {
+    match done {
+        Ok(answer) => answer,
+        Err(Fault::Forgotten) => Answer::Forgotten,
+        Err(Fault::Errno(errno)) => Answer::Failed(errno.raw_os_error()),
+    }
+}
+
+fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
+    let head = tern_wire::encode(answer)?;
+    Ok(link.send(ANSWER, tag, &[&head, data], Instant::now() + SOON)?)
+}

@@ -1,0 +1,218 @@
+//! Who may believe for a while what he was told of a file.
+//!
+//! A lease is a promise to one session: until its term is over, or the session has given it back, no other session changes
+//! the file (its attributes; its content too, if it is one). It is never given while another session changes the file or
+//! has it open for writing. So a change takes back the leases of all others first, and waits: for them, at most for
+//! the term. Who has it open for writing writes without asking any more, since nobody else can get a lease meanwhile.
+//!
+//! The term of who was told is counted from before he asked, ours from when we answer: his ends first. A server that begins
+//! after another one does not know what that has promised, and lets nothing be changed until its term is over.
+//!
+//! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask, and
+//! where a file is open already at the latest after the term (docs/design/files.md).
+
+use super::session::{Session, lock};
+use crate::message::FileKey;
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a lease lasts (DESIGN, section 5).
+pub(crate) const TERM: Duration = Duration::from_secs(1);
+
+/// The same, in milliseconds.
+pub(crate) const MILLIS: u32 = 1000;
+
+#[derive(Debug, Default)]
+struct Leased {
+    /// By the number of the session: until when.
+    holders: HashMap<u64, (Instant, Weak<Session>)>,
+    /// How often each session has it open for writing.
+    writers: HashMap<u64, usize>,
+    /// Changes under way.
+    changing: usize,
+}
+
+/// All leases of a node's files.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    /// Until when the promises of a server before this one may hold.
+    inherited: Instant,
+    files: Mutex<HashMap<FileKey, Leased>>,
+    given_back: Condvar,
+}
+
+impl Leases {
+    /// Those of a server that has just begun, and is the first or not.
+    pub(crate) fn new(is_first: bool) -> Self {
+        let inherited = if is_first { Instant::now() } else { Instant::now() + TERM };
+        Self { inherited, files: Mutex::default(), given_back: Condvar::new() }
+    }
+
+    /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
+    pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey) -> bool {
+        if !session.listens() {
+            return false;
+        }
+        let mut files = lock(&self.files);
+        let file = files.entry(key).or_default();
+        if file.changing > 0 || file.writers.keys().any(|writer| *writer != session.number) {
+            return false;
+        }
+        file.holders.insert(session.number, (Instant::now() + TERM, Arc::downgrade(session)));
+        true
+    }
+
+    /// Does what changes these files, when no other session believes anything of them any more.
+    pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce() -> T) -> T {
+        if keys.is_empty() {
+            return act();
+        }
+        let mut files = lock(&self.files);
+        for key in keys {
+            files.entry(*key).or_default().changing += 1;
+        }
+        let mut asked = false;
+        loop {
+            let now = Instant::now();
+            let mut until = self.inherited;
+            for key in keys {
+                let Some(file) = files.get_mut(key) else { continue };
+                file.holders.retain(|_, (end, _)| *end > now);
+                for (_, (end, holder)) in file.holders.iter().filter(|(number, _)| **number != session.number)
+                {
+                    until = until.max(*end);
+                    if !asked && let Some(holder) = holder.upgrade() {
+                        holder.recall(*key);
+                    }
+                }
+            }
+            asked = true;
+            let left = until.saturating_duration_since(now);
+            if left.is_zero() {
+                break;
+            }
+            files = self.given_back.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(files);
+        let done = act();
+        let mut files = lock(&self.files);
+        for key in keys {
+            if let Some(file) = files.get_mut(key) {
+                file.changing -= 1;
+            }
+        }
+        done
+    }
+
+    /// A session has opened the file for writing; to be said while it is changing it.
+    pub(crate) fn opened(&self, session: &Session, key: FileKey) {
+        *lock(&self.files).entry(key).or_default().writers.entry(session.number).or_default() += 1;
+    }
+
+    /// It has closed it again.
+    pub(crate) fn closed(&self, session: &Session, key: FileKey) {
+        let mut files = lock(&self.files);
+        let Some(file) = files.get_mut(&key) else { return };
+        if let Some(count) = file.writers.get_mut(&session.number) {
+            *count -= 1;
+            if *count == 0 {
+                file.writers.remove(&session.number);
+            }
+        }
+    }
+
+    /// A session believes nothing of these any more.
+    pub(crate) fn given_back(&self, session: &Session, keys: &[FileKey]) {
+        let mut files = lock(&self.files);
+        for key in keys {
+            if let Some(file) = files.get_mut(key) {
+                file.holders.remove(&session.number);
+            }
+        }
+        self.given_back.notify_all();
+    }
+
+    /// Forgets what is over, and the sessions that are not in this list any more.
+    pub(crate) fn tidy(&self, there: &[u64]) {
+        let now = Instant::now();
+        lock(&self.files).retain(|_, file| {
+            file.holders.retain(|_, (end, _)| *end > now);
+            file.writers.retain(|session, _| there.contains(session));
+            file.changing > 0 || !file.holders.is_empty() || !file.writers.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::export::Export;
+    use super::*;
+
+    const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
+
+    fn session() -> Arc<Session> {
+        let session = Arc::new(Session::new(&Export::default(), 10).unwrap());
+        session.hears(true);
+        session
+    }
+
+    #[test]
+    fn a_change_waits_for_the_others_to_give_back() {
+        let (leases, reader, writer) = (Leases::new(true), session(), session());
+        assert!(leases.grant(&reader, KEY));
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| leases.change(&writer, &[KEY], Instant::now));
+            let recalled = reader.recalled(TERM);
+            let given_back = Instant::now();
+            assert_eq!(recalled, [KEY]);
+            assert!(!leases.grant(&reader, KEY), "none while it is changed");
+            leases.given_back(&reader, &recalled);
+            assert!(changing.join().unwrap() >= given_back);
+        });
+        assert!(leases.grant(&reader, KEY));
+    }
+
+    #[test]
+    fn who_does_not_answer_is_waited_for_until_his_term_is_over() {
+        let (leases, reader, writer) = (Leases::new(true), session(), session());
+        let begun = Instant::now();
+        assert!(leases.grant(&reader, KEY));
+        leases.change(&writer, &[KEY], || ());
+        assert!(begun.elapsed() >= TERM);
+    }
+
+    #[test]
+    fn a_session_does_not_wait_for_itself_nor_for_a_server_that_has_just_begun() {
+        let (leases, session) = (Leases::new(true), session());
+        assert!(leases.grant(&session, KEY));
+        let begun = Instant::now();
+        leases.change(&session, &[KEY], || ());
+        assert!(begun.elapsed() < TERM);
+        let begun = Instant::now();
+        Leases::new(false).change(&session, &[KEY], || ());
+        assert!(begun.elapsed() >= TERM / 2, "the last server's promises hold");
+    }
+
+    #[test]
+    fn nobody_believes_anything_of_what_another_has_open_for_writing() {
+        let (leases, reader, writer) = (Leases::new(true), session(), session());
+        leases.change(&writer, &[KEY], || leases.opened(&writer, KEY));
+        assert!(!leases.grant(&reader, KEY));
+        assert!(leases.grant(&writer, KEY), "but he himself");
+        leases.closed(&writer, KEY);
+        assert!(leases.grant(&reader, KEY));
+        leases.change(&writer, &[FileKey { inode: 4, ..KEY }], || {
+            leases.opened(&writer, FileKey { inode: 4, ..KEY });
+        });
+        leases.tidy(&[reader.number]);
+        assert!(leases.grant(&reader, FileKey { inode: 4, ..KEY }), "nor of one whose session has gone");
+    }
+
+    #[test]
+    fn who_does_not_listen_is_promised_nothing() {
+        let (leases, session) = (Leases::new(true), session());
+        session.hears(false);
+        assert!(!leases.grant(&session, KEY));
+    }
+}

@@ -1,0 +1,456 @@
+//! Each deed as the system calls that do it, made as the caller.
+//!
+//! Whether he may is for the kernel to say, at each of them: nothing is remembered of what he was allowed before, except that
+//! a file is open.
+
+use super::export::{self, Export, Place};
+use super::leases::{self, Leases};
+use super::locks;
+use super::session::{Held, OpenFile, Session, lock};
+use super::stat::{attributes, space};
+use crate::message::{
+    Answer, Attributes, Change, Deed, Entry, FileKey, Found, MOST_DATA, Name, Object, Opened, SetTime,
+};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Timespec,
+    Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+/// Why a deed was not done.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The kernel's word.
+    Errno(Errno),
+    /// The session does not hold what was named.
+    Forgotten,
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// Flags of open that mean the same here as there.
+const OPEN_FLAGS: OFlags = OFlags::ACCMODE
+    .union(OFlags::APPEND)
+    .union(OFlags::TRUNC)
+    .union(OFlags::DSYNC)
+    .union(OFlags::SYNC)
+    .union(OFlags::NOATIME)
+    .union(OFlags::EXCL);
+
+/// The longest list of names of extended attributes, and the longest value: the kernel's.
+const MOST_ATTRIBUTE: usize = 65_536;
+
+/// The most bytes that are copied at once.
+const MOST_COPIED: usize = 64 << 20;
+
+/// One caller's deed, under the rules and in the session that it belongs to.
+#[derive(Debug)]
+pub(crate) struct Performance<'a> {
+    pub(crate) session: &'a Arc<Session>,
+    pub(crate) export: &'a Export,
+    pub(crate) leases: &'a Leases,
+}
+
+impl Performance<'_> {
+    /// Does it. What is to be written comes in `data`; what was read goes into `out`, which is empty before.
+    ///
+    /// # Errors
+    /// The kernel's, or that something is not held any more; what has happened then is what the system call says of it.
+    pub(crate) fn perform(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
+        if self.export.read_only && changes(&deed) {
+            return Err(Errno::ROFS.into());
+        }
+        let touched = self.touched(&deed)?;
+        self.leases.change(self.session, &touched, || self.act(deed, data, out))
+    }
+
+    /// The files that a deed changes, of which nobody else may believe anything meanwhile. What is written to an open file
+    /// is not among them: nobody has had a lease since it was opened for that.
+    fn touched(&self, deed: &Deed) -> Result<Vec<FileKey>, Fault> {
+        let dir_and = |dir: &Object, names: &[(&Object, &Name)]| {
+            let named = names.iter().filter_map(|(dir, name)| self.key_of(**dir, name));
+            Ok(named.chain([self.object(*dir)?.key]).collect())
+        };
+        match deed {
+            Deed::MakeNode { dir, .. } | Deed::MakeDir { dir, .. } | Deed::MakeLink { dir, .. } => {
+                dir_and(dir, &[])
+            }
+            Deed::Create { dir, name, .. } | Deed::Unlink { dir, name } | Deed::RemoveDir { dir, name } => {
+                dir_and(dir, &[(dir, name)])
+            }
+            Deed::Rename { dir, name, to, new, .. } => {
+                let mut touched: Vec<_> = dir_and(dir, &[(dir, name), (to, new)])?;
+                touched.push(self.object(*to)?.key);
+                Ok(touched)
+            }
+            Deed::Link { of, dir, .. } => Ok(vec![self.object(*of)?.key, self.object(*dir)?.key]),
+            Deed::Open { of, flags } if writes(OFlags::from_bits_retain(*flags)) => {
+                Ok(vec![self.object(*of)?.key])
+            }
+            Deed::Set { of, .. } | Deed::SetAttribute { of, .. } | Deed::RemoveAttribute { of, .. } => {
+                Ok(vec![self.object(*of)?.key])
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Which file has this name, if one has and it may be looked up.
+    fn key_of(&self, dir: Object, name: &Name) -> Option<FileKey> {
+        let (fd, _) = self.step(dir, name).ok()?;
+        attributes(fd).ok().map(|attributes| attributes.key)
+    }
+
+    fn act(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
+        Ok(match deed {
+            Deed::Lookup { dir, name } => {
+                let (fd, place) = self.step(dir, &name)?;
+                Answer::Found(self.found(fd, place)?)
+            }
+            Deed::Stat { of } => Answer::Attributes(self.leased(&self.object(of)?.fd)?),
+            Deed::Set { of, opened, change } => self.set(of, opened, &change)?,
+            Deed::ReadLink { of } => {
+                let target = rustix::fs::readlinkat(&self.inside(of)?.fd, "", Vec::new())?;
+                out.extend_from_slice(target.as_bytes());
+                Answer::Done
+            }
+            Deed::MakeNode { dir, name, mode } => {
+                let kind = FileType::from_raw_mode(mode);
+                // Devices are the node's own, and would be the server's wherever they are seen.
+                if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
+                    return Err(Errno::PERM.into());
+                }
+                let at = self.inside(dir)?;
+                rustix::fs::mknodat(&at.fd, one_step(&name)?, kind, Mode::from_raw_mode(mode), 0)?;
+                self.made(dir, &name)?
+            }
+            Deed::MakeDir { dir, name, mode } => {
+                let at = self.inside(dir)?;
+                rustix::fs::mkdirat(&at.fd, one_step(&name)?, Mode::from_raw_mode(mode))?;
+                self.made(dir, &name)?
+            }
+            Deed::MakeLink { dir, name, target } => {
+                let at = self.inside(dir)?;
+                rustix::fs::symlinkat(target.as_os(), &at.fd, one_step(&name)?)?;
+                self.made(dir, &name)?
+            }
+            Deed::Unlink { dir, name } => {
+                rustix::fs::unlinkat(&self.inside(dir)?.fd, one_step(&name)?, AtFlags::empty())?;
+                Answer::Done
+            }
+            Deed::RemoveDir { dir, name } => {
+                rustix::fs::unlinkat(&self.inside(dir)?.fd, one_step(&name)?, AtFlags::REMOVEDIR)?;
+                Answer::Done
+            }
+            Deed::Rename { dir, name, to, new, flags } => {
+                let (from, to) = (self.inside(dir)?, self.inside(to)?);
+                let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &to.fd, one_step(&new)?, flags)?;
+                Answer::Done
+            }
+            Deed::Link { of, dir, name } => {
+                let (of, at) = (self.inside(of)?, self.inside(dir)?);
+                let flags = AtFlags::SYMLINK_FOLLOW;
+                rustix::fs::linkat(rustix::fs::CWD, path(&of.fd), &at.fd, one_step(&name)?, flags)?;
+                self.made(dir, &name)?
+            }
+            Deed::Open { of, flags } => {
+                let (opened, attributes) = self.open(of, OFlags::from_bits_retain(flags))?;
+                Answer::Opened(opened, attributes)
+            }
+            Deed::Create { dir, name, mode, flags } => self.create(dir, &name, mode, flags)?,
+            Deed::Read { opened, at, length } => {
+                let file = self.file(opened)?;
+                let most = (length as usize).min(MOST_DATA);
+                out.reserve_exact(most);
+                while out.len() < most {
+                    let at = at + out.len() as u64;
+                    if rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(out), at)? == 0 {
+                        break;
+                    }
+                }
+                // A vector may have more room than it was asked for.
+                out.truncate(most);
+                Answer::Done
+            }
+            Deed::Write { opened, at, .. } => {
+                let file = self.file(opened)?;
+                Answer::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
+            }
+            Deed::Close { opened } => {
+                let file = self.session.close(opened).ok_or(Fault::Forgotten)?;
+                if writes(file.flags) {
+                    self.leases.closed(self.session, file.key);
+                }
+                Answer::Done
+            }
+            Deed::Sync { opened, data_only } => {
+                let file = self.file(opened)?;
+                if data_only {
+                    rustix::fs::fdatasync(&file.fd)?;
+                } else {
+                    rustix::fs::fsync(&file.fd)?;
+                }
+                Answer::Done
+            }
+            Deed::ReadDir { opened, after, most } => Answer::Entries(self.entries(opened, after, most)?),
+            Deed::StatFs { of } => Answer::Space(space(&self.object(of)?.fd)?),
+            Deed::GetAttribute { of, name } => {
+                let held = self.inside(of)?;
+                let mut value = vec![0; MOST_ATTRIBUTE];
+                let length = rustix::fs::getxattr(path(&held.fd), name.as_os(), &mut value[..])?;
+                out.extend_from_slice(&value[..length]);
+                Answer::Done
+            }
+            Deed::SetAttribute { of, name, flags } => {
+                let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+                rustix::fs::setxattr(path(&self.inside(of)?.fd), name.as_os(), data, flags)?;
+                Answer::Done
+            }
+            Deed::ListAttributes { of } => {
+                let mut names = vec![0; MOST_ATTRIBUTE];
+                let length = rustix::fs::listxattr(path(&self.inside(of)?.fd), &mut names[..])?;
+                out.extend_from_slice(&names[..length]);
+                Answer::Done
+            }
+            Deed::RemoveAttribute { of, name } => {
+                rustix::fs::removexattr(path(&self.inside(of)?.fd), name.as_os())?;
+                Answer::Done
+            }
+            Deed::Allocate { opened, mode, at, length } => {
+                let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
+                rustix::fs::fallocate(&self.file(opened)?.fd, mode, at, length)?;
+                Answer::Done
+            }
+            Deed::Seek { opened, at, data } => {
+                let to = if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) };
+                Answer::Count(rustix::fs::seek(&self.file(opened)?.fd, to)?)
+            }
+            Deed::Copy { from, at, to, to_at, length } => {
+                let (from, to) = (self.file(from)?, self.file(to)?);
+                let (mut at, mut to_at) = (at, to_at);
+                // A longer one would keep who asked from being interrupted.
+                let length = usize::try_from(length).unwrap_or(usize::MAX).min(MOST_COPIED);
+                let count =
+                    rustix::fs::copy_file_range(&from.fd, Some(&mut at), &to.fd, Some(&mut to_at), length)?;
+                Answer::Count(count as u64)
+            }
+            Deed::Lock { opened, owner, kind, start, end } => {
+                locks::set(self.session, &*self.file(opened)?, owner, kind, (start, end))?;
+                Answer::Done
+            }
+            Deed::TestLock { opened, owner, kind, start, end } => {
+                locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
+            }
+            Deed::Unown { opened, owner } => {
+                let key = self.file(opened)?.key;
+                lock(&self.session.owners).remove(&(key, owner));
+                Answer::Done
+            }
+        })
+    }
+
+    fn object(&self, object: Object) -> Result<Arc<Held>, Fault> {
+        self.session.object(object).ok_or(Fault::Forgotten)
+    }
+
+    /// An object that more may be done with than looking on the way down.
+    fn inside(&self, object: Object) -> Result<Arc<Held>, Fault> {
+        let held = self.object(object)?;
+        if held.place == Place::Inside { Ok(held) } else { Err(Errno::ACCESS.into()) }
+    }
+
+    fn file(&self, opened: Opened) -> Result<Arc<OpenFile>, Fault> {
+        self.session.file(opened).ok_or(Fault::Forgotten)
+    }
+
+    /// What a name is, held by nobody yet.
+    fn step(&self, dir: Object, name: &Name) -> Result<(OwnedFd, Place), Fault> {
+        let dir = self.object(dir)?;
+        let name = one_step(name)?;
+        let place = self.export.step(&dir.place, name)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&dir.fd, name, flags, Mode::empty())?;
+        export::admit(&fd)?;
+        Ok((fd, place))
+    }
+
+    fn found(&self, fd: OwnedFd, place: Place) -> Result<Found, Fault> {
+        let attributes = self.leased(&fd)?;
+        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place }), attributes })
+    }
+
+    fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {
+        let (fd, place) = self.step(dir, name)?;
+        Ok(Answer::Found(self.found(fd, place)?))
+    }
+
+    /// What an object is like, with a lease of that if it can have one.
+    fn leased(&self, fd: impl AsFd) -> Result<Attributes, Errno> {
+        let is = attributes(&fd)?;
+        let kind = FileType::from_raw_mode(is.mode);
+        if !matches!(kind, FileType::RegularFile | FileType::Directory)
+            || !self.leases.grant(self.session, is.key)
+        {
+            return Ok(is);
+        }
+        // What was there before the promise was made may have changed.
+        Ok(Attributes { lease: leases::MILLIS, ..attributes(fd)? })
+    }
+
+    fn open(&self, of: Object, flags: OFlags) -> Result<(Opened, Attributes), Fault> {
+        let held = self.object(of)?;
+        let fd = match FileType::from_raw_mode(attributes(&held.fd)?.mode) {
+            // Its entries are read here only: those that the rules hide are left out then.
+            FileType::Directory => rustix::fs::openat(
+                &held.fd,
+                ".",
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?,
+            FileType::RegularFile => {
+                let flags = (flags & OPEN_FLAGS) | OFlags::CLOEXEC | OFlags::NOCTTY;
+                if self.export.read_only && writes(flags) {
+                    return Err(Errno::ROFS.into());
+                }
+                rustix::fs::open(path(&held.fd), flags - OFlags::EXCL, Mode::empty())?
+            }
+            // What is behind a pipe, socket or device is the client's own business.
+            _ => return Err(Errno::NXIO.into()),
+        };
+        let opened = self.keep(fd, held.key, held.place.clone(), flags)?;
+        Ok((opened, self.leased(&held.fd)?))
+    }
+
+    fn keep(&self, fd: OwnedFd, key: FileKey, place: Place, flags: OFlags) -> Result<Opened, Errno> {
+        let flags = flags & OPEN_FLAGS;
+        let opened = self.session.keep(OpenFile { fd, key, place, flags, reading: Mutex::default() })?;
+        if writes(flags) {
+            self.leases.opened(self.session, key);
+        }
+        Ok(opened)
+    }
+
+    fn create(&self, dir: Object, name: &Name, mode: u32, flags: u32) -> Result<Answer, Fault> {
+        let at = self.inside(dir)?;
+        let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
+        let how =
+            flags | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(&at.fd, one_step(name)?, how, Mode::from_raw_mode(mode))?;
+        export::admit(&fd)?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
+            return Err(Errno::NXIO.into());
+        }
+        rustix::fs::fcntl_setfl(&fd, flags & OFlags::APPEND)?;
+        // The object is what was opened, whatever the name means by now.
+        let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let found = self.found(held, Place::Inside)?;
+        let kept = self.keep(fd, found.attributes.key, Place::Inside, flags);
+        let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
+        Ok(Answer::Created(found, opened))
+    }
+
+    fn set(&self, of: Object, opened: Option<Opened>, change: &Change) -> Result<Answer, Fault> {
+        let held = self.inside(of)?;
+        let at = path(&held.fd);
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            rustix::fs::chownat(&held.fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = change.mode {
+            rustix::fs::chmod(&at, Mode::from_raw_mode(mode))?;
+        }
+        if let Some(size) = change.size {
+            // Who has it open for writing may, whatever its permissions say by now.
+            match opened.map(|opened| self.file(opened)).transpose()? {
+                Some(file) if file.flags & OFlags::ACCMODE != OFlags::RDONLY => {
+                    rustix::fs::ftruncate(&file.fd, size)?;
+                }
+                _ => {
+                    let how = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+                    let fd = rustix::fs::open(&at, how, Mode::empty())?;
+                    rustix::fs::ftruncate(fd, size)?;
+                }
+            }
+        }
+        if change.read.is_some() || change.written.is_some() {
+            let times = Timestamps {
+                last_access: timespec(change.read),
+                last_modification: timespec(change.written),
+            };
+            rustix::fs::utimensat(rustix::fs::CWD, &at, &times, AtFlags::empty())?;
+        }
+        Ok(Answer::Attributes(self.leased(&held.fd)?))
+    }
+
+    fn entries(&self, opened: Opened, after: u64, most: u32) -> Result<Vec<Entry>, Fault> {
+        let file = self.file(opened)?;
+        let _alone = lock(&file.reading);
+        rustix::fs::seek(&file.fd, SeekFrom::Start(after))?;
+        let mut buffer = vec![MaybeUninit::uninit(); (most as usize).clamp(4096, MOST_DATA / 4)];
+        let mut dir = RawDir::new(&file.fd, &mut buffer);
+        let mut entries = Vec::new();
+        while let Some(entry) = dir.next() {
+            let entry = entry?;
+            let name = Name::from(OsStr::from_bytes(entry.file_name().to_bytes()));
+            let shown = !name.is_one_step() || self.export.step(&file.place, name.as_os()).is_ok();
+            if shown {
+                let kind = entry.file_type();
+                let kind = if kind == FileType::Unknown { 0 } else { kind.as_raw_mode() };
+                entries.push(Entry { name, inode: entry.ino(), kind, after: entry.next_entry_cookie() });
+            }
+            // One buffer of the kernel's, so that all of it is used and no more is read.
+            if dir.is_buffer_empty() && !entries.is_empty() {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// Whether it changes anything.
+fn changes(deed: &Deed) -> bool {
+    !deed.is_repeatable()
+        && !matches!(deed, Deed::Open { .. } | Deed::Close { .. } | Deed::Lock { .. } | Deed::Unown { .. })
+}
+
+/// Whether a file that is opened so is written to.
+fn writes(flags: OFlags) -> bool {
+    flags & OFlags::ACCMODE != OFlags::RDONLY || flags.contains(OFlags::TRUNC)
+}
+
+fn one_step(name: &Name) -> Result<&OsStr, Errno> {
+    match name.is_one_step() {
+        true => Ok(name.as_os()),
+        false if name.as_os().len() > 255 => Err(Errno::NAMETOOLONG),
+        false => Err(Errno::INVAL),
+    }
+}
+
+/// A path that means what a descriptor of `O_PATH` holds, for calls that take paths only. The kernel goes to the file
+/// itself, and lets every thread of ours.
+fn path(fd: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+}
+
+fn timespec(time: Option<SetTime>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(SetTime::To(moment)) => {
+            Timespec { tv_sec: moment.seconds, tv_nsec: moment.nanos.min(999_999_999).into() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

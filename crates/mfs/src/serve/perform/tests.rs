@@ -1,0 +1,148 @@
+use super::*;
+use crate::message::{LockKind, ROOT};
+use rand::prelude::*;
+use std::path::Path;
+
+/// A directory that goes with the test, and is all that is exported.
+struct Exported {
+    path: PathBuf,
+    export: Export,
+    session: Arc<Session>,
+    leases: Leases,
+}
+
+impl Exported {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tern-mfs-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let path = path.canonicalize().unwrap();
+        let export = Export { paths: vec![path.clone()], ..Export::default() };
+        let session = Arc::new(Session::new(&export, 1000).unwrap());
+        Self { path, export, session, leases: Leases::new(true) }
+    }
+
+    fn perform(&self, deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
+        let mut out = Vec::new();
+        let performance = Performance { session: &self.session, export: &self.export, leases: &self.leases };
+        performance.perform(deed, data, &mut out).map(|answer| (answer, out))
+    }
+
+    fn object(&self, path: &Path) -> Object {
+        path.iter().skip(1).fold(ROOT, |dir, name| {
+            match self.perform(Deed::Lookup { dir, name: Name::from(name) }, &[]).unwrap().0 {
+                Answer::Found(found) => found.object,
+                other => panic!("{other:?}"),
+            }
+        })
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[test]
+fn above_what_is_exported_only_the_way_down_is_there() {
+    let exported = Exported::new("above");
+    let above = exported.object(exported.path.parent().unwrap());
+    let name = || Name::from(OsStr::new("new"));
+    for deed in [
+        Deed::MakeDir { dir: above, name: name(), mode: 0o700 },
+        Deed::Create { dir: above, name: name(), mode: 0o600, flags: 1 },
+        Deed::Unlink { dir: above, name: Name::from(exported.path.file_name().unwrap()) },
+        Deed::Set { of: above, opened: None, change: Change { mode: Some(0o777), ..Change::default() } },
+        Deed::GetAttribute { of: above, name: name() },
+    ] {
+        let done = exported.perform(deed.clone(), &[]);
+        assert!(matches!(done, Err(Fault::Errno(Errno::ACCESS))), "{deed:?}: {done:?}");
+    }
+    let opened = exported.perform(Deed::Open { of: above, flags: 0 }, &[]).unwrap().0;
+    let Answer::Opened(opened, _) = opened else { panic!("{opened:?}") };
+    let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536 }, &[]).unwrap().0;
+    let Answer::Entries(entries) = listed else { panic!("{listed:?}") };
+    let names: Vec<_> =
+        entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
+    assert_eq!(names, [exported.path.file_name().unwrap()]);
+}
+
+#[test]
+fn a_name_is_one_step_wherever_it_is_said() {
+    let exported = Exported::new("steps");
+    let dir = exported.object(&exported.path);
+    for wrong in ["..", ".", "", "../x", "/etc", "a/b", "a\0b"] {
+        let name = || Name::from(OsStr::new(wrong));
+        for deed in [
+            Deed::Lookup { dir, name: name() },
+            Deed::MakeDir { dir, name: name(), mode: 0o700 },
+            Deed::Create { dir, name: name(), mode: 0o600, flags: 1 },
+            Deed::Link { of: dir, dir, name: name() },
+            Deed::Rename { dir, name: name(), to: dir, new: Name::from(OsStr::new("b")), flags: 0 },
+            Deed::Rename { dir, name: Name::from(OsStr::new("b")), to: dir, new: name(), flags: 0 },
+        ] {
+            let done = exported.perform(deed.clone(), &[]);
+            assert!(matches!(done, Err(Fault::Errno(Errno::INVAL))), "{deed:?}: {done:?}");
+        }
+    }
+}
+
+/// Whatever a client asks, and of whatever it names: an answer, and nothing outside of the export.
+#[test]
+fn any_deed_is_answered() {
+    let exported = Exported::new("any");
+    let mut chance = StdRng::seed_from_u64(7);
+    let mut objects = vec![ROOT, exported.object(&exported.path), Object(12)];
+    let mut files = vec![Opened(0)];
+    let names = ["a", "b", "c", "..", "", "x/y", "d"];
+    let mut done = 0;
+    for _ in 0..20_000 {
+        let name = || Name::from(OsStr::new(names.choose(&mut rand::rng()).unwrap()));
+        let (dir, of) = (*objects.choose(&mut chance).unwrap(), *objects.choose(&mut chance).unwrap());
+        let opened = *files.choose(&mut chance).unwrap();
+        let at = *[0, 1, 4095, 1 << 20, 1 << 40, u64::MAX - 3, u64::MAX].choose(&mut chance).unwrap();
+        let (flags, mode) = (chance.random::<u32>(), chance.random::<u32>());
+        let kind = *[LockKind::Shared, LockKind::Exclusive, LockKind::Unlocked].choose(&mut chance).unwrap();
+        let owner = chance.random_range(0..4);
+        let size = chance.random_bool(0.3).then_some(at.min(1 << 20));
+        let deed = match chance.random_range(0..26) {
+            0 => Deed::Lookup { dir, name: name() },
+            1 => Deed::Stat { of },
+            2 => Deed::Set { of, opened: Some(opened), change: Change { size, ..Change::default() } },
+            3 => Deed::ReadLink { of },
+            4 => Deed::MakeNode { dir, name: name(), mode },
+            5 => Deed::MakeDir { dir, name: name(), mode },
+            6 => Deed::MakeLink { dir, name: name(), target: name() },
+            7 => Deed::Unlink { dir, name: name() },
+            8 => Deed::RemoveDir { dir, name: name() },
+            9 => Deed::Rename { dir, name: name(), to: of, new: name(), flags: flags & 7 },
+            10 => Deed::Link { of, dir, name: name() },
+            11 => Deed::Open { of, flags },
+            12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, flags },
+            14 => Deed::Read { opened, at, length: flags },
+            15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
+            16 => Deed::Close { opened },
+            17 => Deed::Sync { opened, data_only: true },
+            18 => Deed::ReadDir { opened, after: at, most: flags },
+            19 => Deed::StatFs { of },
+            20 => Deed::GetAttribute { of, name: name() },
+            21 => Deed::Seek { opened, at, data: true },
+            22 => Deed::Lock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
+            23 => Deed::TestLock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
+            24 => Deed::Unown { opened, owner },
+            _ => Deed::Copy { from: opened, at: at.min(1 << 20), to: opened, to_at: 0, length: 4096 },
+        };
+        let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };
+        done += 1;
+        match answer {
+            Answer::Found(found) => objects.push(found.object),
+            Answer::Opened(new, _) => files.push(new),
+            Answer::Created(found, new) => {
+                objects.push(found.object);
+                files.push(new);
+            }
+            _ => {}
+        }
+    }
+    assert!(done > 1000, "only {done} were done");
+}

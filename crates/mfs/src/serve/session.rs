@@ -1,0 +1,299 @@
+//! What this node holds for one mounted tree of another: the objects that its kernel knows, and its open files.
+//!
+//! An object is held by a descriptor of `O_PATH`, so that it stays the same whatever its names become. The session may
+//! forget objects when it has too many: the client looks them up again.
+
+use super::export::{Export, Place};
+use super::stat::attributes;
+use crate::message::{FileKey, Object, Opened, ROOT};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Open files of one session: as many as a process may have by default on most systems, times sixteen.
+const MOST_FILES: usize = 16_384;
+
+/// Leases that are asked back at once.
+const MOST_RECALLED: usize = 4096;
+
+/// Lanes of one session.
+pub(crate) const MOST_LANES: u16 = 64;
+
+/// One object.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) fd: OwnedFd,
+    pub(crate) key: FileKey,
+    pub(crate) place: Place,
+}
+
+/// One open file or directory.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) fd: OwnedFd,
+    pub(crate) key: FileKey,
+    pub(crate) place: Place,
+    /// As opened.
+    pub(crate) flags: OFlags,
+    /// Reading a directory moves its place, so one at a time does.
+    pub(crate) reading: Mutex<()>,
+}
+
+/// A lane, which the connection that has it holds.
+pub(crate) type SharedLane = Arc<Mutex<Lane>>;
+
+/// What one lane did last, for a client who did not hear of it.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    /// The highest number of an ask.
+    pub(crate) newest: u64,
+    /// The number of the last ask that is not repeatable.
+    pub(crate) last: Option<u64>,
+    /// Its answer.
+    pub(crate) answer: Vec<u8>,
+}
+
+/// What is asked back of a session.
+#[derive(Debug, Default)]
+struct Ear {
+    listeners: usize,
+    recalled: Vec<FileKey>,
+}
+
+#[derive(Debug, Default)]
+struct Objects {
+    held: HashMap<u64, (Arc<Held>, u64)>,
+    known: HashMap<FileKey, u64>,
+    keys: HashMap<u64, FileKey>,
+    /// In the order in which they came; those that are gone are skipped.
+    order: VecDeque<u64>,
+    next: u64,
+}
+
+/// One mounted tree's.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Chosen at random.
+    pub(crate) number: u64,
+    root: Arc<Held>,
+    most_objects: usize,
+    objects: Mutex<Objects>,
+    files: Mutex<(HashMap<u64, Arc<OpenFile>>, u64)>,
+    /// For each owner of record locks of a file, a descriptor whose open file description stands for him.
+    pub(crate) owners: Mutex<HashMap<(FileKey, u64), Arc<OwnedFd>>>,
+    ear: Mutex<Ear>,
+    heard: Condvar,
+    /// Each with the connection that uses it.
+    lanes: Mutex<HashMap<u16, (SharedLane, TcpStream)>>,
+    /// How many connections it has, and since when that is none.
+    pub(crate) connections: Mutex<(usize, Instant)>,
+}
+
+impl Session {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// If the root cannot be opened.
+    pub(crate) fn new(export: &Export, most_objects: usize) -> Result<Self, Errno> {
+        let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let key = attributes(&fd)?.key;
+        Ok(Self {
+            number: beginning(),
+            root: Arc::new(Held { fd, key, place: export.root() }),
+            most_objects,
+            // A client that asks a new server for what it had from an old one must not get something else.
+            objects: Mutex::new(Objects { next: beginning(), ..Objects::default() }),
+            files: Mutex::new((HashMap::new(), beginning())),
+            owners: Mutex::default(),
+            ear: Mutex::default(),
+            heard: Condvar::new(),
+            lanes: Mutex::default(),
+            connections: Mutex::new((0, Instant::now())),
+        })
+    }
+
+    /// An object, if it is still held.
+    pub(crate) fn object(&self, object: Object) -> Option<Arc<Held>> {
+        if object == ROOT {
+            return Some(self.root.clone());
+        }
+        lock(&self.objects).held.get(&object.0).map(|(held, _)| held.clone())
+    }
+
+    /// Holds what was looked up, and counts the look-up. What is held already keeps its number.
+    pub(crate) fn hold(&self, held: Held) -> Object {
+        let key = held.key;
+        let mut objects = lock(&self.objects);
+        let objects = &mut *objects;
+        if let Some(number) = objects.known.get(&key) {
+            if let Some((_, count)) = objects.held.get_mut(number) {
+                *count += 1;
+            }
+            return Object(*number);
+        }
+        while objects.held.len() >= self.most_objects {
+            let Some(oldest) = objects.order.pop_front() else { break };
+            objects.forget(oldest);
+        }
+        let number = objects.next;
+        objects.next += 1;
+        objects.held.insert(number, (Arc::new(held), 1));
+        objects.known.insert(key, number);
+        objects.keys.insert(number, key);
+        objects.order.push_back(number);
+        if objects.order.len() > 2 * objects.held.len() + 64 {
+            let Objects { held, order, .. } = objects;
+            order.retain(|number| held.contains_key(number));
+        }
+        Object(number)
+    }
+
+    /// Takes look-ups back; nobody holds it after the last.
+    pub(crate) fn forget(&self, object: Object, count: u64) {
+        let mut objects = lock(&self.objects);
+        let Some((_, left)) = objects.held.get_mut(&object.0) else { return };
+        *left = left.saturating_sub(count);
+        if *left == 0 {
+            objects.forget(object.0);
+        }
+    }
+
+    /// An open file, if it is one.
+    pub(crate) fn file(&self, opened: Opened) -> Option<Arc<OpenFile>> {
+        lock(&self.files).0.get(&opened.0).cloned()
+    }
+
+    /// Keeps an open file.
+    ///
+    /// # Errors
+    /// `ENFILE` if there are too many.
+    pub(crate) fn keep(&self, file: OpenFile) -> Result<Opened, Errno> {
+        let mut files = lock(&self.files);
+        if files.0.len() >= MOST_FILES {
+            return Err(Errno::NFILE);
+        }
+        files.1 += 1;
+        let number = files.1;
+        files.0.insert(number, Arc::new(file));
+        Ok(Opened(number))
+    }
+
+    /// Closes it, when all that use it now have done so.
+    pub(crate) fn close(&self, opened: Opened) -> Option<Arc<OpenFile>> {
+        lock(&self.files).0.remove(&opened.0)
+    }
+
+    /// Whether somebody of it listens for what is asked back.
+    pub(crate) fn listens(&self) -> bool {
+        lock(&self.ear).listeners > 0
+    }
+
+    /// One more listens from now on, or one less: a new one may come before the old one is known to be gone.
+    pub(crate) fn hears(&self, listens: bool) {
+        let listeners = &mut lock(&self.ear).listeners;
+        *listeners = if listens { *listeners + 1 } else { listeners.saturating_sub(1) };
+    }
+
+    /// Asks a lease back.
+    pub(crate) fn recall(&self, key: FileKey) {
+        lock(&self.ear).recalled.push(key);
+        self.heard.notify_one();
+    }
+
+    /// What is asked back, as soon as there is something, or nothing after a while.
+    pub(crate) fn recalled(&self, most: Duration) -> Vec<FileKey> {
+        let ear = lock(&self.ear);
+        let mut ear = self
+            .heard
+            .wait_timeout_while(ear, most, |ear| ear.recalled.is_empty())
+            .unwrap_or_else(PoisonError::into_inner)
+            .0;
+        let rest = ear.recalled.len().min(MOST_RECALLED);
+        ear.recalled.drain(..rest).collect()
+    }
+
+    /// A lane, which one connection at a time uses: this one now. The one that had it is ended.
+    pub(crate) fn lane(&self, number: u16, socket: TcpStream) -> Option<SharedLane> {
+        if number >= MOST_LANES {
+            return None;
+        }
+        let mut lanes = lock(&self.lanes);
+        let last = lanes.remove(&number);
+        if let Some((_, last)) = &last {
+            let _ended_already = last.shutdown(Shutdown::Both);
+        }
+        let lane = last.map_or_else(Arc::default, |(lane, _)| lane);
+        lanes.insert(number, (lane.clone(), socket));
+        Some(lane)
+    }
+}
+
+/// A number from which to count on, far from where others did.
+fn beginning() -> u64 {
+    (rand::random::<u64>() >> 2) | 1
+}
+
+impl Objects {
+    fn forget(&mut self, number: u64) {
+        self.held.remove(&number);
+        if let Some(key) = self.keys.remove(&number) {
+            self.known.remove(&key);
+        }
+    }
+}
+
+/// A lock whose holder cannot leave it half changed, or has ended with the process.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(inode: u64) -> Held {
+        let fd = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        Held { fd, key: FileKey { volume: 1, device: 1, inode }, place: Place::Inside }
+    }
+
+    #[test]
+    fn a_file_of_two_names_is_one_object() {
+        let session = Session::new(&Export::default(), 10).unwrap();
+        let one = session.hold(held(7));
+        assert_eq!(session.hold(held(7)), one);
+        session.forget(one, 1);
+        assert!(session.object(one).is_some());
+        session.forget(one, 1);
+        assert!(session.object(one).is_none());
+        assert_ne!(session.hold(held(7)), one, "a number is never used again");
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_when_there_are_too_many_and_the_root_never() {
+        let session = Session::new(&Export::default(), 10).unwrap();
+        let all: Vec<_> = (0..1000).map(|n| session.hold(held(n))).collect();
+        assert!(session.object(all[989]).is_none());
+        assert!(all[990..].iter().all(|object| session.object(*object).is_some()));
+        assert!(session.object(ROOT).is_some());
+        session.forget(ROOT, 5);
+        assert!(session.object(ROOT).is_some());
+    }
+
+    #[test]
+    fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
+        let session = Session::new(&Export::default(), 10).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut first = connect();
+        let lane = session.lane(MOST_LANES - 1, first.try_clone().unwrap()).unwrap();
+        lock(&lane).last = Some(7);
+        let lane = session.lane(MOST_LANES - 1, connect()).unwrap();
+        assert_eq!(lock(&lane).last, Some(7));
+        assert_eq!(std::io::Read::read(&mut first, &mut [0]).unwrap(), 0);
+        assert!(session.lane(MOST_LANES, connect()).is_none());
+    }
+}

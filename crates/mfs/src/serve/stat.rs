@@ -1,0 +1,57 @@
+//! What the kernel says of a file and of a file system, in the words of the messages.
+
+use crate::message::{Attributes, FileKey, Moment, Space};
+use rustix::fs::{AtFlags, StatxFlags};
+use rustix::io::Errno;
+use std::os::fd::AsFd;
+
+/// What an object is like; without a lease.
+pub(crate) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, wanted)?;
+    let moment = |time: rustix::fs::StatxTimestamp| Moment { seconds: time.tv_sec, nanos: time.tv_nsec };
+    let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    Ok(Attributes {
+        key: FileKey {
+            volume: rustix::fs::fstatvfs(fd)?.f_fsid,
+            device: u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor),
+            inode: stat.stx_ino,
+        },
+        born: if born { moment(stat.stx_btime) } else { Moment { seconds: 0, nanos: 0 } },
+        mode: stat.stx_mode.into(),
+        links: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        block_size: stat.stx_blksize,
+        read: moment(stat.stx_atime),
+        written: moment(stat.stx_mtime),
+        changed: moment(stat.stx_ctime),
+        lease: 0,
+        settled: settled(moment(stat.stx_ctime)),
+    })
+}
+
+/// Whether the clock that stamps files has moved on since then, by several of its ticks (4 ms as a rule, 10 at most).
+fn settled(changed: Moment) -> bool {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let since =
+        (now.tv_sec - changed.seconds).saturating_mul(1_000_000_000) + now.tv_nsec - i64::from(changed.nanos);
+    since > 50_000_000
+}
+
+pub(crate) fn space(fd: impl AsFd) -> Result<Space, Errno> {
+    let stat = rustix::fs::fstatvfs(fd)?;
+    let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    Ok(Space {
+        blocks: stat.f_blocks,
+        free: stat.f_bfree,
+        available: stat.f_bavail,
+        files: stat.f_files,
+        files_free: stat.f_ffree,
+        block_size: small(stat.f_bsize),
+        name_length: small(stat.f_namemax),
+        fragment_size: small(stat.f_frsize),
+    })
+}

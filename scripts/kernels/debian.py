@@ -1,0 +1,99 @@
+"""Debian's packaged kernels: fetched by apt with lists of its own, and unpacked. Nothing is installed."""
+
+import os
+import pathlib
+import re
+import subprocess
+
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+MIRROR = "http://deb.debian.org"
+# From the oldest that Debian still keeps to the newest.
+SUITES = (
+    "debian bullseye", "debian-security bullseye-security", "debian bookworm", "debian-security bookworm-security",
+    "debian trixie", "debian-security trixie-security", "debian trixie-backports", "debian sid",
+)
+# Of the kernel's own packages, those that have it and its modules; since 7 they are several.
+PARTS = ("linux-image-", "linux-binary-", "linux-modules-")
+PATIENCE = 300  # seconds for a download
+
+
+class Debian:
+    """What Debian has, in a folder that may be kept for the next time."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder).resolve()
+        for name in ("lists/partial", "archives/partial", "deb"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        sources = self.folder / "sources.list"
+        lines = [f"deb [signed-by={KEYRING} arch=amd64] {MIRROR}/{suite} main\n" for suite in SUITES]
+        sources.write_text("".join(lines), encoding="ascii")
+        config = self.folder / "apt.conf"
+        config.write_text(
+            f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\n'
+            f'Dir::State::lists "{self.folder}/lists";\nDir::Cache "{self.folder}";\n'
+            'APT::Sandbox::User "root";\nAcquire::Languages "none";\n', encoding="utf-8")
+        self.environment = {**os.environ, "APT_CONFIG": str(config)}
+        self.updated = False
+
+    def apt(self, *words, where=None):
+        """Runs one of apt's tools, and returns what it says; None if it fails."""
+        done = subprocess.run(words, cwd=where, env=self.environment, timeout=PATIENCE, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else None
+
+    def kernel(self, version):
+        """A kernel of this version (`6.12`), the newest that can be had: its folder. Fetched if it is not there."""
+        place = self.folder / version
+        if not (place / "release").exists():
+            self.fetch(version, place)
+        return Kernel(place)
+
+    def fetch(self, version, place):
+        if not self.updated:
+            if self.apt("apt-get", "update") is None:
+                raise SystemExit("test-kernels: Debian's lists cannot be fetched; is there a network?")
+            self.updated = True
+        pattern = rf"^linux-image-{re.escape(version)}[.].*-cloud-amd64$"
+        names = (self.apt("apt-cache", "search", "--names-only", pattern) or "").splitlines()
+        names = sorted((line.split()[0] for line in names), key=by_version, reverse=True)
+        for name in names:
+            # The lists may still name what the mirror has replaced already.
+            if self.take(name, place):
+                (place / "release").write_text(name.removeprefix("linux-image-"), encoding="ascii")
+                return
+        raise SystemExit(f"test-kernels: Debian has no kernel {version}; it has others, see packages.debian.org")
+
+    def take(self, name, place):
+        """Downloads and unpacks a kernel's packages. Whether all were there."""
+        depends = self.apt("apt-cache", "depends", "--no-recommends", "--no-suggests", name) or ""
+        others = [word for word in re.findall(r"Depends: (\S+)", depends) if word.startswith(PARTS)]
+        files = []
+        for package in dict.fromkeys([name, *others]):
+            deb = self.folder / "deb" / package
+            deb.mkdir(exist_ok=True)
+            if not list(deb.glob("*.deb")) and self.apt("apt-get", "download", package, where=deb) is None:
+                return False
+            files += deb.glob("*.deb")
+        # Only when all are there: of two builds the modules of one do not fit the other.
+        for file in files:
+            subprocess.run(["dpkg", "-x", file, place], check=True)
+        return bool(list(place.glob("**/vmlinuz*")))
+
+
+def by_version(name):
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+class Kernel:
+    """An unpacked kernel."""
+
+    def __init__(self, place):
+        self.place = place
+        self.release = (place / "release").read_text(encoding="ascii")
+        self.image = next(place.glob("**/vmlinuz*"))
+
+    def module(self, name):
+        """Its module of this name; None if that is built in or missing."""
+        for spelled in {name, name.replace("_", "-")}:
+            for file in self.place.glob(f"**/kernel/**/{spelled}.ko*"):
+                return file
+        return None

@@ -1,0 +1,144 @@
+"""A virtual machine, and the wire between several. Sockets are files in one folder: nobody else can reach them."""
+
+import os
+import pathlib
+import select
+import socket
+import subprocess
+import threading
+import time
+
+# Software emulation everywhere: the processor must be the same one, whatever this machine has.
+MODEL = "max"
+MEMORY_MIB = 1024
+BOOT = 240  # seconds, on a machine that has other things to do
+
+
+class Machine:
+    """One machine with a kernel, a network card, a console in a file, and a shell behind its second serial line."""
+
+    def __init__(self, number, kernel, ramdisk, folder, model=MODEL, cpus=1):
+        self.number, self.kernel = number, kernel
+        folder = pathlib.Path(folder)
+        self.console, self.line = folder / f"console{number}.log", folder / f"shell{number}"
+        self.pending = b""
+        self.counter, self.asked = 0, "start"
+        words = [
+            "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", model, "-smp", str(cpus), "-m", str(MEMORY_MIB),
+            "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel.image,
+            "-initrd", ramdisk,
+            # Without a stable TSC its vDSO would make calls as well, and prove nothing.
+            "-append", f"console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off net.ifnames=0 tern.node={number}",
+            "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
+            "-chardev", f"socket,id=shell,path={self.line},server=on,wait=off", "-serial", "chardev:shell",
+            "-netdev", f"dgram,id=net,local.type=unix,local.path={folder}/card{number},"
+                       f"remote.type=unix,remote.path={folder}/wire{number}",
+            "-device", f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:{number:02x},romfile=",
+        ]
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.shell = None
+
+    def connect(self):
+        """Takes the line to its shell. What it says before that is lost."""
+        end = time.monotonic() + BOOT
+        while self.shell is None:
+            shell = socket.socket(socket.AF_UNIX)
+            try:
+                shell.connect(str(self.line))
+                self.shell = shell
+            except (FileNotFoundError, ConnectionRefusedError):
+                shell.close()
+                self.alive(end)
+                time.sleep(0.1)
+
+    def wait_until_ready(self):
+        """Waits until its shell answers."""
+        end = time.monotonic() + BOOT
+        while b"@@ready" not in self.pending:
+            self.receive(end)
+        self.pending = b""
+
+    def alive(self, end):
+        if self.process.poll() is not None:
+            said = self.process.stderr.read().decode(errors="replace")
+            raise RuntimeError(f"machine {self.number} ended: {said}{self.console.read_text(errors='replace')[-2000:]}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"machine {self.number} does not answer: {self.asked} {self.pending.decode(errors='replace')}")
+
+    def receive(self, end):
+        self.alive(end)
+        if select.select([self.shell], [], [], 0.5)[0]:
+            self.pending += self.shell.recv(65536)
+
+    def begin(self, script):
+        """Has it run a script; `end` gives what comes of it."""
+        self.counter += 1
+        self.asked = script
+        self.pending = b""
+        self.shell.sendall(f"{{ {script}\n}} </dev/null 2>&1; echo \"@@$?@{self.counter}@\"\n".encode())
+
+    def end(self, patience=60):
+        """The status and the output of what was begun."""
+        end = time.monotonic() + patience
+        mark = f"@{self.counter}@\n".encode()
+        while mark not in self.pending:
+            self.receive(end)
+        said = self.pending.split(mark)[0]
+        text, _, status = said.rpartition(b"@@")
+        return int(status), text.decode(errors="replace").replace("\r", "")
+
+    def run(self, script, patience=60):
+        """Runs a script in it: status and output."""
+        self.begin(script)
+        return self.end(patience)
+
+    def must(self, script, patience=60):
+        """Runs a script that has to succeed: its output."""
+        status, text = self.run(script, patience)
+        if status:
+            raise RuntimeError(f"machine {self.number}: {script.splitlines()[0]}: exit {status}: {text.strip()}")
+        return text
+
+    def close(self):
+        if self.shell:
+            self.shell.close()
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+
+class Wire:
+    """What all machines are plugged into: each frame that one sends goes to all others."""
+
+    def __init__(self, folder, machines):
+        self.ports, self.cards = [], []
+        for number in range(1, machines + 1):
+            port = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            port.bind(f"{folder}/wire{number}")
+            self.ports.append(port)
+            self.cards.append(f"{folder}/card{number}")
+        self.ending, self.over = os.pipe()
+        self.thread = threading.Thread(target=self.carry)
+        self.thread.start()
+
+    def carry(self):
+        while True:
+            ready = select.select([self.ending, *self.ports], [], [])[0]
+            if self.ending in ready:
+                return
+            for port in ready:
+                frame = port.recv(1 << 16)
+                for other, card in zip(self.ports, self.cards):
+                    if other is not port:
+                        try:
+                            other.sendto(frame, card)
+                        except OSError:
+                            pass  # A card that is not there, or cannot keep up, loses frames, as on any wire.
+
+    def close(self):
+        os.write(self.over, b".")
+        self.thread.join()
+        for port in self.ports:
+            port.close()
+        os.close(self.ending)
+        os.close(self.over)

@@ -1,0 +1,80 @@
+"""What a machine starts from: one archive with the programs, the libraries they need, and its kernel's modules."""
+
+import lzma
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import tempfile
+
+# The network card and what it is plugged into, on kernels that have them as modules.
+MODULES = ("virtio_pci", "virtio_net")
+FOLDERS = ("bin", "etc/tern", "lib/modules", "mnt", "proc", "root", "run", "sys", "tmp", "usr/bin", "var/cache", "dev")
+
+
+class Ramdisk:
+    """An archive in the making, as the kernel unpacks it (cpio, "newc")."""
+
+    def __init__(self):
+        self.files = {}
+        for folder in FOLDERS:
+            self.folder(folder)
+
+    def folder(self, name):
+        parts = pathlib.PurePosixPath(name).parts
+        for length in range(1, len(parts) + 1):
+            self.files.setdefault("/".join(parts[:length]), (stat.S_IFDIR | 0o755, b""))
+
+    def file(self, name, content, mode=0o644):
+        self.folder(os.path.dirname(name) or "bin")
+        self.files[name] = (stat.S_IFREG | mode, content)
+
+    def link(self, name, target):
+        self.folder(os.path.dirname(name))
+        self.files[name] = (stat.S_IFLNK | 0o777, target.encode())
+
+    def program(self, source, name):
+        """A program of this machine and the libraries that it is linked against, where it looks for them."""
+        self.file(name, stripped(source), 0o755)
+        listed = subprocess.run(["ldd", source], capture_output=True, text=True).stdout
+        for library in re.findall(r"(/\S+) \(0x", listed):
+            if library[1:] not in self.files:
+                self.file(library[1:], pathlib.Path(library).read_bytes(), 0o755)
+
+    def modules(self, kernel):
+        """The network's modules; `lib/modules/order` says in which order they are loaded."""
+        order = []
+
+        def load(name):
+            source = kernel.module(name)
+            if source is None or name in order:
+                return
+            content = source.read_bytes()
+            if source.suffix == ".xz":
+                content = lzma.decompress(content)
+            needs = re.search(rb"\0depends=([^\0]*)\0", content)
+            for needed in (needs[1].decode() if needs else "").split(","):
+                load(needed)
+            self.file(f"lib/modules/{name}.ko", content)
+            order.append(name)
+
+        for name in MODULES:
+            load(name)
+        self.file("lib/modules/order", "".join(f"{name}\n" for name in order).encode())
+
+    def write(self, path):
+        with open(path, "wb") as archive:
+            for inode, (name, (mode, content)) in enumerate([*self.files.items(), ("TRAILER!!!", (0, b""))], 1):
+                spelled = name.encode() + b"\0"
+                fields = (inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(spelled), 0)
+                head = b"070701" + b"".join(b"%08x" % field for field in fields) + spelled
+                archive.write(head + bytes(-len(head) % 4) + content + bytes(-len(content) % 4))
+
+
+def stripped(source):
+    """A program without what only a debugger reads: it is copied into memory twice."""
+    with tempfile.NamedTemporaryFile() as copy:
+        if subprocess.run(["strip", "-o", copy.name, source], capture_output=True).returncode == 0:
+            return pathlib.Path(copy.name).read_bytes()
+    return pathlib.Path(source).read_bytes()

@@ -1,0 +1,110 @@
+//! How often a second what a program away asks of home is done, against the same program at home.
+
+use crate::bed::{Bed, Running};
+use crate::table::{Aim, Series, Table};
+use anyhow::{Context, Result};
+
+/// How often each is measured, in turns.
+const TURNS: u32 = 5;
+
+/// What is measured: its name, the program, how many of it run at once, and the bytes that each time brings.
+const ROWS: [(&str, &[&str], usize, f64); 11] = [
+    ("forwarded getppid", &["rates", "getppid"], 1, 0.0),
+    ("… by 4 threads", &["rates", "getppid", "4"], 1, 0.0),
+    ("… by 4 processes", &["rates", "getppid"], 4, 0.0),
+    ("forwarded read of 4 KiB", &["rates", "read"], 1, 4096.0),
+    ("… by 4 threads", &["rates", "read", "4"], 1, 4096.0),
+    ("… by 4 processes", &["rates", "read"], 4, 4096.0),
+    ("read cancelled by a signal, restarted", &["blocked", "read", "1"], 1, 0.0),
+    ("… in 10 threads", &["blocked", "read", "10"], 1, 0.0),
+    ("poll cancelled by a signal, made again", &["blocked", "poll", "1"], 1, 0.0),
+    ("fork, _exit, wait", &["rates", "fork"], 1, 0.0),
+    ("posix_spawn of true, wait", &["rates", "exec"], 1, 0.0),
+];
+
+/// How many threads those have whose freezes are compared.
+const THREADS: [&str; 2] = ["1", "10"];
+
+/// Adds its rows.
+///
+/// # Errors
+/// If it could not be measured.
+pub(crate) fn measure(table: &mut Table) -> Result<()> {
+    for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
+        let bed = Bed::make(2, link)?;
+        for (what, words, count, bytes) in ROWS {
+            let what = format!("{what}, link of {delay} ms");
+            rate(table, &bed, (&what, words, count, bytes)).with_context(|| what.clone())?;
+        }
+    }
+    freezes(table)
+}
+
+fn rate(
+    table: &mut Table,
+    bed: &Bed,
+    (what, words, count, bytes): (&str, &[&str], usize, f64),
+) -> Result<()> {
+    // Locked, so that only we move them.
+    let mosrun: Vec<&str> = [&["mosrun", "-L"], words].concat();
+    let start = |words: &[&str]| (0..count).map(|_i| bed.program(1, words)).collect::<Result<Vec<Running>>>();
+    let (mut gone, mut stayed, mut native) = (start(&mosrun)?, start(&mosrun)?, start(words)?);
+    for program in &gone {
+        bed.migrate(program.pid, "2")?;
+    }
+    let (mut away, mut home, mut alone) = <(Series, Series, Series)>::default();
+    for _ in 0..TURNS {
+        away.add(a_second(&mut gone)?);
+        home.add(a_second(&mut stayed)?);
+        alone.add(a_second(&mut native)?);
+    }
+    // Thousands, if the faster side has them.
+    let (by, unit) = if home.median() < 10_000.0 { (1.0, " /s") } else { (1e-3, " k/s") };
+    let [away, home, alone] = [&away, &home, &alone].map(|series| series.times(by));
+    let mut against = format!("at home, mosrun; native {}", alone.text(unit));
+    if bytes > 0.0 {
+        against += &format!("; away {:.1} MB/s", away.median() / by * bytes / 1e6);
+    }
+    let ratio = away.median() / home.median();
+    table.compare(what, &away.text(unit), &against, &home.text(unit), ratio, Aim::None)
+}
+
+/// How often all of them together did it.
+fn a_second(programs: &mut [Running]) -> Result<f64> {
+    for program in &mut *programs {
+        program.tell("go")?;
+    }
+    let mut sum = 0.0;
+    for program in programs {
+        let line = program.line()?;
+        sum += line.parse::<f64>().with_context(|| format!("{line:?} is no number"))?;
+    }
+    Ok(sum)
+}
+
+/// Moves from node to node of a process whose threads are in a call, and of one whose threads compute. Only one of them is
+/// there at a time: who computes has all of his node.
+fn freezes(table: &mut Table) -> Result<()> {
+    let bed = Bed::make(3, "switch")?;
+    for threads in THREADS {
+        let what = format!("freeze onward, {threads} in read");
+        let (mut waiting, mut computing) = <(Series, Series)>::default();
+        for _ in 0..TURNS {
+            for (how, series) in [("read", &mut waiting), ("compute", &mut computing)] {
+                let mut program = bed.program(1, &["blocked", how, threads])?;
+                bed.migrate(program.pid, "2")?;
+                for node in ["3", "2", "3"] {
+                    series.add(bed.migrate(program.pid, node).with_context(|| what.clone())?.freeze_ms);
+                }
+                if how == "read" {
+                    // The calls are still what they were.
+                    a_second(std::slice::from_mut(&mut program)).with_context(|| what.clone())?;
+                }
+            }
+        }
+        let ratio = waiting.median() / computing.median();
+        let against = format!("{threads} computing");
+        table.compare(&what, &waiting.text(" ms"), &against, &computing.text(" ms"), ratio, Aim::None)?;
+    }
+    Ok(())
+}

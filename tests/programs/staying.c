@@ -1,0 +1,109 @@
+/* Proves: what cannot be moved is refused by name and goes on undisturbed: its argument says what holds it. */
+#include "program.h"
+#include <linux/filter.h>
+#include <linux/perf_event.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+
+enum { PAGE = 4096 };
+static char stack[64 << 10];
+static pid_t child;
+
+static void go_on(void)
+{
+	say("held\n");
+	do
+		rest_ms(20);
+	while (going());
+	if (child > 0)
+		kill(child, SIGKILL);
+}
+
+static int sleeper(void *nothing)
+{
+	(void)nothing;
+	for (;;)
+		syscall(SYS_pause);
+	return 0;
+}
+
+static int uffd(void *at)
+{
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	CHECK(fd >= 0);
+	struct uffdio_api api = { .api = UFFD_API };
+	CHECK_IS(ioctl(fd, UFFDIO_API, &api), 0);
+	struct uffdio_register all = { .range = { (uintptr_t)at, PAGE }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	CHECK_IS(ioctl(fd, UFFDIO_REGISTER, &all), 0);
+	return fd;
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	const int kind = MAP_PRIVATE | MAP_ANONYMOUS;
+	void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, kind, -1, 0);
+	CHECK(at != MAP_FAILED);
+	static char parameters[256];
+	if (strcmp(what, "seccomp") == 0) {
+		struct sock_filter allow = { BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW };
+		struct sock_fprog filter = { 1, &allow };
+		CHECK_IS(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+		CHECK_IS(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+	} else if (strcmp(what, "traced") == 0) {
+		int told[2];
+		CHECK_IS(pipe(told), 0);
+		if ((child = fork()) == 0) {
+			CHECK_IS(ptrace(PTRACE_SEIZE, getppid(), 0, 0), 0);
+			CHECK_IS(write(told[1], "t", 1), 1);
+			for (;;)
+				pause();
+		}
+		char byte;
+		close(told[1]);
+		CHECK_IS(read(told[0], &byte, 1), 1);
+		close(told[0]);
+	} else if (strcmp(what, "shared") == 0) {
+		child = clone(sleeper, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
+		CHECK(child > 0);
+	} else if (strcmp(what, "ring") == 0) {
+		CHECK(syscall(SYS_io_uring_setup, 4, parameters) >= 0);
+	} else if (strcmp(what, "perf") == 0) {
+		struct perf_event_attr event = { .type = PERF_TYPE_SOFTWARE, .size = sizeof event, .exclude_kernel = 1 };
+		event.config = PERF_COUNT_SW_TASK_CLOCK;
+		CHECK(syscall(SYS_perf_event_open, &event, 0, -1, -1, 0) >= 0);
+	} else if (strcmp(what, "uffd") == 0) {
+		CHECK(uffd(at) >= 0);
+	} else if (strcmp(what, "uffd elsewhere") == 0) {
+		int fd = uffd(at); /* only a child holds the descriptor */
+		if ((child = fork()) == 0)
+			sleeper(NULL);
+		close(fd);
+	} else if (strcmp(what, "aio") == 0) {
+		unsigned long context = 0;
+		CHECK_IS(syscall(SYS_io_setup, 4, &context), 0);
+	} else if (strcmp(what, "secret") == 0) {
+		int fd = (int)syscall(SYS_memfd_secret, 0);
+		CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);
+		CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
+	} else if (strcmp(what, "huge") == 0) {
+		/* none of them need be free to reserve some */
+		CHECK(mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, kind | MAP_HUGETLB | MAP_NORESERVE, -1, 0) != MAP_FAILED);
+	} else if (strcmp(what, "device") == 0) {
+		int fd = open("/dev/loop0", O_RDONLY);
+		CHECK(fd >= 0 && mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) != MAP_FAILED);
+	} else if (strcmp(what, "zombie") == 0) {
+		if ((child = fork()) == 0)
+			_exit(0);
+		siginfo_t info;
+		CHECK_IS(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+	}
+	go_on();
+	return pass();
+}
