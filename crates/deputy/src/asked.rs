@@ -223,7 +223,7 @@ impl Family {
     pub(crate) fn can_leave(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
         let gone = |_e: tern_tracee::Error| {
             // A thread of it may have gone, as another one executes a program.
-            let passing = procfs::status(pid.0).is_ok_and(|status| status.state != b'Z');
+            let passing = !procfs::has_ended(pid.0);
             (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), passing)
         };
         let tracer = if self.members.contains_key(&pid) { std::process::id() as i32 } else { 0 };
@@ -419,7 +419,7 @@ fn seize_threads(member: &mut Member, attended: bool) -> tern_tracee::Result<boo
 
 /// Whether a thread that has ended was not the last of its process; nothing if it lives.
 fn has_ended(tid: HomePid) -> Option<bool> {
-    let status = procfs::status(tid.0).ok().filter(|status| status.state == b'Z')?;
+    let status = procfs::status(tid.0).ok().filter(procfs::Status::has_ended)?;
     Some(status.threads > 1)
 }
 

@@ -240,7 +240,7 @@ impl Family {
         let Some(pid) = self.of_thread(tid).map(|member| member.pid).or(Some(tid)) else { return };
         if error.is_gone() {
             // Its end is reported by its own stop; if that has been taken already it is none of ours any more.
-            let gone = |tid: HomePid| tern_tracee::procfs::status(tid.0).map_or(true, |s| s.state == b'Z');
+            let gone = |tid: HomePid| tern_tracee::procfs::has_ended(tid.0);
             let Some(member) = self.members.get_mut(&pid) else { return };
             let over = |thread: &&Thread| thread.tid != pid && !thread.ending && gone(thread.tid);
             let over: Vec<HomePid> = member.threads.values().filter(over).map(|thread| thread.tid).collect();

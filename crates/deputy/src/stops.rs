@@ -152,7 +152,7 @@ impl Family {
         if !awaited || member.living().count() == 1 {
             return self.wait_for_change();
         }
-        if procfs::status(pid.0).is_ok_and(|status| status.state == b'Z') {
+        if procfs::has_ended(pid.0) {
             member.thread(pid)?.ending = true;
             member.look_past(pid);
             return Ok(());
@@ -199,7 +199,7 @@ impl Family {
                 }
             }
             // Of those whose end has been taken already nothing more will come.
-            gone.retain(|tid| procfs::status(tid.0).is_err());
+            gone.retain(|tid| procfs::status(tid.0).map_or(true, |s| s.has_ended() && s.tracer == 0));
             for tid in &gone {
                 if *tid == pid {
                     self.ended_at_home(pid);

@@ -132,7 +132,7 @@ impl Place<'_> {
         let pid = first.pid();
         let give_up = Instant::now() + PATIENCE;
         first.begin_call(libc::SYS_exit, [0; 6])?;
-        while !procfs::status(pid).is_ok_and(|status| status.state == b'Z') {
+        while !procfs::has_ended(pid) {
             if Instant::now() > give_up || first.try_end_call()?.is_some() {
                 return Err(Error::Astray { what: "its first thread does not end".into(), pid });
             }

@@ -28,7 +28,7 @@ pub fn attended<T>(pid: i32, work: impl FnOnce() -> T) -> T {
 fn wait_for_the_ended(pid: i32) {
     let others = crate::procfs::threads(pid).into_iter().flatten().filter(|tid| *tid != pid);
     for tid in others {
-        if crate::procfs::status(tid).is_ok_and(|status| status.state == b'Z') {
+        if crate::procfs::has_ended(tid) {
             // SAFETY: no status is wanted.
             unsafe { libc::waitpid(tid, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
         }

@@ -117,7 +117,7 @@ impl Listener {
             // SAFETY: one valid pollfd. The time-out only bounds how late the end of an untrapped call is seen.
             unsafe { libc::poll(&raw mut poll, 1, 1) };
             if poll.revents & libc::POLLIN == 0 {
-                if procfs::status(pid).map_or(true, |status| status.state == b'Z') {
+                if procfs::has_ended(pid) {
                     return Err(Error::Gone { pid });
                 }
                 continue;

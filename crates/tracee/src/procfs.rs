@@ -193,6 +193,20 @@ pub struct Status {
     pub shadow_stack: bool,
 }
 
+impl Status {
+    /// Whether it has ended, and is only still there because somebody is to be told, or is being told just now.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+}
+
+/// Whether a process, or a thread, has ended: one whose end has been waited for as well.
+#[must_use]
+pub fn has_ended(tid: i32) -> bool {
+    status(tid).map_or(true, |status| status.has_ended())
+}
+
 /// Reads a process' status.
 ///
 /// # Errors
@@ -368,7 +382,7 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
 /// before others. If none lives, or it is gone, still its own number.
 #[must_use]
 pub fn living(pid: i32) -> i32 {
-    let lives = |tid: &i32| status(*tid).is_ok_and(|status| !matches!(status.state, b'Z' | b'X'));
+    let lives = |tid: &i32| !has_ended(*tid);
     if lives(&pid) {
         return pid;
     }

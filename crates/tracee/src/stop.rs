@@ -184,7 +184,7 @@ fn wait_for_one(pid: i32) -> Result<(i32, Change)> {
             std::thread::yield_now();
             continue;
         }
-        if turn % 16 == 0 && procfs::status(pid).is_ok_and(|status| status.state == b'Z') {
+        if turn % 16 == 0 && procfs::has_ended(pid) {
             // What it had to say it may have said just then.
             return wait(pid, false)?.ok_or(Error::Gone { pid });
         }
