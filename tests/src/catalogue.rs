@@ -83,6 +83,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("mapping", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),
+    entry("inhand", Kind::Calls),
     entry("filekinds", Kind::Calls),
     entry("directory", Kind::Calls),
     entry("append", Kind::Calls),

@@ -368,7 +368,7 @@ impl Family {
 
     /// Has the deputy of a thread that lingers make the call for the rest of its transfer.
     pub(crate) fn make_rest(&mut self, tid: HomePid, request: CallRequest) {
-        match self.post(tid, request) {
+        match self.post(tid, request, false) {
             Ok(true) => self.finish_lingering(tid),
             Ok(false) => {}
             Err(errno) => {

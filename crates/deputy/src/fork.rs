@@ -59,7 +59,7 @@ impl Family {
         // Not a thread, which has ended with its process.
         let Some(ret) = self.members.get(&child).map(|member| i64::from(member.own_pid)) else { return };
         let outcome = Outcome { ret, outs: Vec::new() };
-        let result = CallResult { number, outcome, child: Some(child), file: None };
+        let result = CallResult { child: Some(child), ..CallResult::new(number, outcome) };
         self.tell(tid, &Message::Result(Box::new(result)));
     }
 }

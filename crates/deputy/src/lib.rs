@@ -19,8 +19,10 @@
 mod asked;
 mod back;
 mod blob;
+mod chain;
 mod company;
 mod coredump;
+mod direct;
 mod due;
 mod exec;
 mod family;

@@ -1,6 +1,7 @@
 //! One process of the family, at home.
 
 use crate::back::Inbound;
+use crate::direct::Direct;
 use crate::frozen::Frozen;
 use crate::mailbox::Room;
 use crate::out::Outbound;
@@ -90,6 +91,8 @@ pub(crate) struct Member {
     pub(crate) calls: [u64; 2],
     /// Mappings that only hold a file for the way home, its parent's too with which it was born: from, to.
     pub(crate) holders: Vec<(u64, u64)>,
+    /// Its files in hand.
+    pub(crate) direct: Direct,
     /// When to ask a guest again to go, which was busy.
     pub(crate) ask_again: Option<Instant>,
     /// Stopped by job control.
@@ -199,6 +202,7 @@ impl Member {
             demand: Demand::default(),
             calls: [0; 2],
             holders: Vec::new(),
+            direct: Direct::default(),
             ask_again: None,
             job_stopped: false,
             faulted: false,

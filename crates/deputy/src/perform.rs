@@ -4,6 +4,7 @@
 //! signal that was sent to it: otherwise it is told to take the signal first and call again, as a signal that
 //! arrives just before a call does natively.
 
+use crate::chain::Chain;
 use crate::due::Of;
 use crate::family::Family;
 use crate::member::{Member, State};
@@ -14,7 +15,7 @@ use tern_image::Reserve;
 use tern_image::layout::Files;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
-use tern_syscall::{Arg, Layout, Outcome};
+use tern_syscall::{Arg, Outcome};
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
@@ -35,7 +36,7 @@ fn mask_of(request: &CallRequest) -> Option<u64> {
 /// What a rejected call looks like to the program.
 pub(crate) fn refused(number: u64, errno: i32) -> CallResult {
     let outcome = Outcome { ret: -i64::from(errno), outs: Vec::new() };
-    CallResult { number, outcome, child: None, file: None }
+    CallResult::new(number, outcome)
 }
 
 impl Family {
@@ -73,48 +74,32 @@ impl Family {
             return;
         }
         let at_home = self.touches_shared(tid, &request);
-        if let Some(sharer) = at_home.or_else(|| self.takes_shared_along(tid, &request)) {
+        let sharer = at_home.or_else(|| self.takes_shared_along(tid, &request));
+        let alone = sharer.is_some() && !request.before.is_empty();
+        if let Some(sharer) = sharer.filter(|_| !alone) {
             return self.make_it_at_home(tid, sharer, &request);
         }
-        if !has_two_parts(request.call.nr) && self.freezes(tid, number, false) {
+        if !has_two_parts(request.call.nr) && request.before.is_empty() && self.freezes(tid, number, false) {
             return;
         }
         if let Some(outcome) = self.timer_call(pid, tid, &request.call) {
-            let made = CallResult { number, outcome, child: None, file: None };
+            let made = CallResult::new(number, outcome);
             if let Some(thread) = self.of_thread(tid).and_then(|member| member.threads.get_mut(&tid)) {
                 thread.last = Some(made.clone());
             }
             self.tell(tid, &Message::Result(Box::new(made)));
             return self.look_at_timers(pid, Of::All);
         }
-        match self.post(tid, request) {
+        match self.post(tid, request, alone) {
             Ok(true) => self.ended(tid),
             Ok(false) => self.see_it_end(tid),
             Err(errno) => self.tell(tid, &Message::Result(Box::new(refused(number, errno)))),
         }
     }
 
-    /// Has the deputy make a call; true if it has ended already.
-    pub(crate) fn post(&mut self, tid: HomePid, mut request: CallRequest) -> std::result::Result<bool, i32> {
-        let member = self.of_thread(tid).ok_or(libc::ESRCH)?;
-        let lends = lends_memory(&request.call);
-        member.adapt(&mut request.call);
-        let layout = request.call.clone().lay_out().map_err(|malformed| {
-            tracing::warn!(%tid, %malformed, "a guest sent a call that is none");
-            libc::ENOSYS
-        })?;
-        let mailbox = member.threads.get(&tid).and_then(|thread| thread.mailbox.as_ref());
-        if mailbox.is_some_and(|mailbox| !mailbox.fits(layout.size())) {
-            let room = self.with_deputy(tid, |member, stopped| member.make_room(stopped, layout.size()));
-            room.map_err(|_e| libc::ENOMEM)?;
-        }
-        let member = self.of_thread(tid).ok_or(libc::ESRCH)?;
-        member.threads.get_mut(&tid).ok_or(libc::ESRCH)?.post(request, layout, lends)
-    }
-
     /// A thread among others that has been asked to exit never answers, and cannot refuse either: its guest may do the
     /// same. The kernel would not tell us of the end of the first thread before that of the last.
-    fn see_it_end(&mut self, tid: HomePid) {
+    pub(crate) fn see_it_end(&mut self, tid: HomePid) {
         let Some(member) = self.of_thread(tid) else { return };
         let current = member.threads.get(&tid).and_then(|thread| thread.current.as_ref());
         let exits = current.is_some_and(|current| i64::from(current.request.call.nr) == libc::SYS_exit);
@@ -141,7 +126,7 @@ impl Family {
     }
 
     /// The call of a thread has ended: its result goes to the guest.
-    fn ended(&mut self, tid: HomePid) {
+    pub(crate) fn ended(&mut self, tid: HomePid) {
         let Some(member) = self.of_thread(tid) else { return };
         let pid = member.pid;
         let Some(thread) = member.threads.get_mut(&tid) else { return };
@@ -162,7 +147,11 @@ impl Family {
             }
             return;
         }
+        if current.chain.goes_on() {
+            return self.go_on_in_chain(tid, current, &outcome);
+        }
         let mut result = made(&current, outcome);
+        result.files = self.words_of_files(pid, &current, &result.outcome);
         self.add_children(pid, &current.request.call, &mut result.outcome);
         self.take_what_it_sent(&current.request.call);
         let look = self.timer_called(pid, tid, &current.request.call, &result.outcome);
@@ -208,6 +197,9 @@ impl Family {
         // signal cannot be halted before it has the result of the call that the signal interrupted.
         let bound = has_two_parts(nr) || !thread.unheard.is_empty();
         let number = result.number;
+        if self.freeze.is_some() && !result.before.is_empty() {
+            self.tell(tid, &Message::Before(number, result.before.clone()));
+        }
         if bound || !self.freezes(tid, number, true) {
             self.tell(tid, &Message::Result(Box::new(result)));
         }
@@ -267,7 +259,7 @@ impl Thread {
 
     /// The deputy makes this call for us; nobody waits for its result. It may end in a stop, for a signal that is
     /// unblocked by it, so it is not waited for here.
-    fn follow_mask(&mut self) {
+    pub(crate) fn follow_mask(&mut self) {
         let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return };
         let Some(mask) = self.mask_due.take() else { return };
         let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
@@ -279,28 +271,15 @@ impl Thread {
             number: OURS,
             signals: 0,
             resumes: None,
+            before: Vec::new(),
             call: call.clone(),
             view: None,
         };
         let Ok(layout) = call.lay_out() else { return };
         if mailbox.post(&layout).is_ok() {
             mailbox.ring_later();
-            self.current = Some(Current::new(request, layout, false));
+            self.current = Some(Current::new(request, layout, false, Chain::default()));
         }
-    }
-
-    /// Has the deputy make a call, for which there is room; true if it has ended already.
-    fn post(&mut self, request: CallRequest, layout: Layout, lends: bool) -> std::result::Result<bool, i32> {
-        let mailbox = self.mailbox.as_mut().ok_or(libc::ESRCH)?;
-        mailbox.post(&layout)?;
-        let waits = forks_or_ends(request.call.nr);
-        self.current = Some(Current::new(request, layout, lends));
-        // A fork's event must be seen to before it can end.
-        if !waits && mailbox.soon() {
-            return Ok(true);
-        }
-        mailbox.ring_later();
-        Ok(false)
     }
 }
 
@@ -312,7 +291,7 @@ impl Member {
     }
 
     /// Makes room for a large call in the standing deputy; it goes on afterwards.
-    fn make_room(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
+    pub(crate) fn make_room(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
         let tid = HomePid(stopped.pid());
         let (mut injection, reserve) = self.injection(stopped)?;
         let mailbox = self.thread(tid)?.mailbox.as_mut();
@@ -330,7 +309,7 @@ impl Member {
     }
 
     /// Changes a call with a local part into what home's part of it is.
-    fn adapt(&mut self, call: &mut tern_syscall::Call) {
+    pub(crate) fn adapt(&mut self, call: &mut tern_syscall::Call) {
         match i64::from(call.nr) {
             // Handlers are the guest's: here the signal has its default action, and is forwarded.
             libc::SYS_rt_sigaction => {
@@ -449,7 +428,7 @@ pub(crate) fn is_thread(call: &tern_syscall::Call) -> bool {
 }
 
 /// Whether this call is to make a child that runs in its parent's memory.
-fn lends_memory(call: &tern_syscall::Call) -> bool {
+pub(crate) fn lends_memory(call: &tern_syscall::Call) -> bool {
     let wanted = libc::CLONE_VM as u64;
     match i64::from(call.nr) {
         libc::SYS_vfork => true,
@@ -465,7 +444,7 @@ fn has_two_parts(nr: u32) -> bool {
     two.contains(&i64::from(nr)) || forks.contains(&i64::from(nr)) || forks_or_ends(nr)
 }
 
-fn forks_or_ends(nr: u32) -> bool {
+pub(crate) fn forks_or_ends(nr: u32) -> bool {
     let nr = i64::from(nr);
     let ends = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group];
     [libc::SYS_fork, libc::SYS_clone].contains(&nr) || ends.contains(&nr)

@@ -138,6 +138,7 @@ impl Member {
             number,
             signals,
             resumes: None,
+            before: Vec::new(),
             call: call.map_err(astray)?.call,
             view: None,
         })
@@ -239,5 +240,6 @@ fn waits_for_ever(call: &tern_syscall::Call) -> bool {
 
 /// The result of a call.
 pub(crate) fn made(current: &Current, outcome: Outcome) -> CallResult {
-    CallResult { number: current.request.number, outcome, child: current.child, file: None }
+    let result = CallResult::new(current.request.number, outcome);
+    CallResult { child: current.child, before: current.chain.done.clone(), ..result }
 }

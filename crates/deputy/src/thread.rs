@@ -1,6 +1,7 @@
 //! One thread of a process of ours.
 
 use crate::back::Lingering;
+use crate::chain::Chain;
 use crate::mailbox::Mailbox;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -52,12 +53,14 @@ pub(crate) struct Current {
     pub(crate) child: Option<HomePid>,
     /// The child is to run in its parent's memory away.
     pub(crate) lends: bool,
+    /// What is made before the guest's call, if that is not made yet, and what came of it.
+    pub(crate) chain: Chain,
 }
 
 impl Current {
     /// A call that is just posted.
-    pub(crate) fn new(request: CallRequest, layout: Layout, lends: bool) -> Self {
-        Self { request, layout, since: Instant::now(), partial: None, child: None, lends }
+    pub(crate) fn new(request: CallRequest, layout: Layout, lends: bool, chain: Chain) -> Self {
+        Self { request, layout, since: Instant::now(), partial: None, child: None, lends, chain }
     }
 }
 

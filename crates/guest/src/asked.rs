@@ -150,7 +150,10 @@ impl Family {
             .map(|(tid, signals)| send(home, tid, &Message::Present(process.epoch, signals), &[]));
         let cut = cut
             || told.any(|sent| sent.is_err())
-            || threads.values().any(|thread| thread.ask_again(process, Some(home)).is_err());
+            || threads.values().any(|thread| {
+                thread.ask_again(process, Some(home)).is_err()
+                    || thread.send_errand_again(Some(home)).is_err()
+            });
         if cut {
             self.lose_home();
         }

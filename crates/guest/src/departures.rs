@@ -61,6 +61,10 @@ impl Family {
             self.tell(pid, &Message::Stayed("busy: it is being born".into()));
             return Ok(());
         };
+        if !member.put_files_down(self.home.as_mut())? {
+            self.putting_down.insert(pid, (departure, link));
+            return Ok(());
+        }
         let begun = match member.movable() {
             _ if !member.can_depart(matches!(departure, Departure::Home { .. })) => {
                 Err("busy: it is making a child".into())
@@ -70,12 +74,36 @@ impl Family {
         };
         if let Err(why) = begun {
             self.tell(pid, &Message::Stayed(why));
-            if let Some(dying) = self.members.get_mut(&pid).and_then(|m| m.process.dying.as_mut()) {
+            let Some(process) = self.members.get_mut(&pid).map(|member| &mut member.process) else {
+                return Ok(());
+            };
+            process.files.take_up();
+            if let Some(dying) = &mut process.dying {
                 // Home is told once more, and ends it as it is.
                 dying.told = false;
             }
         }
         Ok(())
+    }
+
+    /// Those set off whose files home has by now.
+    pub(crate) fn put_files_down(&mut self) {
+        for (pid, (departure, link)) in std::mem::take(&mut self.putting_down) {
+            if let Err(error) = self.set_off(pid, departure, link) {
+                self.failed(pid, &error);
+            }
+        }
+    }
+
+    /// Writes what has waited long enough.
+    pub(crate) fn write_behind(&mut self) {
+        let due = self.members.values().filter(|member| member.due().is_some());
+        for pid in due.map(|member| member.process.pid).collect::<Vec<_>>() {
+            let Some(member) = self.members.get_mut(&pid) else { continue };
+            if let Err(error) = member.write_behind(self.home.as_mut()) {
+                self.failed(pid, &error);
+            }
+        }
     }
 
     pub(crate) fn begin_departure(
@@ -211,12 +239,16 @@ impl Family {
 
     /// A departure is off: the guest runs on.
     pub(crate) fn stay(&mut self, pid: HomePid, why: Option<String>) {
-        if self.setting_off.remove(&pid).is_some()
+        let (setting_off, putting_down) = (self.setting_off.remove(&pid), self.putting_down.remove(&pid));
+        if (setting_off.is_some() || putting_down.is_some())
             && let Some(why) = &why
         {
             self.tell(pid, &Message::Stayed(why.clone()));
         }
         let Some(member) = self.members.get_mut(&pid) else { return };
+        if putting_down.is_some() {
+            member.process.files.take_up();
+        }
         if !matches!(member.process.state, State::Departing(_)) {
             return;
         }

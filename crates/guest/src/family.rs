@@ -44,6 +44,8 @@ pub(crate) struct Family {
     pub(crate) sources: Vec<Source>,
     /// Guests whose next node is being reached, and where they are to go.
     pub(crate) setting_off: HashMap<HomePid, Departure>,
+    /// Guests that depart as soon as home has what they have written, and over which links.
+    pub(crate) putting_down: HashMap<HomePid, (Departure, Option<Link>)>,
     /// To the next nodes of guests that have been sent off.
     pub(crate) leaving: Vec<Leaving>,
     pub(crate) inbox: Inbox,
@@ -103,6 +105,9 @@ impl Family {
         }
         // Migrations that home has not decided are off: what was coming is ended, what was going stays.
         self.setting_off.clear();
+        for (pid, _) in self.putting_down.drain() {
+            self.members.entry(pid).and_modify(|member| member.process.files.take_up());
+        }
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
             match self.members.get(&pid).map(|m| &m.process.state) {
@@ -157,6 +162,7 @@ impl Family {
             self.forget(pid, member.process.host);
         }
         self.setting_off.remove(&pid);
+        self.putting_down.remove(&pid);
     }
 
     /// Home's daemon says that home does not wait for these lives any more: they were taken back, or have ended

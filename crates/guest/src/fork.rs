@@ -112,6 +112,11 @@ impl Thread {
         member.process.shown = process.shown.clone();
         member.process.foreign = process.foreign.clone();
         member.process.image = process.image.clone();
+        // Flags of clone that concern descriptors are home's; whoever shares them has none of his own.
+        let shares =
+            i64::from(open.trap.nr) == libc::SYS_clone && open.trap.args[0] & libc::CLONE_FILES as u64 != 0;
+        process.files.shared |= shares;
+        member.process.files.shared = shares;
         member.process.borrowed = args[0] & libc::CLONE_VM as u64 != 0;
         let first = Self::new(&member.process, (child, own_pid, host), Talk::default(), self.home_mask)?;
         member.threads.insert(child, first);

@@ -40,7 +40,7 @@ impl Thread {
         &mut self,
         mut trap: Notification,
         process: &mut Process,
-        home: Option<&mut Link>,
+        mut home: Option<&mut Link>,
     ) -> Sent {
         if i64::from(trap.nr) == libc::SYS_clone3 {
             match crate::clone::as_clone(&trap.args, &process.memory) {
@@ -62,6 +62,7 @@ impl Thread {
             Route::Here => Ok(self.pass(trap.id)?),
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
             Route::Homeward(reason) => self.go_home_for(trap, reason, process, home),
+            Route::Home if self.direct(&trap, process, home.as_deref_mut())? => Ok(()),
             Route::Home => self.ask_home(trap, process, home),
             Route::Both(special) => self.special(trap, special, process, home),
         }
@@ -99,7 +100,7 @@ impl Thread {
         &mut self,
         trap: Notification,
         gathered: Gathered,
-        process: &Process,
+        process: &mut Process,
         home: Option<&mut Link>,
     ) -> Sent {
         // After a halt the kernel makes an open call again by itself: it keeps its number, by which home
@@ -107,8 +108,9 @@ impl Thread {
         if !std::mem::take(&mut self.talk.call_open) {
             self.talk.call += 1;
         }
-        let sent = Some(gathered);
-        self.open = Some(OpenCall { trap, sent, homeward: None, file: None, since: Instant::now() });
+        let before = process.files.send_before(self.talk.call, trap.nr, &trap.args);
+        let (sent, since) = (Some(gathered), Instant::now());
+        self.open = Some(OpenCall { trap, sent, before, homeward: None, file: None, since });
         tracing::trace!(tid = %self.tid, number = self.talk.call, nr = trap.nr, "asks");
         let asked = self.ask_again(process, home);
         self.raise_held_back()?;
@@ -127,6 +129,7 @@ impl Thread {
                 number: self.talk.call,
                 signals: self.talk.signals,
                 resumes: self.talk.resumes,
+                before: open.before.clone(),
                 call: gathered.call.clone(),
                 view: own::view(&gathered.call, process).map(ByteBuf::from),
             })),
@@ -145,7 +148,8 @@ impl Thread {
     ) -> Sent {
         let name = tern_syscall::row(trap.nr).map_or("?", |row| row.name);
         let homeward = Some(format!("{reason}: {name} is done at home only"));
-        self.open = Some(OpenCall { trap, sent: None, homeward, file: None, since: Instant::now() });
+        let (before, since) = (Vec::new(), Instant::now());
+        self.open = Some(OpenCall { trap, sent: None, before, homeward, file: None, since });
         self.ask_again(process, home)
     }
 

@@ -72,6 +72,7 @@ impl Member {
     /// If it is gone.
     pub fn live_on(&mut self) -> Result<()> {
         self.process.state = State::Running;
+        self.process.files.take_up();
         if let Some(dying) = &mut self.process.dying {
             // Home is told once more, and ends it as it is.
             dying.told = false;

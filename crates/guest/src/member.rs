@@ -4,6 +4,7 @@ use crate::arrive::Arriving;
 use crate::cpu::Meter;
 use crate::depart::Departing;
 use crate::foreign::Foreign;
+use crate::inhand::Files;
 use crate::space::Shown;
 use crate::thread::Thread;
 use crate::watch::Watch;
@@ -65,8 +66,10 @@ pub struct Process {
     pub dying: Option<Dying>,
     /// This thread of it stands where only home has what it needs next, and whether home has been told.
     pub homesick: Option<(HomePid, bool)>,
-    /// Traps of threads that are to change a signal's action while another one does.
+    /// Traps that wait: of threads that are to change a signal's action while another one does, and of who waits for an errand.
     pub queued: VecDeque<Notification>,
+    /// Its files in hand.
+    pub files: Files,
     /// It runs in its parent's memory, after a vfork.
     pub borrowed: bool,
     /// When it began here.
@@ -161,6 +164,7 @@ impl Member {
             dying: None,
             homesick: None,
             queued: VecDeque::new(),
+            files: Files::default(),
             borrowed: false,
             since: Instant::now(),
             meter: Meter::begin(host, CpuTime::default())?,

@@ -134,6 +134,12 @@ impl Family {
         let tid = arrived.pid;
         match &arrived.message {
             Message::Result(_) => self.result(pid, arrived),
+            Message::Before(number, returned) => {
+                if let Some(member) = self.members.get_mut(&pid) {
+                    member.process.files.confirm(*number, returned);
+                }
+                Ok(())
+            }
             Message::ThreadEnded => {
                 let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
                 if member.let_end(tid)? {
@@ -154,7 +160,12 @@ impl Family {
                 thread.take_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
             }
             Message::Signal(count, info) => {
-                let thread = self.members.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid));
+                let member = self.members.get_mut(&pid);
+                let thread = member.and_then(|Member { process, threads }| {
+                    // Whoever has sent it may have changed a file before.
+                    process.files.distrust();
+                    threads.get_mut(&tid)
+                });
                 match (thread, Siginfo::try_from(info.as_slice())) {
                     (Some(thread), Ok(info)) => Ok(thread.raise(*count, info)?),
                     _ => Ok(()),
@@ -166,8 +177,11 @@ impl Family {
 
     fn result(&mut self, pid: HomePid, arrived: Arrived) -> Result<(), Failed> {
         let tid = arrived.pid;
-        let Message::Result(result) = arrived.message else { return Ok(()) };
+        let Message::Result(mut result) = arrived.message else { return Ok(()) };
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
+        if member.take_words(tid, &mut result) {
+            return member.take_queued(self.home.as_mut());
+        }
         let Some((open, result)) = member.answered(tid, *result)? else {
             return member.take_queued(self.home.as_mut());
         };
@@ -213,6 +227,7 @@ impl Family {
     fn job_control(&mut self, pid: HomePid, stop: bool) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
         member.process.held = stop;
+        member.process.files.distrust();
         if !stop && matches!(member.process.state, State::Running) {
             member.go_on()?;
         }

@@ -52,6 +52,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         asked: Instant::now(),
         sources: Vec::new(),
         setting_off: HashMap::new(),
+        putting_down: HashMap::new(),
         leaving: Vec::new(),
         inbox: Inbox::default(),
         heard: Instant::now(),
@@ -110,6 +111,8 @@ impl Family {
         self.take_stops();
         self.take_messages();
         self.take_traps();
+        self.write_behind();
+        self.put_files_down();
         self.go_on_departing();
         self.see_off();
         self.report_the_dying();
@@ -149,7 +152,10 @@ impl Family {
         let buffered =
             aside || self.home.iter().chain(self.sources.iter().map(|s| &s.link)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
+        let due = self.members.values().filter_map(Member::due).min();
+        let due = due.map(|due| due.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
         let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
+        let timeout = due.map_or(timeout, |due| due.min(timeout));
         let ready = self.door.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
         // Most turns are for one of the two that every call needs: the other is not asked in vain.
         self.home_ready = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);

@@ -83,7 +83,12 @@ impl Thread {
     }
 
     /// A handler returns, and with it the mask of before: home follows if it has another.
-    fn handler_returned(&mut self, trap: Notification, process: &Process, home: Option<&mut Link>) -> Sent {
+    fn handler_returned(
+        &mut self,
+        trap: Notification,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> Sent {
         // The frame lies where the stack pointer is after the return address has been popped.
         const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
         let stack = tern_tracee::procfs::stack_pointer(self.host)?;
@@ -274,8 +279,9 @@ impl Member {
         trap: Notification,
         home: Option<&mut Link>,
     ) -> Result<bool, Failed> {
-        let waits = changes_action(&trap) && !self.process.halting && self.changes_an_action();
-        if self.sets_default_again(tid, &trap)? {
+        let changes = changes_action(&trap) && self.changes_an_action();
+        let waits = !self.process.halting && (changes || self.runs_errands());
+        if !waits && self.sets_default_again(tid, &trap)? {
             return Ok(true);
         }
         let Self { process, threads } = self;
@@ -329,6 +335,7 @@ impl Member {
     /// As [`Thread::trapped`].
     pub fn take_queued(&mut self, mut home: Option<&mut Link>) -> Sent {
         while !self.changes_an_action()
+            && !self.runs_errands()
             && let Some(trap) = self.process.queued.pop_front()
         {
             let tid = self.threads.values().find(|thread| thread.host == trap.pid).map(|thread| thread.tid);

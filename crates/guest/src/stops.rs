@@ -116,6 +116,16 @@ impl Family {
         for pid in pids {
             // One that departs to die has been reported before: this one was to live where it goes.
             self.stay(pid, None);
+            // What it has written before is there when its end is known.
+            let home = self.home.as_mut();
+            match self.members.get_mut(&pid).map(|member| member.put_files_down(home)) {
+                Some(Ok(false)) => continue,
+                Some(Err(error)) => {
+                    self.failed(pid, &error);
+                    continue;
+                }
+                _ => {}
+            }
             let Some(dying) = self.members.get_mut(&pid).and_then(|m| m.process.dying.as_mut()) else {
                 continue;
             };

@@ -3,6 +3,7 @@
 //! What a thread does by itself needs nothing but what is here; what its process shares ([`Process`]) is given to it.
 
 use crate::cpu::Meter;
+use crate::direct::Errand;
 use crate::fork::Forking;
 use crate::member::Process;
 use rustix::process::{Pid, setpriority_process};
@@ -12,7 +13,7 @@ use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::FileRef;
 use tern_migrate::message::Talk;
-use tern_syscall::{Gathered, Route, Special};
+use tern_syscall::{Call, Gathered, Route, Special};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Siginfo, Stopped};
@@ -35,6 +36,8 @@ pub struct Thread {
     pub talk: Talk,
     /// A call whose result is awaited.
     pub open: Option<OpenCall>,
+    /// What is asked of home for its process's files.
+    pub errand: Option<Box<Errand>>,
     /// Signals from home that have been raised here and not been delivered yet, by number.
     pub raised: HashMap<i32, VecDeque<Siginfo>>,
     /// The signal mask that its deputy has.
@@ -60,6 +63,8 @@ pub struct OpenCall {
     pub trap: Notification,
     /// What was sent home; nothing if the process is to go home for it.
     pub sent: Option<Gathered>,
+    /// What of its files goes home with it.
+    pub before: Vec<Call>,
     /// Why the process is to go home for it.
     pub homeward: Option<String>,
     /// A file that is to be mapped as soon as its content is here.
@@ -90,6 +95,7 @@ impl Thread {
             meter: Meter::of_thread(process.host, host, talk.used)?,
             talk,
             open: None,
+            errand: None,
             raised: HashMap::new(),
             home_mask,
             mask_after: None,

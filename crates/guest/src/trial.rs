@@ -168,7 +168,7 @@ fn within_reason<T>(mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 fn result(number: u64, ret: i64, child: Option<HomePid>) -> CallResult {
-    CallResult { number, outcome: Outcome { ret, outs: Vec::new() }, child, file: None }
+    CallResult { child, ..CallResult::new(number, Outcome { ret, outs: Vec::new() }) }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use tern_ids::HomePid;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
@@ -154,11 +155,35 @@ fn shared_address_space(pid: i32, parent: i32) -> Option<Unmovable> {
     relatives.filter(|r| *r > 0).find(|r| same_memory(pid, *r)).map(Unmovable::SharedAddressSpace)
 }
 
-#[allow(unsafe_code, reason = "kcmp has no wrapper")]
 fn same_memory(a: i32, b: i32) -> bool {
     const KCMP_VM: i32 = 1;
+    same((a, 0), (b, 0), KCMP_VM)
+}
+
+/// Whether two processes, or two descriptors of theirs, have the same thing of this kind.
+#[allow(unsafe_code, reason = "kcmp has no wrapper")]
+fn same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
     // SAFETY: integers only.
-    unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) == 0 }
+    unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, kind, a.1, b.1) == 0 }
+}
+
+/// Whether somebody besides one descriptor of a process, itself or another, has the same open file, as far as we see others'
+/// descriptors. `file` is its device and inode. One that is under way in a socket's queue is not seen.
+#[must_use]
+pub fn others_have(pid: i32, fd: i32, file: (u64, u64)) -> bool {
+    const KCMP_FILE: i32 = 0;
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    processes.into_iter().any(|other| {
+        let descriptors = std::fs::read_dir(format!("/proc/{other}/fd")).into_iter().flatten().flatten();
+        descriptors.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).any(|theirs| {
+            let is_file = || {
+                std::fs::metadata(format!("/proc/{other}/fd/{theirs}"))
+                    .is_ok_and(|found| (found.dev(), found.ino()) == file)
+            };
+            (other, theirs) != (pid, fd) && is_file() && same((pid, fd), (other, theirs), KCMP_FILE)
+        })
+    })
 }
 
 /// A signal's action as the kernel has it: handler, flags, restorer, mask.

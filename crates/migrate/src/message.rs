@@ -119,6 +119,8 @@ pub struct CallRequest {
     pub signals: u64,
     /// See [`Talk::resumes`].
     pub resumes: Option<i64>,
+    /// Writes to files in hand, and offsets of theirs, that come first: only `pwrite64` and `lseek`.
+    pub before: Vec<Call>,
     /// The call.
     pub call: Call,
     /// If it opens a file of /proc about the program's own memory: what that shows where the memory is.
@@ -136,6 +138,42 @@ pub struct CallResult {
     pub child: Option<HomePid>,
     /// After a mapping of a file: what was mapped.
     pub file: Option<Mapped>,
+    /// What those calls returned that were to be made before it, as far as they were made.
+    pub before: Vec<i64>,
+    /// What is to be known of open files, by their descriptors.
+    pub files: Vec<(i32, FileWord)>,
+}
+
+impl CallResult {
+    /// The result of a call of which there is nothing else to say.
+    #[must_use]
+    pub fn new(number: u64, outcome: Outcome) -> Self {
+        Self { number, outcome, child: None, file: None, before: Vec::new(), files: Vec::new() }
+    }
+}
+
+/// What home says of an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileWord {
+    /// Nobody but this process has this open file: it may read ahead and write behind where it runs.
+    InHand(InHand),
+    /// What this call has read of it is what the file is, and not of the very moment in which that may change unnoticed.
+    Steady,
+    /// It has been changed by somebody: what was read ahead is old.
+    Changed,
+}
+
+/// An open file that only one process has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InHand {
+    /// Its file, by device and inode at home.
+    pub id: (u64, u64),
+    /// Where it is read and written next.
+    pub offset: u64,
+    /// It may be read.
+    pub reads: bool,
+    /// It may be written.
+    pub writes: bool,
 }
 
 /// What is behind a mapping that home has made.
@@ -219,6 +257,9 @@ pub enum Message {
     Call(Box<CallRequest>),
     /// home → guest, of a thread
     Result(Box<CallResult>),
+    /// home → guest: the calls that were to be made before this thread's call of this number have been, and returned this;
+    /// it is still being made itself.
+    Before(u64, Vec<i64>),
     /// home → guest: this thread's deputy has ended, as its program asked and is waiting for: it may end there too.
     ThreadEnded,
     /// home → guest: a signal for this thread, or which home's kernel has given to it: its number in the thread's
@@ -294,6 +335,7 @@ impl Message {
             self,
             Self::Call(_)
                 | Self::Result(_)
+                | Self::Before(..)
                 | Self::ThreadEnded
                 | Self::Signal(..)
                 | Self::Died(_)

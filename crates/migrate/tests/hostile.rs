@@ -18,6 +18,7 @@ fn call(nr: i64, args: [Arg; 6]) -> Message {
         number: 7,
         signals: 0,
         resumes: None,
+        before: Vec::new(),
         call,
         view: None,
     }))
@@ -36,7 +37,7 @@ fn messages() -> Vec<Message> {
         fingerprint: Fingerprint([3; 32]),
     };
     let outcome = Outcome { ret: 3, outs: vec![ByteBuf::from(b"abc".to_vec())] };
-    let result = CallResult { number: 7, outcome, child: Some(HomePid(9)), file: None };
+    let result = CallResult { child: Some(HomePid(9)), before: vec![-28], ..CallResult::new(7, outcome) };
     vec![
         Message::Beat,
         Message::Accepted(Epoch(1)),

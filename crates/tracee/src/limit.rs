@@ -4,8 +4,9 @@ use crate::error::{Error, Result};
 use crate::procfs;
 
 /// Those that we look at, as /proc/PID/limits names them.
-const NAMES: [(u32, &str); 6] = [
+const NAMES: [(u32, &str); 7] = [
     (libc::RLIMIT_CPU, "Max cpu time"),
+    (libc::RLIMIT_FSIZE, "Max file size"),
     (libc::RLIMIT_DATA, "Max data size"),
     (libc::RLIMIT_STACK, "Max stack size"),
     (libc::RLIMIT_CORE, "Max core file size"),
@@ -13,7 +14,7 @@ const NAMES: [(u32, &str); 6] = [
     (libc::RLIMIT_AS, "Max address space"),
 ];
 
-/// Reads one of CPU, DATA, STACK, CORE, MEMLOCK and AS. From /proc: prlimit(2) tells of another user's process only who has
+/// Reads one of CPU, FSIZE, DATA, STACK, CORE, MEMLOCK and AS. From /proc: prlimit(2) tells of another user's process only who has
 /// CAP_SYS_RESOURCE, which root in a container need not have.
 ///
 /// # Errors

@@ -402,6 +402,20 @@ pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
         .collect())
 }
 
+/// Where an open file of it is read and written next, and its flags, as open(2) has them.
+///
+/// # Errors
+/// If it has no such descriptor, or is not ours.
+pub fn descriptor(pid: i32, fd: i32) -> Result<(u64, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))
+        .map_err(|e| Error::from_io("look at a descriptor", pid, e))?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let offset = field("pos:").and_then(|offset| offset.parse().ok());
+    let flags = field("flags:").and_then(|flags| u64::from_str_radix(flags, 8).ok());
+    let astray = || Error::Astray { what: format!("its descriptor {fd} has no offset or flags"), pid };
+    offset.zip(flags).ok_or_else(astray)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,222 @@
+//! Files in hand: open files that nobody but one process has, so that what it reads and writes may be read ahead and written
+//! behind where it runs (`guest/direct.rs`, docs/design/direct.md). Here is what only home can know: whether an open file
+//! is such a one, and whether its content has changed.
+
+use crate::family::Family;
+use crate::member::Member;
+use crate::thread::Current;
+use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::message::{FileWord, InHand};
+use tern_syscall::Outcome;
+use tern_tracee::procfs;
+
+/// File systems whose files are what this kernel says of them, and whose times of change it sets.
+const LOCAL: [u32; 9] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xca45_1a4e, // bcachefs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlayfs
+];
+
+/// Of a file that was changed so short a time ago the next change may bear the same time: a tick at most.
+const TICK: Duration = Duration::from_millis(15);
+
+/// A file that was open before its process left, or executed its program, is looked at after so many transfers: to prove that
+/// nobody else has it takes a look at everybody's.
+const TRANSFERS: u32 = 4;
+
+/// So many files for reading are looked after; each costs a look with each call.
+const MOST: usize = 16;
+
+/// The files of a process of which home is to say if they change.
+#[derive(Debug, Default)]
+pub(crate) struct Direct {
+    /// Where its program runs now: what another life was told is over.
+    life: Epoch,
+    /// For reading, by descriptor.
+    watched: BTreeMap<i32, Watched>,
+    /// Transfers that were forwarded, by descriptor.
+    transfers: BTreeMap<i32, u32>,
+    /// Those that are not looked at again: somebody else had them.
+    others: BTreeSet<i32>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    file: OwnedFd,
+    version: Version,
+}
+
+/// What changes if a file's content does, but for what happens within one [`TICK`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    changed: Duration,
+    modified: Duration,
+    size: i64,
+}
+
+impl Version {
+    fn of(stat: &Stat) -> Self {
+        let time = |seconds: i64, nanos: u64| {
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + Duration::from_nanos(nanos)
+        };
+        Self {
+            changed: time(stat.st_ctime, stat.st_ctime_nsec),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            size: stat.st_size,
+        }
+    }
+
+    /// Whether every change since that moment has made another version of it.
+    fn was_settled(&self, at: SystemTime) -> bool {
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.changed + TICK < at && self.modified + TICK < at
+    }
+}
+
+impl Family {
+    /// What is to be said of open files with the result of this call.
+    pub(crate) fn words_of_files(
+        &mut self,
+        pid: HomePid,
+        current: &Current,
+        outcome: &Outcome,
+    ) -> Vec<(i32, FileWord)> {
+        self.members.get_mut(&pid).map_or_else(Vec::new, |member| member.words_of_files(current, outcome))
+    }
+}
+
+impl Member {
+    fn words_of_files(&mut self, current: &Current, outcome: &Outcome) -> Vec<(i32, FileWord)> {
+        if std::mem::replace(&mut self.direct.life, self.epoch) != self.epoch {
+            self.direct = Direct { life: self.epoch, ..Direct::default() };
+        }
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        self.direct.forget(nr, &args);
+        let begun = SystemTime::now().checked_sub(current.since.elapsed()).unwrap_or(UNIX_EPOCH);
+        let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
+        let mut words = self.direct.look(read, begun);
+        if self.is_alone_with_its_files()
+            && let Some((fd, proven)) = self.direct.candidate(nr, &args, outcome.ret)
+            // Only root sees everybody's descriptors.
+            && (proven || rustix::process::geteuid().is_root())
+            && let Some(file) = self.in_hand(fd, !proven)
+        {
+            words.push((fd, FileWord::InHand(file)));
+        }
+        words
+    }
+
+    /// Whether its reads and writes come one after the other, from nowhere else. Who shares memory may learn through that, and
+    /// of no call, that a file has changed.
+    fn is_alone_with_its_files(&self) -> bool {
+        self.threads.len() == 1 && self.files.objects.is_empty() && !self.lent
+    }
+
+    /// An open file of it, if nobody but it has that. One that it has opened just now nobody can have.
+    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<InHand> {
+        const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
+        let pid = self.memory.pid();
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let stat = fstat(&file).ok()?;
+        let local = LOCAL.contains(&(fstatfs(&file).ok()?.f_type as u32));
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG || !local {
+            return None;
+        }
+        let (offset, flags) = procfs::descriptor(pid, fd).ok()?;
+        let access = (flags & libc::O_ACCMODE as u64) as i32;
+        // O_SYNC includes O_DSYNC.
+        if flags & SPECIAL != 0 {
+            return None;
+        }
+        let (reads, writes) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
+        // Beyond a limit it would have to be told at once; and shared memory is written by nobody's call.
+        let bound =
+            || tern_tracee::limit::get(pid, libc::RLIMIT_FSIZE).map_or(true, |(soft, _)| soft != u64::MAX);
+        let memory = || {
+            std::fs::read_link(&path)
+                .map_or(true, |to| to.starts_with("/dev/shm") || to.starts_with("/memfd:"))
+        };
+        if memory() || writes && bound() {
+            return None;
+        }
+        if prove && tern_image::process::others_have(pid, fd, (stat.st_dev, stat.st_ino)) {
+            self.direct.others.insert(fd);
+            return None;
+        }
+        if !writes {
+            if self.direct.watched.len() >= MOST {
+                self.direct.watched.pop_first();
+            }
+            self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat) });
+        }
+        Some(InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes })
+    }
+}
+
+impl Direct {
+    /// Descriptors that have become others'.
+    fn forget(&mut self, nr: i64, args: &[u64; 6]) {
+        let one = match nr {
+            libc::SYS_close => args[0] as i32,
+            libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
+            libc::SYS_close_range | libc::SYS_execve | libc::SYS_execveat => {
+                (self.watched, self.transfers, self.others) = Default::default();
+                return;
+            }
+            _ => return,
+        };
+        self.watched.remove(&one);
+        self.transfers.remove(&one);
+        self.others.remove(&one);
+    }
+
+    /// Looks which files have changed; and whether what this call, begun then, has read of one may be kept: it was not
+    /// being changed in that very moment, and is what the file is now.
+    fn look(&mut self, read: Option<i32>, begun: SystemTime) -> Vec<(i32, FileWord)> {
+        let mut words = Vec::new();
+        for (fd, watched) in &mut self.watched {
+            let Ok(stat) = fstat(&watched.file) else { continue };
+            let now = Version::of(&stat);
+            if std::mem::replace(&mut watched.version, now) != now {
+                words.push((*fd, FileWord::Changed));
+            }
+            if read == Some(*fd) && now.was_settled(begun) {
+                words.push((*fd, FileWord::Steady));
+            }
+        }
+        words
+    }
+
+    /// A descriptor that this call shows to be worth a look, and whether nobody else can have what is behind it.
+    fn candidate(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<(i32, bool)> {
+        match nr {
+            libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 | libc::SYS_creat if ret >= 0 => {
+                let fd = ret as i32;
+                self.forget(libc::SYS_close, &[fd as u64, 0, 0, 0, 0, 0]);
+                Some((fd, true))
+            }
+            libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
+                let fd = args[0] as i32;
+                let transfers = self.transfers.entry(fd).or_default();
+                *transfers += 1;
+                if *transfers < TRANSFERS || self.others.contains(&fd) || self.watched.contains_key(&fd) {
+                    return None;
+                }
+                *transfers = 0;
+                Some((fd, false))
+            }
+            _ => None,
+        }
+    }
+}

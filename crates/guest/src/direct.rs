@@ -1,0 +1,304 @@
+//! Files in hand: reads and writes of a guest that are made here, without a trip home each
+//! (docs/design/direct.md).
+//!
+//! Home says of an open file that nobody but this process has it ([`InHand`]). From then on its offset is ours, what it
+//! reads is read ahead, and what it writes is written behind. Home's kernel still makes each transfer, by the deputy; only when
+//! is ours to choose:
+//! * Whatever else goes home takes along what is to be written (`CallRequest::before`), and the offset of a file that it is
+//!   about. So nobody can have heard of anything that comes after a write without finding that write.
+//! * What was read ahead is good until home says, with the result of any call, that the file has changed, or until a signal
+//!   comes, and for a quarter of a second at most. So nobody can have told the program anything that comes after a change which it then does not
+//!   find.
+//! * What waits longer than [`SOON`] is written without an occasion.
+//!
+//! If the process is lost here, what it had written behind is lost with it: it is as if it had been killed a moment earlier, of
+//! which nobody had heard anything.
+//!
+//! Only processes of one thread have files in hand: then one call comes after the other. What is asked of home for them is an
+//! [`Errand`]; a trap that comes meanwhile waits in `Process::queued`. Before the process departs, or ends by a fault, its files
+//! are put down: all is written, home has the offsets, and its calls go home as others' do.
+
+use crate::forward::Failed;
+use crate::inhand::Fill;
+use crate::member::{GuestMemory, Member, Process, State};
+use crate::thread::Thread;
+use std::time::{Duration, Instant};
+use tern_ids::HomePid;
+use tern_migrate::message::{CallRequest, CallResult, FileWord, Message, send};
+use tern_syscall::Memory;
+use tern_tracee::listener::Notification;
+use tern_tracee::registers::restart;
+use tern_wire::Link;
+
+/// How long what is written may wait for an occasion to go home.
+const SOON: Duration = Duration::from_millis(20);
+/// Transfers of more than this go home as they are: they gain nothing.
+const LARGE: u64 = 128 << 10;
+/// Offsets beyond this are home's to judge.
+const FAR: u64 = 1 << 48;
+
+/// What is asked of home for files in hand, while the thread waits or runs on.
+#[derive(Debug)]
+pub struct Errand {
+    request: CallRequest,
+    /// What it reads ahead.
+    fill: Option<Fill>,
+    since: Instant,
+}
+
+/// Whether a call was made here; if not, home makes it.
+type Done = std::result::Result<bool, Failed>;
+
+/// A transfer on a descriptor: where in the file, and whether the offset moves along.
+#[derive(Clone, Copy)]
+struct Transfer {
+    fd: i32,
+    place: u64,
+    moves: bool,
+}
+
+impl Thread {
+    /// Makes a call on a file in hand; false if it is another call, or one that home is to make.
+    ///
+    /// # Errors
+    /// As [`trapped`](Self::trapped).
+    pub fn direct(&mut self, trap: &Notification, process: &mut Process, home: Option<&mut Link>) -> Done {
+        // A call that home may have made already keeps its number.
+        if self.talk.call_open || self.talk.partial.is_some() {
+            return Ok(false);
+        }
+        let [fd, second, third, fourth, ..] = trap.args;
+        let fd = fd as i32;
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        let nr = i64::from(trap.nr);
+        if nr == libc::SYS_lseek {
+            let base = match third as i32 {
+                libc::SEEK_SET => Some(0),
+                libc::SEEK_CUR => Some(file.known.offset),
+                _ => None,
+            };
+            let to = base.and_then(|base| base.checked_add_signed(second.cast_signed()));
+            let Some(to) = to.filter(|to| *to < FAR) else { return Ok(false) };
+            file.known.offset = to;
+            return self.answer_here(trap, to.cast_signed());
+        }
+        let transfer = match nr {
+            libc::SYS_read | libc::SYS_write => Transfer { fd, place: file.known.offset, moves: true },
+            libc::SYS_pread64 | libc::SYS_pwrite64 => Transfer { fd, place: fourth, moves: false },
+            _ => return Ok(false),
+        };
+        if !(1..=LARGE).contains(&third) || transfer.place >= FAR {
+            return Ok(false);
+        }
+        match nr {
+            // What it writes itself it would have to find.
+            libc::SYS_read | libc::SYS_pread64 if file.known.reads && !file.known.writes => {
+                self.read_here(trap, transfer, process, home)
+            }
+            libc::SYS_write | libc::SYS_pwrite64 if file.known.writes => {
+                self.write_here(trap, transfer, process, home)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn answer_here(&mut self, trap: &Notification, ret: i64) -> Done {
+        self.talk.resumes = None;
+        self.reply(trap.id, ret)?;
+        Ok(true)
+    }
+
+    fn read_here(
+        &mut self,
+        trap: &Notification,
+        Transfer { fd, place, moves }: Transfer,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> Done {
+        let (at, count) = (trap.args[1], trap.args[2]);
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        let Some(found) = file.read(place, count) else {
+            let fill = Fill { fd, start: place, length: file.want(place, count) };
+            return self.wait_for_errand(*trap, Some(fill), process, home);
+        };
+        let length = found.len() as u64;
+        if GuestMemory(&process.memory).write(at, found).is_err() {
+            return Ok(false);
+        }
+        if moves {
+            file.known.offset = place + length;
+        }
+        self.answer_here(trap, length.cast_signed())
+    }
+
+    fn write_here(
+        &mut self,
+        trap: &Notification,
+        Transfer { fd, place, moves }: Transfer,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> Done {
+        let (at, count) = (trap.args[1], trap.args[2]);
+        if process.files.are_full(count as usize) {
+            return self.wait_for_errand(*trap, None, process, home);
+        }
+        let mut bytes = vec![0; count as usize];
+        if GuestMemory(&process.memory).read(at, &mut bytes).is_err() {
+            return Ok(false);
+        }
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        if let Some(error) = file.take_error() {
+            return self.answer_here(trap, error);
+        }
+        if moves {
+            file.known.offset = place + count;
+        }
+        process.files.write(fd, place, bytes);
+        self.answer_here(trap, count.cast_signed())
+    }
+
+    /// The trap is taken again when home has done what it needs.
+    fn wait_for_errand(
+        &mut self,
+        trap: Notification,
+        fill: Option<Fill>,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> Done {
+        process.queued.push_back(trap);
+        self.send_errand(fill, process, home)?;
+        Ok(true)
+    }
+
+    /// Whether its deputy makes a call, or may: it has one at a time.
+    fn awaits_home(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.sent.is_some())
+            || self.errand.is_some()
+            || self.talk.call_open
+    }
+
+    /// Asks home for what its files need: that all is written, and perhaps something read ahead. Not while its deputy is busy:
+    /// then it has got everything already.
+    fn send_errand(
+        &mut self,
+        fill: Option<Fill>,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> std::result::Result<(), Failed> {
+        if self.awaits_home() || self.ending {
+            return Ok(());
+        }
+        let number = self.talk.call + 1;
+        let mut before = process.files.send_all(number);
+        // If nothing is read, the last of what is to be done is the errand itself.
+        let Some(call) = fill.map(Fill::call).or_else(|| before.pop()) else { return Ok(()) };
+        self.talk.call = number;
+        let request = CallRequest {
+            epoch: process.epoch,
+            number,
+            signals: self.talk.signals,
+            resumes: self.talk.resumes,
+            before,
+            call,
+            view: None,
+        };
+        self.errand = Some(Box::new(Errand { request, fill, since: Instant::now() }));
+        self.send_errand_again(home)
+    }
+
+    /// Asks for what the errand needs, on a new link too.
+    ///
+    /// # Errors
+    /// If home is out of reach.
+    pub fn send_errand_again(&self, home: Option<&mut Link>) -> std::result::Result<(), Failed> {
+        if let (Some(errand), Some(home)) = (&self.errand, home) {
+            send(home, self.tid, &Message::Call(Box::new(errand.request.clone())), &[])?;
+        }
+        Ok(())
+    }
+
+    /// Takes what home says of files with a result; true if that is all there is to it: it was an errand's.
+    fn take_words(&mut self, result: &mut CallResult, process: &mut Process, alone: bool) -> bool {
+        let files = &mut process.files;
+        let made = !restart::is(result.outcome.ret);
+        let Some(errand) = self.errand.take_if(|errand| errand.request.number == result.number) else {
+            files.confirm(result.number, &result.before);
+            let asked = self.open.as_ref().filter(|open| made && open.sent.is_some());
+            if let Some(open) = asked.filter(|_| result.number == self.talk.call) {
+                result.outcome.ret = files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
+            }
+            files.hear(&result.files, alone);
+            return false;
+        };
+        // Not if it could not even be begun.
+        let made = made && result.before.len() == errand.request.before.len();
+        let mut results = result.before.clone();
+        results.extend(Some(result.outcome.ret).filter(|_| made));
+        files.confirm(result.number, &results);
+        files.hear(&result.files, alone);
+        if let Some(fill) = errand.fill.filter(|_| made) {
+            let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
+            let length = usize::try_from(result.outcome.ret).ok();
+            let read = length.filter(|length| *length as u64 <= fill.length).map(|length| {
+                let mut bytes = bytes;
+                bytes.resize(length, 0);
+                bytes
+            });
+            let steady = result.files.contains(&(fill.fd, FileWord::Steady));
+            files.filled(fill, read, steady, errand.since);
+        }
+        true
+    }
+}
+
+impl Member {
+    /// Has home take all that was written, and the offsets, of a process that is to leave; whether it has.
+    ///
+    /// # Errors
+    /// If home is out of reach.
+    pub fn put_files_down(&mut self, home: Option<&mut Link>) -> Done {
+        let Self { process, threads } = self;
+        process.files.put_down();
+        if process.files.are_clean() && threads.values().all(|thread| thread.errand.is_none()) {
+            return Ok(true);
+        }
+        // It has one thread, or no file in hand.
+        if let Some(thread) = threads.values_mut().next() {
+            thread.send_errand(None, process, home)?;
+        }
+        Ok(false)
+    }
+
+    /// When something of it is to be written without an occasion. While its deputy is busy it has been told already.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        let thread = self.threads.values().next()?;
+        self.process.files.waits().filter(|_| !thread.awaits_home()).map(|since| since + SOON)
+    }
+
+    /// Writes what has waited long enough.
+    ///
+    /// # Errors
+    /// If home is out of reach.
+    pub fn write_behind(&mut self, home: Option<&mut Link>) -> std::result::Result<(), Failed> {
+        let due = self.due().is_some_and(|due| due <= Instant::now());
+        let Self { process, threads } = self;
+        match threads.values_mut().next().filter(|_| due) {
+            Some(thread) => thread.send_errand(None, process, home),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes what home says of files with a result; true if nothing else is in it.
+    pub fn take_words(&mut self, tid: HomePid, result: &mut CallResult) -> bool {
+        let Self { process, threads } = self;
+        let alone = threads.len() == 1 && matches!(process.state, State::Running);
+        threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone))
+    }
+
+    /// Whether a thread waits for an errand.
+    #[must_use]
+    pub fn runs_errands(&self) -> bool {
+        self.threads.values().any(|thread| thread.errand.is_some())
+    }
+}

@@ -1,0 +1,407 @@
+//! The files of a process that are in hand: what of them has been read ahead, what is to be written, and what home knows.
+//! Nothing here asks anybody for anything (that is `direct.rs`).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tern_migrate::message::{FileWord, InHand};
+use tern_syscall::{Arg, ByteBuf, Call};
+
+/// How long what was read ahead is good without a word from home.
+const TERM: Duration = Duration::from_millis(250);
+/// So much is read ahead at first, and at most.
+const FIRST: u64 = 16 << 10;
+const MOST_AHEAD: u64 = 256 << 10;
+/// So much is written behind at most, of all files together, in so many pieces.
+const MOST_BEHIND: usize = 256 << 10;
+const MOST_PIECES: usize = 64;
+
+/// The files of a process that are in hand.
+#[derive(Debug, Default)]
+pub struct Files {
+    open: BTreeMap<i32, OpenFile>,
+    /// Since when something waits to be written.
+    waits: Option<Instant>,
+    /// What goes, or has gone, with the call of this number, and home has not confirmed.
+    sent: Option<(u64, Vec<(i32, Step)>)>,
+    /// The process shares its descriptors with another one: no file is its own.
+    pub shared: bool,
+    /// They are being put down: none is taken in hand.
+    putting_down: bool,
+}
+
+/// An open file that nobody else has.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// Where it is read and written next, what it may be used for, and which file it is.
+    pub(crate) known: InHand,
+    /// The deputy's offset.
+    home: u64,
+    ahead: Option<Ahead>,
+    /// Where the next read is expected, and how much is then read ahead.
+    window: (u64, u64),
+    /// What is to be written, in this order.
+    behind: Vec<(u64, Vec<u8>)>,
+    /// Why something that was written behind could not be written, as a result: negative.
+    error: Option<i64>,
+    /// It is put down as soon as home has everything.
+    leaves: bool,
+}
+
+/// What was read ahead.
+#[derive(Debug)]
+struct Ahead {
+    start: u64,
+    bytes: Vec<u8>,
+    /// The file ended there.
+    end: bool,
+    /// It was not changing just then: it is good for more than the one read that has waited for it.
+    steady: bool,
+    since: Instant,
+    /// That read has had it.
+    used: bool,
+}
+
+/// A piece of a file that is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fill {
+    pub(crate) fd: i32,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Written(usize),
+    Sought(u64),
+}
+
+/// What a call is to the files in hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Touch {
+    /// Nothing.
+    None,
+    /// It moves this one's offset, by itself.
+    Moves(i32),
+    /// This one may become somebody else's, or none.
+    Takes(i32),
+    /// All may.
+    TakesAll,
+}
+
+impl Touch {
+    /// Where nothing better is known of a call, what it has as its first argument may be a descriptor.
+    fn of(nr: u32, args: &[u64; 6]) -> Self {
+        let [first, second, ..] = args.map(|arg| arg as i32);
+        match i64::from(nr) {
+            libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek => {
+                Self::Moves(first)
+            }
+            // Who is born has them as well, and who executes or ends has no use for them here; several are named, or they are
+            // where we do not look; or limits may bind that were not there.
+            libc::SYS_fork
+            | libc::SYS_vfork
+            | libc::SYS_clone
+            | libc::SYS_clone3
+            | libc::SYS_execve
+            | libc::SYS_execveat
+            | libc::SYS_exit
+            | libc::SYS_exit_group
+            | libc::SYS_sendmsg
+            | libc::SYS_sendmmsg
+            | libc::SYS_close_range
+            | libc::SYS_io_submit
+            | libc::SYS_pidfd_getfd
+            | libc::SYS_unshare
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_sendfile
+            | libc::SYS_splice
+            | libc::SYS_tee
+            | libc::SYS_copy_file_range
+            | libc::SYS_setrlimit
+            | libc::SYS_prlimit64 => Self::TakesAll,
+            // About the file, or about the descriptor and not what is behind it.
+            libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_fstat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_fstatfs
+            | libc::SYS_fsync
+            | libc::SYS_fdatasync
+            | libc::SYS_syncfs
+            | libc::SYS_sync_file_range
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_fadvise64
+            | libc::SYS_readahead
+            | libc::SYS_fchmod
+            | libc::SYS_fchown
+            | libc::SYS_flock
+            | libc::SYS_utimensat
+            | libc::SYS_fgetxattr
+            | libc::SYS_fsetxattr => Self::None,
+            libc::SYS_fcntl if ![libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_SETFL].contains(&second) => {
+                Self::None
+            }
+            libc::SYS_mmap if args[3] & libc::MAP_PRIVATE as u64 != 0 => Self::None,
+            libc::SYS_mmap => Self::Takes(args[4] as i32),
+            _ => Self::Takes(first),
+        }
+    }
+}
+
+impl Files {
+    /// The file behind a descriptor, if it is in hand.
+    pub(crate) fn get(&mut self, fd: i32) -> Option<&mut OpenFile> {
+        self.open.get_mut(&fd).filter(|file| !file.leaves)
+    }
+
+    /// Whether home has all of them.
+    pub(crate) fn are_clean(&self) -> bool {
+        self.sent.is_none() && self.open.values().all(OpenFile::is_clean)
+    }
+
+    /// Since when something waits to be written, if anything does.
+    pub(crate) fn waits(&self) -> Option<Instant> {
+        self.waits
+    }
+
+    /// From now on nothing is taken in hand, and what is goes home.
+    pub(crate) fn put_down(&mut self) {
+        self.putting_down = true;
+        self.open.values_mut().for_each(|file| file.leaves = true);
+        self.open.retain(|_, file| !file.is_clean());
+    }
+
+    /// The process lives on here.
+    pub(crate) fn take_up(&mut self) {
+        self.putting_down = false;
+    }
+
+    /// What was read ahead may be old.
+    pub(crate) fn distrust(&mut self) {
+        self.open.values_mut().for_each(|file| file.ahead = None);
+    }
+
+    /// Whether so much more has no room.
+    pub(crate) fn are_full(&self, more: usize) -> bool {
+        let pieces = || self.open.values().flat_map(|file| &file.behind);
+        let bytes: usize = pieces().map(|(_, bytes)| bytes.len()).sum();
+        bytes + more > MOST_BEHIND || pieces().count() >= MOST_PIECES
+    }
+
+    /// What the program writes to a file in hand.
+    pub(crate) fn write(&mut self, fd: i32, place: u64, bytes: Vec<u8>) {
+        if let Some(file) = self.open.get_mut(&fd) {
+            file.write(place, bytes);
+            self.waits.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// What is to be made at home before the call of this number: everything that waits to be written, and offsets as far as
+    /// they matter to it. Until that is confirmed, the next call is to be asked the same.
+    pub(crate) fn send_before(&mut self, number: u64, nr: u32, args: &[u64; 6]) -> Vec<Call> {
+        self.send(number, Touch::of(nr, args))
+    }
+
+    /// The same, for no call of the program's.
+    pub(crate) fn send_all(&mut self, number: u64) -> Vec<Call> {
+        self.send(number, Touch::None)
+    }
+
+    fn send(&mut self, number: u64, touch: Touch) -> Vec<Call> {
+        let (mut calls, mut steps) = (Vec::new(), Vec::new());
+        for (fd, file) in &mut self.open {
+            file.leaves |= touch == Touch::TakesAll || touch == Touch::Takes(*fd);
+            for (at, bytes) in &file.behind {
+                calls.push(call_on(*fd, libc::SYS_pwrite64, bytes.len() as u64, *at));
+                if let Some(call) = calls.last_mut() {
+                    call.args[1] = Arg::Bytes(ByteBuf::from(bytes.clone()));
+                }
+                steps.push((*fd, Step::Written(bytes.len())));
+            }
+            let offset = file.known.offset;
+            if (file.leaves || touch == Touch::Moves(*fd)) && file.home != offset {
+                let mut seek = call_on(*fd, libc::SYS_lseek, libc::SEEK_SET as u64, 0);
+                seek.args[1] = Arg::Value(offset);
+                calls.push(seek);
+                steps.push((*fd, Step::Sought(offset)));
+            }
+        }
+        self.sent = (!steps.is_empty()).then_some((number, steps));
+        self.open.retain(|_, file| !file.has_left());
+        calls
+    }
+
+    /// Home has made what was to come before the call of this number, or a part of it, with these results.
+    pub(crate) fn confirm(&mut self, number: u64, results: &[i64]) {
+        let Some((_, steps)) = self.sent.take_if(|(sent, _)| *sent == number) else { return };
+        for ((fd, step), result) in steps.into_iter().zip(results) {
+            let Some(file) = self.open.get_mut(&fd) else { continue };
+            match step {
+                Step::Written(length) => {
+                    file.behind.remove(0);
+                    if *result != length as i64 {
+                        tracing::warn!(fd, result, length, "what was written behind could not be written");
+                        file.error = Some(if *result < 0 { *result } else { -i64::from(libc::ENOSPC) });
+                    }
+                }
+                Step::Sought(offset) => file.home = offset,
+            }
+        }
+        if self.open.values().all(|file| file.behind.is_empty()) {
+            self.waits = None;
+        }
+        self.open.retain(|_, file| !file.has_left());
+    }
+
+    /// A call of the program's own has been made at home, with this result; which result it is to get.
+    pub(crate) fn made(&mut self, nr: u32, args: &[u64; 6], ret: i64) -> i64 {
+        let Some(file) = self.open.get_mut(&(args[0] as i32)).filter(|_| ret >= 0) else { return ret };
+        let at = match i64::from(nr) {
+            libc::SYS_lseek => ret.cast_unsigned(),
+            libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => {
+                file.known.offset + ret.cast_unsigned()
+            }
+            // At the latest here it is told what became of its writes.
+            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_close => {
+                return file.error.take().unwrap_or(ret);
+            }
+            _ => return ret,
+        };
+        (file.known.offset, file.home, file.window.0) = (at, at, at);
+        ret
+    }
+
+    /// Takes what home says of files with the result of a call. Only who is `alone`, and stays, takes files in hand.
+    pub(crate) fn hear(&mut self, words: &[(i32, FileWord)], alone: bool) {
+        for (fd, word) in words {
+            match word {
+                FileWord::Changed => {
+                    if let Some(file) = self.open.get_mut(fd) {
+                        file.ahead = None;
+                    }
+                }
+                FileWord::InHand(known) if alone && !self.shared && !self.putting_down => {
+                    self.take_in_hand(*fd, *known);
+                }
+                FileWord::Steady | FileWord::InHand(_) => {}
+            }
+        }
+    }
+
+    /// One file under two descriptors of which one writes is not for us: what one writes the other reads.
+    fn take_in_hand(&mut self, fd: i32, known: InHand) {
+        let mut has_twin = false;
+        for (other, file) in &mut self.open {
+            let twin = *other != fd && file.known.id == known.id && (file.known.writes || known.writes);
+            file.leaves |= twin;
+            has_twin |= twin;
+        }
+        // What had this descriptor before is closed.
+        if !has_twin && self.open.get(&fd).is_none_or(OpenFile::is_clean) {
+            self.open.insert(fd, OpenFile::new(known));
+        }
+        self.open.retain(|_, file| !file.has_left());
+    }
+
+    /// What was wanted of a file has come, or an error: home then says it better.
+    pub(crate) fn filled(&mut self, fill: Fill, bytes: Option<Vec<u8>>, steady: bool, since: Instant) {
+        let Some(file) = self.open.get_mut(&fill.fd) else { return };
+        let Some(bytes) = bytes else {
+            file.leaves = true;
+            return;
+        };
+        let end = (bytes.len() as u64) < fill.length;
+        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false });
+    }
+}
+
+/// A call on a descriptor whose second argument is to be set.
+fn call_on(fd: i32, nr: i64, third: u64, fourth: u64) -> Call {
+    Call { nr: nr as u32, args: [u64::from(fd.cast_unsigned()), 0, third, fourth, 0, 0].map(Arg::Value) }
+}
+
+impl Fill {
+    /// The call that reads it.
+    pub(crate) fn call(self) -> Call {
+        let mut call = call_on(self.fd, libc::SYS_pread64, self.length, self.start);
+        call.args[1] = Arg::Room;
+        call
+    }
+}
+
+impl OpenFile {
+    fn new(known: InHand) -> Self {
+        Self {
+            known,
+            home: known.offset,
+            ahead: None,
+            window: (known.offset, FIRST),
+            behind: Vec::new(),
+            error: None,
+            leaves: false,
+        }
+    }
+
+    fn is_clean(&self) -> bool {
+        self.behind.is_empty() && self.home == self.known.offset
+    }
+
+    /// Whether nothing of it is ours any more. What could not be written is still to be told.
+    fn has_left(&self) -> bool {
+        self.leaves && self.is_clean() && self.error.is_none()
+    }
+
+    /// Why something that was written could not be, told once.
+    pub(crate) fn take_error(&mut self) -> Option<i64> {
+        self.error.take()
+    }
+
+    /// What there is here for a read: all of it, or up to the file's end.
+    pub(crate) fn read(&mut self, at: u64, count: u64) -> Option<&[u8]> {
+        let ahead = self.ahead.as_mut()?;
+        let found = ahead.bytes.get(usize::try_from(at.checked_sub(ahead.start)?).ok()?..)?;
+        let found = &found[..found.len().min(count as usize)];
+        let first = !std::mem::replace(&mut ahead.used, true);
+        // The end itself is asked for each time: it is where files grow.
+        let whole = found.len() as u64 == count || ahead.end && (first || !found.is_empty());
+        let good = first || ahead.steady && ahead.since.elapsed() < TERM;
+        if !(whole && good) {
+            return None;
+        }
+        self.window.0 = at + found.len() as u64;
+        Some(found)
+    }
+
+    /// How much is to be read for a read of which nothing is here. More, the longer it goes straight on.
+    pub(crate) fn want(&mut self, at: u64, count: u64) -> u64 {
+        let (expected, ahead) = self.window;
+        if at != expected {
+            self.window.1 = FIRST;
+            return count;
+        }
+        self.window.1 = (ahead * 2).min(MOST_AHEAD);
+        ahead.max(count)
+    }
+
+    fn write(&mut self, at: u64, bytes: Vec<u8>) {
+        if let Some((start, last)) = self.behind.last_mut()
+            && let Some(from) = at.checked_sub(*start).and_then(|from| usize::try_from(from).ok())
+        {
+            if from == last.len() {
+                return last.extend(bytes);
+            }
+            if let Some(place) = last.get_mut(from..from.saturating_add(bytes.len())) {
+                return place.copy_from_slice(&bytes);
+            }
+        }
+        self.behind.push((at, bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests;

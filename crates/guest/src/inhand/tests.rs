@@ -1,0 +1,158 @@
+use super::*;
+
+const ME: i32 = 3;
+
+fn in_hand(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileWord) {
+    (fd, FileWord::InHand(InHand { id: (1, inode), offset: 0, reads, writes }))
+}
+
+fn files(words: &[(i32, FileWord)]) -> Files {
+    let mut files = Files::default();
+    files.hear(words, true);
+    files
+}
+
+fn numbers(calls: &[Call]) -> Vec<i64> {
+    calls.iter().map(|call| i64::from(call.nr)).collect()
+}
+
+fn args(fd: i32) -> [u64; 6] {
+    [fd as u64, 0, 0, 0, 0, 0]
+}
+
+#[test]
+fn what_is_written_goes_with_the_next_call_in_its_order() {
+    let mut files = files(&[in_hand(ME, 7, true, true)]);
+    for (at, text) in [(0, "ab"), (2, "cd"), (1, "XY"), (9, "z")] {
+        files.write(ME, at, text.into());
+    }
+    assert!(files.waits().is_some() && !files.are_clean());
+    let calls = files.send_before(1, libc::SYS_getppid as u32, &args(0));
+    let bytes = |text: &str| Arg::Bytes(ByteBuf::from(text.as_bytes().to_vec()));
+    assert_eq!(numbers(&calls), [libc::SYS_pwrite64; 2]);
+    assert_eq!((&calls[0].args[1], &calls[0].args[3]), (&bytes("aXYd"), &Arg::Value(0)));
+    assert_eq!((&calls[1].args[1], &calls[1].args[3]), (&bytes("z"), &Arg::Value(9)));
+    // A signal came first, and home has made none of it: it goes with the next.
+    files.confirm(1, &[]);
+    assert_eq!(files.send_before(2, libc::SYS_getppid as u32, &args(0)), calls);
+    files.confirm(1, &[4, 1]);
+    assert!(!files.are_clean(), "that was another call's");
+    files.confirm(2, &[4, 1]);
+    assert!(files.are_clean() && files.waits().is_none());
+}
+
+#[test]
+fn offsets_go_home_before_they_matter_there() {
+    let mut files = files(&[in_hand(ME, 7, true, false)]);
+    files.get(ME).unwrap().known.offset = 100;
+    assert!(files.send_before(1, libc::SYS_fstat as u32, &args(ME)).is_empty());
+    assert!(files.send_before(1, libc::SYS_read as u32, &args(ME + 1)).is_empty());
+    assert_eq!(numbers(&files.send_before(2, libc::SYS_read as u32, &args(ME))), [libc::SYS_lseek]);
+    files.confirm(2, &[100]);
+    assert_eq!(files.made(libc::SYS_read as u32, &args(ME), 20), 20);
+    assert_eq!(files.get(ME).unwrap().known.offset, 120);
+    assert!(files.send_before(3, libc::SYS_read as u32, &args(ME)).is_empty(), "home has moved it itself");
+    files.get(ME).unwrap().known.offset = 7;
+    assert_eq!(numbers(&files.send_before(4, libc::SYS_fork as u32, &args(0))), [libc::SYS_lseek]);
+    assert!(files.get(ME).is_none(), "it is shared from then on");
+    files.confirm(4, &[7]);
+    assert!(files.are_clean() && files.open.is_empty());
+}
+
+#[test]
+fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
+    let words = [in_hand(ME, 7, true, false)];
+    let fill = Fill { fd: ME, start: 0, length: 6 };
+    let now = Instant::now();
+    let mut files = files(&words);
+    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    let file = files.get(ME).unwrap();
+    assert_eq!(file.read(1, 2), Some(&b"bc"[..]));
+    assert_eq!(file.read(4, 2), Some(&b"ef"[..]));
+    assert_eq!(file.read(4, 3), None, "the rest is not here");
+    files.hear(&[(ME, FileWord::Changed)], true);
+    assert_eq!(files.get(ME).unwrap().read(1, 2), None);
+    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    files.distrust();
+    assert_eq!(files.get(ME).unwrap().read(1, 2), None, "a signal came");
+    // What may be changing is for the one read that has waited for it; so is what has become old on the way.
+    for (steady, since) in [(false, now), (true, now - 2 * TERM)] {
+        files.filled(fill, Some(b"abcdef".to_vec()), steady, since);
+        assert_eq!(files.get(ME).unwrap().read(0, 2), Some(&b"ab"[..]));
+        assert_eq!(files.get(ME).unwrap().read(2, 2), None);
+    }
+}
+
+#[test]
+fn the_end_of_a_file_is_asked_for_each_time() {
+    let mut files = files(&[in_hand(ME, 7, true, false)]);
+    let now = Instant::now();
+    files.filled(Fill { fd: ME, start: 0, length: 9 }, Some(b"abc".to_vec()), true, now);
+    let file = files.get(ME).unwrap();
+    assert_eq!(file.read(2, 8), Some(&b"c"[..]), "it ends there");
+    assert_eq!(file.read(3, 8), None);
+    files.filled(Fill { fd: ME, start: 3, length: 9 }, Some(Vec::new()), true, now);
+    let file = files.get(ME).unwrap();
+    assert_eq!(file.read(3, 8), Some(&b""[..]));
+    assert_eq!(file.read(3, 8), None);
+}
+
+#[test]
+fn more_is_read_ahead_the_longer_it_goes_straight_on() {
+    let mut files = files(&[in_hand(ME, 7, true, false)]);
+    let file = files.get(ME).unwrap();
+    assert_eq!([file.want(0, 10), file.want(0, 10), file.want(0, 10)], [FIRST, 2 * FIRST, 4 * FIRST]);
+    assert_eq!(file.want(99, 10), 10, "elsewhere");
+    assert_eq!(file.want(0, 1 << 20), 1 << 20);
+    for _ in 0..9 {
+        file.want(0, 1);
+    }
+    assert_eq!(file.want(0, 1), MOST_AHEAD);
+}
+
+#[test]
+fn what_could_not_be_written_is_told_once() {
+    let mut files = files(&[in_hand(ME, 7, false, true)]);
+    files.write(ME, 0, b"abc".to_vec());
+    files.send_before(1, libc::SYS_close as u32, &args(ME));
+    files.confirm(1, &[-28]);
+    assert_eq!(files.made(libc::SYS_close as u32, &args(ME), 0), -28);
+    files.send_all(2);
+    assert!(files.open.is_empty());
+    files.hear(&[in_hand(ME, 7, false, true)], true);
+    files.write(ME, 0, b"abc".to_vec());
+    files.send_all(3);
+    files.confirm(3, &[2]);
+    let file = files.get(ME).unwrap();
+    assert_eq!(
+        (file.take_error(), file.take_error()),
+        (Some(-28), None),
+        "written in part: there was no room"
+    );
+}
+
+#[test]
+fn one_file_under_two_descriptors_is_not_for_us_if_one_writes() {
+    let mut two =
+        files(&[in_hand(ME, 7, true, false), in_hand(4, 7, true, false), in_hand(5, 8, true, true)]);
+    assert!(two.get(ME).is_some() && two.get(4).is_some() && two.get(5).is_some());
+    two.hear(&[in_hand(6, 7, false, true)], true);
+    assert!(two.get(ME).is_none() && two.get(4).is_none() && two.get(6).is_none() && two.get(5).is_some());
+    let mut none = Files::default();
+    none.hear(&[in_hand(ME, 7, true, false)], false);
+    assert!(none.get(ME).is_none(), "not alone");
+    none.put_down();
+    none.hear(&[in_hand(ME, 7, true, false)], true);
+    assert!(none.get(ME).is_none(), "about to leave");
+}
+
+#[test]
+fn calls_are_known_by_what_they_do_to_files() {
+    let touch = |nr: i64, args: [u64; 6]| Touch::of(nr as u32, &args);
+    assert_eq!(touch(libc::SYS_fcntl, [3, libc::F_SETLK as u64, 0, 0, 0, 0]), Touch::None);
+    assert_eq!(touch(libc::SYS_fcntl, [3, libc::F_DUPFD as u64, 0, 0, 0, 0]), Touch::Takes(3));
+    assert_eq!(touch(libc::SYS_mmap, [0, 9, 1, libc::MAP_SHARED as u64, 5, 0]), Touch::Takes(5));
+    assert_eq!(touch(libc::SYS_mmap, [0, 9, 1, libc::MAP_PRIVATE as u64, 5, 0]), Touch::None);
+    assert_eq!(touch(libc::SYS_dup2, [3, 4, 0, 0, 0, 0]), Touch::TakesAll);
+    assert_eq!(touch(libc::SYS_ioctl, [3, 4, 0, 0, 0, 0]), Touch::Takes(3));
+}
