@@ -181,17 +181,19 @@ impl Direct {
         self.others.remove(&one);
     }
 
-    /// Looks which files have changed; and whether what this call, begun then, has read of one may be kept: it was not
-    /// being changed in that very moment, and is what the file is now.
+    /// Looks which files have changed, and which are as they were: what was read of them is good. What this very call, begun
+    /// then, has read of one may be kept if that was not being changed in that moment: so it is what the file is now.
     fn look(&mut self, read: Option<i32>, begun: SystemTime) -> Vec<(i32, FileWord)> {
         let mut words = Vec::new();
         for (fd, watched) in &mut self.watched {
             let Ok(stat) = fstat(&watched.file) else { continue };
             let now = Version::of(&stat);
-            if std::mem::replace(&mut watched.version, now) != now {
+            let changed = std::mem::replace(&mut watched.version, now) != now;
+            if changed {
                 words.push((*fd, FileWord::Changed));
             }
-            if read == Some(*fd) && now.was_settled(begun) {
+            let steady = if read == Some(*fd) { now.was_settled(begun) } else { !changed };
+            if steady {
                 words.push((*fd, FileWord::Steady));
             }
         }

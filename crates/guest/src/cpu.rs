@@ -4,8 +4,9 @@
 //! and what calls cost at home. What this node's kernel counts is added here, where it is known to the nanosecond,
 //! to the sum of the lives before. None of the three ever goes back while the process is away, so their sum does not.
 
+use std::time::{Duration, Instant};
 use tern_migrate::{CpuTime, usage};
-use tern_syscall::Outcome;
+use tern_syscall::{ByteBuf, Outcome};
 use tern_tracee::Result;
 use tern_tracee::cpu::{Counted, counted, counted_thread};
 
@@ -131,10 +132,42 @@ pub fn add(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &mut Outcome) {
     }
 }
 
+/// What home has said last of the CPU time of a process, as long as nobody asks it for anything but errands. These cost the
+/// deputy little, and for a quarter of a second that is not told: programs like to ask often (`clock`).
+#[derive(Debug, Default)]
+pub struct AtHome(Option<(ByteBuf, Instant)>);
+
+impl AtHome {
+    /// How long it is believed.
+    const TERM: Duration = Duration::from_millis(250);
+
+    /// Takes home's answer to a call that was asked then, if it is of this kind.
+    pub fn hear(&mut self, nr: u32, args: &[u64; 6], outcome: &Outcome, asked: Instant) {
+        if Self::is_asked_for(nr, args) && outcome.ret == 0 {
+            self.0 = outcome.outs.first().map(|time| (time.clone(), asked));
+        }
+    }
+
+    /// Home is asked for something else: its time goes on.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
+
+    /// The answer to a call, if it is this that it asks for, and is known: what was used away comes on top.
+    #[must_use]
+    pub fn answer(&self, nr: u32, args: &[u64; 6]) -> Option<Outcome> {
+        let (time, _) = self.0.as_ref().filter(|(_, asked)| asked.elapsed() < Self::TERM)?;
+        Self::is_asked_for(nr, args).then(|| Outcome { ret: 0, outs: vec![time.clone()] })
+    }
+
+    fn is_asked_for(nr: u32, args: &[u64; 6]) -> bool {
+        i64::from(nr) == libc::SYS_clock_gettime && args[0] as i32 == libc::CLOCK_PROCESS_CPUTIME_ID
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tern_syscall::ByteBuf;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -173,6 +206,23 @@ mod tests {
         assert_eq!(answered(libc::SYS_clock_gettime, 2, &[1, 999_999_999]), [4, 999_999_999]);
         assert_eq!(answered(libc::SYS_clock_gettime, 3, &[0, 1]), [3, 1]);
         assert_eq!(answered(libc::SYS_times, 1, &[10]), [280], "a home that writes less than it should");
+    }
+
+    #[test]
+    fn what_home_has_said_is_believed_until_it_is_asked_for_something() {
+        let nr = libc::SYS_clock_gettime as u32;
+        let (process, caller) = ([2, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]);
+        let said = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 16])] };
+        let mut home = AtHome::default();
+        home.hear(nr, &caller, &said, Instant::now());
+        assert_eq!(home.answer(nr, &process), None, "that was a thread's");
+        home.hear(nr, &process, &said, Instant::now());
+        assert_eq!(home.answer(nr, &process), Some(said.clone()));
+        assert_eq!(home.answer(nr, &caller), None);
+        home.forget();
+        assert_eq!(home.answer(nr, &process), None);
+        home.hear(nr, &process, &said, Instant::now() - AtHome::TERM);
+        assert_eq!(home.answer(nr, &process), None, "long ago");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! * Whatever else goes home takes along what is to be written (`CallRequest::before`), and the offset of a file that it is
 //!   about. So nobody can have heard of anything that comes after a write without finding that write.
 //! * What was read ahead is good until home says, with the result of any call, that the file has changed, or until a signal
-//!   comes, and for a quarter of a second at most. So nobody can have told the program anything that comes after a change which it then does not
+//!   comes, and for a second at most without a word from home. So nobody can have told the program anything that comes after a change which it then does not
 //!   find.
 //! * What waits longer than [`SOON`] is written without an occasion.
 //!
@@ -31,7 +31,7 @@ use tern_tracee::registers::restart;
 use tern_wire::Link;
 
 /// How long what is written may wait for an occasion to go home.
-const SOON: Duration = Duration::from_millis(20);
+const SOON: Duration = Duration::from_secs(1);
 /// Transfers of more than this go home as they are: they gain nothing.
 const LARGE: u64 = 128 << 10;
 /// Offsets beyond this are home's to judge.
@@ -224,10 +224,11 @@ impl Thread {
         let Some(errand) = self.errand.take_if(|errand| errand.request.number == result.number) else {
             files.confirm(result.number, &result.before);
             let asked = self.open.as_ref().filter(|open| made && open.sent.is_some());
-            if let Some(open) = asked.filter(|_| result.number == self.talk.call) {
+            let asked = asked.filter(|_| result.number == self.talk.call);
+            if let Some(open) = asked {
                 result.outcome.ret = files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
             }
-            files.hear(&result.files, alone);
+            files.hear(&result.files, asked.map(|open| open.since), alone);
             return false;
         };
         // Not if it could not even be begun.
@@ -235,7 +236,7 @@ impl Thread {
         let mut results = result.before.clone();
         results.extend(Some(result.outcome.ret).filter(|_| made));
         files.confirm(result.number, &results);
-        files.hear(&result.files, alone);
+        files.hear(&result.files, Some(errand.since), alone);
         if let Some(fill) = errand.fill.filter(|_| made) {
             let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
             let length = usize::try_from(result.outcome.ret).ok();

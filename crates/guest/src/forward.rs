@@ -108,6 +108,7 @@ impl Thread {
         if !std::mem::take(&mut self.talk.call_open) {
             self.talk.call += 1;
         }
+        process.at_home.forget();
         let before = process.files.send_before(self.talk.call, trap.nr, &trap.args);
         let (sent, since) = (Some(gathered), Instant::now());
         self.open = Some(OpenCall { trap, sent, before, homeward: None, file: None, since });
@@ -164,6 +165,7 @@ impl Thread {
         let awaited = self.open.take_if(|open| open.sent.is_some() && result.number == self.talk.call);
         let Some(open) = awaited else { return Ok(None) };
         self.talk.resumes = None;
+        process.at_home.hear(open.trap.nr, &open.trap.args, &result.outcome, open.since);
         if let Some(used) = used {
             crate::cpu::add(open.trap.nr, &open.trap.args, used, &mut result.outcome);
         }

@@ -7,7 +7,7 @@ use tern_migrate::message::{FileWord, InHand};
 use tern_syscall::{Arg, ByteBuf, Call};
 
 /// How long what was read ahead is good without a word from home.
-const TERM: Duration = Duration::from_millis(250);
+const TERM: Duration = Duration::from_secs(1);
 /// So much is read ahead at first, and at most.
 const FIRST: u64 = 16 << 10;
 const MOST_AHEAD: u64 = 256 << 10;
@@ -276,19 +276,18 @@ impl Files {
         ret
     }
 
-    /// Takes what home says of files with the result of a call. Only who is `alone`, and stays, takes files in hand.
-    pub(crate) fn hear(&mut self, words: &[(i32, FileWord)], alone: bool) {
+    /// Takes what home says of files with the result of a call that was asked then, if that is known. Only who is `alone`, and stays, takes files
+    /// in hand.
+    pub(crate) fn hear(&mut self, words: &[(i32, FileWord)], asked: Option<Instant>, alone: bool) {
         for (fd, word) in words {
-            match word {
-                FileWord::Changed => {
-                    if let Some(file) = self.open.get_mut(fd) {
-                        file.ahead = None;
-                    }
-                }
-                FileWord::InHand(known) if alone && !self.shared && !self.putting_down => {
+            let ahead = self.open.get_mut(fd).map(|file| &mut file.ahead);
+            match (word, ahead) {
+                (FileWord::Changed, Some(ahead)) => *ahead = None,
+                (FileWord::Steady, Some(Some(ahead))) => ahead.since = asked.unwrap_or(ahead.since),
+                (FileWord::InHand(known), _) if alone && !self.shared && !self.putting_down => {
                     self.take_in_hand(*fd, *known);
                 }
-                FileWord::Steady | FileWord::InHand(_) => {}
+                _ => {}
             }
         }
     }
@@ -384,6 +383,10 @@ impl OpenFile {
             self.window.1 = FIRST;
             return count;
         }
+        // Who reads slowly lets it become old.
+        let old = self.ahead.take_if(|ahead| ahead.since.elapsed() >= TERM);
+        let ahead =
+            old.map_or(ahead, |old| (2 * at.saturating_sub(old.start)).clamp(FIRST, ahead.max(FIRST)));
         self.window.1 = (ahead * 2).min(MOST_AHEAD);
         ahead.max(count)
     }

@@ -1,7 +1,7 @@
 //! One guest: a process and its threads.
 
 use crate::arrive::Arriving;
-use crate::cpu::Meter;
+use crate::cpu::{AtHome, Meter};
 use crate::depart::Departing;
 use crate::foreign::Foreign;
 use crate::inhand::Files;
@@ -68,6 +68,8 @@ pub struct Process {
     pub homesick: Option<(HomePid, bool)>,
     /// Traps that wait: of threads that are to change a signal's action while another one does, and of who waits for an errand.
     pub queued: VecDeque<Notification>,
+    /// What home has said of its CPU time.
+    pub at_home: AtHome,
     /// Its files in hand.
     pub files: Files,
     /// It runs in its parent's memory, after a vfork.
@@ -164,6 +166,7 @@ impl Member {
             dying: None,
             homesick: None,
             queued: VecDeque::new(),
+            at_home: AtHome::default(),
             files: Files::default(),
             borrowed: false,
             since: Instant::now(),

@@ -4,7 +4,7 @@
 //! through, which harms nobody but the guest whatever its arguments, or one that we make in its place.
 
 use crate::forward::{Failed, Sent};
-use crate::member::{Member, Process};
+use crate::member::{GuestMemory, Member, Process};
 use crate::space::GuestSpace;
 use crate::thread::{OpenCall, Thread};
 use tern_ids::HomePid;
@@ -13,7 +13,7 @@ use tern_image::content::Cache;
 use tern_image::limits::{self, Limit};
 use tern_image::process::{Action, DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::{CallResult, Mapped, Message, send};
-use tern_syscall::{Arg, ByteBuf, Call, Gathered, Special, reason};
+use tern_syscall::{Arg, ByteBuf, Call, Gathered, Memory, Special, reason};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
@@ -56,6 +56,9 @@ impl Thread {
             send(home, process.pid, &Message::Used(process.meter.used(), process.demand), &[])?;
             return self.ask_home(trap, process, Some(home));
         }
+        if special == Special::CpuTime && self.tell_time(&trap, process)? {
+            return Ok(());
+        }
         if special == Special::CpuTimer {
             return self.about_timer(trap, process, home);
         }
@@ -67,6 +70,20 @@ impl Thread {
             return Ok(self.pass(trap.id)?);
         }
         self.ask_home(trap, process, home)
+    }
+
+    /// Answers a call for CPU time of which home's part is known; false if it is not.
+    fn tell_time(&mut self, trap: &Notification, process: &mut Process) -> tern_tracee::Result<bool> {
+        let known = process.at_home.answer(trap.nr, &trap.args).filter(|_| !self.talk.call_open);
+        let Some(mut outcome) = known else { return Ok(false) };
+        crate::cpu::add(trap.nr, &trap.args, process.meter.used(), &mut outcome);
+        let told = outcome.outs.first().map(|time| GuestMemory(&process.memory).write(trap.args[1], time));
+        if !matches!(told, Some(Ok(()))) {
+            return Ok(false);
+        }
+        self.talk.resumes = None;
+        self.reply(trap.id, 0)?;
+        Ok(true)
     }
 
     /// A call about a timer. Home answers by what has been used until now, by the process and by the thread: no other

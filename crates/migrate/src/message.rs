@@ -157,7 +157,8 @@ impl CallResult {
 pub enum FileWord {
     /// Nobody but this process has this open file: it may read ahead and write behind where it runs.
     InHand(InHand),
-    /// What this call has read of it is what the file is, and not of the very moment in which that may change unnoticed.
+    /// What was read of it is what it is. Of what this very call has read: and not of the moment in which that may change
+    /// unnoticed.
     Steady,
     /// It has been changed by somebody: what was read ahead is old.
     Changed,

@@ -8,7 +8,7 @@ fn in_hand(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileWord) {
 
 fn files(words: &[(i32, FileWord)]) -> Files {
     let mut files = Files::default();
-    files.hear(words, true);
+    files.hear(words, None, true);
     files
 }
 
@@ -70,11 +70,16 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     assert_eq!(file.read(1, 2), Some(&b"bc"[..]));
     assert_eq!(file.read(4, 2), Some(&b"ef"[..]));
     assert_eq!(file.read(4, 3), None, "the rest is not here");
-    files.hear(&[(ME, FileWord::Changed)], true);
+    files.hear(&[(ME, FileWord::Changed)], None, true);
     assert_eq!(files.get(ME).unwrap().read(1, 2), None);
     files.filled(fill, Some(b"abcdef".to_vec()), true, now);
     files.distrust();
     assert_eq!(files.get(ME).unwrap().read(1, 2), None, "a signal came");
+    files.filled(fill, Some(b"abcdef".to_vec()), true, now - 2 * TERM);
+    let file = files.get(ME).unwrap();
+    assert_eq!((file.read(0, 2).is_some(), file.read(2, 2)), (true, None), "long ago");
+    files.hear(&[(ME, FileWord::Steady)], Some(now), true);
+    assert_eq!(files.get(ME).unwrap().read(2, 2), Some(&b"cd"[..]), "home has looked again");
     // What may be changing is for the one read that has waited for it; so is what has become old on the way.
     for (steady, since) in [(false, now), (true, now - 2 * TERM)] {
         files.filled(fill, Some(b"abcdef".to_vec()), steady, since);
@@ -108,6 +113,16 @@ fn more_is_read_ahead_the_longer_it_goes_straight_on() {
         file.want(0, 1);
     }
     assert_eq!(file.want(0, 1), MOST_AHEAD);
+    // Who has used little of it until it was old gets less.
+    files.filled(
+        Fill { fd: ME, start: 0, length: 6 },
+        Some(vec![0; MOST_AHEAD as usize]),
+        true,
+        Instant::now() - TERM,
+    );
+    let file = files.get(ME).unwrap();
+    assert!(file.read(0, FIRST).is_some() && file.read(FIRST, 1).is_none());
+    assert_eq!(file.want(FIRST, 1), 2 * FIRST);
 }
 
 #[test]
@@ -119,7 +134,7 @@ fn what_could_not_be_written_is_told_once() {
     assert_eq!(files.made(libc::SYS_close as u32, &args(ME), 0), -28);
     files.send_all(2);
     assert!(files.open.is_empty());
-    files.hear(&[in_hand(ME, 7, false, true)], true);
+    files.hear(&[in_hand(ME, 7, false, true)], None, true);
     files.write(ME, 0, b"abc".to_vec());
     files.send_all(3);
     files.confirm(3, &[2]);
@@ -136,13 +151,13 @@ fn one_file_under_two_descriptors_is_not_for_us_if_one_writes() {
     let mut two =
         files(&[in_hand(ME, 7, true, false), in_hand(4, 7, true, false), in_hand(5, 8, true, true)]);
     assert!(two.get(ME).is_some() && two.get(4).is_some() && two.get(5).is_some());
-    two.hear(&[in_hand(6, 7, false, true)], true);
+    two.hear(&[in_hand(6, 7, false, true)], None, true);
     assert!(two.get(ME).is_none() && two.get(4).is_none() && two.get(6).is_none() && two.get(5).is_some());
     let mut none = Files::default();
-    none.hear(&[in_hand(ME, 7, true, false)], false);
+    none.hear(&[in_hand(ME, 7, true, false)], None, false);
     assert!(none.get(ME).is_none(), "not alone");
     none.put_down();
-    none.hear(&[in_hand(ME, 7, true, false)], true);
+    none.hear(&[in_hand(ME, 7, true, false)], None, true);
     assert!(none.get(ME).is_none(), "about to leave");
 }
 
