@@ -230,6 +230,54 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     assert_eq!(sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount'; do sleep 0.02; done"), "");
 }
 
+/// Locks a file that it writes to, and says so.
+const LOCKER: &str = "
+import fcntl, time
+file = open('/mfs/2/tmp/locked', 'r+')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('locked', flush=True)
+time.sleep(100)
+";
+
+/// Whether a local program on node 2 can lock the same, until it can.
+const LOCKED: &str = "
+import fcntl, time
+file = open('/tmp/locked', 'r+')
+for wait in range(200):
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print('free')
+        break
+    except BlockingIOError:
+        time.sleep(0.05)
+else:
+    print('locked')
+";
+
+#[test]
+fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
+    let cluster = mounted("mfsended", 2, &[1]).unwrap();
+    sh(&cluster, 2, "echo one > /tmp/locked");
+    let mut locker = cluster.command(1, "/usr/bin/python3");
+    let mut locker = locker.args(["-c", LOCKER]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(locker.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "locked");
+    let open = "for pid in $(pgrep -f '[t]ern-mfs.*serve'); do ls -l /proc/$pid/fd; done | grep -c '/tmp/locked$'";
+    assert_ne!(sh(&cluster, 2, open).lines().next(), Some("0"));
+
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    // The last that is said to the node is said in vain.
+    let _lost = sh(&cluster, 1, "cat /mfs/2/tmp/locked");
+    locker.kill().unwrap();
+    locker.wait().unwrap();
+    cluster.lab().heal_all().unwrap();
+    assert_eq!(sh(&cluster, 2, &format!("/usr/bin/python3 -c \"{LOCKED}\"")), "free\n");
+    // Nobody here has said anything to the node since, and the object goes last, with the next call.
+    sh(&cluster, 1, "echo 2 > /proc/sys/vm/drop_caches; ls /mfs/2/tmp");
+    let closed = format!("for i in $(seq 100); do [ $({open}) -le 1 ] && break; sleep 0.05; done; {open}");
+    assert!(matches!(sh(&cluster, 2, &closed).lines().next(), Some("0" | "1")), "{}", sh(&cluster, 2, &closed));
+}
+
 #[test]
 fn there_is_no_way_out_of_it() {
     let cluster = mounted("mfsout", 2, &[1, 2]).unwrap();

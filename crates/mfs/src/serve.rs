@@ -11,6 +11,7 @@ mod export;
 mod leases;
 mod locks;
 mod perform;
+mod release;
 mod session;
 mod stat;
 
@@ -141,7 +142,7 @@ impl Serving {
         let _ended = Ended(socket.try_clone()?);
         let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
         let node = link.peer_node().context("the peer is no node")?;
-        let Begun { session, lane, ear, fresh, tag } = match self.begin(&mut link, node, own)? {
+        let Begun { session, lane, given_up, ear, fresh, tag } = match self.begin(&mut link, node, own)? {
             Ok(begun) => begun,
             Err(why) => {
                 say(&mut link, 0, &Answer::Refused(why), &[])?;
@@ -153,7 +154,13 @@ impl Serving {
         say(&mut link, tag, &Answer::Begun { fresh }, &[])?;
         lock(&session.connections).0 += 1;
         // One connection at a time has the lane: a new one waits until the old one's call is over.
-        let done = self.converse(&mut link, &session, &mut lock(&lane));
+        let mut lane = lock(&lane);
+        // Having said that it has begun we do that, whatever becomes of the connection.
+        if let Some(answer) = lane.give_up(given_up) {
+            release::unheard(&session, &self.leases, &answer);
+        }
+        let done = self.converse(&mut link, &session, &mut lane);
+        drop(lane);
         let mut connections = lock(&session.connections);
         connections.0 -= 1;
         connections.1 = Instant::now();
@@ -167,7 +174,9 @@ impl Serving {
     fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
         let frame = link.recv(Instant::now() + SOON)?;
         let ask: Ask = tern_wire::decode(&frame.payload)?;
-        let Ask::Begin { version, session, lane, ear } = ask else { anyhow::bail!("it does not begin") };
+        let Ask::Begin { version, session, lane, given_up, ear } = ask else {
+            anyhow::bail!("it does not begin")
+        };
         if version != VERSION {
             return Ok(Err(format!("this node speaks version {VERSION} of MFS, the other one {version}")));
         }
@@ -197,7 +206,7 @@ impl Serving {
         let Some(lane) = session.lane(lane, socket) else {
             return Ok(Err(format!("there are {MOST_LANES} lanes")));
         };
-        Ok(Ok(Begun { session, lane, ear, fresh, tag: frame.tag }))
+        Ok(Ok(Begun { session, lane, given_up, ear, fresh, tag: frame.tag }))
     }
 
     fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane) -> Result<()> {
@@ -217,6 +226,12 @@ impl Serving {
                 Ask::Forget(all) => {
                     for (object, count) in all {
                         session.forget(object, count);
+                    }
+                    say(link, frame.tag, &Answer::Done, &[])?;
+                }
+                Ask::Release(all) => {
+                    for what in all {
+                        release::release(session, &self.leases, what);
                     }
                     say(link, frame.tag, &Answer::Done, &[])?;
                 }
@@ -289,6 +304,8 @@ impl Drop for Ended {
 struct Begun {
     session: Arc<Session>,
     lane: SharedLane,
+    /// The last ask of the lane whose answer is given up.
+    given_up: u64,
     ear: bool,
     /// The session is new.
     fresh: bool,

@@ -105,6 +105,7 @@ pub(crate) fn listen(peer: &Peer, inodes: &Inodes, forgetting: &Forgetting, trie
 fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -> Option<()> {
     let mut given_back: Vec<FileKey> = Vec::new();
     for number in 1.. {
+        peer.settle(&mut link, number)?;
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
         let Answer::Recalled(keys) = peer.hear(&mut link, number, &ask)? else { return None };
         if !keys.is_empty() {

@@ -7,7 +7,7 @@ use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Opened,
+    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Opened, Release,
 };
 use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
 use rustix::fs::OFlags;
@@ -246,9 +246,7 @@ impl Mounted {
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
-        let opened = handle.opened();
-        // Of one that the server holds no more nothing is left to be closed.
-        let _closed = handle.inode.peer.call(&handle.opener, Deed::Close { opened }, &[]);
+        handle.inode.peer.release(Release::File(handle.opened()));
     }
 
     pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Heard> {

@@ -14,7 +14,6 @@ use fuser::{
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may believe what is not under a lease.
@@ -262,10 +261,7 @@ impl Filesystem for Mounted {
     ) {
         // All that was written has arrived and was answered, so that only locks are left.
         answer!(reply, self.handle(handle), |handle| {
-            if handle.inode.locked.load(Ordering::Acquire) {
-                let deed = |opened| Deed::Unown { opened, owner: owner.0 };
-                let _gone = self.0.with_open(&handle, &handle.opener, &[], deed);
-            }
+            handle.inode.disown(owner.0);
             reply.ok();
         });
     }

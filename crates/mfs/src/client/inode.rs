@@ -5,13 +5,13 @@
 //! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
 
 use super::belief::Version;
+use super::locks::Owners;
 use super::peer::{Peer, Unheard};
-use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT};
+use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tern_ids::NodeId;
 
@@ -43,8 +43,8 @@ pub(crate) struct Inode {
     pub(crate) peer: Arc<Peer>,
     same: Same,
     hold: Mutex<Hold>,
-    /// Somebody here has set a record lock on it, at some time.
-    pub(crate) locked: AtomicBool,
+    /// Who here may have record locks on it.
+    pub(crate) owners: Owners,
     /// What the kernel may have of its content, if it has been opened so that it may.
     cached: Mutex<Option<Option<Version>>>,
 }
@@ -80,6 +80,18 @@ impl Inode {
         let mut hasher = DefaultHasher::new();
         self.same.born.hash(&mut hasher);
         hasher.finish()
+    }
+
+    /// This owner of locks has closed a descriptor of it, and has none any more.
+    pub(crate) fn disown(&self, owner: u64) {
+        if let Some(number) = self.owners.remove(owner) {
+            self.release_owner(number);
+        }
+    }
+
+    /// The locks of this number are nobody's.
+    pub(crate) fn release_owner(&self, number: u64) {
+        self.peer.release(Release::Owner(self.same.key, number));
     }
 
     /// What the kernel has of its content is of this version now, or of no known one.
@@ -222,10 +234,9 @@ impl Inodes {
             }
         }
         let hold = Hold { object: found.object, count: 1, name };
-        let locked = AtomicBool::new(false);
-        let cached = Mutex::default();
+        let (owners, cached) = (Owners::default(), Mutex::default());
         let inode =
-            Arc::new(Inode { number, peer: peer.clone(), same, hold: Mutex::new(hold), locked, cached });
+            Arc::new(Inode { number, peer: peer.clone(), same, hold: Mutex::new(hold), owners, cached });
         table.insert(number, (inode.clone(), 1));
         inode
     }

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use tern_ids::NodeId;
 use tern_node::map::Map;
@@ -236,7 +235,7 @@ impl Tree {
         if *opened != was {
             return Ok(());
         }
-        if handle.inode.locked.load(Ordering::Acquire) {
+        if handle.inode.owners.are_some() {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();

@@ -41,9 +41,11 @@ pub(crate) fn test(
     kind: LockKind,
     (start, end): (u64, u64),
 ) -> Result<Answer, Errno> {
-    let fd = description(session, file, owner)?;
+    let own = lock(&session.owners).get(&(file.key, owner)).cloned();
     let mut record = record(kind, start, end)?;
-    fcntl(&*fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
+    // By the open file itself nothing is ever locked.
+    let fd = own.as_deref().unwrap_or(&file.fd);
+    fcntl(fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
     let kind = match libc::c_int::from(record.l_type) {
         libc::F_RDLCK => LockKind::Shared,
         libc::F_WRLCK => LockKind::Exclusive,

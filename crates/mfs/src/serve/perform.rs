@@ -186,13 +186,6 @@ impl Performance<'_> {
                 let file = self.file(opened)?;
                 Answer::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
             }
-            Deed::Close { opened } => {
-                let file = self.session.close(opened).ok_or(Fault::Forgotten)?;
-                if writes(file.flags) {
-                    self.leases.closed(self.session, file.key);
-                }
-                Answer::Done
-            }
             Deed::Sync { opened, data_only } => {
                 let file = self.file(opened)?;
                 if data_only {
@@ -250,11 +243,6 @@ impl Performance<'_> {
             }
             Deed::TestLock { opened, owner, kind, start, end } => {
                 locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
-            }
-            Deed::Unown { opened, owner } => {
-                let key = self.file(opened)?.key;
-                lock(&self.session.owners).remove(&(key, owner));
-                Answer::Done
             }
         })
     }
@@ -419,12 +407,11 @@ impl Performance<'_> {
 
 /// Whether it changes anything.
 fn changes(deed: &Deed) -> bool {
-    !deed.is_repeatable()
-        && !matches!(deed, Deed::Open { .. } | Deed::Close { .. } | Deed::Lock { .. } | Deed::Unown { .. })
+    !deed.is_repeatable() && !matches!(deed, Deed::Open { .. } | Deed::Lock { .. })
 }
 
 /// Whether a file that is opened so is written to.
-fn writes(flags: OFlags) -> bool {
+pub(crate) fn writes(flags: OFlags) -> bool {
     flags & OFlags::ACCMODE != OFlags::RDONLY || flags.contains(OFlags::TRUNC)
 }
 

@@ -5,7 +5,7 @@
 
 use super::export::{Export, Place};
 use super::stat::attributes;
-use crate::message::{FileKey, Object, Opened, ROOT};
+use crate::message::{Answer, FileKey, Object, Opened, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -55,6 +55,17 @@ pub(crate) struct Lane {
     pub(crate) last: Option<u64>,
     /// Its answer.
     pub(crate) answer: Vec<u8>,
+}
+
+impl Lane {
+    /// Its asks up to this number are given up; the answer to that one, if there is one.
+    ///
+    /// A connection from before may still have them to be read, behind us: they are of long ago then.
+    pub(crate) fn give_up(&mut self, number: u64) -> Option<Answer> {
+        self.newest = self.newest.max(number.saturating_add(1));
+        let last = self.last.take_if(|last| *last == number);
+        last.and_then(|_| tern_wire::decode(&self.answer).ok())
+    }
 }
 
 /// What is asked back of a session.

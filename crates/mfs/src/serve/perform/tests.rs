@@ -1,5 +1,7 @@
 use super::*;
-use crate::message::{LockKind, ROOT};
+use crate::message::{LockKind, ROOT, Release};
+use crate::serve::release;
+use crate::serve::session::Lane;
 use rand::prelude::*;
 use std::path::Path;
 
@@ -87,6 +89,56 @@ fn a_name_is_one_step_wherever_it_is_said() {
     }
 }
 
+fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
+    let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, flags: 2 };
+    match exported.perform(deed, &[]).unwrap().0 {
+        Answer::Created(found, opened) => (found, opened),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_hears_leaves_nothing_open() {
+    let exported = Exported::new("unheard");
+    let dir = exported.object(&exported.path);
+    let (found, opened) = create(&exported, dir, "a");
+    let other = Arc::new(Session::new(&exported.export, 1000).unwrap());
+    other.hears(true);
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
+    let answer = Answer::Created(found, opened);
+    let mut lane = Lane { newest: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
+    assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
+    let given_up = lane.give_up(7).unwrap();
+    assert_eq!(given_up, answer);
+    release::unheard(&exported.session, &exported.leases, &given_up);
+    assert!(exported.session.file(opened).is_none());
+    assert!(exported.session.object(found.object).is_none());
+    assert!(exported.leases.grant(&other, found.attributes.key));
+    assert_eq!(lane.give_up(7), None, "once");
+    assert_eq!(lane.newest, 8, "it is not done late");
+}
+
+#[test]
+fn what_is_let_go_twice_is_let_go_once() {
+    let exported = Exported::new("twice");
+    let dir = exported.object(&exported.path);
+    let (found, opened) = create(&exported, dir, "a");
+    let again = exported.perform(Deed::Open { of: found.object, flags: 2 }, &[]).unwrap().0;
+    let Answer::Opened(again, _) = again else { panic!("{again:?}") };
+    let lock = |owner| Deed::Lock { opened: again, owner, kind: LockKind::Exclusive, start: 0, end: 9 };
+    exported.perform(lock(1), &[]).unwrap();
+    assert!(matches!(exported.perform(lock(2), &[]), Err(Fault::Errno(Errno::AGAIN))));
+    for _ in 0..2 {
+        for what in [Release::Owner(found.attributes.key, 1), Release::File(opened)] {
+            release::release(&exported.session, &exported.leases, what);
+        }
+    }
+    exported.perform(lock(2), &[]).unwrap();
+    let other = Arc::new(Session::new(&exported.export, 1000).unwrap());
+    other.hears(true);
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
+}
+
 /// Whatever a client asks, and of whatever it names: an answer, and nothing outside of the export.
 #[test]
 fn any_deed_is_answered() {
@@ -105,7 +157,7 @@ fn any_deed_is_answered() {
         let kind = *[LockKind::Shared, LockKind::Exclusive, LockKind::Unlocked].choose(&mut chance).unwrap();
         let owner = chance.random_range(0..4);
         let size = chance.random_bool(0.3).then_some(at.min(1 << 20));
-        let deed = match chance.random_range(0..26) {
+        let deed = match chance.random_range(0..25) {
             0 => Deed::Lookup { dir, name: name() },
             1 => Deed::Stat { of },
             2 => Deed::Set { of, opened: Some(opened), change: Change { size, ..Change::default() } },
@@ -121,7 +173,15 @@ fn any_deed_is_answered() {
             12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, flags },
             14 => Deed::Read { opened, at, length: flags },
             15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
-            16 => Deed::Close { opened },
+            16 => {
+                release::release(&exported.session, &exported.leases, Release::File(opened));
+                release::release(
+                    &exported.session,
+                    &exported.leases,
+                    Release::Owner(FileKey { volume: 0, device: 0, inode: 0 }, owner),
+                );
+                continue;
+            }
             17 => Deed::Sync { opened, data_only: true },
             18 => Deed::ReadDir { opened, after: at, most: flags },
             19 => Deed::StatFs { of },
@@ -129,7 +189,6 @@ fn any_deed_is_answered() {
             21 => Deed::Seek { opened, at, data: true },
             22 => Deed::Lock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
             23 => Deed::TestLock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
-            24 => Deed::Unown { opened, owner },
             _ => Deed::Copy { from: opened, at: at.min(1 << 20), to: opened, to_at: 0, length: 4096 },
         };
         let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };
