@@ -278,6 +278,57 @@ fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
     assert!(matches!(sh(&cluster, 2, &closed).lines().next(), Some("0" | "1")), "{}", sh(&cluster, 2, &closed));
 }
 
+/// Writes to a file and makes one in a directory, and wants both saved when it is told to; says how that went.
+const SAVER: &str = "
+import errno, os
+def tried(call, *words):
+    try:
+        call(*words)
+        return 'done'
+    except OSError as error:
+        return errno.errorcode[error.errno]
+file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR | os.O_CREAT)
+idle = os.open('/mfs/2/tmp/saved/idle', os.O_RDWR | os.O_CREAT)
+directory = os.open('/mfs/2/tmp/saved', os.O_RDONLY)
+os.fsync(idle)
+for _ in range(2):
+    os.write(file, b'one')
+    print('written', flush=True)
+    input()
+    print(tried(os.fsync, file), tried(os.fsync, idle), tried(os.fsync, directory), flush=True)
+print(tried(os.write, file, b'two'), tried(os.write, idle, b'two'))
+file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR)
+os.write(file, b'three')
+print(tried(os.fsync, file))
+";
+
+#[test]
+fn what_is_said_to_be_saved_is_saved() {
+    let cluster = mounted("mfssaved", 2, &[1]).unwrap();
+    sh(&cluster, 2, "mkdir -m 777 /tmp/saved");
+    let mut saver = cluster.command(1, "/usr/bin/python3");
+    let mut saver = saver.args(["-c", SAVER]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(saver.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let mut on = saver.stdin.take().unwrap();
+    let kill = "pkill -KILL -f '[t]ern-mfs.*serve'";
+    // What a server has written that was killed is in its kernel, and the next one saves it.
+    assert_eq!(line(), "written");
+    sh(&cluster, 2, kill);
+    writeln!(on).unwrap();
+    assert_eq!(line(), "done done done");
+    // Another boot: a machine that was reset.
+    assert_eq!(line(), "written");
+    let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
+    assert_eq!(sh(&cluster, 2, reset), "");
+    sh(&cluster, 2, kill);
+    writeln!(on).unwrap();
+    assert_eq!(line(), "EIO done done");
+    assert_eq!(line(), "EIO done");
+    assert_eq!(line(), "done");
+    assert!(saver.wait().unwrap().success());
+}
+
 #[test]
 fn there_is_no_way_out_of_it() {
     let cluster = mounted("mfsout", 2, &[1, 2]).unwrap();

@@ -17,6 +17,7 @@ mod locks;
 mod peer;
 mod people;
 mod tree;
+mod unsaved;
 
 use anyhow::{Context, Result};
 use calls::Mounted;

@@ -10,3 +10,10 @@
 pub mod client;
 pub mod message;
 pub mod serve;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A lock whose holder cannot leave it half changed, or has ended with the process.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

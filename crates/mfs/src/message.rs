@@ -316,6 +316,12 @@ impl Deed {
             )
     }
 
+    /// Whether it changes what is on a disk.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        !self.is_repeatable() && !matches!(self, Self::Open { .. } | Self::Lock { .. })
+    }
+
     /// Whether doing it twice is the same as doing it once, so that it may simply be asked again.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
@@ -434,6 +440,8 @@ pub enum Answer {
     Begun {
         /// It is new.
         fresh: bool,
+        /// Another one after the server's machine was reset: what was not on its disk is gone then.
+        boot: String,
     },
     /// It is done. What was read or linked to follows, if there is any.
     Done,

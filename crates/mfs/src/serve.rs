@@ -15,13 +15,14 @@ mod release;
 mod session;
 mod stat;
 
+use crate::lock;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
 use acting::Acting;
 use anyhow::{Context, Result};
 use leases::Leases;
 use perform::{Fault, Performance};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use session::{Lane, MOST_LANES, Session, SharedLane, lock};
+use session::{Lane, MOST_LANES, Session, SharedLane};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,6 +62,8 @@ struct Serving {
     leases: Leases,
     tls: ServerTls,
     most_objects: usize,
+    /// This boot of the machine.
+    boot: String,
     /// How long a session may be without a connection.
     patience: Duration,
     sessions: Mutex<HashMap<Key, Arc<Session>>>,
@@ -83,6 +86,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         leases: Leases::new(is_first),
         tls: identity.cluster_server()?,
         most_objects: descriptors() / 2,
+        boot: boot(),
         patience: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
         connections: AtomicUsize::new(0),
@@ -112,6 +116,12 @@ fn descriptors() -> usize {
     let _as_it_was = setrlimit(Resource::Nofile, limit);
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
     usize::try_from(allowed).unwrap_or(1 << 20).clamp(256, 1 << 20)
+}
+
+/// What is another one after each boot. If that cannot be known, each server is taken for one of a boot of its own.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.unwrap_or_else(|_unreadable| rand::random::<u64>().to_string())
 }
 
 impl Serving {
@@ -151,7 +161,7 @@ impl Serving {
         };
         // Before it is told so: what it asks from then on is answered with leases.
         let _listening = ear.then(|| Listening::new(&session));
-        say(&mut link, tag, &Answer::Begun { fresh }, &[])?;
+        say(&mut link, tag, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
         lock(&session.connections).0 += 1;
         // One connection at a time has the lane: a new one waits until the old one's call is over.
         let mut lane = lock(&lane);

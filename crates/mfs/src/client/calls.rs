@@ -7,7 +7,7 @@ use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
 use crate::message::{
-    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Opened, Release,
+    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Release,
 };
 use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
 use rustix::fs::OFlags;
@@ -228,19 +228,13 @@ impl Mounted {
         let before = Before::asking(&inode.peer);
         let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
-        Ok(self.opened(inode, who, flags, opened, is, before))
+        let handle = Handle::new(inode, who, flags, opened, heard.boot);
+        Ok(self.opened(handle, is, before))
     }
 
-    pub(crate) fn opened(
-        &self,
-        inode: Arc<Inode>,
-        who: Caller,
-        flags: u32,
-        opened: Opened,
-        is: Attributes,
-        before: Before,
-    ) -> Open {
-        let handle = self.0.handles.keep(Handle::new(inode.clone(), who, flags, opened));
+    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before) -> Open {
+        let (inode, flags) = (handle.inode.clone(), handle.flags);
+        let handle = self.0.handles.keep(handle);
         Open { handle, inode, flags, is, before }
     }
 
@@ -298,7 +292,13 @@ impl Mounted {
 
     pub(crate) fn sync(&self, handle: FileHandle, data_only: bool) -> Outcome<()> {
         let handle = self.handle(handle)?;
-        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Sync { opened, data_only }).map(drop)
+        let unsaved = &handle.inode.unsaved;
+        // What is written while it goes on may be saved or not.
+        let writes = unsaved.writes();
+        let deed = |opened| Deed::Sync { opened, data_only };
+        let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
+        unsaved.saved(writes, heard.boot);
+        Ok(())
     }
 
     /// What an entry is, of which the file system did not say it.

@@ -3,6 +3,7 @@
 use super::attributes::{file, set_time};
 use super::belief::Before;
 use super::calls::{Mounted, ROOT, Told, is_ours};
+use super::handle::Handle;
 use super::locks;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
@@ -215,7 +216,8 @@ impl Filesystem for Mounted {
             let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
             let inode = self.told(&dir, name, &found);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
-            Ok((attr, generation, self.opened(inode, who, flags, opened, found.attributes, before)))
+            let handle = Handle::new(inode, who, flags, opened, heard.boot);
+            Ok((attr, generation, self.opened(handle, found.attributes, before)))
         };
         answer!(reply, create(), |(attr, generation, open)| {
             open.pass(|opened| reply.created(&TTL, &attr, generation, FileHandle(open.handle), opened));

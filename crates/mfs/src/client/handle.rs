@@ -1,6 +1,7 @@
 //! Files that programs here have open.
 
 use super::inode::Inode;
+use super::unsaved::Boot;
 use crate::message::{Caller, Entry, Opened};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +15,15 @@ pub(crate) struct Handle {
     pub(crate) flags: u32,
     /// The server's number; another one when it had to be opened again.
     pub(crate) opened: Mutex<Opened>,
+    /// The boot in which it was opened first.
+    pub(crate) boot: Boot,
     /// Entries of a directory that were read and not shown yet, and where the first of them is.
     pub(crate) ahead: Mutex<(u64, VecDeque<Entry>)>,
 }
 
 impl Handle {
-    pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened) -> Self {
-        Self { inode, opener, flags, opened: Mutex::new(opened), ahead: Mutex::default() }
+    pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
+        Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
     }
 
     /// The server's number of it.

@@ -7,6 +7,7 @@
 use super::belief::Version;
 use super::locks::Owners;
 use super::peer::{Peer, Unheard};
+use super::unsaved::Unsaved;
 use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -45,6 +46,7 @@ pub(crate) struct Inode {
     hold: Mutex<Hold>,
     /// Who here may have record locks on it.
     pub(crate) owners: Owners,
+    pub(crate) unsaved: Unsaved,
     /// What the kernel may have of its content, if it has been opened so that it may.
     cached: Mutex<Option<Option<Version>>>,
 }
@@ -235,8 +237,8 @@ impl Inodes {
         }
         let hold = Hold { object: found.object, count: 1, name };
         let (owners, cached) = (Owners::default(), Mutex::default());
-        let inode =
-            Arc::new(Inode { number, peer: peer.clone(), same, hold: Mutex::new(hold), owners, cached });
+        let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
+        let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, cached });
         table.insert(number, (inode.clone(), 1));
         inode
     }

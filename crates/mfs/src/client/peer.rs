@@ -5,6 +5,7 @@
 //! breaks he connects again and asks under the same number until the time is over; after that the node is lost, and calls
 //! fail at once until it answers again, which one caller a second may find out.
 
+use super::unsaved::Boot;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, VERSION};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +35,8 @@ const MOST_FORGOTTEN: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) answer: Answer,
+    /// In which boot of the node's machine it was given.
+    pub(crate) boot: Boot,
     frame: Vec<u8>,
     from: usize,
 }
@@ -79,7 +82,8 @@ struct Lane {
     /// The last of them whose answer nobody waits for any more, and whether the server has still to be told.
     given_up: u64,
     untold: bool,
-    link: Option<Link>,
+    /// With the boot of the machine at the other end.
+    link: Option<(Link, Boot)>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +96,8 @@ struct State {
     lost_until: Option<Instant>,
     /// The session was new to the server so often: what it held before is gone.
     epoch: u64,
+    /// The boot of its machine by that machine's word, and by ours.
+    boot: (String, Boot),
     /// What the kernel here knows no more.
     forgotten: Vec<(Object, u64)>,
     /// What it should have been told that the session lets go of.
@@ -154,7 +160,7 @@ impl Peer {
 
     /// A connection on which to hear what is asked back.
     pub(crate) fn ear(&self) -> Option<Link> {
-        self.connect(EAR, 0, Instant::now() + LOOK).ok()
+        Some(self.connect(EAR, 0, Instant::now() + LOOK).ok()?.0)
     }
 
     /// Asks on the ear, and waits for the answer.
@@ -295,7 +301,8 @@ impl Peer {
         // The life of the server in which it was sent first.
         let mut sent_in = None;
         loop {
-            let link = match lane.link.take().and_then(still_open) {
+            let there = lane.link.take().and_then(|(link, boot)| Some((still_open(link)?, boot)));
+            let link = match there {
                 Some(link) => Ok(link),
                 None => self.connect(lane.number, lane.given_up, end).inspect(|_| lane.untold = false),
             };
@@ -304,15 +311,15 @@ impl Peer {
                 lane.link = link.ok();
                 return Err(Errno::IO);
             }
-            let done = link.and_then(|mut link| {
+            let done = link.and_then(|(mut link, boot)| {
                 self.say_forgotten(&mut link)?;
                 sent_in.get_or_insert(self.state().epoch);
-                let heard = self.exchange(&mut link, lane.count, &[&head, data])?;
+                let heard = self.exchange(&mut link, boot, lane.count, &[&head, data])?;
                 Ok((link, heard))
             });
             match done {
                 Ok((link, heard)) => {
-                    lane.link = Some(link);
+                    lane.link = Some((link, heard.boot));
                     let mut state = self.state();
                     (state.seen, state.lost_until) = (Some(Instant::now()), None);
                     return Ok(heard);
@@ -335,7 +342,7 @@ impl Peer {
     }
 
     /// Sends an ask and waits for its answer; looks now and then whether the node is there.
-    fn exchange(&self, link: &mut Link, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
+    fn exchange(&self, link: &mut Link, boot: Boot, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
         link.send(ASK, tag, parts, Instant::now() + self.common.patience)?;
         loop {
             match link.recv(Instant::now() + LOOK) {
@@ -344,7 +351,7 @@ impl Peer {
                     let (answer, data) = postcard::take_from_bytes::<Answer>(&frame.payload)
                         .map_err(|_malformed| Failure::Broken)?;
                     let from = length - data.len();
-                    return Ok(Heard { answer, frame: frame.payload, from });
+                    return Ok(Heard { answer, boot, frame: frame.payload, from });
                 }
                 // An answer to somebody before us, who has given up.
                 Ok(frame) => link.recycle(frame.payload),
@@ -371,7 +378,7 @@ impl Peer {
         state.seen.is_some_and(|seen| seen.elapsed() < most)
     }
 
-    fn connect(&self, lane: u16, given_up: u64, end: Instant) -> Result<Link, Failure> {
+    fn connect(&self, lane: u16, given_up: u64, end: Instant) -> Result<(Link, Boot), Failure> {
         let map = Map::read(&self.common.map).map_err(|_unreadable| Failure::Broken)?;
         let address = map.address(self.node).map_err(|_unknown| Failure::Lost)?;
         let tls: ClientTls =
@@ -384,14 +391,17 @@ impl Peer {
         link.send(ASK, 0, &[&begin], end)?;
         let frame = link.recv(end)?;
         match tern_wire::decode(&frame.payload) {
-            Ok(Answer::Begun { fresh }) => {
+            Ok(Answer::Begun { fresh, boot }) => {
+                let mut state = self.state();
                 if fresh {
-                    let mut state = self.state();
                     state.epoch += 1;
                     state.forgotten.clear();
                     state.owed.clear();
                 }
-                Ok(link)
+                if state.boot.0 != boot {
+                    state.boot = (boot, state.boot.1 + 1);
+                }
+                Ok((link, state.boot.1))
             }
             Ok(Answer::Refused(why)) => {
                 tracing::warn!(node = %self.node, why, "the node refuses");

@@ -5,7 +5,7 @@ use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
-use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -194,8 +194,15 @@ impl Tree {
         }
         for _ in 0..TRIES {
             let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
-            match first.peer.call(who, deed(&objects), data) {
-                Ok(heard) => return Ok(heard),
+            let deed = deed(&objects);
+            let changes = deed.changes();
+            match first.peer.call(who, deed, data) {
+                Ok(heard) => {
+                    if changes {
+                        inodes.iter().for_each(|inode| inode.unsaved.written(heard.boot));
+                    }
+                    return Ok(heard);
+                }
                 Err(Unheard::Errno(errno)) => return Err(errno),
                 Err(Unheard::Forgotten) => {
                     for inode in inodes {
@@ -217,8 +224,15 @@ impl Tree {
     ) -> Result<Heard, Errno> {
         for _ in 0..TRIES {
             let opened = handle.opened();
-            match handle.inode.peer.call(who, deed(opened), data) {
-                Ok(heard) => return Ok(heard),
+            let deed = deed(opened);
+            let changes = deed.changes();
+            match handle.inode.peer.call(who, deed, data) {
+                Ok(heard) => {
+                    if changes {
+                        handle.inode.unsaved.written(heard.boot);
+                    }
+                    return Ok(heard);
+                }
                 Err(Unheard::Errno(errno)) => return Err(errno),
                 Err(Unheard::Forgotten) => self.open_again(handle, opened)?,
             }
@@ -229,7 +243,8 @@ impl Tree {
     /// Opens a file again that the server holds no more, for whoever opened it.
     ///
     /// # Errors
-    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile.
+    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if something that was
+    /// written since it was opened first has gone with the node's memory.
     pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
         let mut opened = handle.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if *opened != was {
@@ -241,6 +256,10 @@ impl Tree {
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
         let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        if handle.inode.unsaved.has_lost(handle.boot, heard.boot) {
+            handle.inode.peer.release(Release::File(new));
+            return Err(Errno::IO);
+        }
         *opened = new;
         Ok(())
     }

@@ -11,7 +11,8 @@
 //! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask, and
 //! where a file is open already at the latest after the term (docs/design/files.md).
 
-use super::session::{Session, lock};
+use super::session::Session;
+use crate::lock;
 use crate::message::FileKey;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};

@@ -3,7 +3,8 @@
 //! A record lock belongs to a process, and each of them is one owner here: it gets an open file description of its own, whose
 //! lock (`F_OFD_SETLK`) is in the way of all others. None of them waits here: who waits, on the other node, asks again.
 
-use super::session::{OpenFile, Session, lock};
+use super::session::{OpenFile, Session};
+use crate::lock;
 use crate::message::{Answer, LockKind};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{Mode, OFlags};

@@ -6,8 +6,9 @@
 use super::export::{self, Export, Place};
 use super::leases::{self, Leases};
 use super::locks;
-use super::session::{Held, OpenFile, Session, lock};
+use super::session::{Held, OpenFile, Session};
 use super::stat::{attributes, space};
+use crate::lock;
 use crate::message::{
     Answer, Attributes, Change, Deed, Entry, FileKey, Found, MOST_DATA, Name, Object, Opened, SetTime,
 };
@@ -67,7 +68,7 @@ impl Performance<'_> {
     /// # Errors
     /// The kernel's, or that something is not held any more; what has happened then is what the system call says of it.
     pub(crate) fn perform(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
-        if self.export.read_only && changes(&deed) {
+        if self.export.read_only && deed.changes() {
             return Err(Errno::ROFS.into());
         }
         let touched = self.touched(&deed)?;
@@ -403,11 +404,6 @@ impl Performance<'_> {
         }
         Ok(entries)
     }
-}
-
-/// Whether it changes anything.
-fn changes(deed: &Deed) -> bool {
-    !deed.is_repeatable() && !matches!(deed, Deed::Open { .. } | Deed::Lock { .. })
 }
 
 /// Whether a file that is opened so is written to.

@@ -5,7 +5,8 @@
 
 use super::leases::Leases;
 use super::perform::writes;
-use super::session::{Session, lock};
+use super::session::Session;
+use crate::lock;
 use crate::message::{Answer, Release};
 
 /// Lets go of it.

@@ -5,13 +5,14 @@
 
 use super::export::{Export, Place};
 use super::stat::attributes;
+use crate::lock;
 use crate::message::{Answer, FileKey, Object, Opened, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Open files of one session: as many as a process may have by default on most systems, times sixteen.
@@ -255,11 +256,6 @@ impl Objects {
             self.known.remove(&key);
         }
     }
-}
-
-/// A lock whose holder cannot leave it half changed, or has ended with the process.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
