@@ -213,6 +213,15 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     assert!(held.wait().unwrap().success());
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\nthree\n");
 
+    // One that was renamed meanwhile is found by its new name.
+    let line = "exec 3</mfs/2/tmp/held; mv /mfs/2/tmp/held /mfs/2/tmp/moved; touch /tmp/moved; \
+                until [ -e /tmp/see ]; do sleep 0.02; done; cat <&3; mv /mfs/2/tmp/moved /mfs/2/tmp/held";
+    let held = cluster.command(1, "sh").args(["-c", line]).stdout(Stdio::piped()).spawn().unwrap();
+    sh(&cluster, 1, "until [ -e /tmp/moved ]; do sleep 0.02; done");
+    sh(&cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    sh(&cluster, 1, "touch /tmp/see");
+    assert_eq!(String::from_utf8_lossy(&held.wait_with_output().unwrap().stdout), "one\ntwo\nthree\n");
+
     // What has no name any more is not found again, and another file of its name is not taken for it.
     let line = "exec 3</mfs/2/tmp/held; rm /mfs/2/tmp/held; echo other > /mfs/2/tmp/held; cat <&3 | head -1; touch /tmp/gone; \
                 until [ -e /tmp/look ]; do sleep 0.02; done; cat <&3";

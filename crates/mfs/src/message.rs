@@ -455,6 +455,13 @@ pub enum Answer {
     Created(Found, Opened),
     /// So many bytes were written, or that is the place.
     Count(u64),
+    /// What has the new name now, and what has the old one if they were exchanged.
+    Renamed {
+        /// The new one.
+        moved: Option<FileKey>,
+        /// The old one.
+        back: Option<FileKey>,
+    },
     /// Entries; none at the end.
     Entries(Vec<Entry>),
     /// Room.

@@ -7,6 +7,7 @@
 //! files open and its locks held; after that they go, and all locks with them.
 
 mod acting;
+mod budget;
 mod export;
 mod leases;
 mod locks;
@@ -19,6 +20,7 @@ use crate::lock;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
 use acting::Acting;
 use anyhow::{Context, Result};
+use budget::Budget;
 use leases::Leases;
 use perform::{Fault, Performance};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -61,7 +63,7 @@ struct Serving {
     export: Export,
     leases: Leases,
     tls: ServerTls,
-    most_objects: usize,
+    budget: Arc<Budget>,
     /// This boot of the machine.
     boot: String,
     /// How long a session may be without a connection.
@@ -85,7 +87,8 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         },
         leases: Leases::new(is_first),
         tls: identity.cluster_server()?,
-        most_objects: descriptors() / 2,
+        // The rest is for connections, and for what is open during a call.
+        budget: Budget::new(descriptors() / 4 * 3),
         boot: boot(),
         patience: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
@@ -207,7 +210,7 @@ impl Serving {
                 }
                 None => {
                     fresh = true;
-                    let new = Arc::new(Session::new(&self.export, self.most_objects)?);
+                    let new = Session::new(&self.export, &self.budget)?;
                     sessions.insert((node, session), new.clone());
                     new
                 }

@@ -164,15 +164,19 @@ impl Filesystem for Mounted {
     ) {
         let rename = || {
             let (from, to) = (self.inode(parent)?, self.inode(to)?);
-            let (name, new, flags) = (Name::from(name), Name::from(new), flags.bits());
             let deed = |dirs: &[crate::message::Object]| Deed::Rename {
                 dir: dirs[0],
-                name: name.clone(),
+                name: Name::from(name),
                 to: dirs[1],
-                new: new.clone(),
-                flags,
+                new: Name::from(new),
+                flags: flags.bits(),
             };
-            self.0.with_all(&[&from, &to], &self.who(request), &[], deed).map(drop)
+            let heard = self.0.with_all(&[&from, &to], &self.who(request), &[], deed)?;
+            if let Answer::Renamed { moved, back } = heard.answer {
+                self.0.inodes.rename(moved, &to, new);
+                self.0.inodes.rename(back, &from, name);
+            }
+            Ok(())
         };
         answer!(reply, rename(), |()| reply.ok());
     }

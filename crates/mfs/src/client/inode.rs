@@ -211,6 +211,16 @@ impl Inodes {
         own.map(|(inode, _)| inode.clone()).collect()
     }
 
+    /// A file is known by this name in this directory now.
+    pub(crate) fn rename(&self, file: Option<FileKey>, dir: &Arc<Inode>, name: &OsStr) {
+        let Some(key) = file else { return };
+        for inode in self.of(dir.node(), &key) {
+            let last = inode.hold().name.replace((dir.clone(), name.to_owned()));
+            // It may have been the last to hold that directory, whose end wants locks of its own.
+            drop(last);
+        }
+    }
+
     /// The inode of what was found, of which the kernel is told now.
     pub(crate) fn tell(
         &self,

@@ -147,13 +147,14 @@ impl Leases {
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::Budget;
     use super::super::export::Export;
     use super::*;
 
     const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
 
     fn session() -> Arc<Session> {
-        let session = Arc::new(Session::new(&Export::default(), 10).unwrap());
+        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
         session.hears(true);
         session
     }

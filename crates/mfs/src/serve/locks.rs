@@ -42,7 +42,7 @@ pub(crate) fn test(
     kind: LockKind,
     (start, end): (u64, u64),
 ) -> Result<Answer, Errno> {
-    let own = lock(&session.owners).get(&(file.key, owner)).cloned();
+    let own = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
     let mut record = record(kind, start, end)?;
     // By the open file itself nothing is ever locked.
     let fd = own.as_deref().unwrap_or(&file.fd);
@@ -62,16 +62,17 @@ pub(crate) fn test(
 /// opened the file twice and locks by either.
 fn description(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
-    if let Some(fd) = owners.get(&(file.key, owner)) {
+    if let Some((fd, _)) = owners.get(&(file.key, owner)) {
         return Ok(fd.clone());
     }
     if owners.len() >= MOST_OWNERS {
         return Err(Errno::NOLCK);
     }
+    let slot = session.budget.slot()?;
     let again = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
     let open = |mode| rustix::fs::open(&again, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
     let fd = Arc::new(open(OFlags::RDWR).or_else(|_denied| open(file.flags & OFlags::ACCMODE))?);
-    owners.insert((file.key, owner), fd.clone());
+    owners.insert((file.key, owner), (fd.clone(), slot));
     Ok(fd)
 }
 

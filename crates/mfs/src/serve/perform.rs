@@ -153,10 +153,13 @@ impl Performance<'_> {
                 Answer::Done
             }
             Deed::Rename { dir, name, to, new, flags } => {
-                let (from, to) = (self.inside(dir)?, self.inside(to)?);
+                let (from, into) = (self.inside(dir)?, self.inside(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &to.fd, one_step(&new)?, flags)?;
-                Answer::Done
+                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &into.fd, one_step(&new)?, flags)?;
+                let exchanged = flags.contains(RenameFlags::EXCHANGE);
+                // Whatever has these names by now is found again by them.
+                let back = exchanged.then(|| self.key_of(dir, &name)).flatten();
+                Answer::Renamed { moved: self.key_of(to, &new), back }
             }
             Deed::Link { of, dir, name } => {
                 let (of, at) = (self.inside(of)?, self.inside(dir)?);
@@ -275,7 +278,7 @@ impl Performance<'_> {
 
     fn found(&self, fd: OwnedFd, place: Place) -> Result<Found, Fault> {
         let attributes = self.leased(&fd)?;
-        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place }), attributes })
+        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place })?, attributes })
     }
 
     fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {

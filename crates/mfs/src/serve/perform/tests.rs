@@ -1,5 +1,6 @@
 use super::*;
 use crate::message::{LockKind, ROOT, Release};
+use crate::serve::budget::Budget;
 use crate::serve::release;
 use crate::serve::session::Lane;
 use rand::prelude::*;
@@ -19,7 +20,7 @@ impl Exported {
         std::fs::create_dir(&path).unwrap();
         let path = path.canonicalize().unwrap();
         let export = Export { paths: vec![path.clone()], ..Export::default() };
-        let session = Arc::new(Session::new(&export, 1000).unwrap());
+        let session = Session::new(&export, &Budget::new(1000)).unwrap();
         Self { path, export, session, leases: Leases::new(true) }
     }
 
@@ -102,7 +103,7 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let exported = Exported::new("unheard");
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
-    let other = Arc::new(Session::new(&exported.export, 1000).unwrap());
+    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
     let answer = Answer::Created(found, opened);
@@ -134,9 +135,22 @@ fn what_is_let_go_twice_is_let_go_once() {
         }
     }
     exported.perform(lock(2), &[]).unwrap();
-    let other = Arc::new(Session::new(&exported.export, 1000).unwrap());
+    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
+}
+
+#[test]
+fn a_rename_says_what_has_which_name_now() {
+    let exported = Exported::new("renames");
+    let dir = exported.object(&exported.path);
+    let [a, b] = ["a", "b"].map(|name| create(&exported, dir, name).0.attributes.key);
+    let rename = |flags| {
+        let [name, new] = ["a", "b"].map(|name| Name::from(OsStr::new(name)));
+        exported.perform(Deed::Rename { dir, name, to: dir, new, flags }, &[]).unwrap().0
+    };
+    assert_eq!(rename(RenameFlags::EXCHANGE.bits()), Answer::Renamed { moved: Some(a), back: Some(b) });
+    assert_eq!(rename(0), Answer::Renamed { moved: Some(b), back: None });
 }
 
 /// Whatever a client asks, and of whatever it names: an answer, and nothing outside of the export.
