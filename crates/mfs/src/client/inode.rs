@@ -8,12 +8,13 @@ use super::belief::Version;
 use super::locks::Owners;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
+use crate::lock;
 use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tern_ids::NodeId;
 
 /// Set in the numbers of files, and not in those of the names that are ours.
@@ -124,11 +125,11 @@ impl Inode {
     }
 
     fn cached(&self) -> MutexGuard<'_, Option<Option<Version>>> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cached)
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
-        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hold)
     }
 
     fn seen(&self, object: Object, name: Option<(Arc<Inode>, OsString)>) {
@@ -192,23 +193,28 @@ impl Drop for Inode {
 /// All inodes that the kernel knows.
 #[derive(Debug, Default)]
 pub(crate) struct Inodes {
-    /// With how often the kernel was told of each.
-    known: Mutex<HashMap<u64, (Arc<Inode>, u64)>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By number, with how often the kernel was told of each.
+    inodes: HashMap<u64, (Arc<Inode>, u64)>,
+    /// The numbers that stand for a file: one, but for the like of a file that is gone and still open here.
+    numbers: HashMap<(NodeId, FileKey), Vec<u64>>,
 }
 
 impl Inodes {
     /// The inode of this number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
-        self.table().get(&number).map(|(inode, _)| inode.clone())
+        lock(&self.known).inodes.get(&number).map(|(inode, _)| inode.clone())
     }
 
-    /// The inodes that stand for this file: one, but for the like of a file that is gone and still open here.
+    /// The inodes that stand for this file.
     pub(crate) fn of(&self, node: NodeId, key: &FileKey) -> Vec<Arc<Inode>> {
-        let table = self.table();
-        let numbers = std::iter::successors(Some(number_of(node, key)), |number| Some(next(*number)));
-        let taken = numbers.map_while(|number| table.get(&number));
-        let own = taken.filter(|(inode, _)| inode.same.node == node && inode.same.key == *key);
-        own.map(|(inode, _)| inode.clone()).collect()
+        let known = lock(&self.known);
+        let numbers = known.numbers.get(&(node, *key)).into_iter().flatten();
+        numbers.filter_map(|number| known.inodes.get(number)).map(|(inode, _)| inode.clone()).collect()
     }
 
     /// A file is known by this name in this directory now.
@@ -231,43 +237,49 @@ impl Inodes {
     ) -> Arc<Inode> {
         let same = Same::new(node, &found.attributes);
         let name = name.map(|(parent, name)| (parent.clone(), name.to_owned()));
-        let mut number = number_of(node, &same.key);
-        let mut table = self.table();
-        loop {
-            match table.get_mut(&number) {
-                Some((inode, told)) if inode.same == same => {
-                    *told += 1;
-                    inode.seen(found.object, name);
-                    return inode.clone();
-                }
-                // Another file's: two of one number by chance, or one that is gone but still open here.
-                Some(_) => number = next(number),
-                None => break,
+        let mut known = lock(&self.known);
+        let Known { inodes, numbers } = &mut *known;
+        let numbers = numbers.entry((node, same.key)).or_default();
+        for number in &*numbers {
+            if let Some((inode, told)) = inodes.get_mut(number).filter(|(inode, _)| inode.same == same) {
+                *told += 1;
+                inode.seen(found.object, name);
+                return inode.clone();
             }
         }
+        let mut number = number_of(node, &same.key);
+        // Another file's: two of one number by chance, or one that is gone but still open here.
+        while inodes.contains_key(&number) {
+            number = next(number);
+        }
+        numbers.push(number);
         let hold = Hold { object: found.object, count: 1, name };
         let (owners, cached) = (Owners::default(), Mutex::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, cached });
-        table.insert(number, (inode.clone(), 1));
+        inodes.insert(number, (inode.clone(), 1));
         inode
     }
 
     /// The kernel forgets so many tellings.
     pub(crate) fn forget(&self, number: u64, count: u64) {
-        let mut table = self.table();
-        let Some((_, told)) = table.get_mut(&number) else { return };
+        let mut known = lock(&self.known);
+        let Some((inode, told)) = known.inodes.get_mut(&number) else { return };
         *told = told.saturating_sub(count);
-        if *told == 0 {
-            let gone = table.remove(&number);
-            // What it holds on to may go with it, and each of these wants the peer's lock only.
-            drop(table);
-            drop(gone);
+        if *told > 0 {
+            return;
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Inode>, u64)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        let of = (inode.same.node, inode.same.key);
+        let gone = known.inodes.remove(&number);
+        if let Some(numbers) = known.numbers.get_mut(&of) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                known.numbers.remove(&of);
+            }
+        }
+        // What it holds on to may go with it, and each of these wants the peer's lock only.
+        drop(known);
+        drop(gone);
     }
 }
 
@@ -282,4 +294,61 @@ fn number_of(node: NodeId, key: &FileKey) -> u64 {
 /// The number that is tried after this one.
 fn next(number: u64) -> u64 {
     OF_A_FILE | (number + 1) & (OF_A_FILE - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer::Common;
+    use super::*;
+
+    const NODE: NodeId = NodeId(2);
+
+    fn found(inode: u64, born: i64) -> Found {
+        let zero = Moment { seconds: 0, nanos: 0 };
+        let key = FileKey { volume: 1, device: 1, inode };
+        let attributes = Attributes {
+            key,
+            born: Moment { seconds: born, nanos: 0 },
+            mode: 0o100_644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks: 0,
+            block_size: 4096,
+            read: zero,
+            written: zero,
+            changed: zero,
+            lease: 0,
+            settled: true,
+        };
+        Found { object: Object(inode + 1), attributes }
+    }
+
+    #[test]
+    fn a_file_is_one_inode_whatever_stood_beside_it() {
+        let authority = tern_wire::Authority::create("test").unwrap();
+        let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
+        let patience = std::time::Duration::from_secs(1);
+        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
+        let peer = Arc::new(Peer::new(NODE, common.into()));
+        let inodes = Inodes::default();
+        let tell = |file: &Found| inodes.tell(NODE, &peer, file, None);
+        // Three of the same number, of which the first two are gone and still open here.
+        let files = [1, 2, 3].map(|born| found(7, born));
+        let told = files.map(|file| tell(&file));
+        let key = &files[0].attributes.key;
+        assert_eq!(inodes.of(NODE, key).len(), 3);
+        inodes.forget(told[1].number, 1);
+        // A recall reaches all that are left, and what is told again is the same.
+        let left: Vec<_> = inodes.of(NODE, key).iter().map(|inode| inode.number).collect();
+        assert_eq!(left, [told[0].number, told[2].number]);
+        assert_eq!(tell(&files[2]).number, told[2].number);
+        for (number, count) in [(told[0].number, 1), (told[2].number, 2)] {
+            inodes.forget(number, count);
+        }
+        assert!(inodes.of(NODE, key).is_empty());
+        assert!(lock(&inodes.known).numbers.is_empty());
+        assert_eq!(tell(&files[1]).number, told[0].number, "the number that it has as a rule");
+    }
 }
