@@ -116,7 +116,7 @@ pub enum Ask {
     /// It believes nothing of these any more, and waits for the next that are asked back.
     Hear {
         /// What it was asked for last.
-        given_back: Vec<FileKey>,
+        given_back: Vec<Lease>,
     },
 }
 
@@ -364,6 +364,15 @@ pub struct FileKey {
     pub inode: u64,
 }
 
+/// One lease of a file: the next one of the same file has another number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Of which.
+    pub of: FileKey,
+    /// Counted by the server.
+    pub number: u64,
+}
+
 /// What a file is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
@@ -476,7 +485,7 @@ pub enum Answer {
         end: u64,
     },
     /// Leases of these files are asked back; none if there was nothing to ask for a while.
-    Recalled(Vec<FileKey>),
+    Recalled(Vec<Lease>),
     /// It failed, with an error number of Linux.
     Failed(i32),
     /// The server holds this object or file no more; look it up again.

@@ -54,25 +54,23 @@ impl Told {
 pub(crate) struct Open {
     pub(crate) handle: u64,
     inode: Arc<Inode>,
-    flags: u32,
     is: Attributes,
+    /// The kernel may keep of its content, and has nothing of another version.
+    keeps: bool,
     before: Before,
 }
 
 impl Open {
-    /// Passes it on. What is written only, appended, or believed by nobody goes to its node at each call; anything else may
-    /// be kept by the kernel, and what it has of the same version already is used.
+    /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
+    /// what it has already is used.
     pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
-        let flags = OFlags::from_bits_retain(self.flags);
-        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
         self.before.pass(self.is.lease, |left| {
-            if !reads || left.is_zero() {
+            if !self.keeps || left.is_zero() {
                 self.inode.believe(None);
                 pass(FopenFlags::FOPEN_DIRECT_IO);
-            } else if self.inode.caches(Version::of(&self.is)) {
-                pass(FopenFlags::FOPEN_KEEP_CACHE);
             } else {
-                pass(FopenFlags::empty());
+                self.inode.may_have(Version::of(&self.is));
+                pass(FopenFlags::FOPEN_KEEP_CACHE);
             }
         });
     }
@@ -123,11 +121,15 @@ impl Mounted {
         }
     }
 
-    /// What is said of a file. If the kernel has of its content what may be of another version, it forgets that first.
-    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
+    /// Has the kernel forget what it has of a file's content, if that may be of another version; whether nothing of that is left.
+    fn has_only(&self, inode: &Inode, is: &Attributes) -> bool {
         let version = if is.lease > 0 { Version::of(is) } else { None };
-        let forgotten = !inode.has_changed(version) || self.0.forgetting.forget(inode.number);
-        let lease = if forgotten { is.lease } else { 0 };
+        inode.has_only(version, || self.0.forgetting.forget(inode.number))
+    }
+
+    /// What is said of a file.
+    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
+        let lease = if self.has_only(inode, is) { is.lease } else { 0 };
         let generation = Generation(inode.generation());
         Told { attr: file(inode, is), generation, lease: Some((before, lease)) }
     }
@@ -233,9 +235,14 @@ impl Mounted {
     }
 
     pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before) -> Open {
-        let (inode, flags) = (handle.inode.clone(), handle.flags);
+        let (inode, flags) = (handle.inode.clone(), OFlags::from_bits_retain(handle.flags));
         let handle = self.0.handles.keep(handle);
-        Open { handle, inode, flags, is, before }
+        // What is only written, or appended to, is never kept.
+        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
+        // Here, and not while it is passed on: that keeps the ear waiting, and others with it, whom the reads that the kernel
+        // waits for may need.
+        let keeps = reads && is.lease > 0 && self.has_only(&inode, &is);
+        Open { handle, inode, is, keeps, before }
     }
 
     pub(crate) fn close(&self, number: FileHandle) {

@@ -99,33 +99,31 @@ impl Inode {
 
     /// What the kernel has of its content is of this version now, or of no known one.
     pub(crate) fn believe(&self, version: Option<Version>) {
-        if let Some(cached) = &mut *self.cached() {
+        if let Some(cached) = &mut *lock(&self.cached) {
             *cached = version;
         }
     }
 
-    /// Whether what the kernel may have of its content is not known to be of this version. From now on it is.
-    pub(crate) fn has_changed(&self, version: Option<Version>) -> bool {
-        match &mut *self.cached() {
-            None => false,
-            Some(cached) => {
-                let same = cached.is_some() && *cached == version;
-                *cached = version;
-                !same
-            }
+    /// Whether all that the kernel may have of its content is of this version. If `forget` has it forgotten it is from then on,
+    /// and not before: who sees the version here lets the kernel keep what it has.
+    ///
+    /// What an answer tells is never older than what the kernel reads after it has forgotten. So nothing that it has is older
+    /// than the version here, even if two do this at once, or it was written meanwhile.
+    pub(crate) fn has_only(&self, version: Option<Version>, forget: impl FnOnce() -> bool) -> bool {
+        match &*lock(&self.cached) {
+            None => return true,
+            Some(cached) if cached.is_some() && *cached == version => return true,
+            Some(_) => {}
         }
+        // Without the lock, since it waits for reads that are under way.
+        let forgotten = forget();
+        self.believe(if forgotten { version } else { None });
+        forgotten
     }
 
-    /// The kernel may have of its content from now on; whether it has that of this version already.
-    pub(crate) fn caches(&self, version: Option<Version>) -> bool {
-        let mut cached = self.cached();
-        let same = version.is_some() && *cached == Some(version);
-        *cached = Some(version);
-        same
-    }
-
-    fn cached(&self) -> MutexGuard<'_, Option<Option<Version>>> {
-        lock(&self.cached)
+    /// The kernel may have of its content from now on. If that is the first time, it has nothing yet, and so only this version.
+    pub(crate) fn may_have(&self, version: Option<Version>) {
+        lock(&self.cached).get_or_insert(version);
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
@@ -323,6 +321,32 @@ mod tests {
             settled: true,
         };
         Found { object: Object(inode + 1), attributes }
+    }
+
+    #[test]
+    fn a_version_is_had_when_the_last_one_is_forgotten_and_not_before() {
+        let file = |seconds| {
+            Version::of(&Attributes { changed: Moment { seconds, nanos: 0 }, ..found(7, 1).attributes })
+        };
+        let authority = tern_wire::Authority::create("test").unwrap();
+        let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
+        let patience = std::time::Duration::from_secs(1);
+        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
+        let peer = Arc::new(Peer::new(NODE, common.into()));
+        let inode = Inodes::default().tell(NODE, &peer, &found(7, 1), None);
+        assert!(inode.has_only(file(1), || panic!("it has nothing yet")));
+        inode.may_have(file(1));
+        assert!(inode.has_only(file(1), || panic!("it has this one")));
+        let others = || assert!(!inode.has_only(file(2), || false), "what another one sees meanwhile");
+        assert!(inode.has_only(file(2), || {
+            others();
+            true
+        }));
+        assert!(inode.has_only(file(2), || panic!("it has this one now")));
+        assert!(!inode.has_only(file(3), || false));
+        assert!(!inode.has_only(file(3), || false), "it was not forgotten");
+        assert!(inode.has_only(None, || true));
+        assert!(!inode.has_only(None, || false), "no version is like no other");
     }
 
     #[test]

@@ -13,8 +13,9 @@
 
 use super::session::Session;
 use crate::lock;
-use crate::message::FileKey;
+use crate::message::{FileKey, Lease};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,10 +25,18 @@ pub(crate) const TERM: Duration = Duration::from_secs(1);
 /// The same, in milliseconds.
 pub(crate) const MILLIS: u32 = 1000;
 
+#[derive(Debug)]
+struct Holder {
+    session: Weak<Session>,
+    /// The lease's.
+    number: u64,
+    end: Instant,
+}
+
 #[derive(Debug, Default)]
 struct Leased {
-    /// By the number of the session: until when.
-    holders: HashMap<u64, (Instant, Weak<Session>)>,
+    /// By the number of the session.
+    holders: HashMap<u64, Holder>,
     /// How often each session has it open for writing.
     writers: HashMap<u64, usize>,
     /// Changes under way.
@@ -41,13 +50,14 @@ pub(crate) struct Leases {
     inherited: Instant,
     files: Mutex<HashMap<FileKey, Leased>>,
     given_back: Condvar,
+    count: AtomicU64,
 }
 
 impl Leases {
     /// Those of a server that has just begun, and is the first or not.
     pub(crate) fn new(is_first: bool) -> Self {
         let inherited = if is_first { Instant::now() } else { Instant::now() + TERM };
-        Self { inherited, files: Mutex::default(), given_back: Condvar::new() }
+        Self { inherited, files: Mutex::default(), given_back: Condvar::new(), count: AtomicU64::new(0) }
     }
 
     /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
@@ -60,7 +70,9 @@ impl Leases {
         if file.changing > 0 || file.writers.keys().any(|writer| *writer != session.number) {
             return false;
         }
-        file.holders.insert(session.number, (Instant::now() + TERM, Arc::downgrade(session)));
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let holder = Holder { session: Arc::downgrade(session), number, end: Instant::now() + TERM };
+        file.holders.insert(session.number, holder);
         true
     }
 
@@ -79,12 +91,11 @@ impl Leases {
             let mut until = self.inherited;
             for key in keys {
                 let Some(file) = files.get_mut(key) else { continue };
-                file.holders.retain(|_, (end, _)| *end > now);
-                for (_, (end, holder)) in file.holders.iter().filter(|(number, _)| **number != session.number)
-                {
-                    until = until.max(*end);
-                    if !asked && let Some(holder) = holder.upgrade() {
-                        holder.recall(*key);
+                file.holders.retain(|_, holder| holder.end > now);
+                for (_, holder) in file.holders.iter().filter(|(number, _)| **number != session.number) {
+                    until = until.max(holder.end);
+                    if !asked && let Some(session) = holder.session.upgrade() {
+                        session.recall(Lease { of: *key, number: holder.number });
                     }
                 }
             }
@@ -123,12 +134,13 @@ impl Leases {
         }
     }
 
-    /// A session believes nothing of these any more.
-    pub(crate) fn given_back(&self, session: &Session, keys: &[FileKey]) {
+    /// A session believes nothing any more of what it believed under these. Under others of the same files it does: they may have
+    /// been granted since these were asked back.
+    pub(crate) fn given_back(&self, session: &Session, leases: &[Lease]) {
         let mut files = lock(&self.files);
-        for key in keys {
-            if let Some(file) = files.get_mut(key) {
-                file.holders.remove(&session.number);
+        for lease in leases {
+            if let Some(file) = files.get_mut(&lease.of) {
+                file.holders.retain(|holder, held| *holder != session.number || held.number != lease.number);
             }
         }
         self.given_back.notify_all();
@@ -138,7 +150,7 @@ impl Leases {
     pub(crate) fn tidy(&self, there: &[u64]) {
         let now = Instant::now();
         lock(&self.files).retain(|_, file| {
-            file.holders.retain(|_, (end, _)| *end > now);
+            file.holders.retain(|_, holder| holder.end > now);
             file.writers.retain(|session, _| there.contains(session));
             file.changing > 0 || !file.holders.is_empty() || !file.writers.is_empty()
         });
@@ -167,7 +179,7 @@ mod tests {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], Instant::now));
             let recalled = reader.recalled(TERM);
             let given_back = Instant::now();
-            assert_eq!(recalled, [KEY]);
+            assert_eq!(recalled, [Lease { of: KEY, number: 0 }]);
             assert!(!leases.grant(&reader, KEY), "none while it is changed");
             leases.given_back(&reader, &recalled);
             assert!(changing.join().unwrap() >= given_back);
@@ -182,6 +194,19 @@ mod tests {
         assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[KEY], || ());
         assert!(begun.elapsed() >= TERM);
+    }
+
+    #[test]
+    fn what_was_granted_since_is_not_given_back() {
+        let (leases, reader, writer) = (Leases::new(true), session(), session());
+        assert!(leases.grant(&reader, KEY));
+        // Its term is over before it is given back.
+        leases.change(&writer, &[KEY], || ());
+        assert!(leases.grant(&reader, KEY));
+        leases.given_back(&reader, &reader.recalled(TERM));
+        let begun = Instant::now();
+        leases.change(&writer, &[KEY], || ());
+        assert!(begun.elapsed() >= TERM / 2, "it holds");
     }
 
     #[test]

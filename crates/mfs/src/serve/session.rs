@@ -7,7 +7,7 @@ use super::budget::{Budget, Slot};
 use super::export::{Export, Place};
 use super::stat::attributes;
 use crate::lock;
-use crate::message::{Answer, FileKey, Object, Opened, ROOT};
+use crate::message::{Answer, FileKey, Lease, Object, Opened, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -74,7 +74,7 @@ impl Lane {
 #[derive(Debug, Default)]
 struct Ear {
     listeners: usize,
-    recalled: Vec<FileKey>,
+    recalled: Vec<Lease>,
 }
 
 /// An object with how often it was looked up.
@@ -244,13 +244,13 @@ impl Session {
     }
 
     /// Asks a lease back.
-    pub(crate) fn recall(&self, key: FileKey) {
-        lock(&self.ear).recalled.push(key);
+    pub(crate) fn recall(&self, lease: Lease) {
+        lock(&self.ear).recalled.push(lease);
         self.heard.notify_one();
     }
 
     /// What is asked back, as soon as there is something, or nothing after a while.
-    pub(crate) fn recalled(&self, most: Duration) -> Vec<FileKey> {
+    pub(crate) fn recalled(&self, most: Duration) -> Vec<Lease> {
         let ear = lock(&self.ear);
         let mut ear = self
             .heard
