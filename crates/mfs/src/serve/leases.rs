@@ -76,16 +76,17 @@ impl Leases {
         true
     }
 
-    /// Does what changes these files, when no other session believes anything of them any more.
-    pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce() -> T) -> T {
+    /// Does what changes these files, when no other session believes anything of them any more. It is told whether that had to
+    /// be waited for.
+    pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce(bool) -> T) -> T {
         if keys.is_empty() {
-            return act();
+            return act(false);
         }
         let mut files = lock(&self.files);
         for key in keys {
             files.entry(*key).or_default().changing += 1;
         }
-        let mut asked = false;
+        let (mut asked, mut waited) = (false, false);
         loop {
             let now = Instant::now();
             let mut until = self.inherited;
@@ -104,17 +105,12 @@ impl Leases {
             if left.is_zero() {
                 break;
             }
+            waited = true;
             files = self.given_back.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(files);
-        let done = act();
-        let mut files = lock(&self.files);
-        for key in keys {
-            if let Some(file) = files.get_mut(key) {
-                file.changing -= 1;
-            }
-        }
-        done
+        let _changing = Changing { leases: self, keys };
+        act(waited)
     }
 
     /// A session has opened the file for writing; to be said while it is changing it.
@@ -157,6 +153,23 @@ impl Leases {
     }
 }
 
+/// Files that are being changed, until that is over, in whatever way.
+struct Changing<'a> {
+    leases: &'a Leases,
+    keys: &'a [FileKey],
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut files = lock(&self.leases.files);
+        for key in self.keys {
+            if let Some(file) = files.get_mut(key) {
+                file.changing -= 1;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::budget::Budget;
@@ -176,7 +189,7 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         assert!(leases.grant(&reader, KEY));
         std::thread::scope(|scope| {
-            let changing = scope.spawn(|| leases.change(&writer, &[KEY], Instant::now));
+            let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
             let recalled = reader.recalled(TERM);
             let given_back = Instant::now();
             assert_eq!(recalled, [Lease { of: KEY, number: 0 }]);
@@ -192,7 +205,7 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         let begun = Instant::now();
         assert!(leases.grant(&reader, KEY));
-        leases.change(&writer, &[KEY], || ());
+        leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM);
     }
 
@@ -201,11 +214,11 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         assert!(leases.grant(&reader, KEY));
         // Its term is over before it is given back.
-        leases.change(&writer, &[KEY], || ());
+        leases.change(&writer, &[KEY], |_| ());
         assert!(leases.grant(&reader, KEY));
         leases.given_back(&reader, &reader.recalled(TERM));
         let begun = Instant::now();
-        leases.change(&writer, &[KEY], || ());
+        leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM / 2, "it holds");
     }
 
@@ -214,22 +227,22 @@ mod tests {
         let (leases, session) = (Leases::new(true), session());
         assert!(leases.grant(&session, KEY));
         let begun = Instant::now();
-        leases.change(&session, &[KEY], || ());
+        leases.change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() < TERM);
         let begun = Instant::now();
-        Leases::new(false).change(&session, &[KEY], || ());
+        Leases::new(false).change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM / 2, "the last server's promises hold");
     }
 
     #[test]
     fn nobody_believes_anything_of_what_another_has_open_for_writing() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        leases.change(&writer, &[KEY], || leases.opened(&writer, KEY));
+        leases.change(&writer, &[KEY], |_| leases.opened(&writer, KEY));
         assert!(!leases.grant(&reader, KEY));
         assert!(leases.grant(&writer, KEY), "but he himself");
         leases.closed(&writer, KEY);
         assert!(leases.grant(&reader, KEY));
-        leases.change(&writer, &[FileKey { inode: 4, ..KEY }], || {
+        leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.opened(&writer, FileKey { inode: 4, ..KEY });
         });
         leases.tidy(&[reader.number]);

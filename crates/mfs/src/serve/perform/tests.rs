@@ -153,6 +153,76 @@ fn a_rename_says_what_has_which_name_now() {
     assert_eq!(rename(0), Answer::Renamed { moved: Some(b), back: None });
 }
 
+#[test]
+fn what_is_there_is_looked_at_before_it_is_opened() {
+    let exported = Exported::new("there");
+    let dir = exported.object(&exported.path);
+    let create = |name: &str, flags: OFlags| {
+        let (name, flags) = (Name::from(OsStr::new(name)), flags.bits());
+        exported.perform(Deed::Create { dir, name, mode: 0o600, flags }, &[]).map(|(answer, _)| answer)
+    };
+    let errno = |done| if let Err(Fault::Errno(errno)) = done { errno } else { panic!("{done:?}") };
+    let kind = FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, exported.path.join("pipe"), kind, Mode::RWXU, 0).unwrap();
+    std::fs::create_dir(exported.path.join("dir")).unwrap();
+    std::os::unix::fs::symlink("file", exported.path.join("link")).unwrap();
+    std::fs::write(exported.path.join("file"), "something").unwrap();
+    let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+    let opens = rustix::fs::inotify::WatchFlags::OPEN;
+    rustix::fs::inotify::add_watch(&watch, exported.path.join("pipe"), opens).unwrap();
+    assert_eq!(errno(create("pipe", OFlags::RDONLY)), Errno::NXIO);
+    let of = exported.object(&exported.path.join("pipe"));
+    let change = Change { size: Some(0), ..Change::default() };
+    assert_eq!(
+        errno(exported.perform(Deed::Set { of, opened: None, change }, &[]).map(|set| set.0)),
+        Errno::INVAL
+    );
+    assert_eq!(rustix::io::read(&watch, &mut [0; 100]), Err(Errno::AGAIN), "it was opened");
+    assert_eq!(errno(create("dir", OFlags::RDONLY)), Errno::ISDIR);
+    assert_eq!(errno(create("link", OFlags::RDWR)), Errno::LOOP);
+    assert_eq!(errno(create("file", OFlags::RDWR | OFlags::EXCL)), Errno::EXIST);
+    let object = exported.object(&exported.path.join("file"));
+    let Answer::Created(found, _) = create("file", OFlags::RDONLY).unwrap() else {
+        panic!("nothing created")
+    };
+    assert_eq!((found.object, found.attributes.size), (object, 9));
+    // Who believes something of it is asked to forget that.
+    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    reader.hears(true);
+    assert!(exported.leases.grant(&reader, found.attributes.key));
+    let Answer::Created(found, _) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
+        panic!("nor now")
+    };
+    assert_eq!((found.object, found.attributes.size), (object, 0));
+    assert_eq!(reader.recalled(leases::TERM)[0].of, found.attributes.key);
+    assert!(!exported.leases.grant(&reader, found.attributes.key), "it is open for writing");
+}
+
+#[test]
+fn who_waits_for_one_file_does_not_change_another() {
+    let exported = Exported::new("waits");
+    let dir = exported.object(&exported.path);
+    let [old, new] = ["old", "new"].map(|name| {
+        std::fs::write(exported.path.join(name), name).unwrap();
+        let object = exported.object(&exported.path.join(name));
+        exported.session.object(object).unwrap().key
+    });
+    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    reader.hears(true);
+    assert!(exported.leases.grant(&reader, old) && exported.leases.grant(&reader, new));
+    std::thread::scope(|scope| {
+        let unlink = Deed::Unlink { dir, name: Name::from(OsStr::new("old")) };
+        let unlinking = scope.spawn(|| exported.perform(unlink, &[]).map(drop));
+        let first = reader.recalled(leases::TERM);
+        assert_eq!(first[0].of, old);
+        std::fs::rename(exported.path.join("new"), exported.path.join("old")).unwrap();
+        exported.leases.given_back(&reader, &first);
+        assert_eq!(reader.recalled(leases::TERM)[0].of, new);
+        unlinking.join().unwrap().unwrap();
+    });
+    assert!(!exported.path.join("old").exists());
+}
+
 /// Whatever a client asks, and of whatever it names: an answer, and nothing outside of the export.
 #[test]
 fn any_deed_is_answered() {
