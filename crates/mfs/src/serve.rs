@@ -129,21 +129,20 @@ fn boot() -> String {
 
 impl Serving {
     fn take(self: &Arc<Self>, socket: TcpStream) {
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
+        if self.connections.load(Ordering::Acquire) >= MOST_CONNECTIONS {
             tracing::warn!("too many connections; one was closed");
             return;
         }
-        let serving = self.clone();
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        // Counted until its thread has ended, in whatever way, or there is none.
+        let counted = Counted(self.clone());
         let serve = move || {
-            if let Err(error) = serving.serve(socket) {
+            if let Err(error) = counted.0.serve(socket) {
                 tracing::info!("a connection has ended: {error:#}");
             }
-            serving.connections.fetch_sub(1, Ordering::AcqRel);
         };
         if let Err(error) = std::thread::Builder::new().name("lane".into()).spawn(serve) {
             tracing::warn!(%error, "no thread for a connection");
-            self.connections.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -155,29 +154,25 @@ impl Serving {
         let _ended = Ended(socket.try_clone()?);
         let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
         let node = link.peer_node().context("the peer is no node")?;
-        let Begun { session, lane, given_up, ear, fresh, tag } = match self.begin(&mut link, node, own)? {
-            Ok(begun) => begun,
-            Err(why) => {
-                say(&mut link, 0, &Answer::Refused(why), &[])?;
-                return Ok(());
-            }
-        };
+        let Begun { session: connected, lane, given_up, ear, fresh, tag } =
+            match self.begin(&mut link, node, own)? {
+                Ok(begun) => begun,
+                Err(why) => {
+                    say(&mut link, 0, &Answer::Refused(why), &[])?;
+                    return Ok(());
+                }
+            };
+        let session = &connected.0;
         // Before it is told so: what it asks from then on is answered with leases.
-        let _listening = ear.then(|| Listening::new(&session));
+        let _listening = ear.then(|| Listening::new(session));
         say(&mut link, tag, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
-        lock(&session.connections).0 += 1;
         // One connection at a time has the lane: a new one waits until the old one's call is over.
         let mut lane = lock(&lane);
         // Having said that it has begun we do that, whatever becomes of the connection.
         if let Some(answer) = lane.give_up(given_up) {
-            release::unheard(&session, &self.leases, &answer);
+            release::unheard(session, &self.leases, &answer);
         }
-        let done = self.converse(&mut link, &session, &mut lane);
-        drop(lane);
-        let mut connections = lock(&session.connections);
-        connections.0 -= 1;
-        connections.1 = Instant::now();
-        match done {
+        match self.converse(&mut link, session, &mut lane) {
             Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => Ok(()),
             done => done,
         }
@@ -200,10 +195,10 @@ impl Serving {
             return Ok(Err(format!("node {node} is not in this node's map")));
         }
         let mut fresh = false;
-        let session = {
+        let connected = {
             let mut sessions = lock(&self.sessions);
             let of_node = sessions.keys().filter(|(of, _)| *of == node).count();
-            match sessions.get(&(node, session)) {
+            let session = match sessions.get(&(node, session)) {
                 Some(session) => session.clone(),
                 None if of_node >= MOST_SESSIONS => {
                     return Ok(Err("too many trees are mounted there".into()));
@@ -214,12 +209,14 @@ impl Serving {
                     sessions.insert((node, session), new.clone());
                     new
                 }
-            }
+            };
+            // Before the sessions can be tidied.
+            Connected::new(session)
         };
-        let Some(lane) = session.lane(lane, socket) else {
+        let Some(lane) = connected.0.lane(lane, socket) else {
             return Ok(Err(format!("there are {MOST_LANES} lanes")));
         };
-        Ok(Ok(Begun { session, lane, given_up, ear, fresh, tag: frame.tag }))
+        Ok(Ok(Begun { session: connected, lane, given_up, ear, fresh, tag: frame.tag }))
     }
 
     fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane) -> Result<()> {
@@ -299,7 +296,7 @@ impl Serving {
             connections > 0 || since.elapsed() < self.patience
         });
         let there: Vec<u64> = sessions.values().map(|session| session.number).collect();
-        drop(sessions);
+        // No session may come and open something between the two.
         self.leases.tidy(&there);
     }
 }
@@ -315,7 +312,7 @@ impl Drop for Ended {
 
 /// A connection that has said what it is.
 struct Begun {
-    session: Arc<Session>,
+    session: Connected,
     lane: SharedLane,
     /// The last ask of the lane whose answer is given up.
     given_up: u64,
@@ -323,6 +320,33 @@ struct Begun {
     /// The session is new.
     fresh: bool,
     tag: u64,
+}
+
+/// A connection, among all.
+struct Counted(Arc<Serving>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A session with one connection more, as long as that lasts.
+struct Connected(Arc<Session>);
+
+impl Connected {
+    fn new(session: Arc<Session>) -> Self {
+        lock(&session.connections).0 += 1;
+        Self(session)
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut connections = lock(&self.0.connections);
+        connections.0 -= 1;
+        connections.1 = Instant::now();
+    }
 }
 
 /// A session's ear, as long as its connection lasts.
