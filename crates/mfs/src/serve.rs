@@ -18,6 +18,7 @@ mod stat;
 
 use crate::lock;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
+use crate::send;
 use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
@@ -39,7 +40,7 @@ use tern_wire::{Identity, Link, LinkError, ServerTls};
 
 pub(crate) use export::Export;
 
-/// How long an answer may take to leave, and a handshake to be made.
+/// How long nothing of an answer may leave, and how long a handshake may take to be made.
 const SOON: Duration = Duration::from_secs(10);
 
 /// How long who listens for leases that are asked back is left without a word.
@@ -255,7 +256,7 @@ impl Serving {
                     lane.newest = frame.tag;
                     let once = !deed.is_repeatable();
                     if once && lane.last == Some(frame.tag) {
-                        link.send(ANSWER, frame.tag, &[&lane.answer], Instant::now() + SOON)?;
+                        send(link, ANSWER, frame.tag, &[&lane.answer], SOON)?;
                         continue;
                     }
                     out.clear();
@@ -384,5 +385,5 @@ fn answer(done: Result<Answer, Fault>) -> Answer {
 
 fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
     let head = tern_wire::encode(answer)?;
-    Ok(link.send(ANSWER, tag, &[&head, data], Instant::now() + SOON)?)
+    Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
 }

@@ -15,9 +15,13 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use tern_wire::limits::MOST_PAYLOAD;
 
 /// How much of a directory is read at once.
 const DIRECTORY: u32 = 64 << 10;
+
+/// The most bytes that a deed on an open file takes, and its caller without his groups.
+const MOST_WORDS: usize = 128;
 
 /// The number of the tree's own root.
 pub(crate) const ROOT: u64 = 1;
@@ -264,15 +268,21 @@ impl Mounted {
     ) -> Outcome<u32> {
         let handle = self.handle(handle)?;
         let who = self.writer(request, &handle);
-        // As much as is told the kernel to send at once; what is more it sends again.
-        let piece = data.get(..MOST_DATA).unwrap_or(data);
         let append = OFlags::from_bits_retain(handle.flags).contains(OFlags::APPEND);
-        let heard = self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
-        handle.inode.believe(None);
-        match heard.answer {
-            Answer::Count(count) => u32::try_from(count).map_err(|_large| Errno::IO),
-            _ => Err(Errno::IO),
+        let mut done = 0;
+        // One piece, but for who has very many groups. To be told of a rest is nothing to the kernel where it writes by itself.
+        for piece in data.chunks(most_data(&who)) {
+            let at = at + done;
+            let heard =
+                self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
+            handle.inode.believe(None);
+            let Answer::Count(count) = heard.answer else { return Err(Errno::IO) };
+            done += count;
+            if count < piece.len() as u64 {
+                break;
+            }
         }
+        u32::try_from(done).map_err(|_large| Errno::IO)
     }
 
     /// A copy within one node; the kernel reads and writes itself where it cannot be (`EXDEV`).
@@ -369,6 +379,12 @@ impl Mounted {
     }
 }
 
+/// How much data fits into one frame with this caller and what he wants done.
+fn most_data(who: &Caller) -> usize {
+    // A number takes 5 bytes at most.
+    MOST_DATA.min((MOST_PAYLOAD - MOST_WORDS).saturating_sub(5 * who.groups.len())).max(1)
+}
+
 /// Whether it is the root or one of its links, which are no node's.
 pub(crate) fn is_ours(number: INodeNo) -> bool {
     number.0 == ROOT || Link::of(number.0).is_some()
@@ -381,4 +397,22 @@ fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
 /// A link's target is at most a node's number long, and another one for another caller.
 pub(crate) fn of_link(link: Link) -> FileAttr {
     ours(link.number(), FileType::Symlink, 0o777, 5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Ask, Opened};
+
+    #[test]
+    fn what_is_written_fits_whatever_groups_the_writer_has() {
+        for (groups, at) in [(0, 0), (700, u64::MAX), (800, 1 << 40), (65_536, u64::MAX)] {
+            let who = Caller { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
+            let deed = Deed::Write { opened: Opened(u64::MAX), at, append: true };
+            let most = most_data(&who);
+            let head = tern_wire::encode(&Ask::Do(who, deed)).unwrap();
+            assert!(head.len() + most <= MOST_PAYLOAD, "{groups}");
+            assert!(most >= MOST_DATA / 2 && (groups > 750 || most == MOST_DATA), "{groups}");
+        }
+    }
 }

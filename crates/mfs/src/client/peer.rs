@@ -7,6 +7,7 @@
 
 use super::unsaved::Boot;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, VERSION};
+use crate::{lock, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -249,7 +250,7 @@ impl Peer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A lane of one's own, and until when to try.
@@ -343,7 +344,7 @@ impl Peer {
 
     /// Sends an ask and waits for its answer; looks now and then whether the node is there.
     fn exchange(&self, link: &mut Link, boot: Boot, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
-        link.send(ASK, tag, parts, Instant::now() + self.common.patience)?;
+        send(link, ASK, tag, parts, self.common.patience)?;
         loop {
             match link.recv(Instant::now() + LOOK) {
                 Ok(frame) if frame.kind == ANSWER && frame.tag == tag => {

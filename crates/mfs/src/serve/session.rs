@@ -96,6 +96,12 @@ struct Objects {
     next: u64,
 }
 
+/// Open files by number.
+type Files = HashMap<u64, (Arc<OpenFile>, Slot)>;
+
+/// Descriptors by file and owner.
+type Owners = HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>;
+
 /// One mounted tree's.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -104,9 +110,9 @@ pub(crate) struct Session {
     root: Arc<Held>,
     pub(crate) budget: Arc<Budget>,
     objects: Mutex<Objects>,
-    files: Mutex<(HashMap<u64, (Arc<OpenFile>, Slot)>, u64)>,
+    files: Mutex<(Files, u64)>,
     /// For each owner of record locks of a file, a descriptor whose open file description stands for him.
-    pub(crate) owners: Mutex<HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>>,
+    pub(crate) owners: Mutex<Owners>,
     ear: Mutex<Ear>,
     heard: Condvar,
     /// Each with the connection that uses it.
