@@ -14,6 +14,7 @@ mod fuse;
 mod handle;
 mod inode;
 mod locks;
+mod map;
 mod peer;
 mod people;
 mod tree;

@@ -6,6 +6,7 @@ use super::handle::Handle;
 use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
+use crate::lock;
 use crate::message::{
     Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Release,
 };
@@ -13,7 +14,7 @@ use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, Rep
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tern_wire::limits::MOST_PAYLOAD;
 
@@ -330,7 +331,7 @@ impl Mounted {
     /// Entries from this place on; some that were read before, if they are those.
     pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
         let handle = self.handle(handle)?;
-        let mut ahead = handle.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ahead = lock(&handle.ahead);
         if after == 0 || ahead.0 != after || ahead.1.is_empty() {
             let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY };
             let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;

@@ -2,9 +2,10 @@
 
 use super::inode::Inode;
 use super::unsaved::Boot;
+use crate::lock;
 use crate::message::{Caller, Entry, Opened};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One open file or directory.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ impl Handle {
 
     /// The server's number of it.
     pub(crate) fn opened(&self) -> Opened {
-        *self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.opened)
     }
 }
 
@@ -56,6 +57,6 @@ impl Handles {
     }
 
     fn table(&self) -> MutexGuard<'_, (HashMap<u64, Arc<Handle>>, u64)> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.all)
     }
 }

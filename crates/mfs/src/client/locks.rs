@@ -5,11 +5,12 @@ use super::handle::Handle;
 use super::peer::Peer;
 use super::people::is_interrupted;
 use super::tree::Tree;
+use crate::lock;
 use crate::message::{Answer, Deed, LockKind};
 use fuser::ReplyEmpty;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How long who waits sleeps, at first and at most: it doubles.
@@ -42,7 +43,7 @@ impl Owners {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -3,15 +3,17 @@
 use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
+use super::map::KeptMap;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
+use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tern_ids::NodeId;
 use tern_node::map::Map;
 
@@ -67,6 +69,7 @@ pub(crate) enum Below {
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) common: Arc<Common>,
+    map: KeptMap,
     pub(crate) run_dir: PathBuf,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
@@ -78,6 +81,7 @@ pub(crate) struct Tree {
 impl Tree {
     pub(crate) fn new(common: Common, run_dir: PathBuf) -> Self {
         Self {
+            map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
             run_dir,
             peers: Mutex::default(),
@@ -93,8 +97,8 @@ impl Tree {
     }
 
     /// The cluster as it is now.
-    pub(crate) fn map(&self) -> Map {
-        Map::read(&self.common.map).unwrap_or_default()
+    pub(crate) fn map(&self) -> Arc<Map> {
+        self.map.now()
     }
 
     /// What a name below the root means.
@@ -127,7 +131,7 @@ impl Tree {
     }
 
     pub(crate) fn peer(&self, node: NodeId) -> Arc<Peer> {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&self.peers);
         if let Some(peer) = peers.get(&node) {
             return peer.clone();
         }
@@ -246,7 +250,7 @@ impl Tree {
     /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if something that was
     /// written since it was opened first has gone with the node's memory.
     pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
-        let mut opened = handle.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&handle.opened);
         if *opened != was {
             return Ok(());
         }
