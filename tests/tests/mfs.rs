@@ -271,7 +271,8 @@ fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
     let mut locker = locker.args(["-c", LOCKER]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(locker.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "locked");
-    let open = "for pid in $(pgrep -f '[t]ern-mfs.*serve'); do ls -l /proc/$pid/fd; done | grep -c '/tmp/locked$'";
+    let open =
+        "for pid in $(pgrep -f '[t]ern-mfs.*serve'); do ls -l /proc/$pid/fd; done | grep -c '/tmp/locked$'";
     assert_ne!(sh(&cluster, 2, open).lines().next(), Some("0"));
 
     cluster.lab().cut(Cable::Node(2)).unwrap();
@@ -284,12 +285,16 @@ fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
     // Nobody here has said anything to the node since, and the object goes last, with the next call.
     sh(&cluster, 1, "echo 2 > /proc/sys/vm/drop_caches; ls /mfs/2/tmp");
     let closed = format!("for i in $(seq 100); do [ $({open}) -le 1 ] && break; sleep 0.05; done; {open}");
-    assert!(matches!(sh(&cluster, 2, &closed).lines().next(), Some("0" | "1")), "{}", sh(&cluster, 2, &closed));
+    assert!(
+        matches!(sh(&cluster, 2, &closed).lines().next(), Some("0" | "1")),
+        "{}",
+        sh(&cluster, 2, &closed)
+    );
 }
 
 /// Writes to a file and makes one in a directory, and wants both saved when it is told to; says how that went.
 const SAVER: &str = "
-import errno, os
+import errno, fcntl, os
 def tried(call, *words):
     try:
         call(*words)
@@ -298,13 +303,15 @@ def tried(call, *words):
         return errno.errorcode[error.errno]
 file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR | os.O_CREAT)
 idle = os.open('/mfs/2/tmp/saved/idle', os.O_RDWR | os.O_CREAT)
+locked = os.open('/mfs/2/tmp/saved/locked', os.O_RDWR | os.O_CREAT)
 directory = os.open('/mfs/2/tmp/saved', os.O_RDONLY)
 os.fsync(idle)
 for _ in range(2):
     os.write(file, b'one')
     print('written', flush=True)
     input()
-    print(tried(os.fsync, file), tried(os.fsync, idle), tried(os.fsync, directory), flush=True)
+    print(tried(os.fsync, file), tried(os.fsync, idle), tried(os.fsync, directory), end=' ')
+    print(tried(fcntl.lockf, locked, fcntl.LOCK_EX), flush=True)
 print(tried(os.write, file, b'two'), tried(os.write, idle, b'two'))
 file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR)
 os.write(file, b'three')
@@ -321,18 +328,18 @@ fn what_is_said_to_be_saved_is_saved() {
     let mut line = || lines.next().unwrap().unwrap();
     let mut on = saver.stdin.take().unwrap();
     let kill = "pkill -KILL -f '[t]ern-mfs.*serve'";
-    // What a server has written that was killed is in its kernel, and the next one saves it.
+    // What a server has written that was killed is in its kernel, and the next one saves it. It locks what nobody had locked.
     assert_eq!(line(), "written");
     sh(&cluster, 2, kill);
     writeln!(on).unwrap();
-    assert_eq!(line(), "done done done");
-    // Another boot: a machine that was reset.
+    assert_eq!(line(), "done done done done");
+    // Another boot: a machine that was reset. What was locked somebody else may have had since, killed or reset.
     assert_eq!(line(), "written");
     let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
     assert_eq!(sh(&cluster, 2, reset), "");
     sh(&cluster, 2, kill);
     writeln!(on).unwrap();
-    assert_eq!(line(), "EIO done done");
+    assert_eq!(line(), "EIO done done ESTALE");
     assert_eq!(line(), "EIO done");
     assert_eq!(line(), "done");
     assert!(saver.wait().unwrap().success());

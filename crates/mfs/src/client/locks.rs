@@ -19,30 +19,44 @@ const SLEEP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 /// Who may have record locks on a file: for each of the kernel's numbers one that the server knows him by. The kernel uses its
 /// numbers again, and that he has lost his locks may be said late; so each of ours is used once.
 #[derive(Debug, Default)]
-pub(crate) struct Owners(Mutex<HashMap<u64, u64>>);
+pub(crate) struct Owners(Mutex<HashMap<u64, Owner>>);
+
+#[derive(Debug)]
+struct Owner {
+    number: u64,
+    /// He has been told that he has a lock.
+    has: bool,
+}
 
 impl Owners {
     /// The number of who wants a lock.
     fn add(&self, owner: u64, peer: &Peer) -> u64 {
-        *self.all().entry(owner).or_insert_with(|| peer.new_owner())
+        self.all().entry(owner).or_insert_with(|| Owner { number: peer.new_owner(), has: false }).number
     }
 
     /// The number of one who may have locks.
     fn get(&self, owner: u64) -> Option<u64> {
-        self.all().get(&owner).copied()
+        self.all().get(&owner).map(|owner| owner.number)
+    }
+
+    /// Whether he is still known by that number; if so, and it `has` a lock now, that is noted.
+    fn knows(&self, owner: u64, number: u64, has: bool) -> bool {
+        let mut all = self.all();
+        let known = all.get_mut(&owner).filter(|known| known.number == number);
+        known.map(|known| known.has |= has).is_some()
     }
 
     /// He has none any more.
     pub(crate) fn remove(&self, owner: u64) -> Option<u64> {
-        self.all().remove(&owner)
+        self.all().remove(&owner).map(|owner| owner.number)
     }
 
-    /// Whether somebody may have one.
-    pub(crate) fn are_some(&self) -> bool {
-        !self.all().is_empty()
+    /// Whether somebody has one.
+    pub(crate) fn have_some(&self) -> bool {
+        self.all().values().any(|owner| owner.has)
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Owner>> {
         lock(&self.0)
     }
 }
@@ -143,7 +157,8 @@ impl Wish {
         let deed = |opened| Deed::Lock { opened, owner: *number, kind: *kind, start: *start, end: *end };
         let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
         // Another thread of his may have closed the file meanwhile, and said so to the server before this lock was there.
-        if inode.owners.get(*owner) != Some(*number) {
+        let has = done.is_ok() && *kind != LockKind::Unlocked;
+        if !inode.owners.knows(*owner, *number, has) {
             inode.release_owner(*number);
             return Err(Errno::INTR);
         }

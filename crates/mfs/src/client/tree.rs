@@ -254,7 +254,7 @@ impl Tree {
         if *opened != was {
             return Ok(());
         }
-        if handle.inode.owners.are_some() {
+        if handle.inode.owners.have_some() {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
