@@ -304,13 +304,16 @@ def tried(call, *words):
 file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR | os.O_CREAT)
 idle = os.open('/mfs/2/tmp/saved/idle', os.O_RDWR | os.O_CREAT)
 locked = os.open('/mfs/2/tmp/saved/locked', os.O_RDWR | os.O_CREAT)
+reader = os.open('/mfs/2/tmp/saved/file', os.O_RDONLY)
 directory = os.open('/mfs/2/tmp/saved', os.O_RDONLY)
 os.fsync(idle)
-for _ in range(2):
+for turn in range(2):
+    os.mkdir(f'/mfs/2/tmp/saved/{turn}')
     os.write(file, b'one')
     print('written', flush=True)
     input()
     print(tried(os.fsync, file), tried(os.fsync, idle), tried(os.fsync, directory), end=' ')
+    print(tried(os.read, reader, 9), tried(os.fsync, reader), sorted(os.listdir(directory))[turn], end=' ')
     print(tried(fcntl.lockf, locked, fcntl.LOCK_EX), flush=True)
 print(tried(os.write, file, b'two'), tried(os.write, idle, b'two'))
 file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR)
@@ -332,14 +335,14 @@ fn what_is_said_to_be_saved_is_saved() {
     assert_eq!(line(), "written");
     sh(&cluster, 2, kill);
     writeln!(on).unwrap();
-    assert_eq!(line(), "done done done done");
+    assert_eq!(line(), "done done done done done 0 done");
     // Another boot: a machine that was reset. What was locked somebody else may have had since, killed or reset.
     assert_eq!(line(), "written");
     let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
     assert_eq!(sh(&cluster, 2, reset), "");
     sh(&cluster, 2, kill);
     writeln!(on).unwrap();
-    assert_eq!(line(), "EIO done done ESTALE");
+    assert_eq!(line(), "EIO done EIO done EIO 1 ESTALE");
     assert_eq!(line(), "EIO done");
     assert_eq!(line(), "done");
     assert!(saver.wait().unwrap().success());

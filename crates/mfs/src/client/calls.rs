@@ -316,7 +316,7 @@ impl Mounted {
         let deed = |opened| Deed::Sync { opened, data_only };
         let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
         unsaved.saved(writes, heard.boot);
-        Ok(())
+        if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
     /// What an entry is, of which the file system did not say it.

@@ -27,6 +27,11 @@ impl Handle {
         Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
     }
 
+    /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.
+    pub(crate) fn has_lost(&self, boot: Boot) -> bool {
+        self.inode.unsaved.has_lost(self.boot, boot)
+    }
+
     /// The server's number of it.
     pub(crate) fn opened(&self) -> Opened {
         *lock(&self.opened)

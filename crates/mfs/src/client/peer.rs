@@ -325,19 +325,28 @@ impl Peer {
                     (state.seen, state.lost_until) = (Some(Instant::now()), None);
                     return Ok(heard);
                 }
-                Err(Failure::Refused) => return Err(Errno::ACCESS),
-                Err(Failure::TooLong) => return Err(Errno::TOOBIG),
                 Err(Failure::Broken) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                Err(Failure::Broken | Failure::Lost) => {
-                    tracing::info!(node = %self.node, "the node does not answer");
+                Err(failure) => {
                     // What it may have opened, or opens yet, is nobody's.
                     if sent_in.is_some() {
                         (lane.given_up, lane.untold) = (lane.count, true);
                     }
-                    self.state().lost_until = Some(Instant::now() + REST);
-                    self.idle.notify_all();
-                    return Err(Errno::IO);
+                    return Err(self.given_up(&failure));
                 }
+            }
+        }
+    }
+
+    /// The error of who gives up. If it is for the node's silence, all others rest for a while.
+    fn given_up(&self, failure: &Failure) -> Errno {
+        match failure {
+            Failure::Refused => Errno::ACCESS,
+            Failure::TooLong => Errno::TOOBIG,
+            Failure::Broken | Failure::Lost => {
+                tracing::info!(node = %self.node, "the node does not answer");
+                self.state().lost_until = Some(Instant::now() + REST);
+                self.idle.notify_all();
+                Errno::IO
             }
         }
     }

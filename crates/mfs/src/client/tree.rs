@@ -247,8 +247,8 @@ impl Tree {
     /// Opens a file again that the server holds no more, for whoever opened it.
     ///
     /// # Errors
-    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if something that was
-    /// written since it was opened first has gone with the node's memory.
+    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if it is open for
+    /// writing, and what was written since may have gone with the node's memory.
     pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
         let mut opened = lock(&handle.opened);
         if *opened != was {
@@ -260,7 +260,8 @@ impl Tree {
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
         let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
-        if handle.inode.unsaved.has_lost(handle.boot, heard.boot) {
+        let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
+        if writes && handle.has_lost(heard.boot) {
             handle.inode.peer.release(Release::File(new));
             return Err(Errno::IO);
         }

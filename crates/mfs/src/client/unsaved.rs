@@ -1,7 +1,7 @@
 //! What was written to a file, and is not known to be on its node's disk: it goes with that machine's memory.
 //!
-//! A server that begins anew on the same boot of its machine finds all that in the kernel. After a reset it is gone, and who had
-//! the file open then is told so (EIO) whatever he does with it, until he opens it again.
+//! A server that begins anew on the same boot of its machine finds all that in the kernel. After a reset it may be gone. Who had the
+//! file open for writing then is told so (EIO) whatever he does with it, and who only reads it if he wants it saved.
 
 use crate::lock;
 use std::sync::Mutex;
