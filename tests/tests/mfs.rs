@@ -66,6 +66,22 @@ fn everybody_may_what_he_may_on_the_disk() {
     same_as_on_the_disk(&cluster, "rights.py", "");
 }
 
+/// Writes as much as the kernel sends at once, being in more groups than fit beside it.
+const IN_MANY_GROUPS: &str = "
+import os
+os.setgroups(range(1000, 4000))
+file = os.open('/mfs/2/tmp/many', os.O_WRONLY | os.O_CREAT)
+print(os.write(file, bytes(range(256)) * 4096))
+";
+
+#[test]
+fn who_is_in_many_groups_writes_as_much_as_others() {
+    let cluster = mounted("mfsgroups", 2, &[1]).unwrap();
+    assert_eq!(sh(&cluster, 1, &format!("/usr/bin/python3 -c \"{IN_MANY_GROUPS}\"")), "1048576\n");
+    let same = "/usr/bin/python3 -c \"print(open('/tmp/many', 'rb').read() == bytes(range(256)) * 4096)\"";
+    assert_eq!(sh(&cluster, 2, same), "True\n");
+}
+
 /// Writes as many bytes as before by turns with the other, and reads what he has written: each time from an open of its own, or
 /// from one that it has had from the beginning.
 const TURNS: &str = r#"

@@ -29,6 +29,11 @@ impl Performance<'_> {
                 Err(Fault::Errno(Errno::NOENT)) => {}
                 there => {
                     let (fd, place) = there?;
+                    // Here he may not open what is another's (fs.protected_regular). The client's kernel knows that rule, and
+                    // finds the name there when it looks again.
+                    if Mode::from_raw_mode(attributes(&at.fd)?.mode).contains(Mode::SVTX) {
+                        return Err(Errno::STALE.into());
+                    }
                     return self.there_and_open(fd, place, flags);
                 }
             }
