@@ -1,11 +1,12 @@
 //! Making a file and opening it, as one deed.
 
 use super::{Fault, OPEN_FLAGS, Performance, one_step, path, writes};
-use crate::message::{Answer, Found, Name, Object};
+use crate::message::{Answer, Attributes, Found, Name, Object};
 use crate::serve::export::Place;
 use crate::serve::stat::attributes;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use std::os::fd::OwnedFd;
 
 /// How often it is tried when others make and remove what has the name.
@@ -29,12 +30,14 @@ impl Performance<'_> {
                 Err(Fault::Errno(Errno::NOENT)) => {}
                 there => {
                     let (fd, place) = there?;
-                    // Here he may not open what is another's (fs.protected_regular). The client's kernel knows that rule, and
-                    // finds the name there when it looks again.
-                    if Mode::from_raw_mode(attributes(&at.fd)?.mode).contains(Mode::SVTX) {
+                    let (dir, is) = (attributes(&at.fd)?, attributes(&fd)?);
+                    let sticky = Mode::from_raw_mode(dir.mode).contains(Mode::SVTX);
+                    // Here he may not open what is another's, it may be (fs.protected_regular). The client's kernel knows that
+                    // rule, and finds the name there when it looks again.
+                    if sticky && is.uid != dir.uid && is.uid != geteuid().as_raw() {
                         return Err(Errno::STALE.into());
                     }
-                    return self.there_and_open(fd, place, flags);
+                    return self.there_and_open(fd, place, &is, flags);
                 }
             }
         }
@@ -55,8 +58,13 @@ impl Performance<'_> {
         })
     }
 
-    fn there_and_open(&self, fd: OwnedFd, place: Place, flags: OFlags) -> Result<Answer, Fault> {
-        let is = attributes(&fd)?;
+    fn there_and_open(
+        &self,
+        fd: OwnedFd,
+        place: Place,
+        is: &Attributes,
+        flags: OFlags,
+    ) -> Result<Answer, Fault> {
         match FileType::from_raw_mode(is.mode) {
             FileType::RegularFile => {}
             FileType::Directory => return Err(Errno::ISDIR.into()),
