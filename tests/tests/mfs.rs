@@ -66,6 +66,22 @@ fn everybody_may_what_he_may_on_the_disk() {
     same_as_on_the_disk(&cluster, "rights.py", "");
 }
 
+/// Writes as much as the kernel sends at once, being in more groups than fit beside it.
+const IN_MANY_GROUPS: &str = "
+import os
+os.setgroups(range(1000, 4000))
+file = os.open('/mfs/2/tmp/many', os.O_WRONLY | os.O_CREAT)
+print(os.write(file, bytes(range(256)) * 4096))
+";
+
+#[test]
+fn who_is_in_many_groups_writes_as_much_as_others() {
+    let cluster = mounted("mfsgroups", 2, &[1]).unwrap();
+    assert_eq!(sh(&cluster, 1, &format!("/usr/bin/python3 -c \"{IN_MANY_GROUPS}\"")), "1048576\n");
+    let same = "/usr/bin/python3 -c \"print(open('/tmp/many', 'rb').read() == bytes(range(256)) * 4096)\"";
+    assert_eq!(sh(&cluster, 2, same), "True\n");
+}
+
 /// Writes as many bytes as before by turns with the other, and reads what he has written: each time from an open of its own, or
 /// from one that it has had from the beginning.
 const TURNS: &str = r#"
@@ -213,6 +229,15 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     assert!(held.wait().unwrap().success());
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\nthree\n");
 
+    // One that was renamed meanwhile is found by its new name.
+    let line = "exec 3</mfs/2/tmp/held; mv /mfs/2/tmp/held /mfs/2/tmp/moved; touch /tmp/moved; \
+                until [ -e /tmp/see ]; do sleep 0.02; done; cat <&3; mv /mfs/2/tmp/moved /mfs/2/tmp/held";
+    let held = cluster.command(1, "sh").args(["-c", line]).stdout(Stdio::piped()).spawn().unwrap();
+    sh(&cluster, 1, "until [ -e /tmp/moved ]; do sleep 0.02; done");
+    sh(&cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    sh(&cluster, 1, "touch /tmp/see");
+    assert_eq!(String::from_utf8_lossy(&held.wait_with_output().unwrap().stdout), "one\ntwo\nthree\n");
+
     // What has no name any more is not found again, and another file of its name is not taken for it.
     let line = "exec 3</mfs/2/tmp/held; rm /mfs/2/tmp/held; echo other > /mfs/2/tmp/held; cat <&3 | head -1; touch /tmp/gone; \
                 until [ -e /tmp/look ]; do sleep 0.02; done; cat <&3";
@@ -228,6 +253,115 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     // And it can always be unmounted.
     cluster.lab().cut(Cable::Node(2)).unwrap();
     assert_eq!(sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount'; do sleep 0.02; done"), "");
+}
+
+/// Locks a file that it writes to, and says so.
+const LOCKER: &str = "
+import fcntl, time
+file = open('/mfs/2/tmp/locked', 'r+')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('locked', flush=True)
+time.sleep(100)
+";
+
+/// Whether a local program on node 2 can lock the same, until it can.
+const LOCKED: &str = "
+import fcntl, time
+file = open('/tmp/locked', 'r+')
+for wait in range(200):
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print('free')
+        break
+    except BlockingIOError:
+        time.sleep(0.05)
+else:
+    print('locked')
+";
+
+#[test]
+fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
+    let cluster = mounted("mfsended", 2, &[1]).unwrap();
+    sh(&cluster, 2, "echo one > /tmp/locked");
+    let mut locker = cluster.command(1, "/usr/bin/python3");
+    let mut locker = locker.args(["-c", LOCKER]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(locker.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "locked");
+    let open =
+        "for pid in $(pgrep -f '[t]ern-mfs.*serve'); do ls -l /proc/$pid/fd; done | grep -c '/tmp/locked$'";
+    assert_ne!(sh(&cluster, 2, open).lines().next(), Some("0"));
+
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    // The last that is said to the node is said in vain.
+    let _lost = sh(&cluster, 1, "cat /mfs/2/tmp/locked");
+    locker.kill().unwrap();
+    locker.wait().unwrap();
+    cluster.lab().heal_all().unwrap();
+    assert_eq!(sh(&cluster, 2, &format!("/usr/bin/python3 -c \"{LOCKED}\"")), "free\n");
+    // Nobody here has said anything to the node since, and the object goes last, with the next call.
+    sh(&cluster, 1, "echo 2 > /proc/sys/vm/drop_caches; ls /mfs/2/tmp");
+    let closed = format!("for i in $(seq 100); do [ $({open}) -le 1 ] && break; sleep 0.05; done; {open}");
+    assert!(
+        matches!(sh(&cluster, 2, &closed).lines().next(), Some("0" | "1")),
+        "{}",
+        sh(&cluster, 2, &closed)
+    );
+}
+
+/// Writes to a file and makes one in a directory, and wants both saved when it is told to; says how that went.
+const SAVER: &str = "
+import errno, fcntl, os
+def tried(call, *words):
+    try:
+        call(*words)
+        return 'done'
+    except OSError as error:
+        return errno.errorcode[error.errno]
+file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR | os.O_CREAT)
+idle = os.open('/mfs/2/tmp/saved/idle', os.O_RDWR | os.O_CREAT)
+locked = os.open('/mfs/2/tmp/saved/locked', os.O_RDWR | os.O_CREAT)
+reader = os.open('/mfs/2/tmp/saved/file', os.O_RDONLY)
+directory = os.open('/mfs/2/tmp/saved', os.O_RDONLY)
+os.fsync(idle)
+for turn in range(2):
+    os.mkdir(f'/mfs/2/tmp/saved/{turn}')
+    os.write(file, b'one')
+    print('written', flush=True)
+    input()
+    print(tried(os.fsync, file), tried(os.fsync, idle), tried(os.fsync, directory), end=' ')
+    print(tried(os.read, reader, 9), tried(os.fsync, reader), sorted(os.listdir(directory))[turn], end=' ')
+    print(tried(fcntl.lockf, locked, fcntl.LOCK_EX), flush=True)
+print(tried(os.write, file, b'two'), tried(os.write, idle, b'two'))
+file = os.open('/mfs/2/tmp/saved/file', os.O_RDWR)
+os.write(file, b'three')
+print(tried(os.fsync, file))
+";
+
+#[test]
+fn what_is_said_to_be_saved_is_saved() {
+    let cluster = mounted("mfssaved", 2, &[1]).unwrap();
+    sh(&cluster, 2, "mkdir -m 777 /tmp/saved");
+    let mut saver = cluster.command(1, "/usr/bin/python3");
+    let mut saver = saver.args(["-c", SAVER]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(saver.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let mut on = saver.stdin.take().unwrap();
+    let kill = "pkill -KILL -f '[t]ern-mfs.*serve'";
+    // What a server has written that was killed is in its kernel, and the next one saves it. It locks what nobody had locked.
+    assert_eq!(line(), "written");
+    sh(&cluster, 2, kill);
+    writeln!(on).unwrap();
+    assert_eq!(line(), "done done done done done 0 done");
+    // Another boot: a machine that was reset. What was locked somebody else may have had since, killed or reset.
+    assert_eq!(line(), "written");
+    let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
+    assert_eq!(sh(&cluster, 2, reset), "");
+    sh(&cluster, 2, kill);
+    writeln!(on).unwrap();
+    assert_eq!(line(), "EIO done EIO done EIO 1 ESTALE");
+    assert_eq!(line(), "EIO done");
+    assert_eq!(line(), "done");
+    assert!(saver.wait().unwrap().success());
 }
 
 #[test]

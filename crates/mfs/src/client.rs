@@ -14,9 +14,11 @@ mod fuse;
 mod handle;
 mod inode;
 mod locks;
+mod map;
 mod peer;
 mod people;
 mod tree;
+mod unsaved;
 
 use anyhow::{Context, Result};
 use calls::Mounted;

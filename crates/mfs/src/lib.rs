@@ -10,3 +10,63 @@
 pub mod client;
 pub mod message;
 pub mod serve;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tern_wire::{Link, LinkError};
+
+/// Sends a frame for as long as the other end takes some of it within each `patience`: over a slow link a large one may last.
+fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], patience: Duration) -> Result<(), LinkError> {
+    link.queue(kind, tag, parts)?;
+    loop {
+        let unsent = link.unsent();
+        match link.drain(Instant::now() + patience) {
+            Err(LinkError::Timeout) if link.unsent() < unsent => {}
+            done => return done,
+        }
+    }
+}
+
+/// A lock whose holder cannot leave it half changed, or has ended with the process.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use tern_wire::{Authority, Identity, Preamble};
+
+    #[test]
+    fn a_slow_link_is_no_lost_one() {
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let authority = Authority::create("test").unwrap();
+        let [one, two] = [1, 2].map(|node| Identity::issued_by(&authority, tern_ids::NodeId(node)).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let soon = Instant::now() + Duration::from_secs(30);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut socket: TcpStream = listener.accept().unwrap().0;
+                std::io::Read::read_exact(&mut socket, &mut vec![0; Preamble::Files.to_bytes().len()])
+                    .unwrap();
+                let mut link = Link::accept(socket, &two.cluster_server().unwrap(), soon).unwrap();
+                for _ in 0..40 {
+                    std::thread::sleep(PATIENCE / 10);
+                    link.recv(soon).unwrap();
+                }
+            });
+            let tls = one.cluster_client(tern_ids::NodeId(2)).unwrap();
+            let mut link = Link::connect(&address, Preamble::Files, &tls, soon).unwrap();
+            let large = vec![0; 1 << 20];
+            // Several times what two sockets hold.
+            for tag in 0..39 {
+                link.queue(1, tag, &[&large]).unwrap();
+            }
+            let begun = Instant::now();
+            send(&mut link, 1, 39, &[&large], PATIENCE).unwrap();
+            assert!(begun.elapsed() > PATIENCE, "it was not slow");
+        });
+    }
+}

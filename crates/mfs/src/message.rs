@@ -20,7 +20,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -101,6 +101,9 @@ pub enum Ask {
         session: [u8; 16],
         /// Counted from 0.
         lane: u16,
+        /// Its asks up to this number are given up: the client has no answer to that one, and what it has opened is to be
+        /// closed. 0 if there is none.
+        given_up: u64,
         /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
         ear: bool,
     },
@@ -108,11 +111,22 @@ pub enum Ask {
     Do(Caller, Deed),
     /// The client knows these no more: as many look-ups of each are taken back.
     Forget(Vec<(Object, u64)>),
+    /// The session lets go of these.
+    Release(Vec<Release>),
     /// It believes nothing of these any more, and waits for the next that are asked back.
     Hear {
         /// What it was asked for last.
-        given_back: Vec<FileKey>,
+        given_back: Vec<Lease>,
     },
+}
+
+/// What a session lets go of. It may be said again, in any order: the numbers are never used for something else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Release {
+    /// An open file.
+    File(Opened),
+    /// This owner has closed a descriptor of the file, and so lost all its record locks.
+    Owner(FileKey, u64),
 }
 
 /// A moment, as `struct timespec` has it.
@@ -225,9 +239,6 @@ pub enum Deed {
         at: u64,
         append: bool,
     },
-    Close {
-        opened: Opened,
-    },
     Sync {
         opened: Opened,
         data_only: bool,
@@ -275,7 +286,7 @@ pub enum Deed {
         to_at: u64,
         length: u64,
     },
-    /// fcntl's record locks: the client's number of who wants it stands for the process.
+    /// fcntl's record locks: the client's number of who wants it stands for the process, until that is released.
     Lock {
         opened: Opened,
         owner: u64,
@@ -291,11 +302,6 @@ pub enum Deed {
         start: u64,
         end: u64,
     },
-    /// This owner has closed a descriptor of the file, and so lost all its record locks.
-    Unown {
-        opened: Opened,
-        owner: u64,
-    },
 }
 
 impl Deed {
@@ -306,13 +312,14 @@ impl Deed {
         self.is_repeatable()
             || matches!(
                 self,
-                Self::Open { .. }
-                    | Self::Close { .. }
-                    | Self::Set { .. }
-                    | Self::Lock { .. }
-                    | Self::Unown { .. }
-                    | Self::Write { append: false, .. }
+                Self::Open { .. } | Self::Set { .. } | Self::Lock { .. } | Self::Write { append: false, .. }
             )
+    }
+
+    /// Whether it changes what is on a disk.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        !self.is_repeatable() && !matches!(self, Self::Open { .. } | Self::Lock { .. })
     }
 
     /// Whether doing it twice is the same as doing it once, so that it may simply be asked again.
@@ -355,6 +362,15 @@ pub struct FileKey {
     pub device: u64,
     /// The file's number on it.
     pub inode: u64,
+}
+
+/// One lease of a file: the next one of the same file has another number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Of which.
+    pub of: FileKey,
+    /// Counted by the server.
+    pub number: u64,
 }
 
 /// What a file is like.
@@ -433,6 +449,8 @@ pub enum Answer {
     Begun {
         /// It is new.
         fresh: bool,
+        /// Another one after the server's machine was reset: what was not on its disk is gone then.
+        boot: String,
     },
     /// It is done. What was read or linked to follows, if there is any.
     Done,
@@ -446,6 +464,13 @@ pub enum Answer {
     Created(Found, Opened),
     /// So many bytes were written, or that is the place.
     Count(u64),
+    /// What has the new name now, and what has the old one if they were exchanged.
+    Renamed {
+        /// The new one.
+        moved: Option<FileKey>,
+        /// The old one.
+        back: Option<FileKey>,
+    },
     /// Entries; none at the end.
     Entries(Vec<Entry>),
     /// Room.
@@ -460,7 +485,7 @@ pub enum Answer {
         end: u64,
     },
     /// Leases of these files are asked back; none if there was nothing to ask for a while.
-    Recalled(Vec<FileKey>),
+    Recalled(Vec<Lease>),
     /// It failed, with an error number of Linux.
     Failed(i32),
     /// The server holds this object or file no more; look it up again.

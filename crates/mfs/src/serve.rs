@@ -7,20 +7,25 @@
 //! files open and its locks held; after that they go, and all locks with them.
 
 mod acting;
+mod budget;
 mod export;
 mod leases;
 mod locks;
 mod perform;
+mod release;
 mod session;
 mod stat;
 
+use crate::lock;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
+use crate::send;
 use acting::Acting;
 use anyhow::{Context, Result};
+use budget::Budget;
 use leases::Leases;
 use perform::{Fault, Performance};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use session::{Lane, MOST_LANES, Session, SharedLane, lock};
+use session::{Lane, MOST_LANES, Session, SharedLane};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +40,7 @@ use tern_wire::{Identity, Link, LinkError, ServerTls};
 
 pub(crate) use export::Export;
 
-/// How long an answer may take to leave, and a handshake to be made.
+/// How long nothing of an answer may leave, and how long a handshake may take to be made.
 const SOON: Duration = Duration::from_secs(10);
 
 /// How long who listens for leases that are asked back is left without a word.
@@ -59,7 +64,9 @@ struct Serving {
     export: Export,
     leases: Leases,
     tls: ServerTls,
-    most_objects: usize,
+    budget: Arc<Budget>,
+    /// This boot of the machine.
+    boot: String,
     /// How long a session may be without a connection.
     patience: Duration,
     sessions: Mutex<HashMap<Key, Arc<Session>>>,
@@ -81,7 +88,9 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         },
         leases: Leases::new(is_first),
         tls: identity.cluster_server()?,
-        most_objects: descriptors() / 2,
+        // The rest is for connections, and for what is open during a call.
+        budget: Budget::new(descriptors() / 4 * 3),
+        boot: boot(),
         patience: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
         connections: AtomicUsize::new(0),
@@ -113,23 +122,28 @@ fn descriptors() -> usize {
     usize::try_from(allowed).unwrap_or(1 << 20).clamp(256, 1 << 20)
 }
 
+/// What is another one after each boot. If that cannot be known, each server is taken for one of a boot of its own.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.unwrap_or_else(|_unreadable| rand::random::<u64>().to_string())
+}
+
 impl Serving {
     fn take(self: &Arc<Self>, socket: TcpStream) {
-        if self.connections.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
+        if self.connections.load(Ordering::Acquire) >= MOST_CONNECTIONS {
             tracing::warn!("too many connections; one was closed");
             return;
         }
-        let serving = self.clone();
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        // Counted until its thread has ended, in whatever way, or there is none.
+        let counted = Counted(self.clone());
         let serve = move || {
-            if let Err(error) = serving.serve(socket) {
+            if let Err(error) = counted.0.serve(socket) {
                 tracing::info!("a connection has ended: {error:#}");
             }
-            serving.connections.fetch_sub(1, Ordering::AcqRel);
         };
         if let Err(error) = std::thread::Builder::new().name("lane".into()).spawn(serve) {
             tracing::warn!(%error, "no thread for a connection");
-            self.connections.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -141,23 +155,25 @@ impl Serving {
         let _ended = Ended(socket.try_clone()?);
         let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
         let node = link.peer_node().context("the peer is no node")?;
-        let Begun { session, lane, ear, fresh, tag } = match self.begin(&mut link, node, own)? {
-            Ok(begun) => begun,
-            Err(why) => {
-                say(&mut link, 0, &Answer::Refused(why), &[])?;
-                return Ok(());
-            }
-        };
+        let Begun { session: connected, lane, given_up, ear, fresh, tag } =
+            match self.begin(&mut link, node, own)? {
+                Ok(begun) => begun,
+                Err(why) => {
+                    say(&mut link, 0, &Answer::Refused(why), &[])?;
+                    return Ok(());
+                }
+            };
+        let session = &connected.0;
         // Before it is told so: what it asks from then on is answered with leases.
-        let _listening = ear.then(|| Listening::new(&session));
-        say(&mut link, tag, &Answer::Begun { fresh }, &[])?;
-        lock(&session.connections).0 += 1;
+        let _listening = ear.then(|| Listening::new(session));
+        say(&mut link, tag, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
         // One connection at a time has the lane: a new one waits until the old one's call is over.
-        let done = self.converse(&mut link, &session, &mut lock(&lane));
-        let mut connections = lock(&session.connections);
-        connections.0 -= 1;
-        connections.1 = Instant::now();
-        match done {
+        let mut lane = lock(&lane);
+        // Having said that it has begun we do that, whatever becomes of the connection.
+        if let Some(answer) = lane.give_up(given_up) {
+            release::unheard(session, &self.leases, &answer);
+        }
+        match self.converse(&mut link, session, &mut lane) {
             Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => Ok(()),
             done => done,
         }
@@ -167,7 +183,9 @@ impl Serving {
     fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
         let frame = link.recv(Instant::now() + SOON)?;
         let ask: Ask = tern_wire::decode(&frame.payload)?;
-        let Ask::Begin { version, session, lane, ear } = ask else { anyhow::bail!("it does not begin") };
+        let Ask::Begin { version, session, lane, given_up, ear } = ask else {
+            anyhow::bail!("it does not begin")
+        };
         if version != VERSION {
             return Ok(Err(format!("this node speaks version {VERSION} of MFS, the other one {version}")));
         }
@@ -178,26 +196,28 @@ impl Serving {
             return Ok(Err(format!("node {node} is not in this node's map")));
         }
         let mut fresh = false;
-        let session = {
+        let connected = {
             let mut sessions = lock(&self.sessions);
             let of_node = sessions.keys().filter(|(of, _)| *of == node).count();
-            match sessions.get(&(node, session)) {
+            let session = match sessions.get(&(node, session)) {
                 Some(session) => session.clone(),
                 None if of_node >= MOST_SESSIONS => {
                     return Ok(Err("too many trees are mounted there".into()));
                 }
                 None => {
                     fresh = true;
-                    let new = Arc::new(Session::new(&self.export, self.most_objects)?);
+                    let new = Session::new(&self.export, &self.budget)?;
                     sessions.insert((node, session), new.clone());
                     new
                 }
-            }
+            };
+            // Before the sessions can be tidied.
+            Connected::new(session)
         };
-        let Some(lane) = session.lane(lane, socket) else {
+        let Some(lane) = connected.0.lane(lane, socket) else {
             return Ok(Err(format!("there are {MOST_LANES} lanes")));
         };
-        Ok(Ok(Begun { session, lane, ear, fresh, tag: frame.tag }))
+        Ok(Ok(Begun { session: connected, lane, given_up, ear, fresh, tag: frame.tag }))
     }
 
     fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane) -> Result<()> {
@@ -220,6 +240,12 @@ impl Serving {
                     }
                     say(link, frame.tag, &Answer::Done, &[])?;
                 }
+                Ask::Release(all) => {
+                    for what in all {
+                        release::release(session, &self.leases, what);
+                    }
+                    say(link, frame.tag, &Answer::Done, &[])?;
+                }
                 Ask::Hear { given_back } => {
                     self.leases.given_back(session, &given_back);
                     say(link, frame.tag, &Answer::Recalled(session.recalled(QUIET)), &[])?;
@@ -230,7 +256,7 @@ impl Serving {
                     lane.newest = frame.tag;
                     let once = !deed.is_repeatable();
                     if once && lane.last == Some(frame.tag) {
-                        link.send(ANSWER, frame.tag, &[&lane.answer], Instant::now() + SOON)?;
+                        send(link, ANSWER, frame.tag, &[&lane.answer], SOON)?;
                         continue;
                     }
                     out.clear();
@@ -271,7 +297,7 @@ impl Serving {
             connections > 0 || since.elapsed() < self.patience
         });
         let there: Vec<u64> = sessions.values().map(|session| session.number).collect();
-        drop(sessions);
+        // No session may come and open something between the two.
         self.leases.tidy(&there);
     }
 }
@@ -287,12 +313,41 @@ impl Drop for Ended {
 
 /// A connection that has said what it is.
 struct Begun {
-    session: Arc<Session>,
+    session: Connected,
     lane: SharedLane,
+    /// The last ask of the lane whose answer is given up.
+    given_up: u64,
     ear: bool,
     /// The session is new.
     fresh: bool,
     tag: u64,
+}
+
+/// A connection, among all.
+struct Counted(Arc<Serving>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A session with one connection more, as long as that lasts.
+struct Connected(Arc<Session>);
+
+impl Connected {
+    fn new(session: Arc<Session>) -> Self {
+        lock(&session.connections).0 += 1;
+        Self(session)
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut connections = lock(&self.0.connections);
+        connections.0 -= 1;
+        connections.1 = Instant::now();
+    }
 }
 
 /// A session's ear, as long as its connection lasts.
@@ -330,5 +385,5 @@ fn answer(done: Result<Answer, Fault>) -> Answer {
 
 fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
     let head = tern_wire::encode(answer)?;
-    Ok(link.send(ANSWER, tag, &[&head, data], Instant::now() + SOON)?)
+    Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
 }

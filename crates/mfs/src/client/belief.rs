@@ -6,7 +6,7 @@
 
 use super::inode::Inodes;
 use super::peer::Peer;
-use crate::message::{Answer, Ask, Attributes, FileKey, Moment};
+use crate::message::{Answer, Ask, Attributes, Lease, Moment};
 use fuser::{INodeNo, Notifier};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -103,20 +103,21 @@ pub(crate) fn listen(peer: &Peer, inodes: &Inodes, forgetting: &Forgetting, trie
 }
 
 fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -> Option<()> {
-    let mut given_back: Vec<FileKey> = Vec::new();
+    let mut given_back: Vec<Lease> = Vec::new();
     for number in 1.. {
+        peer.settle(&mut link, number)?;
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
-        let Answer::Recalled(keys) = peer.hear(&mut link, number, &ask)? else { return None };
-        if !keys.is_empty() {
+        let Answer::Recalled(leases) = peer.hear(&mut link, number, &ask)? else { return None };
+        if !leases.is_empty() {
             peer.count_recall();
         }
-        for key in &keys {
-            for inode in inodes.of(peer.node(), key) {
+        for lease in &leases {
+            for inode in inodes.of(peer.node(), &lease.of) {
                 inode.believe(None);
                 forgetting.forget_now(inode.number);
             }
         }
-        given_back = keys;
+        given_back = leases;
     }
     None
 }

@@ -6,18 +6,23 @@ use super::handle::Handle;
 use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
+use crate::lock;
 use crate::message::{
-    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Opened,
+    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Release,
 };
 use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+use tern_wire::limits::MOST_PAYLOAD;
 
 /// How much of a directory is read at once.
 const DIRECTORY: u32 = 64 << 10;
+
+/// The most bytes that a deed on an open file takes, and its caller without his groups.
+const MOST_WORDS: usize = 128;
 
 /// The number of the tree's own root.
 pub(crate) const ROOT: u64 = 1;
@@ -54,25 +59,23 @@ impl Told {
 pub(crate) struct Open {
     pub(crate) handle: u64,
     inode: Arc<Inode>,
-    flags: u32,
     is: Attributes,
+    /// The kernel may keep of its content, and has nothing of another version.
+    keeps: bool,
     before: Before,
 }
 
 impl Open {
-    /// Passes it on. What is written only, appended, or believed by nobody goes to its node at each call; anything else may
-    /// be kept by the kernel, and what it has of the same version already is used.
+    /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
+    /// what it has already is used.
     pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
-        let flags = OFlags::from_bits_retain(self.flags);
-        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
         self.before.pass(self.is.lease, |left| {
-            if !reads || left.is_zero() {
+            if !self.keeps || left.is_zero() {
                 self.inode.believe(None);
                 pass(FopenFlags::FOPEN_DIRECT_IO);
-            } else if self.inode.caches(Version::of(&self.is)) {
-                pass(FopenFlags::FOPEN_KEEP_CACHE);
             } else {
-                pass(FopenFlags::empty());
+                self.inode.may_have(Version::of(&self.is));
+                pass(FopenFlags::FOPEN_KEEP_CACHE);
             }
         });
     }
@@ -123,11 +126,15 @@ impl Mounted {
         }
     }
 
-    /// What is said of a file. If the kernel has of its content what may be of another version, it forgets that first.
-    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
+    /// Has the kernel forget what it has of a file's content, if that may be of another version; whether nothing of that is left.
+    fn has_only(&self, inode: &Inode, is: &Attributes) -> bool {
         let version = if is.lease > 0 { Version::of(is) } else { None };
-        let forgotten = !inode.has_changed(version) || self.0.forgetting.forget(inode.number);
-        let lease = if forgotten { is.lease } else { 0 };
+        inode.has_only(version, || self.0.forgetting.forget(inode.number))
+    }
+
+    /// What is said of a file.
+    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
+        let lease = if self.has_only(inode, is) { is.lease } else { 0 };
         let generation = Generation(inode.generation());
         Told { attr: file(inode, is), generation, lease: Some((before, lease)) }
     }
@@ -228,27 +235,24 @@ impl Mounted {
         let before = Before::asking(&inode.peer);
         let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
-        Ok(self.opened(inode, who, flags, opened, is, before))
+        let handle = Handle::new(inode, who, flags, opened, heard.boot);
+        Ok(self.opened(handle, is, before))
     }
 
-    pub(crate) fn opened(
-        &self,
-        inode: Arc<Inode>,
-        who: Caller,
-        flags: u32,
-        opened: Opened,
-        is: Attributes,
-        before: Before,
-    ) -> Open {
-        let handle = self.0.handles.keep(Handle::new(inode.clone(), who, flags, opened));
-        Open { handle, inode, flags, is, before }
+    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before) -> Open {
+        let (inode, flags) = (handle.inode.clone(), OFlags::from_bits_retain(handle.flags));
+        let handle = self.0.handles.keep(handle);
+        // What is only written, or appended to, is never kept.
+        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
+        // Here, and not while it is passed on: that keeps the ear waiting, and others with it, whom the reads that the kernel
+        // waits for may need.
+        let keeps = reads && is.lease > 0 && self.has_only(&inode, &is);
+        Open { handle, inode, is, keeps, before }
     }
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
-        let opened = handle.opened();
-        // Of one that the server holds no more nothing is left to be closed.
-        let _closed = handle.inode.peer.call(&handle.opener, Deed::Close { opened }, &[]);
+        handle.inode.peer.release(Release::File(handle.opened()));
     }
 
     pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Heard> {
@@ -265,15 +269,21 @@ impl Mounted {
     ) -> Outcome<u32> {
         let handle = self.handle(handle)?;
         let who = self.writer(request, &handle);
-        // As much as is told the kernel to send at once; what is more it sends again.
-        let piece = data.get(..MOST_DATA).unwrap_or(data);
         let append = OFlags::from_bits_retain(handle.flags).contains(OFlags::APPEND);
-        let heard = self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
-        handle.inode.believe(None);
-        match heard.answer {
-            Answer::Count(count) => u32::try_from(count).map_err(|_large| Errno::IO),
-            _ => Err(Errno::IO),
+        let mut done = 0;
+        // One piece, but for who has very many groups. To be told of a rest is nothing to the kernel where it writes by itself.
+        for piece in data.chunks(most_data(&who)) {
+            let at = at + done;
+            let heard =
+                self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
+            handle.inode.believe(None);
+            let Answer::Count(count) = heard.answer else { return Err(Errno::IO) };
+            done += count;
+            if count < piece.len() as u64 {
+                break;
+            }
         }
+        u32::try_from(done).map_err(|_large| Errno::IO)
     }
 
     /// A copy within one node; the kernel reads and writes itself where it cannot be (`EXDEV`).
@@ -300,7 +310,13 @@ impl Mounted {
 
     pub(crate) fn sync(&self, handle: FileHandle, data_only: bool) -> Outcome<()> {
         let handle = self.handle(handle)?;
-        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Sync { opened, data_only }).map(drop)
+        let unsaved = &handle.inode.unsaved;
+        // What is written while it goes on may be saved or not.
+        let writes = unsaved.writes();
+        let deed = |opened| Deed::Sync { opened, data_only };
+        let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
+        unsaved.saved(writes, heard.boot);
+        if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
     /// What an entry is, of which the file system did not say it.
@@ -315,7 +331,7 @@ impl Mounted {
     /// Entries from this place on; some that were read before, if they are those.
     pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
         let handle = self.handle(handle)?;
-        let mut ahead = handle.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ahead = lock(&handle.ahead);
         if after == 0 || ahead.0 != after || ahead.1.is_empty() {
             let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY };
             let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
@@ -364,6 +380,12 @@ impl Mounted {
     }
 }
 
+/// How much data fits into one frame with this caller and what he wants done.
+fn most_data(who: &Caller) -> usize {
+    // A number takes 5 bytes at most.
+    MOST_DATA.min((MOST_PAYLOAD - MOST_WORDS).saturating_sub(5 * who.groups.len())).max(1)
+}
+
 /// Whether it is the root or one of its links, which are no node's.
 pub(crate) fn is_ours(number: INodeNo) -> bool {
     number.0 == ROOT || Link::of(number.0).is_some()
@@ -376,4 +398,22 @@ fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
 /// A link's target is at most a node's number long, and another one for another caller.
 pub(crate) fn of_link(link: Link) -> FileAttr {
     ours(link.number(), FileType::Symlink, 0o777, 5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Ask, Opened};
+
+    #[test]
+    fn what_is_written_fits_whatever_groups_the_writer_has() {
+        for (groups, at) in [(0, 0), (700, u64::MAX), (800, 1 << 40), (65_536, u64::MAX)] {
+            let who = Caller { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
+            let deed = Deed::Write { opened: Opened(u64::MAX), at, append: true };
+            let most = most_data(&who);
+            let head = tern_wire::encode(&Ask::Do(who, deed)).unwrap();
+            assert!(head.len() + most <= MOST_PAYLOAD, "{groups}");
+            assert!(most >= MOST_DATA / 2 && (groups > 750 || most == MOST_DATA), "{groups}");
+        }
+    }
 }

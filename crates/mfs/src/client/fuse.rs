@@ -3,6 +3,7 @@
 use super::attributes::{file, set_time};
 use super::belief::Before;
 use super::calls::{Mounted, ROOT, Told, is_ours};
+use super::handle::Handle;
 use super::locks;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
@@ -14,7 +15,6 @@ use fuser::{
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may believe what is not under a lease.
@@ -164,15 +164,19 @@ impl Filesystem for Mounted {
     ) {
         let rename = || {
             let (from, to) = (self.inode(parent)?, self.inode(to)?);
-            let (name, new, flags) = (Name::from(name), Name::from(new), flags.bits());
             let deed = |dirs: &[crate::message::Object]| Deed::Rename {
                 dir: dirs[0],
-                name: name.clone(),
+                name: Name::from(name),
                 to: dirs[1],
-                new: new.clone(),
-                flags,
+                new: Name::from(new),
+                flags: flags.bits(),
             };
-            self.0.with_all(&[&from, &to], &self.who(request), &[], deed).map(drop)
+            let heard = self.0.with_all(&[&from, &to], &self.who(request), &[], deed)?;
+            if let Answer::Renamed { moved, back } = heard.answer {
+                self.0.inodes.rename(moved, &to, new);
+                self.0.inodes.rename(back, &from, name);
+            }
+            Ok(())
         };
         answer!(reply, rename(), |()| reply.ok());
     }
@@ -216,7 +220,8 @@ impl Filesystem for Mounted {
             let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
             let inode = self.told(&dir, name, &found);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
-            Ok((attr, generation, self.opened(inode, who, flags, opened, found.attributes, before)))
+            let handle = Handle::new(inode, who, flags, opened, heard.boot);
+            Ok((attr, generation, self.opened(handle, found.attributes, before)))
         };
         answer!(reply, create(), |(attr, generation, open)| {
             open.pass(|opened| reply.created(&TTL, &attr, generation, FileHandle(open.handle), opened));
@@ -262,10 +267,7 @@ impl Filesystem for Mounted {
     ) {
         // All that was written has arrived and was answered, so that only locks are left.
         answer!(reply, self.handle(handle), |handle| {
-            if handle.inode.locked.load(Ordering::Acquire) {
-                let deed = |opened| Deed::Unown { opened, owner: owner.0 };
-                let _gone = self.0.with_open(&handle, &handle.opener, &[], deed);
-            }
+            handle.inode.disown(owner.0);
             reply.ok();
         });
     }

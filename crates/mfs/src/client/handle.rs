@@ -1,9 +1,11 @@
 //! Files that programs here have open.
 
 use super::inode::Inode;
+use super::unsaved::Boot;
+use crate::lock;
 use crate::message::{Caller, Entry, Opened};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One open file or directory.
 #[derive(Debug)]
@@ -14,18 +16,25 @@ pub(crate) struct Handle {
     pub(crate) flags: u32,
     /// The server's number; another one when it had to be opened again.
     pub(crate) opened: Mutex<Opened>,
+    /// The boot in which it was opened first.
+    pub(crate) boot: Boot,
     /// Entries of a directory that were read and not shown yet, and where the first of them is.
     pub(crate) ahead: Mutex<(u64, VecDeque<Entry>)>,
 }
 
 impl Handle {
-    pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened) -> Self {
-        Self { inode, opener, flags, opened: Mutex::new(opened), ahead: Mutex::default() }
+    pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
+        Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
+    }
+
+    /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.
+    pub(crate) fn has_lost(&self, boot: Boot) -> bool {
+        self.inode.unsaved.has_lost(self.boot, boot)
     }
 
     /// The server's number of it.
     pub(crate) fn opened(&self) -> Opened {
-        *self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.opened)
     }
 }
 
@@ -53,6 +62,6 @@ impl Handles {
     }
 
     fn table(&self) -> MutexGuard<'_, (HashMap<u64, Arc<Handle>>, u64)> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.all)
     }
 }

@@ -5,14 +5,16 @@
 //! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
 
 use super::belief::Version;
+use super::locks::Owners;
 use super::peer::{Peer, Unheard};
-use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT};
+use super::unsaved::Unsaved;
+use crate::lock;
+use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tern_ids::NodeId;
 
 /// Set in the numbers of files, and not in those of the names that are ours.
@@ -43,8 +45,9 @@ pub(crate) struct Inode {
     pub(crate) peer: Arc<Peer>,
     same: Same,
     hold: Mutex<Hold>,
-    /// Somebody here has set a record lock on it, at some time.
-    pub(crate) locked: AtomicBool,
+    /// Who here may have record locks on it.
+    pub(crate) owners: Owners,
+    pub(crate) unsaved: Unsaved,
     /// What the kernel may have of its content, if it has been opened so that it may.
     cached: Mutex<Option<Option<Version>>>,
 }
@@ -82,39 +85,49 @@ impl Inode {
         hasher.finish()
     }
 
+    /// This owner of locks has closed a descriptor of it, and has none any more.
+    pub(crate) fn disown(&self, owner: u64) {
+        if let Some(number) = self.owners.remove(owner) {
+            self.release_owner(number);
+        }
+    }
+
+    /// The locks of this number are nobody's.
+    pub(crate) fn release_owner(&self, number: u64) {
+        self.peer.release(Release::Owner(self.same.key, number));
+    }
+
     /// What the kernel has of its content is of this version now, or of no known one.
     pub(crate) fn believe(&self, version: Option<Version>) {
-        if let Some(cached) = &mut *self.cached() {
+        if let Some(cached) = &mut *lock(&self.cached) {
             *cached = version;
         }
     }
 
-    /// Whether what the kernel may have of its content is not known to be of this version. From now on it is.
-    pub(crate) fn has_changed(&self, version: Option<Version>) -> bool {
-        match &mut *self.cached() {
-            None => false,
-            Some(cached) => {
-                let same = cached.is_some() && *cached == version;
-                *cached = version;
-                !same
-            }
+    /// Whether all that the kernel may have of its content is of this version. If `forget` has it forgotten it is from then on,
+    /// and not before: who sees the version here lets the kernel keep what it has.
+    ///
+    /// What an answer tells is never older than what the kernel reads after it has forgotten. So nothing that it has is older
+    /// than the version here, even if two do this at once, or it was written meanwhile.
+    pub(crate) fn has_only(&self, version: Option<Version>, forget: impl FnOnce() -> bool) -> bool {
+        match &*lock(&self.cached) {
+            None => return true,
+            Some(cached) if cached.is_some() && *cached == version => return true,
+            Some(_) => {}
         }
+        // Without the lock, since it waits for reads that are under way.
+        let forgotten = forget();
+        self.believe(if forgotten { version } else { None });
+        forgotten
     }
 
-    /// The kernel may have of its content from now on; whether it has that of this version already.
-    pub(crate) fn caches(&self, version: Option<Version>) -> bool {
-        let mut cached = self.cached();
-        let same = version.is_some() && *cached == Some(version);
-        *cached = Some(version);
-        same
-    }
-
-    fn cached(&self) -> MutexGuard<'_, Option<Option<Version>>> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The kernel may have of its content from now on. If that is the first time, it has nothing yet, and so only this version.
+    pub(crate) fn may_have(&self, version: Option<Version>) {
+        lock(&self.cached).get_or_insert(version);
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
-        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hold)
     }
 
     fn seen(&self, object: Object, name: Option<(Arc<Inode>, OsString)>) {
@@ -178,23 +191,38 @@ impl Drop for Inode {
 /// All inodes that the kernel knows.
 #[derive(Debug, Default)]
 pub(crate) struct Inodes {
-    /// With how often the kernel was told of each.
-    known: Mutex<HashMap<u64, (Arc<Inode>, u64)>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By number, with how often the kernel was told of each.
+    inodes: HashMap<u64, (Arc<Inode>, u64)>,
+    /// The numbers that stand for a file: one, but for the like of a file that is gone and still open here.
+    numbers: HashMap<(NodeId, FileKey), Vec<u64>>,
 }
 
 impl Inodes {
     /// The inode of this number.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
-        self.table().get(&number).map(|(inode, _)| inode.clone())
+        lock(&self.known).inodes.get(&number).map(|(inode, _)| inode.clone())
     }
 
-    /// The inodes that stand for this file: one, but for the like of a file that is gone and still open here.
+    /// The inodes that stand for this file.
     pub(crate) fn of(&self, node: NodeId, key: &FileKey) -> Vec<Arc<Inode>> {
-        let table = self.table();
-        let numbers = std::iter::successors(Some(number_of(node, key)), |number| Some(next(*number)));
-        let taken = numbers.map_while(|number| table.get(&number));
-        let own = taken.filter(|(inode, _)| inode.same.node == node && inode.same.key == *key);
-        own.map(|(inode, _)| inode.clone()).collect()
+        let known = lock(&self.known);
+        let numbers = known.numbers.get(&(node, *key)).into_iter().flatten();
+        numbers.filter_map(|number| known.inodes.get(number)).map(|(inode, _)| inode.clone()).collect()
+    }
+
+    /// A file is known by this name in this directory now.
+    pub(crate) fn rename(&self, file: Option<FileKey>, dir: &Arc<Inode>, name: &OsStr) {
+        let Some(key) = file else { return };
+        for inode in self.of(dir.node(), &key) {
+            let last = inode.hold().name.replace((dir.clone(), name.to_owned()));
+            // It may have been the last to hold that directory, whose end wants locks of its own.
+            drop(last);
+        }
     }
 
     /// The inode of what was found, of which the kernel is told now.
@@ -207,44 +235,49 @@ impl Inodes {
     ) -> Arc<Inode> {
         let same = Same::new(node, &found.attributes);
         let name = name.map(|(parent, name)| (parent.clone(), name.to_owned()));
-        let mut number = number_of(node, &same.key);
-        let mut table = self.table();
-        loop {
-            match table.get_mut(&number) {
-                Some((inode, told)) if inode.same == same => {
-                    *told += 1;
-                    inode.seen(found.object, name);
-                    return inode.clone();
-                }
-                // Another file's: two of one number by chance, or one that is gone but still open here.
-                Some(_) => number = next(number),
-                None => break,
+        let mut known = lock(&self.known);
+        let Known { inodes, numbers } = &mut *known;
+        let numbers = numbers.entry((node, same.key)).or_default();
+        for number in &*numbers {
+            if let Some((inode, told)) = inodes.get_mut(number).filter(|(inode, _)| inode.same == same) {
+                *told += 1;
+                inode.seen(found.object, name);
+                return inode.clone();
             }
         }
+        let mut number = number_of(node, &same.key);
+        // Another file's: two of one number by chance, or one that is gone but still open here.
+        while inodes.contains_key(&number) {
+            number = next(number);
+        }
+        numbers.push(number);
         let hold = Hold { object: found.object, count: 1, name };
-        let locked = AtomicBool::new(false);
-        let cached = Mutex::default();
-        let inode =
-            Arc::new(Inode { number, peer: peer.clone(), same, hold: Mutex::new(hold), locked, cached });
-        table.insert(number, (inode.clone(), 1));
+        let (owners, cached) = (Owners::default(), Mutex::default());
+        let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
+        let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, cached });
+        inodes.insert(number, (inode.clone(), 1));
         inode
     }
 
     /// The kernel forgets so many tellings.
     pub(crate) fn forget(&self, number: u64, count: u64) {
-        let mut table = self.table();
-        let Some((_, told)) = table.get_mut(&number) else { return };
+        let mut known = lock(&self.known);
+        let Some((inode, told)) = known.inodes.get_mut(&number) else { return };
         *told = told.saturating_sub(count);
-        if *told == 0 {
-            let gone = table.remove(&number);
-            // What it holds on to may go with it, and each of these wants the peer's lock only.
-            drop(table);
-            drop(gone);
+        if *told > 0 {
+            return;
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Inode>, u64)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        let of = (inode.same.node, inode.same.key);
+        let gone = known.inodes.remove(&number);
+        if let Some(numbers) = known.numbers.get_mut(&of) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                known.numbers.remove(&of);
+            }
+        }
+        // What it holds on to may go with it, and each of these wants the peer's lock only.
+        drop(known);
+        drop(gone);
     }
 }
 
@@ -259,4 +292,87 @@ fn number_of(node: NodeId, key: &FileKey) -> u64 {
 /// The number that is tried after this one.
 fn next(number: u64) -> u64 {
     OF_A_FILE | (number + 1) & (OF_A_FILE - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer::Common;
+    use super::*;
+
+    const NODE: NodeId = NodeId(2);
+
+    fn found(inode: u64, born: i64) -> Found {
+        let zero = Moment { seconds: 0, nanos: 0 };
+        let key = FileKey { volume: 1, device: 1, inode };
+        let attributes = Attributes {
+            key,
+            born: Moment { seconds: born, nanos: 0 },
+            mode: 0o100_644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks: 0,
+            block_size: 4096,
+            read: zero,
+            written: zero,
+            changed: zero,
+            lease: 0,
+            settled: true,
+        };
+        Found { object: Object(inode + 1), attributes }
+    }
+
+    #[test]
+    fn a_version_is_had_when_the_last_one_is_forgotten_and_not_before() {
+        let file = |seconds| {
+            Version::of(&Attributes { changed: Moment { seconds, nanos: 0 }, ..found(7, 1).attributes })
+        };
+        let authority = tern_wire::Authority::create("test").unwrap();
+        let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
+        let patience = std::time::Duration::from_secs(1);
+        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
+        let peer = Arc::new(Peer::new(NODE, common.into()));
+        let inode = Inodes::default().tell(NODE, &peer, &found(7, 1), None);
+        assert!(inode.has_only(file(1), || panic!("it has nothing yet")));
+        inode.may_have(file(1));
+        assert!(inode.has_only(file(1), || panic!("it has this one")));
+        let others = || assert!(!inode.has_only(file(2), || false), "what another one sees meanwhile");
+        assert!(inode.has_only(file(2), || {
+            others();
+            true
+        }));
+        assert!(inode.has_only(file(2), || panic!("it has this one now")));
+        assert!(!inode.has_only(file(3), || false));
+        assert!(!inode.has_only(file(3), || false), "it was not forgotten");
+        assert!(inode.has_only(None, || true));
+        assert!(!inode.has_only(None, || false), "no version is like no other");
+    }
+
+    #[test]
+    fn a_file_is_one_inode_whatever_stood_beside_it() {
+        let authority = tern_wire::Authority::create("test").unwrap();
+        let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
+        let patience = std::time::Duration::from_secs(1);
+        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
+        let peer = Arc::new(Peer::new(NODE, common.into()));
+        let inodes = Inodes::default();
+        let tell = |file: &Found| inodes.tell(NODE, &peer, file, None);
+        // Three of the same number, of which the first two are gone and still open here.
+        let files = [1, 2, 3].map(|born| found(7, born));
+        let told = files.map(|file| tell(&file));
+        let key = &files[0].attributes.key;
+        assert_eq!(inodes.of(NODE, key).len(), 3);
+        inodes.forget(told[1].number, 1);
+        // A recall reaches all that are left, and what is told again is the same.
+        let left: Vec<_> = inodes.of(NODE, key).iter().map(|inode| inode.number).collect();
+        assert_eq!(left, [told[0].number, told[2].number]);
+        assert_eq!(tell(&files[2]).number, told[2].number);
+        for (number, count) in [(told[0].number, 1), (told[2].number, 2)] {
+            inodes.forget(number, count);
+        }
+        assert!(inodes.of(NODE, key).is_empty());
+        assert!(lock(&inodes.known).numbers.is_empty());
+        assert_eq!(tell(&files[1]).number, told[0].number, "the number that it has as a rule");
+    }
 }

@@ -2,17 +2,64 @@
 //! has it or is interrupted.
 
 use super::handle::Handle;
+use super::peer::Peer;
 use super::people::is_interrupted;
 use super::tree::Tree;
+use crate::lock;
 use crate::message::{Answer, Deed, LockKind};
 use fuser::ReplyEmpty;
 use rustix::io::Errno;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How long who waits sleeps, at first and at most: it doubles.
 const SLEEP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// Who may have record locks on a file: for each of the kernel's numbers one that the server knows him by. The kernel uses its
+/// numbers again, and that he has lost his locks may be said late; so each of ours is used once.
+#[derive(Debug, Default)]
+pub(crate) struct Owners(Mutex<HashMap<u64, Owner>>);
+
+#[derive(Debug)]
+struct Owner {
+    number: u64,
+    /// He has been told that he has a lock.
+    has: bool,
+}
+
+impl Owners {
+    /// The number of who wants a lock.
+    fn add(&self, owner: u64, peer: &Peer) -> u64 {
+        self.all().entry(owner).or_insert_with(|| Owner { number: peer.new_owner(), has: false }).number
+    }
+
+    /// The number of one who may have locks.
+    fn get(&self, owner: u64) -> Option<u64> {
+        self.all().get(&owner).map(|owner| owner.number)
+    }
+
+    /// Whether he is still known by that number; if so, and it `has` a lock now, that is noted.
+    fn knows(&self, owner: u64, number: u64, has: bool) -> bool {
+        let mut all = self.all();
+        let known = all.get_mut(&owner).filter(|known| known.number == number);
+        known.map(|known| known.has |= has).is_some()
+    }
+
+    /// He has none any more.
+    pub(crate) fn remove(&self, owner: u64) -> Option<u64> {
+        self.all().remove(&owner).map(|owner| owner.number)
+    }
+
+    /// Whether somebody has one.
+    pub(crate) fn have_some(&self) -> bool {
+        self.all().values().any(|owner| owner.has)
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Owner>> {
+        lock(&self.0)
+    }
+}
 
 fn kind(raw: i32) -> Result<LockKind, Errno> {
     match raw {
@@ -32,6 +79,8 @@ pub(crate) fn test(
     raw: i32,
 ) -> Result<(u64, u64, i32), Errno> {
     let kind = kind(raw)?;
+    // Nobody has 0: who has no number has no lock either.
+    let owner = handle.inode.owners.get(owner).unwrap_or(0);
     let deed = |opened| Deed::TestLock { opened, owner, kind, start, end };
     match tree.with_open(handle, &handle.opener, &[], deed)?.answer {
         Answer::InTheWay { kind, start, end } => {
@@ -47,6 +96,17 @@ pub(crate) fn test(
     }
 }
 
+/// One who wants a lock, or wants it to go.
+#[derive(Debug)]
+struct Wish {
+    handle: Arc<Handle>,
+    owner: u64,
+    /// His number for the server.
+    number: u64,
+    kind: LockKind,
+    range: (u64, u64),
+}
+
 /// Sets or removes a lock, and answers. `waiter` is the thread that waits for it, if it does.
 pub(crate) fn set(
     tree: &Arc<Tree>,
@@ -57,55 +117,53 @@ pub(crate) fn set(
     waiter: Option<u32>,
     reply: ReplyEmpty,
 ) {
-    let kind = match kind(raw) {
-        Ok(kind) => kind,
+    let owners = &handle.inode.owners;
+    let number = match kind(raw) {
         Err(errno) => return answer(reply, Err(errno)),
+        Ok(LockKind::Unlocked) => owners.get(owner),
+        Ok(_) => Some(owners.add(owner, &handle.inode.peer)),
     };
-    let done = try_once(tree, &handle, owner, range, kind);
+    // Who has no number has no lock that could go.
+    let (Some(number), Ok(kind)) = (number, kind(raw)) else { return answer(reply, Ok(())) };
+    let wish = Wish { handle, owner, number, kind, range };
+    let done = wish.try_once(tree);
     let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return answer(reply, done) };
     let tree = tree.clone();
-    let wait = move || answer(reply, wait(&tree, &handle, owner, range, kind, waiter));
+    let wait = move || answer(reply, wish.wait(&tree, waiter));
     // Without a thread the reply goes with it, which fails the call.
     if let Err(error) = std::thread::Builder::new().name("lock".into()).spawn(wait) {
         tracing::warn!(%error, "no thread for one who waits for a lock");
     }
 }
 
-fn wait(
-    tree: &Tree,
-    handle: &Handle,
-    owner: u64,
-    range: (u64, u64),
-    kind: LockKind,
-    waiter: u32,
-) -> Result<(), Errno> {
-    let mut sleep = SLEEP.0;
-    loop {
-        if is_interrupted(waiter) {
+impl Wish {
+    fn wait(&self, tree: &Tree, waiter: u32) -> Result<(), Errno> {
+        let mut sleep = SLEEP.0;
+        loop {
+            if is_interrupted(waiter) {
+                return Err(Errno::INTR);
+            }
+            std::thread::sleep(sleep);
+            sleep = (sleep * 2).min(SLEEP.1);
+            match self.try_once(tree) {
+                Err(Errno::AGAIN) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_once(&self, tree: &Tree) -> Result<(), Errno> {
+        let (Self { handle, owner, number, kind, range: (start, end) }, inode) = (self, &self.handle.inode);
+        let deed = |opened| Deed::Lock { opened, owner: *number, kind: *kind, start: *start, end: *end };
+        let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
+        // Another thread of his may have closed the file meanwhile, and said so to the server before this lock was there.
+        let has = done.is_ok() && *kind != LockKind::Unlocked;
+        if !inode.owners.knows(*owner, *number, has) {
+            inode.release_owner(*number);
             return Err(Errno::INTR);
         }
-        std::thread::sleep(sleep);
-        sleep = (sleep * 2).min(SLEEP.1);
-        match try_once(tree, handle, owner, range, kind) {
-            Err(Errno::AGAIN) => {}
-            done => return done,
-        }
+        done
     }
-}
-
-fn try_once(
-    tree: &Tree,
-    handle: &Handle,
-    owner: u64,
-    (start, end): (u64, u64),
-    kind: LockKind,
-) -> Result<(), Errno> {
-    // Before it is there: who closes the file meanwhile must ask for it to go.
-    if kind != LockKind::Unlocked {
-        handle.inode.locked.store(true, Ordering::Release);
-    }
-    let deed = |opened| Deed::Lock { opened, owner, kind, start, end };
-    tree.with_open(handle, &handle.opener, &[], deed).map(drop)
 }
 
 fn answer(reply: ReplyEmpty, done: Result<(), Errno>) {

@@ -5,7 +5,9 @@
 //! breaks he connects again and asks under the same number until the time is over; after that the node is lost, and calls
 //! fail at once until it answers again, which one caller a second may find out.
 
-use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, VERSION};
+use super::unsaved::Boot;
+use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, VERSION};
+use crate::{lock, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -27,13 +29,15 @@ pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// How long a lost node is not asked.
 const REST: Duration = Duration::from_secs(1);
 
-/// How many objects to forget are said at once.
+/// How many objects to forget, and to release, are said at once.
 const MOST_FORGOTTEN: usize = 4096;
 
 /// What an answer brought.
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) answer: Answer,
+    /// In which boot of the node's machine it was given.
+    pub(crate) boot: Boot,
     frame: Vec<u8>,
     from: usize,
 }
@@ -76,7 +80,11 @@ struct Lane {
     number: u16,
     /// How many calls it has made.
     count: u64,
-    link: Option<Link>,
+    /// The last of them whose answer nobody waits for any more, and whether the server has still to be told.
+    given_up: u64,
+    untold: bool,
+    /// With the boot of the machine at the other end.
+    link: Option<(Link, Boot)>,
 }
 
 #[derive(Debug, Default)]
@@ -89,8 +97,19 @@ struct State {
     lost_until: Option<Instant>,
     /// The session was new to the server so often: what it held before is gone.
     epoch: u64,
+    /// The boot of its machine by that machine's word, and by ours.
+    boot: (String, Boot),
     /// What the kernel here knows no more.
     forgotten: Vec<(Object, u64)>,
+    /// What it should have been told that the session lets go of.
+    owed: Vec<Release>,
+}
+
+/// What is to be said of what the session lets go of, and to which life of the server.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    all: Vec<Release>,
+    epoch: u64,
 }
 
 /// One node.
@@ -101,6 +120,8 @@ pub(crate) struct Peer {
     state: Mutex<State>,
     idle: Condvar,
     recalls: AtomicU64,
+    /// Counts the owners of locks.
+    owners: AtomicU64,
     /// Read while an answer is passed on to the kernel.
     pub(crate) gate: RwLock<()>,
 }
@@ -113,6 +134,7 @@ impl Peer {
             state: Mutex::default(),
             idle: Condvar::new(),
             recalls: AtomicU64::new(0),
+            owners: AtomicU64::new(0),
             gate: RwLock::default(),
         }
     }
@@ -132,9 +154,14 @@ impl Peer {
         self.recalls.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// A number that no owner of locks has had.
+    pub(crate) fn new_owner(&self) -> u64 {
+        self.owners.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// A connection on which to hear what is asked back.
     pub(crate) fn ear(&self) -> Option<Link> {
-        self.connect(EAR, Instant::now() + LOOK).ok()
+        Some(self.connect(EAR, 0, Instant::now() + LOOK).ok()?.0)
     }
 
     /// Asks on the ear, and waits for the answer.
@@ -169,8 +196,61 @@ impl Peer {
         self.state().forgotten.push((object, count));
     }
 
+    /// The session lets go of this, and of all that is owed. If the node cannot be told it is owed to it, and said on the ear
+    /// as soon as that is there again.
+    pub(crate) fn release(&self, what: Release) {
+        let mut owed = self.owed();
+        owed.all.push(what);
+        let Ok((mut lane, end)) = self.lane() else { return self.owe(owed) };
+        let told = self.ask(&mut lane, &Ask::Release(owed.all.clone()), &[], true, end);
+        self.give_back(lane);
+        if told.is_err() {
+            self.owe(owed);
+        }
+    }
+
+    /// Says on the ear what is owed, and connects the lanes again whose last answer was given up.
+    pub(crate) fn settle(&self, ear: &mut Link, number: u64) -> Option<()> {
+        loop {
+            let owed = self.owed();
+            if owed.all.is_empty() {
+                break;
+            }
+            if self.hear(ear, number, &Ask::Release(owed.all.clone())).is_none() {
+                self.owe(owed);
+                return None;
+            }
+        }
+        loop {
+            let mut state = self.state();
+            let Some(at) = state.idle.iter().position(|lane| lane.untold) else { return Some(()) };
+            let mut lane = state.idle.swap_remove(at);
+            drop(state);
+            lane.link = self.connect(lane.number, lane.given_up, Instant::now() + LOOK).ok();
+            let told = lane.link.is_some();
+            lane.untold = !told;
+            self.give_back(lane);
+            told.then_some(())?;
+        }
+    }
+
+    /// What is owed, for whoever says it. Taken out: two who say it at once would only say it twice.
+    fn owed(&self) -> Owed {
+        let mut state = self.state();
+        let most = state.owed.len().min(MOST_FORGOTTEN);
+        Owed { all: state.owed.drain(..most).collect(), epoch: state.epoch }
+    }
+
+    /// It could not be said. A server that has begun anew since knows nothing of it.
+    fn owe(&self, owed: Owed) {
+        let mut state = self.state();
+        if state.epoch == owed.epoch {
+            state.owed.extend(owed.all);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A lane of one's own, and until when to try.
@@ -192,7 +272,7 @@ impl Peer {
             }
             if state.made < MOST_LANES {
                 state.made += 1;
-                let lane = Lane { number: state.made - 1, count: 0, link: None };
+                let lane = Lane { number: state.made - 1, count: 0, given_up: 0, untold: false, link: None };
                 return Ok((lane, end));
             }
             let left = end.saturating_duration_since(now);
@@ -222,44 +302,58 @@ impl Peer {
         // The life of the server in which it was sent first.
         let mut sent_in = None;
         loop {
-            let link = match lane.link.take().and_then(still_open) {
+            let there = lane.link.take().and_then(|(link, boot)| Some((still_open(link)?, boot)));
+            let link = match there {
                 Some(link) => Ok(link),
-                None => self.connect(lane.number, end),
+                None => self.connect(lane.number, lane.given_up, end).inspect(|_| lane.untold = false),
             };
             // Who asks again a server that has forgotten us cannot know whether it was done.
             if !again && sent_in.is_some_and(|epoch| epoch != self.state().epoch) {
                 lane.link = link.ok();
                 return Err(Errno::IO);
             }
-            let done = link.and_then(|mut link| {
+            let done = link.and_then(|(mut link, boot)| {
                 self.say_forgotten(&mut link)?;
                 sent_in.get_or_insert(self.state().epoch);
-                let heard = self.exchange(&mut link, lane.count, &[&head, data])?;
+                let heard = self.exchange(&mut link, boot, lane.count, &[&head, data])?;
                 Ok((link, heard))
             });
             match done {
                 Ok((link, heard)) => {
-                    lane.link = Some(link);
+                    lane.link = Some((link, heard.boot));
                     let mut state = self.state();
                     (state.seen, state.lost_until) = (Some(Instant::now()), None);
                     return Ok(heard);
                 }
-                Err(Failure::Refused) => return Err(Errno::ACCESS),
-                Err(Failure::TooLong) => return Err(Errno::TOOBIG),
                 Err(Failure::Broken) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                Err(Failure::Broken | Failure::Lost) => {
-                    tracing::info!(node = %self.node, "the node does not answer");
-                    self.state().lost_until = Some(Instant::now() + REST);
-                    self.idle.notify_all();
-                    return Err(Errno::IO);
+                Err(failure) => {
+                    // What it may have opened, or opens yet, is nobody's.
+                    if sent_in.is_some() {
+                        (lane.given_up, lane.untold) = (lane.count, true);
+                    }
+                    return Err(self.given_up(&failure));
                 }
             }
         }
     }
 
+    /// The error of who gives up. If it is for the node's silence, all others rest for a while.
+    fn given_up(&self, failure: &Failure) -> Errno {
+        match failure {
+            Failure::Refused => Errno::ACCESS,
+            Failure::TooLong => Errno::TOOBIG,
+            Failure::Broken | Failure::Lost => {
+                tracing::info!(node = %self.node, "the node does not answer");
+                self.state().lost_until = Some(Instant::now() + REST);
+                self.idle.notify_all();
+                Errno::IO
+            }
+        }
+    }
+
     /// Sends an ask and waits for its answer; looks now and then whether the node is there.
-    fn exchange(&self, link: &mut Link, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
-        link.send(ASK, tag, parts, Instant::now() + self.common.patience)?;
+    fn exchange(&self, link: &mut Link, boot: Boot, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
+        send(link, ASK, tag, parts, self.common.patience)?;
         loop {
             match link.recv(Instant::now() + LOOK) {
                 Ok(frame) if frame.kind == ANSWER && frame.tag == tag => {
@@ -267,7 +361,7 @@ impl Peer {
                     let (answer, data) = postcard::take_from_bytes::<Answer>(&frame.payload)
                         .map_err(|_malformed| Failure::Broken)?;
                     let from = length - data.len();
-                    return Ok(Heard { answer, frame: frame.payload, from });
+                    return Ok(Heard { answer, boot, frame: frame.payload, from });
                 }
                 // An answer to somebody before us, who has given up.
                 Ok(frame) => link.recycle(frame.payload),
@@ -285,7 +379,7 @@ impl Peer {
             return true;
         }
         let end = Instant::now() + LOOK;
-        if self.connect(LOOKING, end).is_ok() {
+        if self.connect(LOOKING, 0, end).is_ok() {
             self.state().seen = Some(Instant::now());
         }
         // The look itself has taken its time already.
@@ -294,25 +388,30 @@ impl Peer {
         state.seen.is_some_and(|seen| seen.elapsed() < most)
     }
 
-    fn connect(&self, lane: u16, end: Instant) -> Result<Link, Failure> {
+    fn connect(&self, lane: u16, given_up: u64, end: Instant) -> Result<(Link, Boot), Failure> {
         let map = Map::read(&self.common.map).map_err(|_unreadable| Failure::Broken)?;
         let address = map.address(self.node).map_err(|_unknown| Failure::Lost)?;
         let tls: ClientTls =
             self.common.identity.cluster_client(self.node).map_err(|_unusable| Failure::Lost)?;
         let end = end.min(Instant::now() + LOOK);
         let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
-        let begin = Ask::Begin { version: VERSION, session: self.common.session, lane, ear: lane == EAR };
+        let (session, ear) = (self.common.session, lane == EAR);
+        let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear };
         let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
         link.send(ASK, 0, &[&begin], end)?;
         let frame = link.recv(end)?;
         match tern_wire::decode(&frame.payload) {
-            Ok(Answer::Begun { fresh }) => {
+            Ok(Answer::Begun { fresh, boot }) => {
+                let mut state = self.state();
                 if fresh {
-                    let mut state = self.state();
                     state.epoch += 1;
                     state.forgotten.clear();
+                    state.owed.clear();
                 }
-                Ok(link)
+                if state.boot.0 != boot {
+                    state.boot = (boot, state.boot.1 + 1);
+                }
+                Ok((link, state.boot.1))
             }
             Ok(Answer::Refused(why)) => {
                 tracing::warn!(node = %self.node, why, "the node refuses");

@@ -1,11 +1,12 @@
 //! Who asks the kernel here, and where his process runs.
 
+use crate::lock;
 use crate::message::Caller;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request, stream};
 use tern_ids::NodeId;
@@ -31,7 +32,7 @@ pub(crate) struct People {
 impl People {
     /// The caller with all his groups; the kernel tells but the first.
     pub(crate) fn caller(&self, pid: u32, uid: u32, gid: u32) -> Caller {
-        let mut all = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.groups);
         let asker = (pid, uid, gid);
         if let Some((since, groups)) = all.get(&asker)
             && since.elapsed() < FRESH

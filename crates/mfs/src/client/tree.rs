@@ -3,16 +3,17 @@
 use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
+use super::map::KeptMap;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
-use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT};
+use crate::lock;
+use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tern_ids::NodeId;
 use tern_node::map::Map;
 
@@ -68,6 +69,7 @@ pub(crate) enum Below {
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) common: Arc<Common>,
+    map: KeptMap,
     pub(crate) run_dir: PathBuf,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
@@ -79,6 +81,7 @@ pub(crate) struct Tree {
 impl Tree {
     pub(crate) fn new(common: Common, run_dir: PathBuf) -> Self {
         Self {
+            map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
             run_dir,
             peers: Mutex::default(),
@@ -94,8 +97,8 @@ impl Tree {
     }
 
     /// The cluster as it is now.
-    pub(crate) fn map(&self) -> Map {
-        Map::read(&self.common.map).unwrap_or_default()
+    pub(crate) fn map(&self) -> Arc<Map> {
+        self.map.now()
     }
 
     /// What a name below the root means.
@@ -128,7 +131,7 @@ impl Tree {
     }
 
     pub(crate) fn peer(&self, node: NodeId) -> Arc<Peer> {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&self.peers);
         if let Some(peer) = peers.get(&node) {
             return peer.clone();
         }
@@ -195,8 +198,15 @@ impl Tree {
         }
         for _ in 0..TRIES {
             let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
-            match first.peer.call(who, deed(&objects), data) {
-                Ok(heard) => return Ok(heard),
+            let deed = deed(&objects);
+            let changes = deed.changes();
+            match first.peer.call(who, deed, data) {
+                Ok(heard) => {
+                    if changes {
+                        inodes.iter().for_each(|inode| inode.unsaved.written(heard.boot));
+                    }
+                    return Ok(heard);
+                }
                 Err(Unheard::Errno(errno)) => return Err(errno),
                 Err(Unheard::Forgotten) => {
                     for inode in inodes {
@@ -218,8 +228,15 @@ impl Tree {
     ) -> Result<Heard, Errno> {
         for _ in 0..TRIES {
             let opened = handle.opened();
-            match handle.inode.peer.call(who, deed(opened), data) {
-                Ok(heard) => return Ok(heard),
+            let deed = deed(opened);
+            let changes = deed.changes();
+            match handle.inode.peer.call(who, deed, data) {
+                Ok(heard) => {
+                    if changes {
+                        handle.inode.unsaved.written(heard.boot);
+                    }
+                    return Ok(heard);
+                }
                 Err(Unheard::Errno(errno)) => return Err(errno),
                 Err(Unheard::Forgotten) => self.open_again(handle, opened)?,
             }
@@ -230,18 +247,24 @@ impl Tree {
     /// Opens a file again that the server holds no more, for whoever opened it.
     ///
     /// # Errors
-    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile.
+    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if it is open for
+    /// writing, and what was written since may have gone with the node's memory.
     pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
-        let mut opened = handle.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = lock(&handle.opened);
         if *opened != was {
             return Ok(());
         }
-        if handle.inode.locked.load(Ordering::Acquire) {
+        if handle.inode.owners.have_some() {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
         let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
+        if writes && handle.has_lost(heard.boot) {
+            handle.inode.peer.release(Release::File(new));
+            return Err(Errno::IO);
+        }
         *opened = new;
         Ok(())
     }

@@ -11,9 +11,11 @@
 //! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask, and
 //! where a file is open already at the latest after the term (docs/design/files.md).
 
-use super::session::{Session, lock};
-use crate::message::FileKey;
+use super::session::Session;
+use crate::lock;
+use crate::message::{FileKey, Lease};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,10 +25,18 @@ pub(crate) const TERM: Duration = Duration::from_secs(1);
 /// The same, in milliseconds.
 pub(crate) const MILLIS: u32 = 1000;
 
+#[derive(Debug)]
+struct Holder {
+    session: Weak<Session>,
+    /// The lease's.
+    number: u64,
+    end: Instant,
+}
+
 #[derive(Debug, Default)]
 struct Leased {
-    /// By the number of the session: until when.
-    holders: HashMap<u64, (Instant, Weak<Session>)>,
+    /// By the number of the session.
+    holders: HashMap<u64, Holder>,
     /// How often each session has it open for writing.
     writers: HashMap<u64, usize>,
     /// Changes under way.
@@ -40,13 +50,14 @@ pub(crate) struct Leases {
     inherited: Instant,
     files: Mutex<HashMap<FileKey, Leased>>,
     given_back: Condvar,
+    count: AtomicU64,
 }
 
 impl Leases {
     /// Those of a server that has just begun, and is the first or not.
     pub(crate) fn new(is_first: bool) -> Self {
         let inherited = if is_first { Instant::now() } else { Instant::now() + TERM };
-        Self { inherited, files: Mutex::default(), given_back: Condvar::new() }
+        Self { inherited, files: Mutex::default(), given_back: Condvar::new(), count: AtomicU64::new(0) }
     }
 
     /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
@@ -59,31 +70,33 @@ impl Leases {
         if file.changing > 0 || file.writers.keys().any(|writer| *writer != session.number) {
             return false;
         }
-        file.holders.insert(session.number, (Instant::now() + TERM, Arc::downgrade(session)));
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let holder = Holder { session: Arc::downgrade(session), number, end: Instant::now() + TERM };
+        file.holders.insert(session.number, holder);
         true
     }
 
-    /// Does what changes these files, when no other session believes anything of them any more.
-    pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce() -> T) -> T {
+    /// Does what changes these files, when no other session believes anything of them any more. It is told whether that had to
+    /// be waited for.
+    pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce(bool) -> T) -> T {
         if keys.is_empty() {
-            return act();
+            return act(false);
         }
         let mut files = lock(&self.files);
         for key in keys {
             files.entry(*key).or_default().changing += 1;
         }
-        let mut asked = false;
+        let (mut asked, mut waited) = (false, false);
         loop {
             let now = Instant::now();
             let mut until = self.inherited;
             for key in keys {
                 let Some(file) = files.get_mut(key) else { continue };
-                file.holders.retain(|_, (end, _)| *end > now);
-                for (_, (end, holder)) in file.holders.iter().filter(|(number, _)| **number != session.number)
-                {
-                    until = until.max(*end);
-                    if !asked && let Some(holder) = holder.upgrade() {
-                        holder.recall(*key);
+                file.holders.retain(|_, holder| holder.end > now);
+                for (_, holder) in file.holders.iter().filter(|(number, _)| **number != session.number) {
+                    until = until.max(holder.end);
+                    if !asked && let Some(session) = holder.session.upgrade() {
+                        session.recall(Lease { of: *key, number: holder.number });
                     }
                 }
             }
@@ -92,17 +105,12 @@ impl Leases {
             if left.is_zero() {
                 break;
             }
+            waited = true;
             files = self.given_back.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(files);
-        let done = act();
-        let mut files = lock(&self.files);
-        for key in keys {
-            if let Some(file) = files.get_mut(key) {
-                file.changing -= 1;
-            }
-        }
-        done
+        let _changing = Changing { leases: self, keys };
+        act(waited)
     }
 
     /// A session has opened the file for writing; to be said while it is changing it.
@@ -122,12 +130,13 @@ impl Leases {
         }
     }
 
-    /// A session believes nothing of these any more.
-    pub(crate) fn given_back(&self, session: &Session, keys: &[FileKey]) {
+    /// A session believes nothing any more of what it believed under these. Under others of the same files it does: they may have
+    /// been granted since these were asked back.
+    pub(crate) fn given_back(&self, session: &Session, leases: &[Lease]) {
         let mut files = lock(&self.files);
-        for key in keys {
-            if let Some(file) = files.get_mut(key) {
-                file.holders.remove(&session.number);
+        for lease in leases {
+            if let Some(file) = files.get_mut(&lease.of) {
+                file.holders.retain(|holder, held| *holder != session.number || held.number != lease.number);
             }
         }
         self.given_back.notify_all();
@@ -137,22 +146,40 @@ impl Leases {
     pub(crate) fn tidy(&self, there: &[u64]) {
         let now = Instant::now();
         lock(&self.files).retain(|_, file| {
-            file.holders.retain(|_, (end, _)| *end > now);
+            file.holders.retain(|_, holder| holder.end > now);
             file.writers.retain(|session, _| there.contains(session));
             file.changing > 0 || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
 }
 
+/// Files that are being changed, until that is over, in whatever way.
+struct Changing<'a> {
+    leases: &'a Leases,
+    keys: &'a [FileKey],
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut files = lock(&self.leases.files);
+        for key in self.keys {
+            if let Some(file) = files.get_mut(key) {
+                file.changing -= 1;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::budget::Budget;
     use super::super::export::Export;
     use super::*;
 
     const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
 
     fn session() -> Arc<Session> {
-        let session = Arc::new(Session::new(&Export::default(), 10).unwrap());
+        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
         session.hears(true);
         session
     }
@@ -162,10 +189,10 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         assert!(leases.grant(&reader, KEY));
         std::thread::scope(|scope| {
-            let changing = scope.spawn(|| leases.change(&writer, &[KEY], Instant::now));
+            let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
             let recalled = reader.recalled(TERM);
             let given_back = Instant::now();
-            assert_eq!(recalled, [KEY]);
+            assert_eq!(recalled, [Lease { of: KEY, number: 0 }]);
             assert!(!leases.grant(&reader, KEY), "none while it is changed");
             leases.given_back(&reader, &recalled);
             assert!(changing.join().unwrap() >= given_back);
@@ -178,8 +205,21 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         let begun = Instant::now();
         assert!(leases.grant(&reader, KEY));
-        leases.change(&writer, &[KEY], || ());
+        leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM);
+    }
+
+    #[test]
+    fn what_was_granted_since_is_not_given_back() {
+        let (leases, reader, writer) = (Leases::new(true), session(), session());
+        assert!(leases.grant(&reader, KEY));
+        // Its term is over before it is given back.
+        leases.change(&writer, &[KEY], |_| ());
+        assert!(leases.grant(&reader, KEY));
+        leases.given_back(&reader, &reader.recalled(TERM));
+        let begun = Instant::now();
+        leases.change(&writer, &[KEY], |_| ());
+        assert!(begun.elapsed() >= TERM / 2, "it holds");
     }
 
     #[test]
@@ -187,22 +227,22 @@ mod tests {
         let (leases, session) = (Leases::new(true), session());
         assert!(leases.grant(&session, KEY));
         let begun = Instant::now();
-        leases.change(&session, &[KEY], || ());
+        leases.change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() < TERM);
         let begun = Instant::now();
-        Leases::new(false).change(&session, &[KEY], || ());
+        Leases::new(false).change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM / 2, "the last server's promises hold");
     }
 
     #[test]
     fn nobody_believes_anything_of_what_another_has_open_for_writing() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        leases.change(&writer, &[KEY], || leases.opened(&writer, KEY));
+        leases.change(&writer, &[KEY], |_| leases.opened(&writer, KEY));
         assert!(!leases.grant(&reader, KEY));
         assert!(leases.grant(&writer, KEY), "but he himself");
         leases.closed(&writer, KEY);
         assert!(leases.grant(&reader, KEY));
-        leases.change(&writer, &[FileKey { inode: 4, ..KEY }], || {
+        leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.opened(&writer, FileKey { inode: 4, ..KEY });
         });
         leases.tidy(&[reader.number]);

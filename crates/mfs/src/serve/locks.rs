@@ -3,7 +3,8 @@
 //! A record lock belongs to a process, and each of them is one owner here: it gets an open file description of its own, whose
 //! lock (`F_OFD_SETLK`) is in the way of all others. None of them waits here: who waits, on the other node, asks again.
 
-use super::session::{OpenFile, Session, lock};
+use super::session::{OpenFile, Session};
+use crate::lock;
 use crate::message::{Answer, LockKind};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{Mode, OFlags};
@@ -41,9 +42,11 @@ pub(crate) fn test(
     kind: LockKind,
     (start, end): (u64, u64),
 ) -> Result<Answer, Errno> {
-    let fd = description(session, file, owner)?;
+    let own = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
     let mut record = record(kind, start, end)?;
-    fcntl(&*fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
+    // By the open file itself nothing is ever locked.
+    let fd = own.as_deref().unwrap_or(&file.fd);
+    fcntl(fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
     let kind = match libc::c_int::from(record.l_type) {
         libc::F_RDLCK => LockKind::Shared,
         libc::F_WRLCK => LockKind::Exclusive,
@@ -59,16 +62,17 @@ pub(crate) fn test(
 /// opened the file twice and locks by either.
 fn description(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
-    if let Some(fd) = owners.get(&(file.key, owner)) {
+    if let Some((fd, _)) = owners.get(&(file.key, owner)) {
         return Ok(fd.clone());
     }
     if owners.len() >= MOST_OWNERS {
         return Err(Errno::NOLCK);
     }
+    let slot = session.budget.slot()?;
     let again = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
     let open = |mode| rustix::fs::open(&again, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
     let fd = Arc::new(open(OFlags::RDWR).or_else(|_denied| open(file.flags & OFlags::ACCMODE))?);
-    owners.insert((file.key, owner), fd.clone());
+    owners.insert((file.key, owner), (fd.clone(), slot));
     Ok(fd)
 }
 

@@ -3,11 +3,14 @@
 //! Whether he may is for the kernel to say, at each of them: nothing is remembered of what he was allowed before, except that
 //! a file is open.
 
+mod create;
+
 use super::export::{self, Export, Place};
 use super::leases::{self, Leases};
 use super::locks;
-use super::session::{Held, OpenFile, Session, lock};
+use super::session::{Held, OpenFile, Session};
 use super::stat::{attributes, space};
+use crate::lock;
 use crate::message::{
     Answer, Attributes, Change, Deed, Entry, FileKey, Found, MOST_DATA, Name, Object, Opened, SetTime,
 };
@@ -50,6 +53,9 @@ const OPEN_FLAGS: OFlags = OFlags::ACCMODE
 /// The longest list of names of extended attributes, and the longest value: the kernel's.
 const MOST_ATTRIBUTE: usize = 65_536;
 
+/// How often it is looked anew which file a name means.
+const TRIES: usize = 4;
+
 /// The most bytes that are copied at once.
 const MOST_COPIED: usize = 64 << 20;
 
@@ -67,11 +73,25 @@ impl Performance<'_> {
     /// # Errors
     /// The kernel's, or that something is not held any more; what has happened then is what the system call says of it.
     pub(crate) fn perform(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
-        if self.export.read_only && changes(&deed) {
+        if self.export.read_only && deed.changes() {
             return Err(Errno::ROFS.into());
         }
-        let touched = self.touched(&deed)?;
-        self.leases.change(self.session, &touched, || self.act(deed, data, out))
+        let (mut deed, mut tries) = (deed, TRIES);
+        loop {
+            let touched = self.touched(&deed)?;
+            tries -= 1;
+            let done = self.leases.change(self.session, &touched, |waited| {
+                // While others gave back the file that has a name, another one may have got the name.
+                if waited && tries > 0 && self.touched(&deed).is_ok_and(|now| now != touched) {
+                    return Err(deed);
+                }
+                Ok(self.act(deed, data, out))
+            });
+            match done {
+                Ok(done) => return done,
+                Err(again) => deed = again,
+            }
+        }
     }
 
     /// The files that a deed changes, of which nobody else may believe anything meanwhile. What is written to an open file
@@ -82,12 +102,12 @@ impl Performance<'_> {
             Ok(named.chain([self.object(*dir)?.key]).collect())
         };
         match deed {
-            Deed::MakeNode { dir, .. } | Deed::MakeDir { dir, .. } | Deed::MakeLink { dir, .. } => {
-                dir_and(dir, &[])
-            }
-            Deed::Create { dir, name, .. } | Deed::Unlink { dir, name } | Deed::RemoveDir { dir, name } => {
-                dir_and(dir, &[(dir, name)])
-            }
+            // What is opened by it is asked back when it is known.
+            Deed::Create { dir, .. }
+            | Deed::MakeNode { dir, .. }
+            | Deed::MakeDir { dir, .. }
+            | Deed::MakeLink { dir, .. } => dir_and(dir, &[]),
+            Deed::Unlink { dir, name } | Deed::RemoveDir { dir, name } => dir_and(dir, &[(dir, name)]),
             Deed::Rename { dir, name, to, new, .. } => {
                 let mut touched: Vec<_> = dir_and(dir, &[(dir, name), (to, new)])?;
                 touched.push(self.object(*to)?.key);
@@ -152,10 +172,13 @@ impl Performance<'_> {
                 Answer::Done
             }
             Deed::Rename { dir, name, to, new, flags } => {
-                let (from, to) = (self.inside(dir)?, self.inside(to)?);
+                let (from, into) = (self.inside(dir)?, self.inside(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &to.fd, one_step(&new)?, flags)?;
-                Answer::Done
+                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &into.fd, one_step(&new)?, flags)?;
+                let exchanged = flags.contains(RenameFlags::EXCHANGE);
+                // Whatever has these names by now is found again by them.
+                let back = exchanged.then(|| self.key_of(dir, &name)).flatten();
+                Answer::Renamed { moved: self.key_of(to, &new), back }
             }
             Deed::Link { of, dir, name } => {
                 let (of, at) = (self.inside(of)?, self.inside(dir)?);
@@ -185,13 +208,6 @@ impl Performance<'_> {
             Deed::Write { opened, at, .. } => {
                 let file = self.file(opened)?;
                 Answer::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
-            }
-            Deed::Close { opened } => {
-                let file = self.session.close(opened).ok_or(Fault::Forgotten)?;
-                if writes(file.flags) {
-                    self.leases.closed(self.session, file.key);
-                }
-                Answer::Done
             }
             Deed::Sync { opened, data_only } => {
                 let file = self.file(opened)?;
@@ -251,11 +267,6 @@ impl Performance<'_> {
             Deed::TestLock { opened, owner, kind, start, end } => {
                 locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
             }
-            Deed::Unown { opened, owner } => {
-                let key = self.file(opened)?.key;
-                lock(&self.session.owners).remove(&(key, owner));
-                Answer::Done
-            }
         })
     }
 
@@ -286,7 +297,7 @@ impl Performance<'_> {
 
     fn found(&self, fd: OwnedFd, place: Place) -> Result<Found, Fault> {
         let attributes = self.leased(&fd)?;
-        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place }), attributes })
+        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place })?, attributes })
     }
 
     fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {
@@ -340,25 +351,6 @@ impl Performance<'_> {
         Ok(opened)
     }
 
-    fn create(&self, dir: Object, name: &Name, mode: u32, flags: u32) -> Result<Answer, Fault> {
-        let at = self.inside(dir)?;
-        let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
-        let how =
-            flags | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let fd = rustix::fs::openat(&at.fd, one_step(name)?, how, Mode::from_raw_mode(mode))?;
-        export::admit(&fd)?;
-        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
-            return Err(Errno::NXIO.into());
-        }
-        rustix::fs::fcntl_setfl(&fd, flags & OFlags::APPEND)?;
-        // The object is what was opened, whatever the name means by now.
-        let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let found = self.found(held, Place::Inside)?;
-        let kept = self.keep(fd, found.attributes.key, Place::Inside, flags);
-        let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
-        Ok(Answer::Created(found, opened))
-    }
-
     fn set(&self, of: Object, opened: Option<Opened>, change: &Change) -> Result<Answer, Fault> {
         let held = self.inside(of)?;
         let at = path(&held.fd);
@@ -374,6 +366,10 @@ impl Performance<'_> {
             match opened.map(|opened| self.file(opened)).transpose()? {
                 Some(file) if file.flags & OFlags::ACCMODE != OFlags::RDONLY => {
                     rustix::fs::ftruncate(&file.fd, size)?;
+                }
+                // Nothing else is opened, not even to be refused: a device does something then.
+                _ if FileType::from_raw_mode(attributes(&held.fd)?.mode) != FileType::RegularFile => {
+                    return Err(Errno::INVAL.into());
                 }
                 _ => {
                     let how = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -417,14 +413,8 @@ impl Performance<'_> {
     }
 }
 
-/// Whether it changes anything.
-fn changes(deed: &Deed) -> bool {
-    !deed.is_repeatable()
-        && !matches!(deed, Deed::Open { .. } | Deed::Close { .. } | Deed::Lock { .. } | Deed::Unown { .. })
-}
-
 /// Whether a file that is opened so is written to.
-fn writes(flags: OFlags) -> bool {
+pub(crate) fn writes(flags: OFlags) -> bool {
     flags & OFlags::ACCMODE != OFlags::RDONLY || flags.contains(OFlags::TRUNC)
 }
 

@@ -1,17 +1,19 @@
 //! What this node holds for one mounted tree of another: the objects that its kernel knows, and its open files.
 //!
-//! An object is held by a descriptor of `O_PATH`, so that it stays the same whatever its names become. The session may
-//! forget objects when it has too many: the client looks them up again.
+//! An object is held by a descriptor of `O_PATH`, so that it stays the same whatever its names become. When the server has too
+//! many, objects that are not open are forgotten ([`Budget`]): the client looks them up again.
 
+use super::budget::{Budget, Slot};
 use super::export::{Export, Place};
 use super::stat::attributes;
-use crate::message::{FileKey, Object, Opened, ROOT};
+use crate::lock;
+use crate::message::{Answer, FileKey, Lease, Object, Opened, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Open files of one session: as many as a process may have by default on most systems, times sixteen.
@@ -57,22 +59,48 @@ pub(crate) struct Lane {
     pub(crate) answer: Vec<u8>,
 }
 
+impl Lane {
+    /// Its asks up to this number are given up; the answer to that one, if there is one.
+    ///
+    /// A connection from before may still have them to be read, behind us: they are of long ago then.
+    pub(crate) fn give_up(&mut self, number: u64) -> Option<Answer> {
+        self.newest = self.newest.max(number.saturating_add(1));
+        let last = self.last.take_if(|last| *last == number);
+        last.and_then(|_| tern_wire::decode(&self.answer).ok())
+    }
+}
+
 /// What is asked back of a session.
 #[derive(Debug, Default)]
 struct Ear {
     listeners: usize,
-    recalled: Vec<FileKey>,
+    recalled: Vec<Lease>,
+}
+
+/// An object with how often it was looked up.
+#[derive(Debug)]
+struct Counted {
+    held: Arc<Held>,
+    count: u64,
+    _slot: Slot,
 }
 
 #[derive(Debug, Default)]
 struct Objects {
-    held: HashMap<u64, (Arc<Held>, u64)>,
+    held: HashMap<u64, Counted>,
     known: HashMap<FileKey, u64>,
-    keys: HashMap<u64, FileKey>,
+    /// How often each file is open: nobody can look it up again if it has no name any more.
+    open: HashMap<FileKey, usize>,
     /// In the order in which they came; those that are gone are skipped.
     order: VecDeque<u64>,
     next: u64,
 }
+
+/// Open files by number.
+type Files = HashMap<u64, (Arc<OpenFile>, Slot)>;
+
+/// Descriptors by file and owner.
+type Owners = HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>;
 
 /// One mounted tree's.
 #[derive(Debug)]
@@ -80,11 +108,11 @@ pub(crate) struct Session {
     /// Chosen at random.
     pub(crate) number: u64,
     root: Arc<Held>,
-    most_objects: usize,
+    pub(crate) budget: Arc<Budget>,
     objects: Mutex<Objects>,
-    files: Mutex<(HashMap<u64, Arc<OpenFile>>, u64)>,
+    files: Mutex<(Files, u64)>,
     /// For each owner of record locks of a file, a descriptor whose open file description stands for him.
-    pub(crate) owners: Mutex<HashMap<(FileKey, u64), Arc<OwnedFd>>>,
+    pub(crate) owners: Mutex<Owners>,
     ear: Mutex<Ear>,
     heard: Condvar,
     /// Each with the connection that uses it.
@@ -98,13 +126,13 @@ impl Session {
     ///
     /// # Errors
     /// If the root cannot be opened.
-    pub(crate) fn new(export: &Export, most_objects: usize) -> Result<Self, Errno> {
+    pub(crate) fn new(export: &Export, budget: &Arc<Budget>) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
-        Ok(Self {
+        let session = Arc::new(Self {
             number: beginning(),
             root: Arc::new(Held { fd, key, place: export.root() }),
-            most_objects,
+            budget: budget.clone(),
             // A client that asks a new server for what it had from an old one must not get something else.
             objects: Mutex::new(Objects { next: beginning(), ..Objects::default() }),
             files: Mutex::new((HashMap::new(), beginning())),
@@ -113,7 +141,9 @@ impl Session {
             heard: Condvar::new(),
             lanes: Mutex::default(),
             connections: Mutex::new((0, Instant::now())),
-        })
+        });
+        budget.add(&session);
+        Ok(session)
     }
 
     /// An object, if it is still held.
@@ -121,50 +151,61 @@ impl Session {
         if object == ROOT {
             return Some(self.root.clone());
         }
-        lock(&self.objects).held.get(&object.0).map(|(held, _)| held.clone())
+        lock(&self.objects).held.get(&object.0).map(|counted| counted.held.clone())
+    }
+
+    /// How many objects it holds.
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.objects).held.len()
     }
 
     /// Holds what was looked up, and counts the look-up. What is held already keeps its number.
-    pub(crate) fn hold(&self, held: Held) -> Object {
-        let key = held.key;
+    ///
+    /// # Errors
+    /// `ENFILE` if there is no room for it.
+    pub(crate) fn hold(&self, held: Held) -> Result<Object, Errno> {
+        if let Some(object) = lock(&self.objects).count_again(held.key) {
+            return Ok(object);
+        }
+        // Without the lock: room may be made here.
+        let slot = self.budget.slot()?;
         let mut objects = lock(&self.objects);
-        let objects = &mut *objects;
-        if let Some(number) = objects.known.get(&key) {
-            if let Some((_, count)) = objects.held.get_mut(number) {
-                *count += 1;
-            }
-            return Object(*number);
-        }
-        while objects.held.len() >= self.most_objects {
+        Ok(objects.count_again(held.key).unwrap_or_else(|| objects.add(held, slot)))
+    }
+
+    /// Forgets as many objects, the oldest first, of those that are not open; how many there were.
+    pub(crate) fn evict(&self, most: usize) -> usize {
+        let mut objects = lock(&self.objects);
+        let mut gone = 0;
+        for _ in 0..objects.order.len() {
             let Some(oldest) = objects.order.pop_front() else { break };
+            let Some(counted) = objects.held.get(&oldest) else { continue };
+            if objects.open.contains_key(&counted.held.key) {
+                objects.order.push_back(oldest);
+                continue;
+            }
             objects.forget(oldest);
+            gone += 1;
+            if gone == most {
+                break;
+            }
         }
-        let number = objects.next;
-        objects.next += 1;
-        objects.held.insert(number, (Arc::new(held), 1));
-        objects.known.insert(key, number);
-        objects.keys.insert(number, key);
-        objects.order.push_back(number);
-        if objects.order.len() > 2 * objects.held.len() + 64 {
-            let Objects { held, order, .. } = objects;
-            order.retain(|number| held.contains_key(number));
-        }
-        Object(number)
+        gone
     }
 
     /// Takes look-ups back; nobody holds it after the last.
     pub(crate) fn forget(&self, object: Object, count: u64) {
         let mut objects = lock(&self.objects);
-        let Some((_, left)) = objects.held.get_mut(&object.0) else { return };
-        *left = left.saturating_sub(count);
-        if *left == 0 {
+        let Some(counted) = objects.held.get_mut(&object.0) else { return };
+        counted.count = counted.count.saturating_sub(count);
+        if counted.count == 0 {
             objects.forget(object.0);
         }
     }
 
     /// An open file, if it is one.
     pub(crate) fn file(&self, opened: Opened) -> Option<Arc<OpenFile>> {
-        lock(&self.files).0.get(&opened.0).cloned()
+        lock(&self.files).0.get(&opened.0).map(|(file, _)| file.clone())
     }
 
     /// Keeps an open file.
@@ -172,19 +213,29 @@ impl Session {
     /// # Errors
     /// `ENFILE` if there are too many.
     pub(crate) fn keep(&self, file: OpenFile) -> Result<Opened, Errno> {
+        let (slot, key) = (self.budget.slot()?, file.key);
         let mut files = lock(&self.files);
         if files.0.len() >= MOST_FILES {
             return Err(Errno::NFILE);
         }
+        *lock(&self.objects).open.entry(key).or_default() += 1;
         files.1 += 1;
         let number = files.1;
-        files.0.insert(number, Arc::new(file));
+        files.0.insert(number, (Arc::new(file), slot));
         Ok(Opened(number))
     }
 
     /// Closes it, when all that use it now have done so.
     pub(crate) fn close(&self, opened: Opened) -> Option<Arc<OpenFile>> {
-        lock(&self.files).0.remove(&opened.0)
+        let (file, _slot) = lock(&self.files).0.remove(&opened.0)?;
+        let open = &mut lock(&self.objects).open;
+        if let Some(count) = open.get_mut(&file.key) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&file.key);
+            }
+        }
+        Some(file)
     }
 
     /// Whether somebody of it listens for what is asked back.
@@ -199,13 +250,13 @@ impl Session {
     }
 
     /// Asks a lease back.
-    pub(crate) fn recall(&self, key: FileKey) {
-        lock(&self.ear).recalled.push(key);
+    pub(crate) fn recall(&self, lease: Lease) {
+        lock(&self.ear).recalled.push(lease);
         self.heard.notify_one();
     }
 
     /// What is asked back, as soon as there is something, or nothing after a while.
-    pub(crate) fn recalled(&self, most: Duration) -> Vec<FileKey> {
+    pub(crate) fn recalled(&self, most: Duration) -> Vec<Lease> {
         let ear = lock(&self.ear);
         let mut ear = self
             .heard
@@ -238,17 +289,31 @@ fn beginning() -> u64 {
 }
 
 impl Objects {
+    /// Counts one more look-up of what is held already.
+    fn count_again(&mut self, key: FileKey) -> Option<Object> {
+        let number = *self.known.get(&key)?;
+        self.held.get_mut(&number)?.count += 1;
+        Some(Object(number))
+    }
+
+    fn add(&mut self, held: Held, slot: Slot) -> Object {
+        let number = self.next;
+        self.next += 1;
+        self.known.insert(held.key, number);
+        self.held.insert(number, Counted { held: Arc::new(held), count: 1, _slot: slot });
+        self.order.push_back(number);
+        if self.order.len() > 2 * self.held.len() + 64 {
+            let Self { held, order, .. } = self;
+            order.retain(|number| held.contains_key(number));
+        }
+        Object(number)
+    }
+
     fn forget(&mut self, number: u64) {
-        self.held.remove(&number);
-        if let Some(key) = self.keys.remove(&number) {
-            self.known.remove(&key);
+        if let Some(counted) = self.held.remove(&number) {
+            self.known.remove(&counted.held.key);
         }
     }
-}
-
-/// A lock whose holder cannot leave it half changed, or has ended with the process.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -262,20 +327,20 @@ mod tests {
 
     #[test]
     fn a_file_of_two_names_is_one_object() {
-        let session = Session::new(&Export::default(), 10).unwrap();
-        let one = session.hold(held(7));
-        assert_eq!(session.hold(held(7)), one);
+        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let one = session.hold(held(7)).unwrap();
+        assert_eq!(session.hold(held(7)).unwrap(), one);
         session.forget(one, 1);
         assert!(session.object(one).is_some());
         session.forget(one, 1);
         assert!(session.object(one).is_none());
-        assert_ne!(session.hold(held(7)), one, "a number is never used again");
+        assert_ne!(session.hold(held(7)).unwrap(), one, "a number is never used again");
     }
 
     #[test]
     fn the_oldest_are_forgotten_when_there_are_too_many_and_the_root_never() {
-        let session = Session::new(&Export::default(), 10).unwrap();
-        let all: Vec<_> = (0..1000).map(|n| session.hold(held(n))).collect();
+        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let all: Vec<_> = (0..1000).map(|n| session.hold(held(n)).unwrap()).collect();
         assert!(session.object(all[989]).is_none());
         assert!(all[990..].iter().all(|object| session.object(*object).is_some()));
         assert!(session.object(ROOT).is_some());
@@ -285,7 +350,7 @@ mod tests {
 
     #[test]
     fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
-        let session = Session::new(&Export::default(), 10).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut first = connect();

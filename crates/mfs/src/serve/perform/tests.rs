@@ -1,6 +1,10 @@
 use super::*;
-use crate::message::{LockKind, ROOT};
+use crate::message::{LockKind, ROOT, Release};
+use crate::serve::budget::Budget;
+use crate::serve::release;
+use crate::serve::session::Lane;
 use rand::prelude::*;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// A directory that goes with the test, and is all that is exported.
@@ -17,7 +21,7 @@ impl Exported {
         std::fs::create_dir(&path).unwrap();
         let path = path.canonicalize().unwrap();
         let export = Export { paths: vec![path.clone()], ..Export::default() };
-        let session = Arc::new(Session::new(&export, 1000).unwrap());
+        let session = Session::new(&export, &Budget::new(1000)).unwrap();
         Self { path, export, session, leases: Leases::new(true) }
     }
 
@@ -87,6 +91,146 @@ fn a_name_is_one_step_wherever_it_is_said() {
     }
 }
 
+fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
+    let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, flags: 2 };
+    match exported.perform(deed, &[]).unwrap().0 {
+        Answer::Created(found, opened) => (found, opened),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_hears_leaves_nothing_open() {
+    let exported = Exported::new("unheard");
+    let dir = exported.object(&exported.path);
+    let (found, opened) = create(&exported, dir, "a");
+    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    other.hears(true);
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
+    let answer = Answer::Created(found, opened);
+    let mut lane = Lane { newest: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
+    assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
+    let given_up = lane.give_up(7).unwrap();
+    assert_eq!(given_up, answer);
+    release::unheard(&exported.session, &exported.leases, &given_up);
+    assert!(exported.session.file(opened).is_none());
+    assert!(exported.session.object(found.object).is_none());
+    assert!(exported.leases.grant(&other, found.attributes.key));
+    assert_eq!(lane.give_up(7), None, "once");
+    assert_eq!(lane.newest, 8, "it is not done late");
+}
+
+#[test]
+fn what_is_let_go_twice_is_let_go_once() {
+    let exported = Exported::new("twice");
+    let dir = exported.object(&exported.path);
+    let (found, opened) = create(&exported, dir, "a");
+    let again = exported.perform(Deed::Open { of: found.object, flags: 2 }, &[]).unwrap().0;
+    let Answer::Opened(again, _) = again else { panic!("{again:?}") };
+    let lock = |owner| Deed::Lock { opened: again, owner, kind: LockKind::Exclusive, start: 0, end: 9 };
+    exported.perform(lock(1), &[]).unwrap();
+    assert!(matches!(exported.perform(lock(2), &[]), Err(Fault::Errno(Errno::AGAIN))));
+    for _ in 0..2 {
+        for what in [Release::Owner(found.attributes.key, 1), Release::File(opened)] {
+            release::release(&exported.session, &exported.leases, what);
+        }
+    }
+    exported.perform(lock(2), &[]).unwrap();
+    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    other.hears(true);
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
+}
+
+#[test]
+fn a_rename_says_what_has_which_name_now() {
+    let exported = Exported::new("renames");
+    let dir = exported.object(&exported.path);
+    let [a, b] = ["a", "b"].map(|name| create(&exported, dir, name).0.attributes.key);
+    let rename = |flags| {
+        let [name, new] = ["a", "b"].map(|name| Name::from(OsStr::new(name)));
+        exported.perform(Deed::Rename { dir, name, to: dir, new, flags }, &[]).unwrap().0
+    };
+    assert_eq!(rename(RenameFlags::EXCHANGE.bits()), Answer::Renamed { moved: Some(a), back: Some(b) });
+    assert_eq!(rename(0), Answer::Renamed { moved: Some(b), back: None });
+}
+
+#[test]
+fn what_is_there_is_looked_at_before_it_is_opened() {
+    let exported = Exported::new("there");
+    let dir = exported.object(&exported.path);
+    let create = |name: &str, flags: OFlags| {
+        let (name, flags) = (Name::from(OsStr::new(name)), flags.bits());
+        exported.perform(Deed::Create { dir, name, mode: 0o600, flags }, &[]).map(|(answer, _)| answer)
+    };
+    let errno = |done| if let Err(Fault::Errno(errno)) = done { errno } else { panic!("{done:?}") };
+    let kind = FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, exported.path.join("pipe"), kind, Mode::RWXU, 0).unwrap();
+    std::fs::create_dir(exported.path.join("dir")).unwrap();
+    std::os::unix::fs::symlink("file", exported.path.join("link")).unwrap();
+    std::fs::write(exported.path.join("file"), "something").unwrap();
+    let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+    let opens = rustix::fs::inotify::WatchFlags::OPEN;
+    rustix::fs::inotify::add_watch(&watch, exported.path.join("pipe"), opens).unwrap();
+    assert_eq!(errno(create("pipe", OFlags::RDONLY)), Errno::NXIO);
+    let of = exported.object(&exported.path.join("pipe"));
+    let change = Change { size: Some(0), ..Change::default() };
+    assert_eq!(
+        errno(exported.perform(Deed::Set { of, opened: None, change }, &[]).map(|set| set.0)),
+        Errno::INVAL
+    );
+    assert_eq!(rustix::io::read(&watch, &mut [0; 100]), Err(Errno::AGAIN), "it was opened");
+    assert_eq!(errno(create("dir", OFlags::RDONLY)), Errno::ISDIR);
+    assert_eq!(errno(create("link", OFlags::RDWR)), Errno::LOOP);
+    assert_eq!(errno(create("file", OFlags::RDWR | OFlags::EXCL)), Errno::EXIST);
+    std::fs::set_permissions(&exported.path, PermissionsExt::from_mode(0o1777)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::fs::write(exported.path.join("other"), "another's").unwrap();
+        std::os::unix::fs::chown(exported.path.join("other"), Some(1234), None).unwrap();
+        assert_eq!(errno(create("other", OFlags::RDWR)), Errno::STALE);
+    }
+    let object = exported.object(&exported.path.join("file"));
+    let Answer::Created(found, _) = create("file", OFlags::RDONLY).unwrap() else {
+        panic!("nothing created")
+    };
+    assert_eq!((found.object, found.attributes.size), (object, 9));
+    // Who believes something of it is asked to forget that.
+    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    reader.hears(true);
+    assert!(exported.leases.grant(&reader, found.attributes.key));
+    let Answer::Created(found, _) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
+        panic!("nor now")
+    };
+    assert_eq!((found.object, found.attributes.size), (object, 0));
+    assert_eq!(reader.recalled(leases::TERM)[0].of, found.attributes.key);
+    assert!(!exported.leases.grant(&reader, found.attributes.key), "it is open for writing");
+}
+
+#[test]
+fn who_waits_for_one_file_does_not_change_another() {
+    let exported = Exported::new("waits");
+    let dir = exported.object(&exported.path);
+    let [old, new] = ["old", "new"].map(|name| {
+        std::fs::write(exported.path.join(name), name).unwrap();
+        let object = exported.object(&exported.path.join(name));
+        exported.session.object(object).unwrap().key
+    });
+    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    reader.hears(true);
+    assert!(exported.leases.grant(&reader, old));
+    std::thread::scope(|scope| {
+        let unlink = Deed::Unlink { dir, name: Name::from(OsStr::new("old")) };
+        let unlinking = scope.spawn(|| exported.perform(unlink, &[]).map(drop));
+        let first = reader.recalled(leases::TERM);
+        assert_eq!(first[0].of, old);
+        assert!(exported.leases.grant(&reader, new));
+        std::fs::rename(exported.path.join("new"), exported.path.join("old")).unwrap();
+        exported.leases.given_back(&reader, &first);
+        assert_eq!(reader.recalled(leases::TERM)[0].of, new);
+        unlinking.join().unwrap().unwrap();
+    });
+    assert!(!exported.path.join("old").exists());
+}
+
 /// Whatever a client asks, and of whatever it names: an answer, and nothing outside of the export.
 #[test]
 fn any_deed_is_answered() {
@@ -105,7 +249,7 @@ fn any_deed_is_answered() {
         let kind = *[LockKind::Shared, LockKind::Exclusive, LockKind::Unlocked].choose(&mut chance).unwrap();
         let owner = chance.random_range(0..4);
         let size = chance.random_bool(0.3).then_some(at.min(1 << 20));
-        let deed = match chance.random_range(0..26) {
+        let deed = match chance.random_range(0..25) {
             0 => Deed::Lookup { dir, name: name() },
             1 => Deed::Stat { of },
             2 => Deed::Set { of, opened: Some(opened), change: Change { size, ..Change::default() } },
@@ -121,7 +265,15 @@ fn any_deed_is_answered() {
             12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, flags },
             14 => Deed::Read { opened, at, length: flags },
             15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
-            16 => Deed::Close { opened },
+            16 => {
+                release::release(&exported.session, &exported.leases, Release::File(opened));
+                release::release(
+                    &exported.session,
+                    &exported.leases,
+                    Release::Owner(FileKey { volume: 0, device: 0, inode: 0 }, owner),
+                );
+                continue;
+            }
             17 => Deed::Sync { opened, data_only: true },
             18 => Deed::ReadDir { opened, after: at, most: flags },
             19 => Deed::StatFs { of },
@@ -129,7 +281,6 @@ fn any_deed_is_answered() {
             21 => Deed::Seek { opened, at, data: true },
             22 => Deed::Lock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
             23 => Deed::TestLock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
-            24 => Deed::Unown { opened, owner },
             _ => Deed::Copy { from: opened, at: at.min(1 << 20), to: opened, to_at: 0, length: 4096 },
         };
         let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };

@@ -1,0 +1,83 @@
+//! Making a file and opening it, as one deed.
+
+use super::{Fault, OPEN_FLAGS, Performance, one_step, path, writes};
+use crate::message::{Answer, Attributes, Found, Name, Object};
+use crate::serve::export::Place;
+use crate::serve::stat::attributes;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::os::fd::OwnedFd;
+
+/// How often it is tried when others make and remove what has the name.
+const TRIES: usize = 10;
+
+impl Performance<'_> {
+    /// Makes a file and opens it, or opens the one that has the name already.
+    ///
+    /// By its name only that is opened which was made by it. What is there already is held first, and looked at: to be opened
+    /// does something to a device, and to who waits for a pipe.
+    pub(super) fn create(&self, dir: Object, name: &Name, mode: u32, flags: u32) -> Result<Answer, Fault> {
+        let at = self.inside(dir)?;
+        let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
+        let only = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..TRIES {
+            match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, Mode::from_raw_mode(mode)) {
+                Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
+                made => return self.made_and_open(made?, flags),
+            }
+            match self.step(dir, name) {
+                Err(Fault::Errno(Errno::NOENT)) => {}
+                there => {
+                    let (fd, place) = there?;
+                    let (dir, is) = (attributes(&at.fd)?, attributes(&fd)?);
+                    let sticky = Mode::from_raw_mode(dir.mode).contains(Mode::SVTX);
+                    // Here he may not open what is another's, it may be (fs.protected_regular). The client's kernel knows that
+                    // rule, and finds the name there when it looks again.
+                    if sticky && is.uid != dir.uid && is.uid != geteuid().as_raw() {
+                        return Err(Errno::STALE.into());
+                    }
+                    return self.there_and_open(fd, place, &is, flags);
+                }
+            }
+        }
+        // The client's kernel looks again.
+        Err(Errno::STALE.into())
+    }
+
+    fn made_and_open(&self, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
+        // Whatever the name means by now.
+        let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let key = attributes(&fd)?.key;
+        // Somebody may have found it already, or believe something of one that is gone and had its number.
+        self.leases.change(self.session, &[key], |_| {
+            let found = self.found(held, Place::Inside)?;
+            let kept = self.keep(fd, key, Place::Inside, flags);
+            let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
+            Ok(Answer::Created(found, opened))
+        })
+    }
+
+    fn there_and_open(
+        &self,
+        fd: OwnedFd,
+        place: Place,
+        is: &Attributes,
+        flags: OFlags,
+    ) -> Result<Answer, Fault> {
+        match FileType::from_raw_mode(is.mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(Errno::ISDIR.into()),
+            FileType::Symlink => return Err(Errno::LOOP.into()),
+            _ => return Err(Errno::NXIO.into()),
+        }
+        let key = [is.key];
+        let changed = if writes(flags) { &key[..] } else { &[] };
+        self.leases.change(self.session, changed, |_| {
+            let object = self.found(fd, place)?.object;
+            let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
+            let (opened, attributes) = open?;
+            Ok(Answer::Created(Found { object, attributes }, opened))
+        })
+    }
+}
