@@ -122,3 +122,44 @@ fn a_stopped_process_is_moved_and_stays_stopped() -> Result<()> {
 fn a_stopped_process_with_threads_is_moved_and_stays_stopped() -> Result<()> {
     is_moved("threads")
 }
+
+/// Away it opens what it reads and what it writes, copies a piece at a time, and counts without making calls in between.
+const COPIES: &str = r#"
+import os, sys
+source, sink = os.open("/tmp/stopped-in", os.O_RDONLY), os.open("/tmp/stopped-out", os.O_WRONLY | os.O_CREAT)
+print("copies", flush=True)
+while piece := os.read(source, 100):
+    os.write(sink, piece)
+    sum(range(100_000))
+"#;
+
+/// What it has written behind is in the file though it is stopped, and it leaves: its files are put down first.
+#[test]
+fn what_a_stopped_process_has_written_is_there_and_it_can_leave() -> Result<()> {
+    let cluster = Cluster::with_nodes("stopped-files", 2)?;
+    cluster.run(1, &["sh", "-c", "head -c 40000 /dev/urandom > /tmp/stopped-in"])?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", BESIDE, "sh", "runon", "2", "python3", "-c", COPIES]);
+    let mut running = Running::start(&mut command, false)?;
+    let pid = running.pid;
+    let failed = |what: &str| format!("{what}\n{}", cluster.scene(pid));
+    running.hear("copies")?;
+    let same = |command: &str| cluster.run(1, &["sh", "-c", command]).is_ok();
+    let begun = "cmp -n $(stat -c %s /tmp/stopped-out) /tmp/stopped-in /tmp/stopped-out";
+    let until = Instant::now() + Duration::from_secs(30);
+    while !same("test -s /tmp/stopped-out") {
+        ensure!(Instant::now() < until, failed("nothing is written"));
+    }
+    for to in ["home", "2"] {
+        cluster.run(1, &["kill", "-STOP", &pid.to_string()])?;
+        await_stop(&cluster, pid, true)?;
+        ensure!(same(begun), failed("it has written something else"));
+        cluster.migrate(pid, to).map_err(|refused| anyhow::anyhow!(failed(&refused.message)))?;
+        await_stop(&cluster, pid, true)?;
+        cluster.run(1, &["kill", "-CONT", &pid.to_string()])?;
+        await_stop(&cluster, pid, false)?;
+    }
+    let end = running.finish(Duration::from_secs(120)).with_context(|| cluster.scene(pid))?;
+    ensure!(end.status == 0 && same("cmp /tmp/stopped-in /tmp/stopped-out"), "{end:?}");
+    Ok(())
+}

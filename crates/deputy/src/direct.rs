@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
-use tern_migrate::message::{FileWord, InHand};
-use tern_syscall::Outcome;
+use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND};
+use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
 
 /// File systems whose files are what this kernel says of them, and whose times of change it sets.
@@ -44,6 +44,12 @@ pub(crate) struct Direct {
     life: Epoch,
     /// For reading, by descriptor.
     watched: BTreeMap<i32, Watched>,
+    /// In hand for writing.
+    written: BTreeSet<i32>,
+    /// Writes behind that have failed, and of which the program has not been told.
+    errors: BTreeMap<i32, i64>,
+    /// Whether it shares its descriptors with nobody, if that has been looked at.
+    alone: Option<bool>,
     /// Transfers that were forwarded, by descriptor.
     transfers: BTreeMap<i32, u32>,
     /// Those that are not looked at again: somebody else had them.
@@ -84,22 +90,28 @@ impl Version {
 }
 
 impl Family {
-    /// What is to be said of open files with the result of this call.
-    pub(crate) fn words_of_files(
-        &mut self,
-        pid: HomePid,
-        current: &Current,
-        outcome: &Outcome,
-    ) -> Vec<(i32, FileWord)> {
-        self.members.get_mut(&pid).map_or_else(Vec::new, |member| member.words_of_files(current, outcome))
+    /// Says with the result of this call what is to be said of open files; and what became of writes to them that were made
+    /// behind the program's back, at the latest when it closes them.
+    pub(crate) fn hear_of_files(&mut self, pid: HomePid, current: &Current, result: &mut CallResult) {
+        // Who comes home brings what was shared: what is written meanwhile would be lost.
+        let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.direct.of_life(member.epoch);
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        if let Some(error) = member.direct.error(nr, &args, result.outcome.ret) {
+            result.outcome.ret = error;
+        }
+        result.files = member.words_of_files(current, &result.outcome, &shared);
     }
 }
 
 impl Member {
-    fn words_of_files(&mut self, current: &Current, outcome: &Outcome) -> Vec<(i32, FileWord)> {
-        if std::mem::replace(&mut self.direct.life, self.epoch) != self.epoch {
-            self.direct = Direct { life: self.epoch, ..Direct::default() };
-        }
+    fn words_of_files(
+        &mut self,
+        current: &Current,
+        outcome: &Outcome,
+        shared: &[(u64, u64)],
+    ) -> Vec<(i32, FileWord)> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         self.direct.forget(nr, &args);
         let begun = SystemTime::now().checked_sub(current.since.elapsed()).unwrap_or(UNIX_EPOCH);
@@ -109,8 +121,9 @@ impl Member {
             && let Some((fd, proven)) = self.direct.candidate(nr, &args, outcome.ret)
             // Only root sees everybody's descriptors.
             && (proven || rustix::process::geteuid().is_root())
-            && let Some(file) = self.in_hand(fd, !proven)
+            && let Some(file) = self.in_hand(fd, !proven).filter(|file| !shared.contains(&file.id))
         {
+            words.extend(self.direct.give(fd, &file));
             words.push((fd, FileWord::InHand(file)));
         }
         words
@@ -118,8 +131,13 @@ impl Member {
 
     /// Whether its reads and writes come one after the other, from nowhere else. Who shares memory may learn through that, and
     /// of no call, that a file has changed.
-    fn is_alone_with_its_files(&self) -> bool {
-        self.threads.len() == 1 && self.files.objects.is_empty() && !self.lent
+    fn is_alone_with_its_files(&mut self) -> bool {
+        if self.threads.len() > 1 || !self.files.objects.is_empty() || self.lent {
+            return false;
+        }
+        // Who shares its descriptors has done so since before this life, or it is known where it runs.
+        let pid = self.memory.pid();
+        *self.direct.alone.get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
     /// An open file of it, if nobody but it has that. One that it has opened just now nobody can have.
@@ -155,9 +173,6 @@ impl Member {
             return None;
         }
         if !writes {
-            if self.direct.watched.len() >= MOST {
-                self.direct.watched.pop_first();
-            }
             self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat) });
         }
         Some(InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes })
@@ -165,20 +180,67 @@ impl Member {
 }
 
 impl Direct {
+    /// What another life was told is over; not what it is still to be told.
+    fn of_life(&mut self, life: Epoch) {
+        if std::mem::replace(&mut self.life, life) != life {
+            let errors = std::mem::take(&mut self.errors);
+            *self = Self { life, errors, ..Self::default() };
+        }
+    }
+
+    /// A write behind has returned this.
+    pub(crate) fn written(&mut self, call: &Call, ret: i64) {
+        let [fd, _, length, ..] = call.values();
+        if i64::from(call.nr) == libc::SYS_pwrite64 && ret != length.cast_signed() {
+            let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
+            tracing::warn!(fd, ret, length, "what was written behind could not be written");
+            self.errors.insert(fd as i32, error);
+        }
+    }
+
+    /// Why an earlier write could not be made, if this call, which has succeeded, is one that tells it.
+    fn error(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<i64> {
+        let tells = [
+            libc::SYS_write,
+            libc::SYS_writev,
+            libc::SYS_pwrite64,
+            libc::SYS_fsync,
+            libc::SYS_fdatasync,
+            libc::SYS_close,
+        ];
+        if ret < 0 || !tells.contains(&nr) { None } else { self.errors.remove(&(args[0] as i32)) }
+    }
+
     /// Descriptors that have become others'.
     fn forget(&mut self, nr: i64, args: &[u64; 6]) {
         let one = match nr {
             libc::SYS_close => args[0] as i32,
             libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
             libc::SYS_close_range | libc::SYS_execve | libc::SYS_execveat => {
-                (self.watched, self.transfers, self.others) = Default::default();
+                *self = Self { life: self.life, alone: self.alone, ..Self::default() };
                 return;
             }
             _ => return,
         };
         self.watched.remove(&one);
+        self.written.remove(&one);
         self.transfers.remove(&one);
         self.others.remove(&one);
+        self.errors.remove(&one);
+    }
+
+    /// A file goes in hand; what is to be said of another that cannot be looked after any more.
+    fn give(&mut self, fd: i32, file: &InHand) -> Option<(i32, FileWord)> {
+        if file.writes {
+            self.written.insert(fd);
+        }
+        if self.watched.len() <= MOST {
+            return None;
+        }
+        let other = self.watched.keys().copied().find(|other| *other != fd)?;
+        self.watched.remove(&other);
+        self.others.insert(other);
+        Some((other, FileWord::Changed))
     }
 
     /// Looks which files have changed, and which are as they were: what was read of them is good. What this very call, begun
@@ -208,11 +270,21 @@ impl Direct {
                 self.forget(libc::SYS_close, &[fd as u64, 0, 0, 0, 0, 0]);
                 Some((fd, true))
             }
-            libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
+            libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 if ret >= 0 => {
                 let fd = args[0] as i32;
+                // What is in hand and small is not asked for: so it has been put down.
+                let small = args[2] <= MOST_IN_HAND;
+                if small && nr == libc::SYS_read {
+                    self.watched.remove(&fd);
+                } else if small && nr == libc::SYS_write {
+                    self.written.remove(&fd);
+                }
+                if self.others.contains(&fd) || self.watched.contains_key(&fd) || self.written.contains(&fd) {
+                    return None;
+                }
                 let transfers = self.transfers.entry(fd).or_default();
                 *transfers += 1;
-                if *transfers < TRANSFERS || self.others.contains(&fd) || self.watched.contains_key(&fd) {
+                if *transfers < TRANSFERS {
                     return None;
                 }
                 *transfers = 0;

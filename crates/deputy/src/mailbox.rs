@@ -205,10 +205,25 @@ impl Mailbox {
     /// # Errors
     /// If the data does not fit.
     pub(crate) fn post(&mut self, layout: &Layout) -> std::result::Result<(), i32> {
+        let args = self.lay(layout)?;
+        self.post_raw(i64::from(layout.nr()), args);
+        Ok(())
+    }
+
+    /// Writes only the data of a call, which somebody else has the deputy make; its arguments.
+    ///
+    /// # Errors
+    /// As [`post`](Self::post).
+    pub(crate) fn lay(&mut self, layout: &Layout) -> std::result::Result<[u64; 6], i32> {
         let (memory, offset, at) = self.data.of(layout.size());
         layout.fill(at, memory.bytes(offset)).map_err(|_e| libc::ENOMEM)?;
-        self.post_raw(i64::from(layout.nr()), layout.args(at));
-        Ok(())
+        Ok(layout.args(at))
+    }
+
+    /// That call has been made, and returned this.
+    pub(crate) fn made(&mut self, ret: i64) {
+        self.data.small.bytes(0)[RESULT..RESULT + 8].copy_from_slice(&ret.to_le_bytes());
+        self.header.word(STATE).store(DONE, std::sync::atomic::Ordering::Release);
     }
 
     /// The arguments with which a call was posted.

@@ -4,7 +4,7 @@
 //! signal that was sent to it: otherwise it is told to take the signal first and call again, as a signal that
 //! arrives just before a call does natively.
 
-use crate::chain::Chain;
+use crate::chain::{Chain, may_be_errand};
 use crate::due::Of;
 use crate::family::Family;
 use crate::member::{Member, State};
@@ -61,7 +61,13 @@ impl Family {
             self.tell(tid, &again);
             return;
         }
-        if thread.current.as_ref().is_some_and(|c| c.request.number == request.number) {
+        if let Some(current) = thread.current.as_ref().filter(|c| c.request.number == request.number) {
+            let (chain, number) = (&current.chain, request.number);
+            if !chain.goes_on() && !chain.done.is_empty() {
+                // It may have been said into a link that was cut.
+                let done = Message::Before(number, chain.done.clone());
+                self.tell(tid, &done);
+            }
             return;
         }
         while thread.unheard.front().is_some_and(|(count, _)| *count <= request.signals) {
@@ -79,7 +85,8 @@ impl Family {
         if let Some(sharer) = sharer.filter(|_| !alone) {
             return self.make_it_at_home(tid, sharer, &request);
         }
-        if !has_two_parts(request.call.nr) && request.before.is_empty() && self.freezes(tid, number, false) {
+        let bound = has_two_parts(request.call.nr) || may_be_errand(request.call.nr);
+        if !bound && request.before.is_empty() && self.freezes(tid, number, false) {
             return;
         }
         if let Some(outcome) = self.timer_call(pid, tid, &request.call) {
@@ -127,6 +134,9 @@ impl Family {
 
     /// The call of a thread has ended: its result goes to the guest.
     pub(crate) fn ended(&mut self, tid: HomePid) {
+        if !self.go_through_chain(tid) {
+            return;
+        }
         let Some(member) = self.of_thread(tid) else { return };
         let pid = member.pid;
         let Some(thread) = member.threads.get_mut(&tid) else { return };
@@ -147,11 +157,8 @@ impl Family {
             }
             return;
         }
-        if current.chain.goes_on() {
-            return self.go_on_in_chain(tid, current, &outcome);
-        }
         let mut result = made(&current, outcome);
-        result.files = self.words_of_files(pid, &current, &result.outcome);
+        self.hear_of_files(pid, &current, &mut result);
         self.add_children(pid, &current.request.call, &mut result.outcome);
         self.take_what_it_sent(&current.request.call);
         let look = self.timer_called(pid, tid, &current.request.call, &result.outcome);
@@ -195,7 +202,7 @@ impl Family {
         thread.follow_mask();
         // What has a part to be done where the program runs cannot be left half done; and a guest that has been sent a
         // signal cannot be halted before it has the result of the call that the signal interrupted.
-        let bound = has_two_parts(nr) || !thread.unheard.is_empty();
+        let bound = has_two_parts(nr) || may_be_errand(nr) || !thread.unheard.is_empty();
         let number = result.number;
         if self.freeze.is_some() && !result.before.is_empty() {
             self.tell(tid, &Message::Before(number, result.before.clone()));

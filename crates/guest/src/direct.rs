@@ -24,7 +24,7 @@ use crate::member::{GuestMemory, Member, Process, State};
 use crate::thread::Thread;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
-use tern_migrate::message::{CallRequest, CallResult, FileWord, Message, send};
+use tern_migrate::message::{CallRequest, CallResult, FileWord, MOST_IN_HAND, Message, send};
 use tern_syscall::Memory;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
@@ -32,10 +32,8 @@ use tern_wire::Link;
 
 /// How long what is written may wait for an occasion to go home.
 const SOON: Duration = Duration::from_secs(1);
-/// Transfers of more than this go home as they are: they gain nothing.
-const LARGE: u64 = 128 << 10;
-/// Offsets beyond this are home's to judge.
-const FAR: u64 = 1 << 48;
+/// Offsets beyond this are home's to judge: not all file systems know them.
+const FAR: u64 = 1 << 33;
 
 /// What is asked of home for files in hand, while the thread waits or runs on.
 #[derive(Debug)]
@@ -87,7 +85,7 @@ impl Thread {
             libc::SYS_pread64 | libc::SYS_pwrite64 => Transfer { fd, place: fourth, moves: false },
             _ => return Ok(false),
         };
-        if !(1..=LARGE).contains(&third) || transfer.place >= FAR {
+        if !(1..=MOST_IN_HAND).contains(&third) || transfer.place >= FAR {
             return Ok(false);
         }
         match nr {
@@ -118,8 +116,8 @@ impl Thread {
         let (at, count) = (trap.args[1], trap.args[2]);
         let Some(file) = process.files.get(fd) else { return Ok(false) };
         let Some(found) = file.read(place, count) else {
-            let fill = Fill { fd, start: place, length: file.want(place, count) };
-            return self.wait_for_errand(*trap, Some(fill), process, home);
+            let fill = process.files.want(fd, place, count);
+            return self.wait_for_errand(*trap, fill, process, home);
         };
         let length = found.len() as u64;
         if GuestMemory(&process.memory).write(at, found).is_err() {
@@ -147,9 +145,6 @@ impl Thread {
             return Ok(false);
         }
         let Some(file) = process.files.get(fd) else { return Ok(false) };
-        if let Some(error) = file.take_error() {
-            return self.answer_here(trap, error);
-        }
         if moves {
             file.known.offset = place + count;
         }
@@ -189,9 +184,8 @@ impl Thread {
             return Ok(());
         }
         let number = self.talk.call + 1;
-        let mut before = process.files.send_all(number);
-        // If nothing is read, the last of what is to be done is the errand itself.
-        let Some(call) = fill.map(Fill::call).or_else(|| before.pop()) else { return Ok(()) };
+        let (before, nothing) = process.files.send_all(number);
+        let Some(call) = fill.map(Fill::call).or(nothing) else { return Ok(()) };
         self.talk.call = number;
         let request = CallRequest {
             epoch: process.epoch,
@@ -218,7 +212,7 @@ impl Thread {
     }
 
     /// Takes what home says of files with a result; true if that is all there is to it: it was an errand's.
-    fn take_words(&mut self, result: &mut CallResult, process: &mut Process, alone: bool) -> bool {
+    fn take_words(&mut self, result: &CallResult, process: &mut Process, alone: bool) -> bool {
         let files = &mut process.files;
         let made = !restart::is(result.outcome.ret);
         let Some(errand) = self.errand.take_if(|errand| errand.request.number == result.number) else {
@@ -226,16 +220,17 @@ impl Thread {
             let asked = self.open.as_ref().filter(|open| made && open.sent.is_some());
             let asked = asked.filter(|_| result.number == self.talk.call);
             if let Some(open) = asked {
-                result.outcome.ret = files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
+                files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
             }
             files.hear(&result.files, asked.map(|open| open.since), alone);
             return false;
         };
+        files.confirm(result.number, &result.before);
         // Not if it could not even be begun.
         let made = made && result.before.len() == errand.request.before.len();
-        let mut results = result.before.clone();
-        results.extend(Some(result.outcome.ret).filter(|_| made));
-        files.confirm(result.number, &results);
+        if !made {
+            files.wait_on();
+        }
         files.hear(&result.files, Some(errand.since), alone);
         if let Some(fill) = errand.fill.filter(|_| made) {
             let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
@@ -291,7 +286,7 @@ impl Member {
     }
 
     /// Takes what home says of files with a result; true if nothing else is in it.
-    pub fn take_words(&mut self, tid: HomePid, result: &mut CallResult) -> bool {
+    pub fn take_words(&mut self, tid: HomePid, result: &CallResult) -> bool {
         let Self { process, threads } = self;
         let alone = threads.len() == 1 && matches!(process.state, State::Running);
         threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone))

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_migrate::message::{FileWord, InHand};
-use tern_syscall::{Arg, ByteBuf, Call};
+use tern_syscall::{Arg, ByteBuf, Call, Shape};
 
 /// How long what was read ahead is good without a word from home.
 const TERM: Duration = Duration::from_secs(1);
@@ -14,6 +14,8 @@ const MOST_AHEAD: u64 = 256 << 10;
 /// So much is written behind at most, of all files together, in so many pieces.
 const MOST_BEHIND: usize = 256 << 10;
 const MOST_PIECES: usize = 64;
+/// So many files are in hand at most.
+const MOST_FILES: usize = 32;
 
 /// The files of a process that are in hand.
 #[derive(Debug, Default)]
@@ -23,6 +25,10 @@ pub struct Files {
     waits: Option<Instant>,
     /// What goes, or has gone, with the call of this number, and home has not confirmed.
     sent: Option<(u64, Vec<(i32, Step)>)>,
+    /// So much of what went with the call of this number has been confirmed: home may say it again.
+    confirmed: (u64, usize),
+    /// Counts up when what was read ahead, or is being read, may be old.
+    doubts: u64,
     /// The process shares its descriptors with another one: no file is its own.
     pub shared: bool,
     /// They are being put down: none is taken in hand.
@@ -41,8 +47,6 @@ pub(crate) struct OpenFile {
     window: (u64, u64),
     /// What is to be written, in this order.
     behind: Vec<(u64, Vec<u8>)>,
-    /// Why something that was written behind could not be written, as a result: negative.
-    error: Option<i64>,
     /// It is put down as soon as home has everything.
     leaves: bool,
 }
@@ -67,6 +71,8 @@ pub(crate) struct Fill {
     pub(crate) fd: i32,
     pub(crate) start: u64,
     pub(crate) length: u64,
+    /// [`Files::doubts`] when it was asked for.
+    pub(crate) doubts: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +95,7 @@ enum Touch {
 }
 
 impl Touch {
-    /// Where nothing better is known of a call, what it has as its first argument may be a descriptor.
+    /// Where nothing better is known of a call whose first argument is a descriptor, that may be taken.
     fn of(nr: u32, args: &[u64; 6]) -> Self {
         let [first, second, ..] = args.map(|arg| arg as i32);
         match i64::from(nr) {
@@ -118,8 +124,8 @@ impl Touch {
             | libc::SYS_splice
             | libc::SYS_tee
             | libc::SYS_copy_file_range
-            | libc::SYS_setrlimit
-            | libc::SYS_prlimit64 => Self::TakesAll,
+            | libc::SYS_setrlimit => Self::TakesAll,
+            libc::SYS_prlimit64 if args[2] != 0 => Self::TakesAll,
             // About the file, or about the descriptor and not what is behind it.
             libc::SYS_pread64
             | libc::SYS_pwrite64
@@ -146,9 +152,12 @@ impl Touch {
             libc::SYS_fcntl if ![libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_SETFL].contains(&second) => {
                 Self::None
             }
-            libc::SYS_mmap if args[3] & libc::MAP_PRIVATE as u64 != 0 => Self::None,
+            libc::SYS_mmap if args[3] as i32 & libc::MAP_TYPE == libc::MAP_PRIVATE => Self::None,
             libc::SYS_mmap => Self::Takes(args[4] as i32),
-            _ => Self::Takes(first),
+            _ if tern_syscall::row(nr).is_some_and(|row| matches!(row.shapes(args), [Shape::Fd, ..])) => {
+                Self::Takes(first)
+            }
+            _ => Self::None,
         }
     }
 }
@@ -183,6 +192,7 @@ impl Files {
 
     /// What was read ahead may be old.
     pub(crate) fn distrust(&mut self) {
+        self.doubts += 1;
         self.open.values_mut().for_each(|file| file.ahead = None);
     }
 
@@ -207,9 +217,23 @@ impl Files {
         self.send(number, Touch::of(nr, args))
     }
 
-    /// The same, for no call of the program's.
-    pub(crate) fn send_all(&mut self, number: u64) -> Vec<Call> {
-        self.send(number, Touch::None)
+    /// The same, for no call of the program's; and a call that does nothing, before which it is to be made, if there is anything.
+    pub(crate) fn send_all(&mut self, number: u64) -> (Vec<Call>, Option<Call>) {
+        let before = self.send(number, Touch::None);
+        let files = self.open.iter().find(|(_, file)| !file.is_clean());
+        let nothing = files.map(|(fd, _)| call_on(*fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0));
+        (before, nothing)
+    }
+
+    /// What was to be sent could not be: in a while again.
+    pub(crate) fn wait_on(&mut self) {
+        self.waits = self.waits.map(|_| Instant::now());
+    }
+
+    /// A piece of a file that is wanted.
+    pub(crate) fn want(&mut self, fd: i32, start: u64, count: u64) -> Option<Fill> {
+        let length = self.open.get_mut(&fd)?.want(start, count);
+        Some(Fill { fd, start, length, doubts: self.doubts })
     }
 
     fn send(&mut self, number: u64, touch: Touch) -> Vec<Call> {
@@ -236,20 +260,23 @@ impl Files {
         calls
     }
 
-    /// Home has made what was to come before the call of this number, or a part of it, with these results.
+    /// Home has made what was to come before the call of this number, or a part of it, with these results. It may say so more
+    /// than once, and of a part first: of that it has not been asked again.
     pub(crate) fn confirm(&mut self, number: u64, results: &[i64]) {
         let Some((_, steps)) = self.sent.take_if(|(sent, _)| *sent == number) else { return };
-        for ((fd, step), result) in steps.into_iter().zip(results) {
+        let before = if self.confirmed.0 == number { self.confirmed.1 } else { 0 };
+        self.confirmed = (number, before.max(results.len()));
+        for ((fd, step), result) in steps.into_iter().zip(results.iter().skip(before)) {
             let Some(file) = self.open.get_mut(&fd) else { continue };
             match step {
                 Step::Written(length) => {
                     file.behind.remove(0);
-                    if *result != length as i64 {
-                        tracing::warn!(fd, result, length, "what was written behind could not be written");
-                        file.error = Some(if *result < 0 { *result } else { -i64::from(libc::ENOSPC) });
-                    }
+                    // Home tells the program, at its next call about it that it makes itself.
+                    file.leaves |= *result != length as i64;
                 }
-                Step::Sought(offset) => file.home = offset,
+                Step::Sought(offset) if offset.cast_signed() == *result => file.home = offset,
+                // The file system knows no such offset.
+                Step::Sought(_) => file.known.offset = file.home,
             }
         }
         if self.open.values().all(|file| file.behind.is_empty()) {
@@ -258,22 +285,17 @@ impl Files {
         self.open.retain(|_, file| !file.has_left());
     }
 
-    /// A call of the program's own has been made at home, with this result; which result it is to get.
-    pub(crate) fn made(&mut self, nr: u32, args: &[u64; 6], ret: i64) -> i64 {
-        let Some(file) = self.open.get_mut(&(args[0] as i32)).filter(|_| ret >= 0) else { return ret };
+    /// A call of the program's own has been made at home, with this result.
+    pub(crate) fn made(&mut self, nr: u32, args: &[u64; 6], ret: i64) {
+        let Some(file) = self.open.get_mut(&(args[0] as i32)).filter(|_| ret >= 0) else { return };
         let at = match i64::from(nr) {
             libc::SYS_lseek => ret.cast_unsigned(),
             libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => {
                 file.known.offset + ret.cast_unsigned()
             }
-            // At the latest here it is told what became of its writes.
-            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_close => {
-                return file.error.take().unwrap_or(ret);
-            }
-            _ => return ret,
+            _ => return,
         };
         (file.known.offset, file.home, file.window.0) = (at, at, at);
-        ret
     }
 
     /// Takes what home says of files with the result of a call that was asked then, if that is known. Only who is `alone`, and stays, takes files
@@ -301,7 +323,8 @@ impl Files {
             has_twin |= twin;
         }
         // What had this descriptor before is closed.
-        if !has_twin && self.open.get(&fd).is_none_or(OpenFile::is_clean) {
+        let known_here = self.open.get(&fd);
+        if !has_twin && known_here.is_none_or(OpenFile::is_clean) && self.open.len() < MOST_FILES {
             self.open.insert(fd, OpenFile::new(known));
         }
         self.open.retain(|_, file| !file.has_left());
@@ -314,6 +337,13 @@ impl Files {
             file.leaves = true;
             return;
         };
+        if fill.doubts != self.doubts {
+            return;
+        }
+        if !steady {
+            // One that is being written is read anew each time.
+            file.window.1 = FIRST;
+        }
         let end = (bytes.len() as u64) < fill.length;
         file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false });
     }
@@ -341,7 +371,6 @@ impl OpenFile {
             ahead: None,
             window: (known.offset, FIRST),
             behind: Vec::new(),
-            error: None,
             leaves: false,
         }
     }
@@ -350,14 +379,9 @@ impl OpenFile {
         self.behind.is_empty() && self.home == self.known.offset
     }
 
-    /// Whether nothing of it is ours any more. What could not be written is still to be told.
+    /// Whether nothing of it is ours any more.
     fn has_left(&self) -> bool {
-        self.leaves && self.is_clean() && self.error.is_none()
-    }
-
-    /// Why something that was written could not be, told once.
-    pub(crate) fn take_error(&mut self) -> Option<i64> {
-        self.error.take()
+        self.leaves && self.is_clean()
     }
 
     /// What there is here for a read: all of it, or up to the file's end.
@@ -377,7 +401,7 @@ impl OpenFile {
     }
 
     /// How much is to be read for a read of which nothing is here. More, the longer it goes straight on.
-    pub(crate) fn want(&mut self, at: u64, count: u64) -> u64 {
+    fn want(&mut self, at: u64, count: u64) -> u64 {
         let (expected, ahead) = self.window;
         if at != expected {
             self.window.1 = FIRST;

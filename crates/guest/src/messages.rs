@@ -177,9 +177,9 @@ impl Family {
 
     fn result(&mut self, pid: HomePid, arrived: Arrived) -> Result<(), Failed> {
         let tid = arrived.pid;
-        let Message::Result(mut result) = arrived.message else { return Ok(()) };
+        let Message::Result(result) = arrived.message else { return Ok(()) };
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        if member.take_words(tid, &mut result) {
+        if member.take_words(tid, &result) {
             return member.take_queued(self.home.as_mut());
         }
         let Some((open, result)) = member.answered(tid, *result)? else {

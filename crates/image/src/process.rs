@@ -160,30 +160,52 @@ fn same_memory(a: i32, b: i32) -> bool {
     same((a, 0), (b, 0), KCMP_VM)
 }
 
-/// Whether two processes, or two descriptors of theirs, have the same thing of this kind.
-#[allow(unsafe_code, reason = "kcmp has no wrapper")]
+/// Whether two processes, or two descriptors of theirs, have the same thing of this kind; not if that cannot be known.
 fn same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
-    // SAFETY: integers only.
-    unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, kind, a.1, b.1) == 0 }
+    compare(a, b, kind) == Some(true)
 }
 
-/// Whether somebody besides one descriptor of a process, itself or another, has the same open file, as far as we see others'
-/// descriptors. `file` is its device and inode. One that is under way in a socket's queue is not seen.
+#[allow(unsafe_code, reason = "kcmp has no wrapper")]
+fn compare(a: (i32, i32), b: (i32, i32), kind: i32) -> Option<bool> {
+    // SAFETY: integers only.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, kind, a.1, b.1) };
+    (order >= 0).then_some(order == 0)
+}
+
+/// The numbers that a folder of /proc has, or nothing if it may not be looked at; none if it is gone.
+fn numbers(folder: &str) -> Option<Vec<i32>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Vec::new()),
+        Err(_) => return None,
+    };
+    Some(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Whether somebody besides one descriptor of a process, itself or another, has the same open file, or may have it: as far as
+/// we see others' processes. `file` is its device and inode. A descriptor that is under way in a socket's queue is not seen.
 #[must_use]
 pub fn others_have(pid: i32, fd: i32, file: (u64, u64)) -> bool {
     const KCMP_FILE: i32 = 0;
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    processes.into_iter().any(|other| {
-        let descriptors = std::fs::read_dir(format!("/proc/{other}/fd")).into_iter().flatten().flatten();
-        descriptors.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).any(|theirs| {
-            let is_file = || {
-                std::fs::metadata(format!("/proc/{other}/fd/{theirs}"))
-                    .is_ok_and(|found| (found.dev(), found.ino()) == file)
-            };
-            (other, theirs) != (pid, fd) && is_file() && same((pid, fd), (other, theirs), KCMP_FILE)
+    let has = |other: i32| {
+        let Some(descriptors) = numbers(&format!("/proc/{other}/fd")) else { return true };
+        descriptors.into_iter().filter(|theirs| (other, *theirs) != (pid, fd)).any(|theirs| {
+            let is_file = std::fs::metadata(format!("/proc/{other}/fd/{theirs}"))
+                .is_ok_and(|found| (found.dev(), found.ino()) == file);
+            is_file && compare((pid, fd), (other, theirs), KCMP_FILE) != Some(false)
         })
-    })
+    };
+    let can_tell = same((pid, fd), (pid, fd), KCMP_FILE);
+    !can_tell || numbers("/proc").is_none_or(|processes| processes.into_iter().any(has))
+}
+
+/// Whether another process has the same table of descriptors, or that cannot be known.
+#[must_use]
+pub fn shares_descriptors(pid: i32) -> bool {
+    const KCMP_FILES: i32 = 2;
+    let can_tell = same((pid, 0), (pid, 0), KCMP_FILES);
+    let shares = |other: i32| other != pid && same((pid, 0), (other, 0), KCMP_FILES);
+    !can_tell || numbers("/proc").is_none_or(|processes| processes.into_iter().any(shares))
 }
 
 /// A signal's action as the kernel has it: handler, flags, restorer, mask.

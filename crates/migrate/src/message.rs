@@ -164,6 +164,9 @@ pub enum FileWord {
     Changed,
 }
 
+/// Transfers of more bytes than this are made at home also on files in hand: they gain nothing.
+pub const MOST_IN_HAND: u64 = 128 << 10;
+
 /// An open file that only one process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InHand {

@@ -8,13 +8,15 @@ use anyhow::{Context, Result};
 const TURNS: u32 = 5;
 
 /// What is measured: its name, the program, how many of it run at once, and the bytes that each time brings.
-const ROWS: [(&str, &[&str], usize, f64); 11] = [
+const ROWS: [(&str, &[&str], usize, f64); 13] = [
     ("forwarded getppid", &["rates", "getppid"], 1, 0.0),
     ("… by 4 threads", &["rates", "getppid", "4"], 1, 0.0),
     ("… by 4 processes", &["rates", "getppid"], 4, 0.0),
-    ("forwarded read of 4 KiB", &["rates", "read"], 1, 4096.0),
-    ("… by 4 threads", &["rates", "read", "4"], 1, 4096.0),
+    ("read of 4 KiB of a file in hand", &["rates", "read"], 1, 4096.0),
     ("… by 4 processes", &["rates", "read"], 4, 4096.0),
+    ("write of 4 KiB to a file in hand", &["rates", "write"], 1, 4096.0),
+    ("… by 4 processes", &["rates", "write"], 4, 4096.0),
+    ("forwarded read of 4 KiB by 4 threads", &["rates", "read", "4"], 1, 4096.0),
     ("read cancelled by a signal, restarted", &["blocked", "read", "1"], 1, 0.0),
     ("… in 10 threads", &["blocked", "read", "10"], 1, 0.0),
     ("poll cancelled by a signal, made again", &["blocked", "poll", "1"], 1, 0.0),

@@ -1,5 +1,5 @@
-/* rates WHAT [THREADS]: how often a second it does something: getppid, read (4 KiB of a file), fork (and _exit and wait)
- * or exec (posix_spawn of /bin/true, and wait). For each line that it reads all threads do that for a second.
+/* rates WHAT [THREADS]: how often a second it does something: getppid, read (4 KiB of a file), write (4 KiB, straight on
+ * through a file of 1 MiB again and again), fork (and _exit and wait) or exec (posix_spawn of /bin/true, and wait). For each line that it reads all threads do that for a second.
  */
 #include "stopwatch.h"
 #include <fcntl.h>
@@ -32,6 +32,19 @@ static void take(void)
 	must(pread(file, page, sizeof page, 0) == sizeof page, "pread");
 }
 
+static void put(void)
+{
+	static const char page[4096];
+	static unsigned count;
+	static int own;
+	if (!own) {
+		char name[] = "/tmp/rates-XXXXXX";
+		own = mkstemp(name);
+		must(own > 0 && unlink(name) == 0, name);
+	}
+	must(pwrite(own, page, sizeof page, (off_t)(count++ % 256) * 4096) == sizeof page, "pwrite");
+}
+
 static void has_ended(pid_t child)
 {
 	int status;
@@ -60,7 +73,7 @@ static const struct work {
 	const char *name;
 	void (*once)(void);
 	int at_once;
-} works[] = { { "getppid", ask, 16 }, { "read", take, 16 }, { "fork", split, 1 }, { "exec", start, 1 }, { 0 } };
+} works[] = { { "getppid", ask, 16 }, { "read", take, 16 }, { "write", put, 16 }, { "fork", split, 1 }, { "exec", start, 1 }, { 0 } };
 
 static const struct work *work = works;
 static pthread_barrier_t begin, end;

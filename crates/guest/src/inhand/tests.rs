@@ -49,7 +49,7 @@ fn offsets_go_home_before_they_matter_there() {
     assert!(files.send_before(1, libc::SYS_read as u32, &args(ME + 1)).is_empty());
     assert_eq!(numbers(&files.send_before(2, libc::SYS_read as u32, &args(ME))), [libc::SYS_lseek]);
     files.confirm(2, &[100]);
-    assert_eq!(files.made(libc::SYS_read as u32, &args(ME), 20), 20);
+    files.made(libc::SYS_read as u32, &args(ME), 20);
     assert_eq!(files.get(ME).unwrap().known.offset, 120);
     assert!(files.send_before(3, libc::SYS_read as u32, &args(ME)).is_empty(), "home has moved it itself");
     files.get(ME).unwrap().known.offset = 7;
@@ -62,7 +62,7 @@ fn offsets_go_home_before_they_matter_there() {
 #[test]
 fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     let words = [in_hand(ME, 7, true, false)];
-    let fill = Fill { fd: ME, start: 0, length: 6 };
+    let fill = Fill { fd: ME, start: 0, length: 6, doubts: 0 };
     let now = Instant::now();
     let mut files = files(&words);
     files.filled(fill, Some(b"abcdef".to_vec()), true, now);
@@ -75,6 +75,9 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     files.filled(fill, Some(b"abcdef".to_vec()), true, now);
     files.distrust();
     assert_eq!(files.get(ME).unwrap().read(1, 2), None, "a signal came");
+    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    assert_eq!(files.get(ME).unwrap().read(1, 2), None, "that was read before");
+    let fill = Fill { doubts: 1, ..fill };
     files.filled(fill, Some(b"abcdef".to_vec()), true, now - 2 * TERM);
     let file = files.get(ME).unwrap();
     assert_eq!((file.read(0, 2).is_some(), file.read(2, 2)), (true, None), "long ago");
@@ -92,11 +95,11 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
 fn the_end_of_a_file_is_asked_for_each_time() {
     let mut files = files(&[in_hand(ME, 7, true, false)]);
     let now = Instant::now();
-    files.filled(Fill { fd: ME, start: 0, length: 9 }, Some(b"abc".to_vec()), true, now);
+    files.filled(Fill { fd: ME, start: 0, length: 9, doubts: 0 }, Some(b"abc".to_vec()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(2, 8), Some(&b"c"[..]), "it ends there");
     assert_eq!(file.read(3, 8), None);
-    files.filled(Fill { fd: ME, start: 3, length: 9 }, Some(Vec::new()), true, now);
+    files.filled(Fill { fd: ME, start: 3, length: 9, doubts: 0 }, Some(Vec::new()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(3, 8), Some(&b""[..]));
     assert_eq!(file.read(3, 8), None);
@@ -115,7 +118,7 @@ fn more_is_read_ahead_the_longer_it_goes_straight_on() {
     assert_eq!(file.want(0, 1), MOST_AHEAD);
     // Who has used little of it until it was old gets less.
     files.filled(
-        Fill { fd: ME, start: 0, length: 6 },
+        Fill { fd: ME, start: 0, length: 6, doubts: 0 },
         Some(vec![0; MOST_AHEAD as usize]),
         true,
         Instant::now() - TERM,
@@ -126,24 +129,41 @@ fn more_is_read_ahead_the_longer_it_goes_straight_on() {
 }
 
 #[test]
-fn what_could_not_be_written_is_told_once() {
+fn what_cannot_be_written_is_left_to_home() {
     let mut files = files(&[in_hand(ME, 7, false, true)]);
     files.write(ME, 0, b"abc".to_vec());
-    files.send_before(1, libc::SYS_close as u32, &args(ME));
+    let (before, nothing) = files.send_all(1);
+    assert_eq!((numbers(&before), nothing.is_some()), (vec![libc::SYS_pwrite64], true));
     files.confirm(1, &[-28]);
-    assert_eq!(files.made(libc::SYS_close as u32, &args(ME), 0), -28);
-    files.send_all(2);
-    assert!(files.open.is_empty());
-    files.hear(&[in_hand(ME, 7, false, true)], None, true);
+    assert!(files.get(ME).is_none() && files.are_clean(), "it says so at the next call");
+    assert!(files.send_all(2).1.is_none(), "there is nothing to do");
+}
+
+#[test]
+fn what_home_says_twice_counts_once() {
+    let mut files = files(&[in_hand(ME, 7, false, true)]);
     files.write(ME, 0, b"abc".to_vec());
-    files.send_all(3);
-    files.confirm(3, &[2]);
-    let file = files.get(ME).unwrap();
-    assert_eq!(
-        (file.take_error(), file.take_error()),
-        (Some(-28), None),
-        "written in part: there was no room"
-    );
+    files.write(ME, 9, b"de".to_vec());
+    files.send_before(1, libc::SYS_poll as u32, &args(0));
+    // A signal came after the first.
+    files.confirm(1, &[3]);
+    // Halted, it asks again under the same number, and home answers as before.
+    assert_eq!(files.send_before(1, libc::SYS_poll as u32, &args(0)).len(), 1);
+    files.confirm(1, &[3]);
+    assert!(!files.are_clean());
+    assert_eq!(files.send_before(2, libc::SYS_poll as u32, &args(0)).len(), 1);
+    files.confirm(2, &[2]);
+    assert!(files.are_clean());
+}
+
+#[test]
+fn an_offset_that_home_does_not_know_is_none() {
+    let mut files = files(&[in_hand(ME, 7, true, false)]);
+    files.get(ME).unwrap().known.offset = 1 << 32;
+    files.send_before(1, libc::SYS_read as u32, &args(ME));
+    files.confirm(1, &[-22]);
+    assert_eq!(files.get(ME).unwrap().known.offset, 0);
+    assert!(files.are_clean());
 }
 
 #[test]
@@ -170,4 +190,7 @@ fn calls_are_known_by_what_they_do_to_files() {
     assert_eq!(touch(libc::SYS_mmap, [0, 9, 1, libc::MAP_PRIVATE as u64, 5, 0]), Touch::None);
     assert_eq!(touch(libc::SYS_dup2, [3, 4, 0, 0, 0, 0]), Touch::TakesAll);
     assert_eq!(touch(libc::SYS_ioctl, [3, 4, 0, 0, 0, 0]), Touch::Takes(3));
+    assert_eq!(touch(libc::SYS_rt_sigaction, [3, 0, 0, 0, 0, 0]), Touch::None);
+    assert_eq!(touch(libc::SYS_prlimit64, [0, 7, 0, 1, 0, 0]), Touch::None);
+    assert_eq!(touch(libc::SYS_prlimit64, [0, 1, 1, 0, 0, 0]), Touch::TakesAll);
 }
