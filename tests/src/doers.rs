@@ -18,10 +18,6 @@ const SERVER: u16 = 2;
 /// How long a node may take to be back after its cables are whole.
 const BACK: Duration = Duration::from_secs(20);
 
-/// How long another node may see of a file what it was before the last change. A known difference, to be nothing when it is
-/// mended: attributes of a file that changed in the last 50 ms, or that is open elsewhere, do not reach the kernel.
-const UNSETTLED: Duration = Duration::from_secs(2);
-
 /// So many operations before one that failed are shown.
 const SHOWN: usize = 25;
 
@@ -189,11 +185,7 @@ impl<'a> Doers<'a> {
         let wanted = self.disk.ask("tree")?;
         ensure!(self.witness.ask("tree")? == wanted, "the disk has another tree\n{}", self.story());
         for who in 0..self.away.len() {
-            let begun = Instant::now();
-            let mut seen = self.away(who)?.ask("tree")?;
-            while seen != wanted && begun.elapsed() < UNSETTLED {
-                seen = self.away(who)?.ask("tree")?;
-            }
+            let seen = self.away(who)?.ask("tree")?;
             ensure!(seen == wanted, "doer {who} sees {seen}\nthere is {wanted}\n{}", self.story());
         }
         Ok(())

@@ -15,11 +15,7 @@ const TASKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tasks");
 const PATIENCE: &str = "150";
 
 /// Lines that have one of these in them differ: known, each with why.
-const KNOWN: [(&str, &str); 7] = [
-    (
-        "chown nothing",
-        "chown(-1, -1), of which the server sees a change of nothing: set-id bits and ctime stay",
-    ),
+const KNOWN: [(&str, &str); 4] = [
     (
         "without a name",
         "O_TMPFILE: fuser has no TMPFILE, so it is ENOTSUP, and programs make a file with a name",
@@ -33,8 +29,6 @@ const KNOWN: [(&str, &str); 7] = [
         "whatever the umask",
         "the client's kernel takes it off also where a default ACL counts (FUSE_DONT_MASK)",
     ),
-    ("mapped again", "ENODEV: an open for writing gets no lease, since its own change is still under way"),
-    ("two in wal", "the same: the second connection's map of the -shm file"),
 ];
 
 /// Bookings of each who books.

@@ -15,27 +15,6 @@ const SIZE: u64 = 400_000;
 /// The longest piece.
 const PIECE: u64 = 90_000;
 
-/// Known differences: deeds that are left out of a test until they are mended, and why.
-const LEFT_OUT_OF_ONE: [(&str, &str); 1] =
-    [("store", "ENODEV: no lease comes with an open for writing, which counts as somebody's change itself")];
-const LEFT_OUT_OF_TWO: [(&str, &str); 6] = [
-    ("read", "of what was open before the other wrote ends where the file ended then"),
-    (
-        "pread",
-        "the same: the kernel drops the size that it asked for, when it is told to forget before the answer",
-    ),
-    ("map", "the same, so that what is beyond raises SIGBUS"),
-    ("end", "the same"),
-    ("copy", "the same"),
-    ("get", "the same for 50 ms after a change, even if it is opened after that"),
-];
-
-/// Whether a deed is among these, and not to be tried all the same (TERN_KNOWN=try).
-fn is_left_out(deed: &str, of: &[(&str, &str)]) -> bool {
-    std::env::var_os("TERN_KNOWN").is_none()
-        && of.iter().any(|(name, _)| deed.split(' ').next() == Some(name))
-}
-
 fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -105,7 +84,7 @@ fn one_file_is_like_one_on_the_disk() {
                 doers.both(0, &deed)?;
             }
             let deed = format!("store a {} {} 5", chance.below(SIZE), chance.below(PIECE));
-            if chance.below(20) == 0 && !is_left_out(&deed, &LEFT_OUT_OF_ONE) {
+            if chance.below(20) == 0 {
                 doers.both(0, &deed)?;
             }
         }
@@ -123,9 +102,7 @@ fn one_file_is_the_same_for_two_nodes() {
             // Each has the file open twice.
             let name = format!("{}{}", chance.of(&["x", "y"]), who);
             for deed in opening_deed(chance, &name, &["+", "r", "r", "w", "+t"]).into_iter().flatten() {
-                if !is_left_out(&deed, &LEFT_OUT_OF_TWO) {
-                    doers.both(who, &deed)?;
-                }
+                doers.both(who, &deed)?;
             }
         }
         Ok(())
@@ -192,7 +169,7 @@ fn a_tree_is_like_one_on_the_disk_for_two_nodes() {
                 let path = deed.split(' ').nth(1).unwrap_or(".");
                 doers.both(who, &format!("stat {path}"))?.starts_with('-')
             };
-            if may && !is_left_out(&deed, &LEFT_OUT_OF_TWO) {
+            if may {
                 doers.both(who, &deed)?;
             }
             if step % 500 == 0 {

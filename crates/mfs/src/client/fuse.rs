@@ -76,8 +76,9 @@ impl Filesystem for Mounted {
         self.0.inodes.forget(number.0, count);
     }
 
-    fn getattr(&self, request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.attributes(request, number), |told| {
+    fn getattr(&self, request: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        // stat and fstat come without one; only what looks before it reads says it.
+        answer!(reply, self.attributes(request, number, handle.is_some()), |told| {
             told.pass(|ttl| reply.attr(&ttl, &told.attr));
         });
     }

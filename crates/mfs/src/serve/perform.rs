@@ -354,7 +354,8 @@ impl Performance<'_> {
     fn set(&self, of: Object, opened: Option<Opened>, change: &Change) -> Result<Answer, Fault> {
         let held = self.inside(of)?;
         let at = path(&held.fd);
-        if change.uid.is_some() || change.gid.is_some() {
+        // A change of nothing is a chown(-1, -1), which takes set-id bits off all the same.
+        if change.uid.is_some() || change.gid.is_some() || *change == Change::default() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             rustix::fs::chownat(&held.fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
