@@ -15,7 +15,7 @@ const TASKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tasks");
 const PATIENCE: &str = "150";
 
 /// Lines that have one of these in them differ: known, each with why.
-const KNOWN: [(&str, &str); 4] = [
+const KNOWN: [(&str, &str); 3] = [
     (
         "without a name",
         "O_TMPFILE: fuser has no TMPFILE, so it is ENOTSUP, and programs make a file with a name",
@@ -25,10 +25,6 @@ const KNOWN: [(&str, &str); 4] = [
         "what an ACL grants by name: the client's kernel knows modes only (FUSE_POSIX_ACL)",
     ),
     ("list, masked, open", "the same"),
-    (
-        "whatever the umask",
-        "the client's kernel takes it off also where a default ACL counts (FUSE_DONT_MASK)",
-    ),
 ];
 
 /// Bookings of each who books.
