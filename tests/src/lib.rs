@@ -13,6 +13,7 @@
 pub mod breaking;
 pub mod catalogue;
 pub mod cluster;
+pub mod doers;
 pub mod hostile;
 pub mod jobs;
 pub mod journey;

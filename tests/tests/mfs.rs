@@ -252,7 +252,10 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
 
     // And it can always be unmounted.
     cluster.lab().cut(Cable::Node(2)).unwrap();
-    assert_eq!(sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount'; do sleep 0.02; done"), "");
+    assert_eq!(
+        sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount' >/dev/null; do sleep 0.02; done"),
+        ""
+    );
 }
 
 /// Locks a file that it writes to, and says so.

@@ -10,6 +10,7 @@
 mod attributes;
 mod belief;
 mod calls;
+mod content;
 mod fuse;
 mod handle;
 mod inode;

@@ -20,7 +20,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -187,11 +187,13 @@ pub enum Deed {
         dir: Object,
         name: Name,
         mode: u32,
+        umask: u32,
     },
     MakeDir {
         dir: Object,
         name: Name,
         mode: u32,
+        umask: u32,
     },
     MakeLink {
         dir: Object,
@@ -226,6 +228,7 @@ pub enum Deed {
         dir: Object,
         name: Name,
         mode: u32,
+        umask: u32,
         flags: u32,
     },
     Read {

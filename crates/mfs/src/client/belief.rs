@@ -8,7 +8,6 @@ use super::inode::Inodes;
 use super::peer::Peer;
 use crate::message::{Answer, Ask, Attributes, Lease, Moment};
 use fuser::{INodeNo, Notifier};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,9 +15,6 @@ use tern_wire::Link;
 
 /// How long the ear rests when its connection has broken.
 const REST: Duration = Duration::from_millis(200);
-
-/// So many workers at once may wait for the kernel to drop pages, of which one may be in the hands of another worker.
-const MOST_WAITING: usize = 16;
 
 /// How things stood before something was asked.
 #[derive(Debug, Clone)]
@@ -52,17 +48,22 @@ pub(crate) struct Version {
 }
 
 impl Version {
+    #[cfg(test)]
+    pub(crate) fn at(moment: Moment) -> Self {
+        Self { changed: moment, written: moment, size: 0 }
+    }
+
     /// Which it is; `None` if a change that came now could have the same.
     pub(crate) fn of(is: &Attributes) -> Option<Self> {
         is.settled.then_some(Self { changed: is.changed, written: is.written, size: is.size })
     }
 }
 
-/// The way to have the kernel forget.
+/// The way to have the kernel forget at once: the ear's. It would lose us the answers that the kernel waits for meanwhile, which
+/// it takes for older than that; so who answers has it forget by what he answers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Forgetting {
     notifier: Arc<OnceLock<Notifier>>,
-    waiting: Arc<AtomicUsize>,
 }
 
 impl Forgetting {
@@ -73,20 +74,10 @@ impl Forgetting {
 
     /// Has the kernel forget attributes and content of a file, if it knows it. Waits for reads and writes of it that are
     /// under way: no call of the kernel may wait for who does this.
-    fn forget_now(&self, number: u64) {
+    fn forget(&self, number: u64) {
         if let Some(notifier) = self.notifier.get() {
             let _unknown = notifier.inval_inode(INodeNo(number), 0, 0);
         }
-    }
-
-    /// The same for a worker, of which some must be left to the reads and writes; whether it was done.
-    pub(crate) fn forget(&self, number: u64) -> bool {
-        let may_wait = self.waiting.fetch_add(1, Ordering::AcqRel) < MOST_WAITING;
-        if may_wait {
-            self.forget_now(number);
-        }
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        may_wait && self.notifier.get().is_some()
     }
 }
 
@@ -113,8 +104,8 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         }
         for lease in &leases {
             for inode in inodes.of(peer.node(), &lease.of) {
-                inode.believe(None);
-                forgetting.forget_now(inode.number);
+                inode.content.doubt();
+                forgetting.forget(inode.number);
             }
         }
         given_back = leases;

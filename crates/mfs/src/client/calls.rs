@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use tern_wire::limits::MOST_PAYLOAD;
 
 /// How much of a directory is read at once.
@@ -38,19 +38,36 @@ pub(crate) struct Told {
     pub(crate) generation: Generation,
     /// How long it holds, in milliseconds, and since when; nothing of what is ours.
     lease: Option<(Before, u32)>,
+    forgets: Forgets,
+}
+
+/// Whether the kernel forgets a file's content when it is told of that file.
+#[derive(Debug)]
+enum Forgets {
+    /// It has only what is right, or nobody looks at it.
+    Nothing,
+    /// It may be wrong, and stays: so nothing of what is told now may be believed later.
+    Later,
+    /// It drops all pages.
+    Now(Arc<Inode>, Option<Version>),
 }
 
 impl Told {
     fn ours(attr: FileAttr) -> Self {
-        Self { attr, generation: Generation(0), lease: None }
+        Self { attr, generation: Generation(0), lease: None, forgets: Forgets::Nothing }
     }
 
     /// Passes it on, with how long the kernel may believe it.
     pub(crate) fn pass(&self, pass: impl FnOnce(Duration)) {
-        match &self.lease {
-            Some((before, lease)) => before.pass(*lease, pass),
-            None => pass(Duration::ZERO),
-        }
+        let Some((before, lease)) = &self.lease else { return pass(Duration::ZERO) };
+        before.pass(*lease, |left| match &self.forgets {
+            Forgets::Nothing => pass(left),
+            Forgets::Later => pass(Duration::ZERO),
+            Forgets::Now(inode, version) => {
+                inode.content.becomes(if left.is_zero() { None } else { *version });
+                pass(Duration::ZERO);
+            }
+        });
     }
 }
 
@@ -60,22 +77,24 @@ pub(crate) struct Open {
     pub(crate) handle: u64,
     inode: Arc<Inode>,
     is: Attributes,
-    /// The kernel may keep of its content, and has nothing of another version.
+    /// The kernel may keep of its content.
     keeps: bool,
     before: Before,
 }
 
 impl Open {
     /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
-    /// what it has already is used.
+    /// what it has already is used if it is of the same version, and dropped else.
     pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
         self.before.pass(self.is.lease, |left| {
             if !self.keeps || left.is_zero() {
-                self.inode.believe(None);
+                self.inode.content.doubt();
                 pass(FopenFlags::FOPEN_DIRECT_IO);
             } else {
-                self.inode.may_have(Version::of(&self.is));
-                pass(FopenFlags::FOPEN_KEEP_CACHE);
+                let (content, version) = (&self.inode.content, Version::of(&self.is));
+                let is_good = content.is_only(version);
+                content.becomes(version);
+                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() });
             }
         });
     }
@@ -121,22 +140,9 @@ impl Mounted {
             Below::Link(link) => Ok(Told::ours(of_link(link))),
             Below::Node(node) => {
                 let (inode, attributes, before) = self.0.node(node, &who)?;
-                Ok(self.known(&inode, &attributes, before))
+                Ok(known(inode, &attributes, before, false))
             }
         }
-    }
-
-    /// Has the kernel forget what it has of a file's content, if that may be of another version; whether nothing of that is left.
-    fn has_only(&self, inode: &Inode, is: &Attributes) -> bool {
-        let version = if is.lease > 0 { Version::of(is) } else { None };
-        inode.has_only(version, || self.0.forgetting.forget(inode.number))
-    }
-
-    /// What is said of a file.
-    fn known(&self, inode: &Inode, is: &Attributes, before: Before) -> Told {
-        let lease = if self.has_only(inode, is) { is.lease } else { 0 };
-        let generation = Generation(inode.generation());
-        Told { attr: file(inode, is), generation, lease: Some((before, lease)) }
     }
 
     /// Tells the kernel of what has this name.
@@ -149,7 +155,7 @@ impl Mounted {
     ) -> Outcome<Told> {
         let (Answer::Found(found) | Answer::Created(found, _)) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
-        Ok(self.known(&inode, &found.attributes, before))
+        Ok(known(inode, &found.attributes, before, false))
     }
 
     pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
@@ -169,7 +175,8 @@ impl Mounted {
         self.tell(&dir, name, &heard.answer, before)
     }
 
-    pub(crate) fn attributes(&self, request: &Request, number: INodeNo) -> Outcome<Told> {
+    /// What a file is like, for who is about to read its content, or not.
+    pub(crate) fn attributes(&self, request: &Request, number: INodeNo, reading: bool) -> Outcome<Told> {
         if number.0 == ROOT {
             return Ok(Told::ours(ours(ROOT, FileType::Directory, 0o755, 0)));
         }
@@ -180,7 +187,7 @@ impl Mounted {
         let before = Before::asking(&inode.peer);
         let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::Stat { of })?;
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
-        Ok(self.known(&inode, &attributes, before))
+        Ok(known(inode, &attributes, before, reading))
     }
 
     pub(crate) fn set(
@@ -207,7 +214,7 @@ impl Mounted {
             }
         };
         // The kernel sets its own size by it, and looks again before it believes anything else.
-        inode.believe(None);
+        inode.content.doubt();
         Ok(file(&inode, &is))
     }
 
@@ -244,9 +251,7 @@ impl Mounted {
         let handle = self.0.handles.keep(handle);
         // What is only written, or appended to, is never kept.
         let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
-        // Here, and not while it is passed on: that keeps the ear waiting, and others with it, whom the reads that the kernel
-        // waits for may need.
-        let keeps = reads && is.lease > 0 && self.has_only(&inode, &is);
+        let keeps = reads && is.lease > 0;
         Open { handle, inode, is, keeps, before }
     }
 
@@ -276,7 +281,7 @@ impl Mounted {
             let at = at + done;
             let heard =
                 self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
-            handle.inode.believe(None);
+            handle.inode.content.doubt();
             let Answer::Count(count) = heard.answer else { return Err(Errno::IO) };
             done += count;
             if count < piece.len() as u64 {
@@ -378,6 +383,24 @@ impl Mounted {
         let inode = self.inode(number)?;
         Ok(self.0.with(&inode, &self.who(request), &[], deed)?.data().to_vec())
     }
+}
+
+/// What is said of a file. If the kernel may have of its content what is of another version, it forgets that before it reads; who
+/// only looks is told the truth.
+fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> Told {
+    let version = if is.lease > 0 { Version::of(is) } else { None };
+    let (mut attr, generation) = (file(&inode, is), Generation(inode.generation()));
+    let forgets = if !inode.content.is_open() || inode.content.is_only(version) {
+        Forgets::Nothing
+    } else if reading {
+        // The kernel goes by mtime and size only, and both can be what they were: so it is told another mtime. Nobody sees that,
+        // since it does not hold.
+        attr.mtime = attr.mtime.checked_add(inode.content.nudge()).unwrap_or(UNIX_EPOCH);
+        Forgets::Now(inode, version)
+    } else {
+        Forgets::Later
+    };
+    Told { attr, generation, lease: Some((before, is.lease)), forgets }
 }
 
 /// How much data fits into one frame with this caller and what he wants done.

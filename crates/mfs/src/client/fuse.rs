@@ -56,6 +56,8 @@ impl Filesystem for Mounted {
         let _smaller = config.set_max_readahead(most);
         for wish in [
             InitFlags::FUSE_POSIX_LOCKS,
+            // It counts where no default access list does, which the server knows.
+            InitFlags::FUSE_DONT_MASK,
             // Before each read from its own memory it asks again what has run out, and forgets what has changed.
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
@@ -76,8 +78,9 @@ impl Filesystem for Mounted {
         self.0.inodes.forget(number.0, count);
     }
 
-    fn getattr(&self, request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.attributes(request, number), |told| {
+    fn getattr(&self, request: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        // stat and fstat come without one; only what looks before it reads says it.
+        answer!(reply, self.attributes(request, number, handle.is_some()), |told| {
             told.pass(|ttl| reply.attr(&ttl, &told.attr));
         });
     }
@@ -115,11 +118,11 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         _device: u32,
         reply: ReplyEntry,
     ) {
-        let made = self.make(request, parent, name, |dir, name| Deed::MakeNode { dir, name, mode });
+        let made = self.make(request, parent, name, |dir, name| Deed::MakeNode { dir, name, mode, umask });
         answer!(reply, made, |told| entry(reply, &told));
     }
 
@@ -129,10 +132,10 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
-        let made = self.make(request, parent, name, |dir, name| Deed::MakeDir { dir, name, mode });
+        let made = self.make(request, parent, name, |dir, name| Deed::MakeDir { dir, name, mode, umask });
         answer!(reply, made, |told| entry(reply, &told));
     }
 
@@ -207,7 +210,7 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
@@ -215,7 +218,7 @@ impl Filesystem for Mounted {
         let create = || {
             let (dir, who) = (self.inode(parent)?, self.who(request));
             let before = Before::asking(&dir.peer);
-            let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, flags };
+            let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, umask, flags };
             let heard = self.0.with(&dir, &who, &[], deed)?;
             let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
             let inode = self.told(&dir, name, &found);

@@ -24,6 +24,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
+        inode.content.opened();
         Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
     }
 
@@ -35,6 +36,12 @@ impl Handle {
     /// The server's number of it.
     pub(crate) fn opened(&self) -> Opened {
         *lock(&self.opened)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.inode.content.closed();
     }
 }
 

@@ -4,7 +4,7 @@
 //! again (`st_ino`; tar, git and make go by it), and a file of two names is one. When the server holds the object no more, it
 //! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
 
-use super::belief::Version;
+use super::content::Content;
 use super::locks::Owners;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
@@ -48,8 +48,7 @@ pub(crate) struct Inode {
     /// Who here may have record locks on it.
     pub(crate) owners: Owners,
     pub(crate) unsaved: Unsaved,
-    /// What the kernel may have of its content, if it has been opened so that it may.
-    cached: Mutex<Option<Option<Version>>>,
+    pub(crate) content: Content,
 }
 
 #[derive(Debug)]
@@ -95,35 +94,6 @@ impl Inode {
     /// The locks of this number are nobody's.
     pub(crate) fn release_owner(&self, number: u64) {
         self.peer.release(Release::Owner(self.same.key, number));
-    }
-
-    /// What the kernel has of its content is of this version now, or of no known one.
-    pub(crate) fn believe(&self, version: Option<Version>) {
-        if let Some(cached) = &mut *lock(&self.cached) {
-            *cached = version;
-        }
-    }
-
-    /// Whether all that the kernel may have of its content is of this version. If `forget` has it forgotten it is from then on,
-    /// and not before: who sees the version here lets the kernel keep what it has.
-    ///
-    /// What an answer tells is never older than what the kernel reads after it has forgotten. So nothing that it has is older
-    /// than the version here, even if two do this at once, or it was written meanwhile.
-    pub(crate) fn has_only(&self, version: Option<Version>, forget: impl FnOnce() -> bool) -> bool {
-        match &*lock(&self.cached) {
-            None => return true,
-            Some(cached) if cached.is_some() && *cached == version => return true,
-            Some(_) => {}
-        }
-        // Without the lock, since it waits for reads that are under way.
-        let forgotten = forget();
-        self.believe(if forgotten { version } else { None });
-        forgotten
-    }
-
-    /// The kernel may have of its content from now on. If that is the first time, it has nothing yet, and so only this version.
-    pub(crate) fn may_have(&self, version: Option<Version>) {
-        lock(&self.cached).get_or_insert(version);
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
@@ -252,9 +222,9 @@ impl Inodes {
         }
         numbers.push(number);
         let hold = Hold { object: found.object, count: 1, name };
-        let (owners, cached) = (Owners::default(), Mutex::default());
+        let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
-        let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, cached });
+        let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, content });
         inodes.insert(number, (inode.clone(), 1));
         inode
     }
@@ -321,32 +291,6 @@ mod tests {
             settled: true,
         };
         Found { object: Object(inode + 1), attributes }
-    }
-
-    #[test]
-    fn a_version_is_had_when_the_last_one_is_forgotten_and_not_before() {
-        let file = |seconds| {
-            Version::of(&Attributes { changed: Moment { seconds, nanos: 0 }, ..found(7, 1).attributes })
-        };
-        let authority = tern_wire::Authority::create("test").unwrap();
-        let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
-        let patience = std::time::Duration::from_secs(1);
-        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
-        let peer = Arc::new(Peer::new(NODE, common.into()));
-        let inode = Inodes::default().tell(NODE, &peer, &found(7, 1), None);
-        assert!(inode.has_only(file(1), || panic!("it has nothing yet")));
-        inode.may_have(file(1));
-        assert!(inode.has_only(file(1), || panic!("it has this one")));
-        let others = || assert!(!inode.has_only(file(2), || false), "what another one sees meanwhile");
-        assert!(inode.has_only(file(2), || {
-            others();
-            true
-        }));
-        assert!(inode.has_only(file(2), || panic!("it has this one now")));
-        assert!(!inode.has_only(file(3), || false));
-        assert!(!inode.has_only(file(3), || false), "it was not forgotten");
-        assert!(inode.has_only(None, || true));
-        assert!(!inode.has_only(None, || false), "no version is like no other");
     }
 
     #[test]

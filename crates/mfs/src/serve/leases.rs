@@ -2,7 +2,7 @@
 //!
 //! A lease is a promise to one session: until its term is over, or the session has given it back, no other session changes
 //! the file (its attributes; its content too, if it is one). It is never given while another session changes the file or
-//! has it open for writing. So a change takes back the leases of all others first, and waits: for them, at most for
+//! has it open for writing (who opens it himself gets one with that). So a change takes back the leases of all others first, and waits: for them, at most for
 //! the term. Who has it open for writing writes without asking any more, since nobody else can get a lease meanwhile.
 //!
 //! The term of who was told is counted from before he asked, ours from when we answer: his ends first. A server that begins
@@ -39,8 +39,8 @@ struct Leased {
     holders: HashMap<u64, Holder>,
     /// How often each session has it open for writing.
     writers: HashMap<u64, usize>,
-    /// Changes under way.
-    changing: usize,
+    /// Changes under way, of each session.
+    changing: HashMap<u64, usize>,
 }
 
 /// All leases of a node's files.
@@ -67,7 +67,7 @@ impl Leases {
         }
         let mut files = lock(&self.files);
         let file = files.entry(key).or_default();
-        if file.changing > 0 || file.writers.keys().any(|writer| *writer != session.number) {
+        if file.changing.keys().chain(file.writers.keys()).any(|other| *other != session.number) {
             return false;
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Leases {
         }
         let mut files = lock(&self.files);
         for key in keys {
-            files.entry(*key).or_default().changing += 1;
+            *files.entry(*key).or_default().changing.entry(session.number).or_default() += 1;
         }
         let (mut asked, mut waited) = (false, false);
         loop {
@@ -109,7 +109,7 @@ impl Leases {
             files = self.given_back.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(files);
-        let _changing = Changing { leases: self, keys };
+        let _changing = Changing { leases: self, session: session.number, keys };
         act(waited)
     }
 
@@ -148,7 +148,7 @@ impl Leases {
         lock(&self.files).retain(|_, file| {
             file.holders.retain(|_, holder| holder.end > now);
             file.writers.retain(|session, _| there.contains(session));
-            file.changing > 0 || !file.holders.is_empty() || !file.writers.is_empty()
+            !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
 }
@@ -156,6 +156,7 @@ impl Leases {
 /// Files that are being changed, until that is over, in whatever way.
 struct Changing<'a> {
     leases: &'a Leases,
+    session: u64,
     keys: &'a [FileKey],
 }
 
@@ -163,8 +164,12 @@ impl Drop for Changing<'_> {
     fn drop(&mut self) {
         let mut files = lock(&self.leases.files);
         for key in self.keys {
-            if let Some(file) = files.get_mut(key) {
-                file.changing -= 1;
+            let Some(file) = files.get_mut(key) else { continue };
+            if let Some(count) = file.changing.get_mut(&self.session) {
+                *count -= 1;
+                if *count == 0 {
+                    file.changing.remove(&self.session);
+                }
             }
         }
     }
@@ -237,7 +242,11 @@ mod tests {
     #[test]
     fn nobody_believes_anything_of_what_another_has_open_for_writing() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        leases.change(&writer, &[KEY], |_| leases.opened(&writer, KEY));
+        leases.change(&writer, &[KEY], |_| {
+            leases.opened(&writer, KEY);
+            assert!(leases.grant(&writer, KEY), "he keeps what he opens");
+            assert!(!leases.grant(&reader, KEY));
+        });
         assert!(!leases.grant(&reader, KEY));
         assert!(leases.grant(&writer, KEY), "but he himself");
         leases.closed(&writer, KEY);

@@ -14,6 +14,7 @@ use crate::lock;
 use crate::message::{
     Answer, Attributes, Change, Deed, Entry, FileKey, Found, MOST_DATA, Name, Object, Opened, SetTime,
 };
+use create::mode_in;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Timespec,
     Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
@@ -143,19 +144,19 @@ impl Performance<'_> {
                 out.extend_from_slice(target.as_bytes());
                 Answer::Done
             }
-            Deed::MakeNode { dir, name, mode } => {
+            Deed::MakeNode { dir, name, mode, umask } => {
                 let kind = FileType::from_raw_mode(mode);
                 // Devices are the node's own, and would be the server's wherever they are seen.
                 if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
                     return Err(Errno::PERM.into());
                 }
                 let at = self.inside(dir)?;
-                rustix::fs::mknodat(&at.fd, one_step(&name)?, kind, Mode::from_raw_mode(mode), 0)?;
+                rustix::fs::mknodat(&at.fd, one_step(&name)?, kind, mode_in(&at.fd, mode, umask), 0)?;
                 self.made(dir, &name)?
             }
-            Deed::MakeDir { dir, name, mode } => {
+            Deed::MakeDir { dir, name, mode, umask } => {
                 let at = self.inside(dir)?;
-                rustix::fs::mkdirat(&at.fd, one_step(&name)?, Mode::from_raw_mode(mode))?;
+                rustix::fs::mkdirat(&at.fd, one_step(&name)?, mode_in(&at.fd, mode, umask))?;
                 self.made(dir, &name)?
             }
             Deed::MakeLink { dir, name, target } => {
@@ -190,7 +191,9 @@ impl Performance<'_> {
                 let (opened, attributes) = self.open(of, OFlags::from_bits_retain(flags))?;
                 Answer::Opened(opened, attributes)
             }
-            Deed::Create { dir, name, mode, flags } => self.create(dir, &name, mode, flags)?,
+            Deed::Create { dir, name, mode, umask, flags } => {
+                self.create(dir, &name, (mode, umask), flags)?
+            }
             Deed::Read { opened, at, length } => {
                 let file = self.file(opened)?;
                 let most = (length as usize).min(MOST_DATA);
@@ -354,7 +357,8 @@ impl Performance<'_> {
     fn set(&self, of: Object, opened: Option<Opened>, change: &Change) -> Result<Answer, Fault> {
         let held = self.inside(of)?;
         let at = path(&held.fd);
-        if change.uid.is_some() || change.gid.is_some() {
+        // A change of nothing is a chown(-1, -1), which takes set-id bits off all the same.
+        if change.uid.is_some() || change.gid.is_some() || *change == Change::default() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             rustix::fs::chownat(&held.fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }

@@ -12,17 +12,31 @@ use std::os::fd::OwnedFd;
 /// How often it is tried when others make and remove what has the name.
 const TRIES: usize = 10;
 
+/// The mode with which something is made in a directory: the umask counts where no default access list does (acl(5)).
+pub(super) fn mode_in(dir: &OwnedFd, mode: u32, umask: u32) -> Mode {
+    let length_only = &mut [0_u8; 0][..];
+    let has_list = rustix::fs::getxattr(path(dir), "system.posix_acl_default", length_only).is_ok();
+    Mode::from_raw_mode(if has_list { mode } else { mode & !(umask & 0o777) })
+}
+
 impl Performance<'_> {
     /// Makes a file and opens it, or opens the one that has the name already.
     ///
     /// By its name only that is opened which was made by it. What is there already is held first, and looked at: to be opened
     /// does something to a device, and to who waits for a pipe.
-    pub(super) fn create(&self, dir: Object, name: &Name, mode: u32, flags: u32) -> Result<Answer, Fault> {
+    pub(super) fn create(
+        &self,
+        dir: Object,
+        name: &Name,
+        (mode, umask): (u32, u32),
+        flags: u32,
+    ) -> Result<Answer, Fault> {
         let at = self.inside(dir)?;
+        let mode = mode_in(&at.fd, mode, umask);
         let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
         let only = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..TRIES {
-            match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, Mode::from_raw_mode(mode)) {
+            match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, mode) {
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
                 made => return self.made_and_open(made?, flags),
             }

@@ -53,8 +53,8 @@ fn above_what_is_exported_only_the_way_down_is_there() {
     let above = exported.object(exported.path.parent().unwrap());
     let name = || Name::from(OsStr::new("new"));
     for deed in [
-        Deed::MakeDir { dir: above, name: name(), mode: 0o700 },
-        Deed::Create { dir: above, name: name(), mode: 0o600, flags: 1 },
+        Deed::MakeDir { dir: above, name: name(), mode: 0o700, umask: 0 },
+        Deed::Create { dir: above, name: name(), mode: 0o600, umask: 0, flags: 1 },
         Deed::Unlink { dir: above, name: Name::from(exported.path.file_name().unwrap()) },
         Deed::Set { of: above, opened: None, change: Change { mode: Some(0o777), ..Change::default() } },
         Deed::GetAttribute { of: above, name: name() },
@@ -79,8 +79,8 @@ fn a_name_is_one_step_wherever_it_is_said() {
         let name = || Name::from(OsStr::new(wrong));
         for deed in [
             Deed::Lookup { dir, name: name() },
-            Deed::MakeDir { dir, name: name(), mode: 0o700 },
-            Deed::Create { dir, name: name(), mode: 0o600, flags: 1 },
+            Deed::MakeDir { dir, name: name(), mode: 0o700, umask: 0 },
+            Deed::Create { dir, name: name(), mode: 0o600, umask: 0, flags: 1 },
             Deed::Link { of: dir, dir, name: name() },
             Deed::Rename { dir, name: name(), to: dir, new: Name::from(OsStr::new("b")), flags: 0 },
             Deed::Rename { dir, name: Name::from(OsStr::new("b")), to: dir, new: name(), flags: 0 },
@@ -92,7 +92,7 @@ fn a_name_is_one_step_wherever_it_is_said() {
 }
 
 fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
-    let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, flags: 2 };
+    let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, umask: 0, flags: 2 };
     match exported.perform(deed, &[]).unwrap().0 {
         Answer::Created(found, opened) => (found, opened),
         other => panic!("{other:?}"),
@@ -160,7 +160,9 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     let dir = exported.object(&exported.path);
     let create = |name: &str, flags: OFlags| {
         let (name, flags) = (Name::from(OsStr::new(name)), flags.bits());
-        exported.perform(Deed::Create { dir, name, mode: 0o600, flags }, &[]).map(|(answer, _)| answer)
+        exported
+            .perform(Deed::Create { dir, name, mode: 0o600, umask: 0, flags }, &[])
+            .map(|(answer, _)| answer)
     };
     let errno = |done| if let Err(Fault::Errno(errno)) = done { errno } else { panic!("{done:?}") };
     let kind = FileType::Fifo;
@@ -254,15 +256,15 @@ fn any_deed_is_answered() {
             1 => Deed::Stat { of },
             2 => Deed::Set { of, opened: Some(opened), change: Change { size, ..Change::default() } },
             3 => Deed::ReadLink { of },
-            4 => Deed::MakeNode { dir, name: name(), mode },
-            5 => Deed::MakeDir { dir, name: name(), mode },
+            4 => Deed::MakeNode { dir, name: name(), mode, umask: 0 },
+            5 => Deed::MakeDir { dir, name: name(), mode, umask: 0 },
             6 => Deed::MakeLink { dir, name: name(), target: name() },
             7 => Deed::Unlink { dir, name: name() },
             8 => Deed::RemoveDir { dir, name: name() },
             9 => Deed::Rename { dir, name: name(), to: of, new: name(), flags: flags & 7 },
             10 => Deed::Link { of, dir, name: name() },
             11 => Deed::Open { of, flags },
-            12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, flags },
+            12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, umask: 0, flags },
             14 => Deed::Read { opened, at, length: flags },
             15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
             16 => {
