@@ -163,3 +163,32 @@ fn what_a_stopped_process_has_written_is_there_and_it_can_leave() -> Result<()> 
     ensure!(end.status == 0 && same("cmp /tmp/stopped-in /tmp/stopped-out"), "{end:?}");
     Ok(())
 }
+
+/// A file in hand whose offset only the guest knows, and a call that waits for ever.
+const WAITS: &str = r#"
+import os
+source = os.open("/etc/passwd", os.O_RDONLY)
+begun = os.read(source, 10)
+print("waits", flush=True)
+os.read(0, 1)
+print((begun + os.read(source, 1 << 20)) == open("/etc/passwd", "rb").read())
+"#;
+
+#[test]
+fn who_waits_with_a_file_in_hand_can_leave() -> Result<()> {
+    let cluster = Cluster::with_nodes("waiting-files", 2)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", r#"exec 3<&0; "$@" <&3 & echo $! >&2; wait $!"#, "sh"]);
+    command.args(["runon", "2", "python3", "-c", WAITS]);
+    let mut running = Running::start(&mut command, false)?;
+    let pid = running.pid;
+    running.hear("waits")?;
+    for to in ["home", "2"] {
+        let moved = cluster.migrate(pid, to).map(drop);
+        moved.map_err(|refused| anyhow::anyhow!("to {to}: {}\n{}", refused.message, cluster.scene(pid)))?;
+    }
+    running.close_input();
+    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.scene(pid))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"True\n"), "{end:?}");
+    Ok(())
+}

@@ -4,8 +4,7 @@
 //! Home says of an open file that nobody but this process has it ([`InHand`]). From then on its offset is ours, what it
 //! reads is read ahead, and what it writes is written behind. Home's kernel still makes each transfer, by the deputy; only when
 //! is ours to choose:
-//! * Whatever else goes home takes along what is to be written (`CallRequest::before`), and the offset of a file that it is
-//!   about. So nobody can have heard of anything that comes after a write without finding that write.
+//! * Whatever else goes home takes along what is to be written, and offsets (`CallRequest::before`). So nobody can have heard of anything that comes after a write without finding that write.
 //! * What was read ahead is good until home says, with the result of any call, that the file has changed, or until a signal
 //!   comes, and for a second at most without a word from home. So nobody can have told the program anything that comes after a change which it then does not
 //!   find.

@@ -86,8 +86,6 @@ enum Step {
 enum Touch {
     /// Nothing.
     None,
-    /// It moves this one's offset, by itself.
-    Moves(i32),
     /// This one may become somebody else's, or none.
     Takes(i32),
     /// All may.
@@ -99,9 +97,6 @@ impl Touch {
     fn of(nr: u32, args: &[u64; 6]) -> Self {
         let [first, second, ..] = args.map(|arg| arg as i32);
         match i64::from(nr) {
-            libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev | libc::SYS_lseek => {
-                Self::Moves(first)
-            }
             // Who is born has them as well, and who executes or ends has no use for them here; several are named, or they are
             // where we do not look; or limits may bind that were not there.
             libc::SYS_fork
@@ -126,8 +121,13 @@ impl Touch {
             | libc::SYS_copy_file_range
             | libc::SYS_setrlimit => Self::TakesAll,
             libc::SYS_prlimit64 if args[2] != 0 => Self::TakesAll,
-            // About the file, or about the descriptor and not what is behind it.
-            libc::SYS_pread64
+            // They move its offset by themselves, or are about the file, or about the descriptor and not what is behind it.
+            libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_lseek
+            | libc::SYS_pread64
             | libc::SYS_pwrite64
             | libc::SYS_preadv
             | libc::SYS_pwritev
@@ -211,15 +211,16 @@ impl Files {
         }
     }
 
-    /// What is to be made at home before the call of this number: everything that waits to be written, and offsets as far as
-    /// they matter to it. Until that is confirmed, the next call is to be asked the same.
+    /// What is to be made at home before the call of this number: everything that waits to be written, and offsets. Until that
+    /// is confirmed, the next call is to be asked the same. So while a call is under way, which may be for ever, nothing is left
+    /// to do for a process that is to depart.
     pub(crate) fn send_before(&mut self, number: u64, nr: u32, args: &[u64; 6]) -> Vec<Call> {
-        self.send(number, Touch::of(nr, args))
+        self.send(number, Touch::of(nr, args), true)
     }
 
     /// The same, for no call of the program's; and a call that does nothing, before which it is to be made, if there is anything.
     pub(crate) fn send_all(&mut self, number: u64) -> (Vec<Call>, Option<Call>) {
-        let before = self.send(number, Touch::None);
+        let before = self.send(number, Touch::None, false);
         let files = self.open.iter().find(|(_, file)| !file.is_clean());
         let nothing = files.map(|(fd, _)| call_on(*fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0));
         (before, nothing)
@@ -236,7 +237,7 @@ impl Files {
         Some(Fill { fd, start, length, doubts: self.doubts })
     }
 
-    fn send(&mut self, number: u64, touch: Touch) -> Vec<Call> {
+    fn send(&mut self, number: u64, touch: Touch, offsets: bool) -> Vec<Call> {
         let (mut calls, mut steps) = (Vec::new(), Vec::new());
         for (fd, file) in &mut self.open {
             file.leaves |= touch == Touch::TakesAll || touch == Touch::Takes(*fd);
@@ -248,7 +249,7 @@ impl Files {
                 steps.push((*fd, Step::Written(bytes.len())));
             }
             let offset = file.known.offset;
-            if (file.leaves || touch == Touch::Moves(*fd)) && file.home != offset {
+            if (file.leaves || offsets) && file.home != offset {
                 let mut seek = call_on(*fd, libc::SYS_lseek, libc::SEEK_SET as u64, 0);
                 seek.args[1] = Arg::Value(offset);
                 calls.push(seek);
