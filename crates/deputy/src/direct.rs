@@ -117,8 +117,8 @@ impl Member {
         let begun = SystemTime::now().checked_sub(current.since.elapsed()).unwrap_or(UNIX_EPOCH);
         let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
         let mut words = self.direct.look(read, begun);
-        if self.is_alone_with_its_files()
-            && let Some((fd, proven)) = self.direct.candidate(nr, &args, outcome.ret)
+        if let Some((fd, proven)) = self.direct.candidate(nr, &args, outcome.ret)
+            && self.is_alone_with_its_files()
             // Only root sees everybody's descriptors.
             && (proven || rustix::process::geteuid().is_root())
             && let Some(file) = self.in_hand(fd, !proven).filter(|file| !shared.contains(&file.id))
