@@ -14,6 +14,7 @@ mod content;
 mod fuse;
 mod handle;
 mod inode;
+mod interrupts;
 mod locks;
 mod map;
 mod peer;

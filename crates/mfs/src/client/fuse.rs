@@ -10,7 +10,7 @@ use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -435,13 +435,18 @@ impl Filesystem for Mounted {
         kind: i32,
         _pid: u32,
         sleep: bool,
+        _flock: bool,
         reply: ReplyEmpty,
     ) {
-        let waiter = sleep.then(|| request.pid());
+        let waiter = sleep.then(|| self.0.interrupts.waiter(request.unique().0));
         match self.handle(handle) {
             Ok(handle) => locks::set(&self.0, handle, owner.0, (start, end), kind, waiter, reply),
             Err(errno) => reply.error(error(errno)),
         }
+    }
+
+    fn interrupt(&self, _request: &Request, ask: RequestId) {
+        self.0.interrupts.interrupt(ask.0);
     }
 
     fn fallocate(

@@ -9,16 +9,15 @@ use super::locks::Owners;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use crate::lock;
-use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
+use crate::message::{
+    Attributes, Caller, Deed, FileKey, Found, Moment, Name, OF_A_FILE, Object, ROOT, Release,
+};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tern_ids::NodeId;
-
-/// Set in the numbers of files, and not in those of the names that are ours.
-const OF_A_FILE: u64 = 1 << 61;
 
 /// How deep a file may be that is found again.
 const DEEPEST: u32 = 200;
@@ -74,7 +73,7 @@ impl Inode {
     /// The number with which an entry of this directory is listed: as that of the file itself, unless something is mounted
     /// there.
     pub(crate) fn number_of_entry(&self, inode: u64) -> u64 {
-        number_of(self.same.node, &FileKey { inode, ..self.same.key })
+        FileKey { inode, ..self.same.key }.number(self.same.node)
     }
 
     /// A number that changes when another file gets the same `number`.
@@ -215,7 +214,7 @@ impl Inodes {
                 return inode.clone();
             }
         }
-        let mut number = number_of(node, &same.key);
+        let mut number = same.key.number(node);
         // Another file's: two of one number by chance, or one that is gone but still open here.
         while inodes.contains_key(&number) {
             number = next(number);
@@ -249,14 +248,6 @@ impl Inodes {
         drop(known);
         drop(gone);
     }
-}
-
-/// The number of a file among those of all nodes.
-fn number_of(node: NodeId, key: &FileKey) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (node, key.volume).hash(&mut hasher);
-    // The same for all files of one file system, so that no two of them meet.
-    OF_A_FILE | (key.inode ^ hasher.finish()) & (OF_A_FILE - 1)
 }
 
 /// The number that is tried after this one.

@@ -2,8 +2,8 @@
 //! has it or is interrupted.
 
 use super::handle::Handle;
+use super::interrupts::Waiter;
 use super::peer::Peer;
-use super::people::is_interrupted;
 use super::tree::Tree;
 use crate::lock;
 use crate::message::{Answer, Deed, LockKind};
@@ -107,14 +107,14 @@ struct Wish {
     range: (u64, u64),
 }
 
-/// Sets or removes a lock, and answers. `waiter` is the thread that waits for it, if it does.
+/// Sets or removes a lock, and answers. `waiter` is who waits for it, if somebody does.
 pub(crate) fn set(
     tree: &Arc<Tree>,
     handle: Arc<Handle>,
     owner: u64,
     range: (u64, u64),
     raw: i32,
-    waiter: Option<u32>,
+    waiter: Option<Waiter>,
     reply: ReplyEmpty,
 ) {
     let owners = &handle.inode.owners;
@@ -129,7 +129,7 @@ pub(crate) fn set(
     let done = wish.try_once(tree);
     let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return answer(reply, done) };
     let tree = tree.clone();
-    let wait = move || answer(reply, wish.wait(&tree, waiter));
+    let wait = move || answer(reply, wish.wait(&tree, &waiter));
     // Without a thread the reply goes with it, which fails the call.
     if let Err(error) = std::thread::Builder::new().name("lock".into()).spawn(wait) {
         tracing::warn!(%error, "no thread for one who waits for a lock");
@@ -137,13 +137,12 @@ pub(crate) fn set(
 }
 
 impl Wish {
-    fn wait(&self, tree: &Tree, waiter: u32) -> Result<(), Errno> {
+    fn wait(&self, tree: &Tree, waiter: &Waiter) -> Result<(), Errno> {
         let mut sleep = SLEEP.0;
         loop {
-            if is_interrupted(waiter) {
+            if waiter.sleep(sleep) {
                 return Err(Errno::INTR);
             }
-            std::thread::sleep(sleep);
             sleep = (sleep * 2).min(SLEEP.1);
             match self.try_once(tree) {
                 Err(Errno::AGAIN) => {}

@@ -55,15 +55,6 @@ fn status(pid: u32, field: &str) -> Option<String> {
     status.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
 }
 
-/// Whether a signal waits for a thread that it does not block: then what it waits for is over.
-pub(crate) fn is_interrupted(tid: u32) -> bool {
-    let set = |field| u64::from_str_radix(&status(tid, field)?, 16).ok();
-    let (Some(own), Some(shared), Some(blocked)) = (set("SigPnd:"), set("ShdPnd:"), set("SigBlk:")) else {
-        return true;
-    };
-    (own | shared) & !blocked != 0
-}
-
 /// The node where the process of this thread runs, as ternd knows; this one if it does not know better.
 pub(crate) fn runs_at(run_dir: &Path, me: NodeId, tid: u32) -> NodeId {
     let Some(pid) = status(tid, "Tgid:").and_then(|pid| pid.parse::<i32>().ok()) else { return me };
@@ -89,11 +80,5 @@ mod tests {
             rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
         let caller = People::default().caller(std::process::id(), 1, 2);
         assert_eq!((caller.uid, caller.gid, caller.groups), (1, 2, own));
-    }
-
-    #[test]
-    fn who_is_gone_waits_for_nothing() {
-        assert!(is_interrupted(u32::MAX));
-        assert!(!is_interrupted(std::process::id()));
     }
 }

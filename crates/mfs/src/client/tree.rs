@@ -3,6 +3,7 @@
 use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
+use super::interrupts::Interrupts;
 use super::map::KeptMap;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
@@ -76,6 +77,7 @@ pub(crate) struct Tree {
     pub(crate) forgetting: Forgetting,
     pub(crate) handles: Handles,
     pub(crate) people: People,
+    pub(crate) interrupts: Arc<Interrupts>,
 }
 
 impl Tree {
@@ -89,6 +91,7 @@ impl Tree {
             forgetting: Forgetting::default(),
             handles: Handles::default(),
             people: People::default(),
+            interrupts: Arc::default(),
         }
     }
 
