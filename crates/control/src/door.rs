@@ -5,9 +5,13 @@
 use crate::report::{Refusal, RefusalKind};
 use crate::shim::{ShimReply, ShimRequest};
 use crate::stream;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use std::cell::Cell;
 use std::fs;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -175,18 +179,51 @@ impl Caller {
 
     /// Takes the connection that comes with [`ShimRequest::Connection`], and acknowledges it.
     pub fn connection(self) -> Option<TcpStream> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let flags = rustix::net::RecvFlags::CMSG_CLOEXEC;
-        rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags).ok()?;
-        let fd = control.drain().find_map(|m| match m {
-            rustix::net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        })?;
+        let fd = receive(&self.stream).ok()?;
         self.answer(&ShimReply::Done);
         Some(TcpStream::from(fd))
     }
+
+    /// Answers with a descriptor. What comes back is readable when the caller has closed his end.
+    ///
+    /// # Errors
+    /// If he has gone; he has not got it then.
+    pub fn give(mut self, fd: BorrowedFd<'_>) -> io::Result<UnixStream> {
+        stream::write(&mut self.stream, &ShimReply::Done)?;
+        pass(&self.stream, fd)?;
+        Ok(self.stream)
+    }
+}
+
+/// Sends a descriptor, with a byte of data.
+///
+/// # Errors
+/// Those of the socket.
+pub fn pass(socket: &UnixStream, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [fd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("no room for a descriptor"));
+    }
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a descriptor.
+///
+/// # Errors
+/// Those of the socket, or that there was none.
+pub fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = control.drain().filter_map(|m| match m {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    fds.next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// The answer to what is not ours.

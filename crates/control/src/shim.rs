@@ -101,6 +101,18 @@ pub enum ShimRequest {
         /// One sentence for who misses them.
         why: String,
     },
+    /// Open a file of this node for a guest of it. Of the server of the node's files only, and asked by shims. (`Done`, and then a
+    /// byte with the descriptor; the file counts as open until the socket is closed.)
+    OpenFile {
+        /// The path, in bytes, without links.
+        path: Vec<u8>,
+        /// Its inode number in MFS: another file is not opened.
+        number: u64,
+        /// For whom: user, group, and his other groups.
+        who: (u32, u32, Vec<u32>),
+        /// How: an access mode of open(2).
+        flags: u32,
+    },
     /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
     /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
     Connection,

@@ -4,13 +4,14 @@
 
 use crate::family::Family;
 use crate::member::Member;
+use crate::place;
 use crate::thread::Current;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
-use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND};
+use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND, Place};
 use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
 
@@ -29,6 +30,9 @@ const LOCAL: [u32; 9] = [
 
 /// Of a file that was changed so short a time ago the next change may bear the same time: a tick at most.
 const TICK: Duration = Duration::from_millis(15);
+
+/// The times of a file of another node are its clock's: nodes whose clocks are further apart exchange no processes.
+const APART: Duration = Duration::from_millis(50);
 
 /// A file that was open before its process left, or executed its program, is looked at after so many transfers: to prove that
 /// nobody else has it takes a look at everybody's.
@@ -60,6 +64,8 @@ pub(crate) struct Direct {
 struct Watched {
     file: OwnedFd,
     version: Version,
+    /// Changes that are so close together may bear the same time.
+    tick: Duration,
 }
 
 /// What changes if a file's content does, but for what happens within one [`TICK`].
@@ -82,10 +88,10 @@ impl Version {
         }
     }
 
-    /// Whether every change since that moment has made another version of it.
-    fn was_settled(&self, at: SystemTime) -> bool {
+    /// Whether every change since that moment has made another version of it, where changes a tick apart do.
+    fn was_settled(&self, at: SystemTime, tick: Duration) -> bool {
         let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.changed + TICK < at && self.modified + TICK < at
+        self.changed + tick < at && self.modified + tick < at
     }
 }
 
@@ -121,10 +127,12 @@ impl Member {
             && self.is_alone_with_its_files()
             // Only root sees everybody's descriptors.
             && (proven || rustix::process::geteuid().is_root())
-            && let Some(file) = self.in_hand(fd, !proven).filter(|file| !shared.contains(&file.id))
+            && let Some((file, place)) = self.in_hand(fd, !proven)
+            && !shared.contains(&file.id)
         {
             words.extend(self.direct.give(fd, &file));
             words.push((fd, FileWord::InHand(file)));
+            words.extend(place.map(|place| (fd, FileWord::Near(place))));
         }
         words
     }
@@ -140,15 +148,20 @@ impl Member {
         *self.direct.alone.get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
-    /// An open file of it, if nobody but it has that. One that it has opened just now nobody can have.
-    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<InHand> {
+    /// An open file of it, if nobody but it has that; and where it is, if that is in MFS. One that it has opened just now nobody can
+    /// have.
+    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<(InHand, Option<Place>)> {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
         let pid = self.memory.pid();
         let path = format!("/proc/{pid}/fd/{fd}");
         let file = open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let stat = fstat(&file).ok()?;
-        let local = LOCAL.contains(&(fstatfs(&file).ok()?.f_type as u32));
-        if stat.st_mode & libc::S_IFMT != libc::S_IFREG || !local {
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return None;
+        }
+        let kind = fstatfs(&file).ok()?.f_type as u32;
+        let place = if kind == place::FUSE { place::of(pid, fd, &stat) } else { None };
+        if place.is_none() && !LOCAL.contains(&kind) {
             return None;
         }
         let (offset, flags) = procfs::descriptor(pid, fd).ok()?;
@@ -173,9 +186,10 @@ impl Member {
             return None;
         }
         if !writes {
-            self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat) });
+            let tick = if place.is_some() { TICK + APART } else { TICK };
+            self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat), tick });
         }
-        Some(InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes })
+        Some((InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes }, place))
     }
 }
 
@@ -254,7 +268,7 @@ impl Direct {
             if changed {
                 words.push((*fd, FileWord::Changed));
             }
-            let steady = if read == Some(*fd) { now.was_settled(begun) } else { !changed };
+            let steady = if read == Some(*fd) { now.was_settled(begun, watched.tick) } else { !changed };
             if steady {
                 words.push((*fd, FileWord::Steady));
             }

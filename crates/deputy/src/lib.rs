@@ -42,6 +42,7 @@ mod outbound;
 mod own;
 mod peer;
 mod perform;
+mod place;
 mod relatives;
 pub mod run;
 mod sent;

@@ -20,6 +20,7 @@
 use crate::forward::Failed;
 use crate::inhand::Fill;
 use crate::member::{GuestMemory, Member, Process, State};
+use crate::near::Beside;
 use crate::thread::Thread;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
@@ -27,6 +28,7 @@ use tern_migrate::message::{CallRequest, CallResult, FileWord, MOST_IN_HAND, Mes
 use tern_syscall::Memory;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
+use tern_tracee::stop;
 use tern_wire::Link;
 
 /// How long what is written may wait for an occasion to go home.
@@ -66,6 +68,9 @@ impl Thread {
         }
         let [fd, second, third, fourth, ..] = trap.args;
         let fd = fd as i32;
+        if self.passed_to_near(trap, &mut process.files)? {
+            return Ok(true);
+        }
         let Some(file) = process.files.get(fd) else { return Ok(false) };
         let nr = i64::from(trap.nr);
         if nr == libc::SYS_lseek {
@@ -211,7 +216,13 @@ impl Thread {
     }
 
     /// Takes what home says of files with a result; true if that is all there is to it: it was an errand's.
-    fn take_words(&mut self, result: &CallResult, process: &mut Process, alone: bool) -> bool {
+    fn take_words(
+        &mut self,
+        result: &CallResult,
+        process: &mut Process,
+        alone: bool,
+        beside: &Beside,
+    ) -> bool {
         let files = &mut process.files;
         let made = !restart::is(result.outcome.ret);
         let Some(errand) = self.errand.take_if(|errand| errand.request.number == result.number) else {
@@ -221,7 +232,7 @@ impl Thread {
             if let Some(open) = asked {
                 files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
             }
-            files.hear(&result.files, asked.map(|open| open.since), alone);
+            files.hear(&result.files, asked.map(|open| open.since), alone, beside);
             return false;
         };
         files.confirm(result.number, &result.before);
@@ -230,7 +241,7 @@ impl Thread {
         if !made {
             files.wait_on();
         }
-        files.hear(&result.files, Some(errand.since), alone);
+        files.hear(&result.files, Some(errand.since), alone, beside);
         if let Some(fill) = errand.fill.filter(|_| made) {
             let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
             let length = usize::try_from(result.outcome.ret).ok();
@@ -253,7 +264,17 @@ impl Member {
     /// If home is out of reach.
     pub fn put_files_down(&mut self, home: Option<&mut Link>) -> Done {
         let Self { process, threads } = self;
+        if threads.values().all(|thread| thread.standing.is_some()) {
+            process.files.is_back();
+        }
         process.files.put_down();
+        if process.files.await_return() {
+            // It is resumed as it comes by the main loop.
+            for thread in threads.values() {
+                stop::interrupt(thread.host)?;
+            }
+            return Ok(false);
+        }
         if process.files.are_clean() && threads.values().all(|thread| thread.errand.is_none()) {
             return Ok(true);
         }
@@ -285,10 +306,10 @@ impl Member {
     }
 
     /// Takes what home says of files with a result; true if nothing else is in it.
-    pub fn take_words(&mut self, tid: HomePid, result: &CallResult) -> bool {
+    pub fn take_words(&mut self, tid: HomePid, result: &CallResult, beside: &Beside) -> bool {
         let Self { process, threads } = self;
         let alone = threads.len() == 1 && matches!(process.state, State::Running);
-        threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone))
+        threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone, beside))
     }
 
     /// Whether a thread waits for an errand.

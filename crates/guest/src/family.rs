@@ -5,6 +5,7 @@ use crate::clocks::Clocks;
 use crate::departures::Leaving;
 use crate::forward::Failed;
 use crate::member::{Member, State};
+use crate::near::Beside;
 use crate::sandbox::Sandbox;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -61,6 +62,8 @@ pub(crate) struct Family {
     pub(crate) by_host: HashMap<i32, (HomePid, HomePid)>,
     /// The processes of threads.
     pub(crate) by_home: HashMap<HomePid, HomePid>,
+    /// Its node, and the files of that.
+    pub(crate) beside: Beside,
     /// Since when there has been no guest.
     pub(crate) empty_since: Instant,
     /// There has been a guest: when the last is gone, so are we.

@@ -110,6 +110,7 @@ impl Thread {
         }
         process.at_home.forget();
         let before = process.files.send_before(self.talk.call, trap.nr, &trap.args);
+        self.take_back(&trap, &mut process.files);
         let (sent, since) = (Some(gathered), Instant::now());
         self.open = Some(OpenCall { trap, sent, before, homeward: None, file: None, since });
         tracing::trace!(tid = %self.tid, number = self.talk.call, nr = trap.nr, "asks");

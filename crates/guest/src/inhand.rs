@@ -1,6 +1,7 @@
 //! The files of a process that are in hand: what of them has been read ahead, what is to be written, and what home knows.
 //! Nothing here asks anybody for anything (that is `direct.rs`).
 
+use crate::near::{Beside, Near};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_migrate::message::{FileWord, InHand};
@@ -29,6 +30,10 @@ pub struct Files {
     confirmed: (u64, usize),
     /// Counts up when what was read ahead, or is being read, may be old.
     doubts: u64,
+    /// Descriptors of files of this node's own that are not in hand any more; the guest has them still.
+    stale: Vec<i32>,
+    /// The program may be in a call that was let through: its offset is not what it will be.
+    passed: bool,
     /// The process shares its descriptors with another one: no file is its own.
     pub shared: bool,
     /// They are being put down: none is taken in hand.
@@ -49,6 +54,8 @@ pub(crate) struct OpenFile {
     behind: Vec<(u64, Vec<u8>)>,
     /// It is put down as soon as home has everything.
     leaves: bool,
+    /// It is this node's own.
+    pub(crate) near: Option<Near>,
 }
 
 /// What was read ahead.
@@ -170,7 +177,7 @@ impl Files {
 
     /// Whether home has all of them.
     pub(crate) fn are_clean(&self) -> bool {
-        self.sent.is_none() && self.open.values().all(OpenFile::is_clean)
+        self.sent.is_none() && self.open.values().all(OpenFile::is_clean) && !self.await_return()
     }
 
     /// Since when something waits to be written, if anything does.
@@ -182,7 +189,8 @@ impl Files {
     pub(crate) fn put_down(&mut self) {
         self.putting_down = true;
         self.open.values_mut().for_each(|file| file.leaves = true);
-        self.open.retain(|_, file| !file.is_clean());
+        self.part();
+        self.open.retain(|_, file| !file.has_left());
     }
 
     /// The process lives on here.
@@ -241,6 +249,7 @@ impl Files {
         let (mut calls, mut steps) = (Vec::new(), Vec::new());
         for (fd, file) in &mut self.open {
             file.leaves |= touch == Touch::TakesAll || touch == Touch::Takes(*fd);
+            file.known.offset = file.offset();
             for (at, bytes) in &file.behind {
                 calls.push(call_on(*fd, libc::SYS_pwrite64, bytes.len() as u64, *at));
                 if let Some(call) = calls.last_mut() {
@@ -257,6 +266,7 @@ impl Files {
             }
         }
         self.sent = (!steps.is_empty()).then_some((number, steps));
+        self.part();
         self.open.retain(|_, file| !file.has_left());
         calls
     }
@@ -277,7 +287,7 @@ impl Files {
                 }
                 Step::Sought(offset) if offset.cast_signed() == *result => file.home = offset,
                 // The file system knows no such offset.
-                Step::Sought(_) => file.known.offset = file.home,
+                Step::Sought(_) => file.seek(file.home),
             }
         }
         if self.open.values().all(|file| file.behind.is_empty()) {
@@ -296,13 +306,61 @@ impl Files {
             }
             _ => return,
         };
-        (file.known.offset, file.home, file.window.0) = (at, at, at);
+        (file.home, file.window.0) = (at, at);
+        file.seek(at);
+    }
+
+    /// Files that leave are not made calls on here any more: from now on their offset is what we remember.
+    fn part(&mut self) {
+        if self.passed {
+            return;
+        }
+        for (fd, file) in self.open.iter_mut().filter(|(_, file)| file.leaves) {
+            file.known.offset = file.offset();
+            if file.near.take().is_some_and(|near| near.is_open()) {
+                self.stale.push(*fd);
+            }
+        }
+    }
+
+    /// A call is let through.
+    pub(crate) fn pass(&mut self) {
+        self.passed = true;
+    }
+
+    /// The program has trapped, or stands: what was let through is over.
+    pub(crate) fn is_back(&mut self) {
+        self.passed = false;
+    }
+
+    /// Whether a file can only be put down when the program is back.
+    pub(crate) fn await_return(&self) -> bool {
+        self.passed && self.open.values().any(|file| file.leaves && file.is_near())
+    }
+
+    /// The guest has this descriptor anew.
+    pub(crate) fn is_given(&mut self, fd: i32) {
+        self.stale.retain(|stale| *stale != fd);
+    }
+
+    /// Descriptors that the guest has, and should not.
+    pub(crate) fn take_stale(&mut self) -> Vec<i32> {
+        std::mem::take(&mut self.stale)
     }
 
     /// Takes what home says of files with the result of a call that was asked then, if that is known. Only who is `alone`, and stays, takes files
     /// in hand.
-    pub(crate) fn hear(&mut self, words: &[(i32, FileWord)], asked: Option<Instant>, alone: bool) {
+    pub(crate) fn hear(
+        &mut self,
+        words: &[(i32, FileWord)],
+        asked: Option<Instant>,
+        alone: bool,
+        beside: &Beside,
+    ) {
         for (fd, word) in words {
+            if let (FileWord::Near(place), Some(file)) = (word, self.open.get_mut(fd)) {
+                file.near = Near::offered(place, beside);
+            }
             let ahead = self.open.get_mut(fd).map(|file| &mut file.ahead);
             match (word, ahead) {
                 (FileWord::Changed, Some(ahead)) => *ahead = None,
@@ -326,7 +384,8 @@ impl Files {
         // What had this descriptor before is closed.
         let known_here = self.open.get(&fd);
         if !has_twin && known_here.is_none_or(OpenFile::is_clean) && self.open.len() < MOST_FILES {
-            self.open.insert(fd, OpenFile::new(known));
+            let before = self.open.insert(fd, OpenFile::new(known));
+            self.stale.extend(before.filter(OpenFile::is_near).map(|_closed| fd));
         }
         self.open.retain(|_, file| !file.has_left());
     }
@@ -373,16 +432,38 @@ impl OpenFile {
             window: (known.offset, FIRST),
             behind: Vec::new(),
             leaves: false,
+            near: None,
+        }
+    }
+
+    fn seek(&mut self, to: u64) {
+        self.known.offset = to;
+        if let Some(near) = &self.near {
+            near.seek(to);
         }
     }
 
     fn is_clean(&self) -> bool {
-        self.behind.is_empty() && self.home == self.known.offset
+        self.behind.is_empty() && self.home == self.offset()
+    }
+
+    fn is_near(&self) -> bool {
+        self.near.as_ref().is_some_and(Near::is_open)
+    }
+
+    /// Whether nothing waits to be written.
+    pub(crate) fn is_written(&self) -> bool {
+        self.behind.is_empty()
+    }
+
+    /// Where it is read and written next.
+    fn offset(&self) -> u64 {
+        self.near.as_ref().and_then(Near::offset).unwrap_or(self.known.offset)
     }
 
     /// Whether nothing of it is ours any more.
     fn has_left(&self) -> bool {
-        self.leaves && self.is_clean()
+        self.leaves && self.is_clean() && !self.is_near()
     }
 
     /// What there is here for a read: all of it, or up to the file's end.

@@ -38,6 +38,7 @@ pub mod halt;
 pub mod inhand;
 pub mod member;
 mod messages;
+pub mod near;
 mod own;
 pub mod run;
 pub mod sandbox;

@@ -179,7 +179,7 @@ impl Family {
         let tid = arrived.pid;
         let Message::Result(result) = arrived.message else { return Ok(()) };
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
-        if member.take_words(tid, &result) {
+        if member.take_words(tid, &result, &self.beside) {
             return member.take_queued(self.home.as_mut());
         }
         let Some((open, result)) = member.answered(tid, *result)? else {

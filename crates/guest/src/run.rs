@@ -4,6 +4,7 @@ use crate::aside::Aside;
 use crate::clocks::Clocks;
 use crate::family::Family;
 use crate::member::{Member, State};
+use crate::near::Beside;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
@@ -64,6 +65,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         members: HashMap::new(),
         by_host: HashMap::new(),
         by_home: HashMap::new(),
+        beside: Beside::new(start.node, &start.run_dir),
         empty_since: Instant::now(),
         populated: false,
         home_ready: true,

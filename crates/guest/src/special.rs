@@ -303,6 +303,7 @@ impl Member {
         }
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
+        process.files.is_back();
         if waits {
             process.queued.push_back(trap);
         } else {

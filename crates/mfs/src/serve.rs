@@ -11,6 +11,7 @@ mod budget;
 mod export;
 mod leases;
 mod locks;
+mod near;
 mod perform;
 mod release;
 mod session;
@@ -60,6 +61,7 @@ type Key = (NodeId, [u8; 16]);
 /// The whole server.
 #[derive(Debug)]
 struct Serving {
+    node: NodeId,
     config: Config,
     export: Export,
     leases: Leases,
@@ -81,6 +83,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
     let serving = Arc::new(Serving {
+        node: identity.node(),
         export: Export {
             read_only: config.file.mfs_read_only.unwrap_or(false),
             squash_root: config.file.mfs_squash_root.unwrap_or(false),
@@ -105,6 +108,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
                         serving.take(socket);
                     }
                 }
+                ShimRequest::OpenFile { .. } => serving.open_for_guest(caller),
                 _ => caller.answer(&not_here()),
             }
         }

@@ -153,7 +153,7 @@ impl CallResult {
 }
 
 /// What home says of an open file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileWord {
     /// Nobody but this process has this open file: it may read ahead and write behind where it runs.
     InHand(InHand),
@@ -162,6 +162,21 @@ pub enum FileWord {
     Steady,
     /// It has been changed by somebody: what was read ahead is old.
     Changed,
+    /// The file in hand is this node's own, which home sees through MFS: there it can be opened itself.
+    Near(Place),
+}
+
+/// A file of a node, as another one sees it through MFS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Whose file it is.
+    pub node: NodeId,
+    /// The path there, without links.
+    pub path: ByteBuf,
+    /// Its inode number in MFS.
+    pub number: u64,
+    /// Who has it open: user, group, and his other groups.
+    pub who: (u32, u32, Vec<u32>),
 }
 
 /// Transfers of more bytes than this are made at home also on files in hand: they gain nothing.

@@ -5,13 +5,10 @@
 
 use crate::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, connect, sendmsg, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -337,13 +334,7 @@ pub(crate) fn hand_to(door: &Path, connection: &TcpStream) -> io::Result<()> {
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_read_timeout(Some(ANSWER))?;
     stream::write(&mut socket, &ShimRequest::Connection)?;
-    let descriptors = [connection.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-        return Err(io::Error::other("no room for a descriptor"));
-    }
-    sendmsg(&socket, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    tern_control::door::pass(&socket, connection.as_fd())?;
     // It answers when it has the descriptor.
     stream::read::<ShimReply>(&mut socket).map(|_done| ())
 }

@@ -245,7 +245,11 @@ impl Listener {
         self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
     }
 
-    fn give(&self, id: u64, fd: BorrowedFd<'_>, number: i32) -> std::io::Result<()> {
+    /// Gives the thread that waits in this call a descriptor under this number; what it has under that is closed.
+    ///
+    /// # Errors
+    /// The kernel's: it is gone, or may have no such number.
+    pub fn give(&self, id: u64, fd: BorrowedFd<'_>, number: i32) -> std::io::Result<()> {
         let add = libc::seccomp_notif_addfd {
             id,
             flags: libc::SECCOMP_ADDFD_FLAG_SETFD as u32,

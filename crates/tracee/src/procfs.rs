@@ -171,6 +171,8 @@ pub struct Status {
     pub uid: [u32; 4],
     /// Real, effective, saved and file system group.
     pub gid: [u32; 4],
+    /// Its other groups.
+    pub groups: Vec<u32>,
     /// Number of threads.
     pub threads: u32,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
@@ -237,6 +239,7 @@ pub fn status(pid: i32) -> Result<Status> {
             b"TracerPid" => status.tracer = first()? as i32,
             b"Uid" => status.uid = four()?,
             b"Gid" => status.gid = four()?,
+            b"Groups" => status.groups = numbers().filter_map(|n| u32::try_from(n.ok()?).ok()).collect(),
             b"Threads" => status.threads = first()? as u32,
             b"Seccomp" => status.seccomp = first()? as u32,
             b"SigBlk" => status.blocked = hex(value).ok_or_else(bad)?,

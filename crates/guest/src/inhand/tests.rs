@@ -6,9 +6,13 @@ fn in_hand(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileWord) {
     (fd, FileWord::InHand(InHand { id: (1, inode), offset: 0, reads, writes }))
 }
 
+fn beside() -> Beside {
+    Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref())
+}
+
 fn files(words: &[(i32, FileWord)]) -> Files {
     let mut files = Files::default();
-    files.hear(words, None, true);
+    files.hear(words, None, true, &beside());
     files
 }
 
@@ -69,7 +73,7 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     assert_eq!(file.read(1, 2), Some(&b"bc"[..]));
     assert_eq!(file.read(4, 2), Some(&b"ef"[..]));
     assert_eq!(file.read(4, 3), None, "the rest is not here");
-    files.hear(&[(ME, FileWord::Changed)], None, true);
+    files.hear(&[(ME, FileWord::Changed)], None, true, &beside());
     assert_eq!(files.get(ME).unwrap().read(1, 2), None);
     files.filled(fill, Some(b"abcdef".to_vec()), true, now);
     files.distrust();
@@ -80,7 +84,7 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     files.filled(fill, Some(b"abcdef".to_vec()), true, now - 2 * TERM);
     let file = files.get(ME).unwrap();
     assert_eq!((file.read(0, 2).is_some(), file.read(2, 2)), (true, None), "long ago");
-    files.hear(&[(ME, FileWord::Steady)], Some(now), true);
+    files.hear(&[(ME, FileWord::Steady)], Some(now), true, &beside());
     assert_eq!(files.get(ME).unwrap().read(2, 2), Some(&b"cd"[..]), "home has looked again");
     // What may be changing is for the one read that has waited for it; so is what has become old on the way.
     for (steady, since) in [(false, now), (true, now - 2 * TERM)] {
@@ -170,13 +174,13 @@ fn one_file_under_two_descriptors_is_not_for_us_if_one_writes() {
     let mut two =
         files(&[in_hand(ME, 7, true, false), in_hand(4, 7, true, false), in_hand(5, 8, true, true)]);
     assert!(two.get(ME).is_some() && two.get(4).is_some() && two.get(5).is_some());
-    two.hear(&[in_hand(6, 7, false, true)], None, true);
+    two.hear(&[in_hand(6, 7, false, true)], None, true, &beside());
     assert!(two.get(ME).is_none() && two.get(4).is_none() && two.get(6).is_none() && two.get(5).is_some());
     let mut none = Files::default();
-    none.hear(&[in_hand(ME, 7, true, false)], None, false);
+    none.hear(&[in_hand(ME, 7, true, false)], None, false, &beside());
     assert!(none.get(ME).is_none(), "not alone");
     none.put_down();
-    none.hear(&[in_hand(ME, 7, true, false)], None, true);
+    none.hear(&[in_hand(ME, 7, true, false)], None, true, &beside());
     assert!(none.get(ME).is_none(), "about to leave");
 }
 

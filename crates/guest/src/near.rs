@@ -1,0 +1,181 @@
+//! Files of the guest's own node: there it has them open itself, and its kernel makes its calls on them.
+//!
+//! Home has such a file open through MFS, and says so of one that is in hand ([`FileWord::Near`](tern_migrate::message::FileWord)).
+//! When the guest first reads or writes it, the server of this node's files opens it under the rights that home names, and makes sure that it
+//! is that file; the guest gets a descriptor of that under its own number for it, and calls on it are let through. Nobody can change which
+//! descriptor a trapped call is about: it is in a register, and the process has one thread.
+//!
+//! A call that was let through is over when the program makes its next one, or stands in our hand; before that nobody can say what the offset
+//! is. So who is to leave in the middle of one is stopped for a moment first.
+//!
+//! So there is nothing to be read ahead, or written behind, and nothing that could be old. The offset is the kernel's, and goes home with
+//! each call that is made there, as that of other files in hand. A descriptor that is not in hand any more stays the guest's until its next call
+//! goes home: then another file takes its place, before that call can give it to a child. Calls on it go home whatever it is here.
+
+use crate::forward::Failed;
+use crate::inhand::Files;
+use crate::thread::Thread;
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{door, stream};
+use tern_ids::NodeId;
+use tern_migrate::message::{InHand, Place};
+use tern_tracee::listener::Notification;
+
+/// How long this node's server may take to open a file: all guests of the family wait for it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is beside the guests of a shim: their node, and the door of the server of its files.
+#[derive(Debug, Clone)]
+pub struct Beside {
+    node: NodeId,
+    door: Arc<Path>,
+}
+
+impl Beside {
+    /// Of a shim on this node, whose run directory this is.
+    #[must_use]
+    pub fn new(node: NodeId, run_dir: &Path) -> Self {
+        Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into() }
+    }
+}
+
+/// A file in hand that is this node's own.
+#[derive(Debug)]
+pub(crate) enum Near {
+    /// It can be opened there.
+    Offered(Box<Place>, Arc<Path>),
+    /// The guest has it open. The server knows of it until the socket is closed.
+    Open(OwnedFd, #[expect(dead_code, reason = "held")] UnixStream),
+}
+
+impl Near {
+    /// What home says is somewhere, if that is here.
+    pub(crate) fn offered(place: &Place, beside: &Beside) -> Option<Self> {
+        (place.node == beside.node).then(|| Self::Offered(Box::new(place.clone()), Arc::clone(&beside.door)))
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Self::Open(..))
+    }
+
+    /// Where the guest reads and writes it next.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        match self {
+            Self::Open(file, _) => rustix::fs::tell(file).ok(),
+            Self::Offered(..) => None,
+        }
+    }
+
+    pub(crate) fn seek(&self, to: u64) {
+        if let Self::Open(file, _) = self {
+            // Home's kernel has been there.
+            let _same_file = rustix::fs::seek(file, SeekFrom::Start(to));
+        }
+    }
+
+    /// Opens it.
+    fn open(&self, known: InHand) -> io::Result<Self> {
+        let Self::Offered(place, door) = self else { return Err(io::ErrorKind::AlreadyExists.into()) };
+        let flags = match (known.reads, known.writes) {
+            (_, false) => OFlags::RDONLY,
+            (false, true) => OFlags::WRONLY,
+            (true, true) => OFlags::RDWR,
+        };
+        let mut server = UnixStream::connect(door)?;
+        server.set_read_timeout(Some(PATIENCE))?;
+        server.set_write_timeout(Some(PATIENCE))?;
+        let (path, number, who) = (place.path.to_vec(), place.number, place.who.clone());
+        stream::write(&mut server, &ShimRequest::OpenFile { path, number, who, flags: flags.bits() })?;
+        match stream::read(&mut server)? {
+            ShimReply::Done => {}
+            ShimReply::Refused(refusal) => return Err(io::Error::other(refusal.message)),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        let file = door::receive(&server)?;
+        rustix::fs::seek(&file, SeekFrom::Start(known.offset))?;
+        Ok(Self::Open(file, server))
+    }
+}
+
+impl Thread {
+    /// Lets a call through on a file that is this node's own; false if it is not, or home is to make the call.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn passed_to_near(
+        &mut self,
+        trap: &Notification,
+        files: &mut Files,
+    ) -> std::result::Result<bool, Failed> {
+        let fd = trap.args[0] as i32;
+        let Some(file) = files.get(fd) else { return Ok(false) };
+        let Some(near) = file.near.as_ref().filter(|_| is_of_content(trap.nr)) else { return Ok(false) };
+        if !near.is_open() {
+            if !file.is_written() || self.errand.is_some() {
+                return Ok(false);
+            }
+            let opened = near.open(file.known).and_then(|near| {
+                if let Near::Open(own, _) = &near {
+                    self.listener.give(trap.id, own.as_fd(), fd)?;
+                }
+                Ok(near)
+            });
+            match opened {
+                Ok(near) => {
+                    file.near = Some(near);
+                    files.is_given(fd);
+                }
+                Err(error) => {
+                    tracing::info!(%error, fd, "a file of this node is read and written through home");
+                    file.near = None;
+                    return Ok(false);
+                }
+            }
+        }
+        self.talk.resumes = None;
+        files.pass();
+        self.pass(trap.id)?;
+        Ok(true)
+    }
+
+    /// Takes from the guest the descriptors of files that are not in hand any more. It waits in this call.
+    pub(crate) fn take_back(&self, trap: &Notification, files: &mut Files) {
+        for fd in files.take_stale() {
+            let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            // If it cannot be it is a descriptor that no call of the guest reaches.
+            let taken =
+                nothing.map_err(io::Error::from).and_then(|n| self.listener.give(trap.id, n.as_fd(), fd));
+            if let Err(error) = taken {
+                tracing::warn!(%error, fd, "a file stays open here");
+            }
+        }
+    }
+}
+
+/// Calls on an open file that are about its content and its offset, and about nothing else that home has.
+fn is_of_content(nr: u32) -> bool {
+    matches!(
+        i64::from(nr),
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_lseek
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_fadvise64
+    )
+}

@@ -1,0 +1,126 @@
+//! Files that are opened for guests of this node: a program of another node that works here on a file of ours gets that itself,
+//! and not what home sees of it through MFS (docs/design/direct.md).
+//!
+//! Its shim asks for it, by our door, and the same rules hold as for home: whoever it is has to get to the file step by step, as he
+//! would from there. The file counts as open, in a session of this node's own, until the shim has closed its socket; so other
+//! nodes believe nothing of what is written there.
+
+use super::acting::Acting;
+use super::perform::{Fault, Performance};
+use super::session::Session;
+use super::{Connected, Counted, MOST_CONNECTIONS, Serving, release};
+use crate::lock;
+use crate::message::{Answer, Caller, Deed, Name, Opened, ROOT, Release};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tern_control::door;
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{Refusal, RefusalKind};
+
+/// The session of this node's guests; those of mounted trees have numbers chosen at random.
+const GUESTS: [u8; 16] = [0; 16];
+
+/// A path is no deeper: each step costs.
+const DEEPEST: usize = 200;
+
+impl Serving {
+    /// Opens a file for a guest, in a thread of its own, which ends when the file is let go.
+    pub(super) fn open_for_guest(self: &Arc<Self>, caller: door::Caller) {
+        if self.connections.load(Ordering::Acquire) >= MOST_CONNECTIONS {
+            return caller.answer(&refusal("too many files are open for guests"));
+        }
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        let counted = Counted(self.clone());
+        let work = move || counted.0.serve_guest(caller);
+        if let Err(error) = std::thread::Builder::new().name("guest".into()).stack_size(256 << 10).spawn(work)
+        {
+            tracing::warn!(%error, "no thread for a guest's file");
+        }
+    }
+
+    fn serve_guest(&self, caller: door::Caller) {
+        let session = match self.guests() {
+            Ok(session) => session,
+            Err(error) => return caller.answer(&refusal(&error.to_string())),
+        };
+        let opened = match self.open_near(&session.0, caller.request()) {
+            Ok(opened) => opened,
+            Err(error) => return caller.answer(&refusal(&error.to_string())),
+        };
+        if let Some(file) = session.0.file(opened)
+            && let Ok(mut socket) = caller.give(file.fd.as_fd())
+        {
+            // However long its guest works on it.
+            let _until_it_is_closed = socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0]));
+        }
+        release::release(&session.0, &self.leases, Release::File(opened));
+    }
+
+    fn guests(&self) -> Result<Connected, Errno> {
+        let mut sessions = lock(&self.sessions);
+        let session = match sessions.get(&(self.node, GUESTS)) {
+            Some(session) => session.clone(),
+            None => {
+                let new = Session::new(&self.export, &self.budget)?;
+                sessions.insert((self.node, GUESTS), new.clone());
+                new
+            }
+        };
+        // Before the sessions can be tidied.
+        Ok(Connected::new(session))
+    }
+
+    fn open_near(&self, session: &Arc<Session>, request: &ShimRequest) -> Result<Opened, Errno> {
+        let ShimRequest::OpenFile { path, number, who, flags } = request else { return Err(Errno::INVAL) };
+        if !self.config.file.mfs.unwrap_or(true) {
+            return Err(Errno::ACCESS);
+        }
+        let (uid, gid, groups) = who.clone();
+        let mut acting = Acting::new();
+        acting.for_caller(&self.as_here(Caller { uid, gid, groups }))?;
+        let performance = Performance { session, export: &self.export, leases: &self.leases };
+        let perform = |deed| match performance.perform(deed, &[], &mut Vec::new()) {
+            Ok(answer) => Ok(answer),
+            Err(Fault::Errno(errno)) => Err(errno),
+            Err(Fault::Forgotten) => Err(Errno::STALE),
+        };
+        let names: Vec<Name> =
+            path.split(|byte| *byte == b'/').map(|n| OsStr::from_bytes(n).into()).collect();
+        if names.len() > DEEPEST {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let (mut at, mut is_it) = (ROOT, false);
+        for name in names {
+            let found = perform(Deed::Lookup { dir: at, name });
+            session.forget(at, u64::from(at != ROOT));
+            let Answer::Found(found) = found? else { return Err(Errno::IO) };
+            (at, is_it) = (found.object, found.attributes.key.number(self.node) == *number);
+        }
+        let flags = (OFlags::from_bits_retain(*flags) & OFlags::ACCMODE).bits();
+        let opened = if is_it { perform(Deed::Open { of: at, flags }) } else { Err(Errno::STALE) };
+        session.forget(at, u64::from(at != ROOT));
+        match opened? {
+            Answer::Opened(opened, is)
+                if is.key.number(self.node) == *number
+                    && FileType::from_raw_mode(is.mode) == FileType::RegularFile =>
+            {
+                Ok(opened)
+            }
+            Answer::Opened(opened, _) => {
+                release::release(session, &self.leases, Release::File(opened));
+                Err(Errno::STALE)
+            }
+            _ => Err(Errno::IO),
+        }
+    }
+}
+
+fn refusal(why: &str) -> ShimReply {
+    ShimReply::Refused(Refusal::new(RefusalKind::NotFound, why))
+}

@@ -1,0 +1,191 @@
+//! A guest on a file's own node has that file open itself: its calls on it are made there.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tern_tests::cluster::Cluster;
+use tern_tests::mover::wander;
+use tern_tests::programs::{Flavour, named};
+use tern_tests::running::{ANNOUNCE, Running};
+
+/// Does what it is told, on one open file, and says what became of it.
+const TOLD: &str = r#"
+import fcntl, os, sys
+file = None
+for line in sys.stdin:
+    word, *more = line.split()
+    said = ""
+    try:
+        if word == "open":
+            file = os.open(more[0], sum(getattr(os, flag) for flag in more[1].split("|")), 0o600)
+        elif word == "read":
+            said = os.read(file, int(more[0])).decode()
+        elif word == "write":
+            said = os.write(file, more[0].encode())
+        elif word == "seek":
+            said = os.lseek(file, int(more[0]), int(more[1]))
+        elif word == "fork":
+            if (child := os.fork()) == 0:
+                os.write(file, more[0].encode())
+                os._exit(0)
+            said = os.waitpid(child, 0)[1]
+        elif word == "lock":
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        elif word == "close":
+            said = os.close(file)
+    except OSError as error:
+        said = error.errno
+    print(word, said, flush=True)
+"#;
+
+fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
+    let cluster = Cluster::with_nodes(name, nodes)?;
+    cluster.run(1, &["mkdir", "-p", "/mfs"])?;
+    cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
+    cluster.run(2, &["mkdir", "-m", "777", "/tmp/near"])?;
+    Ok(cluster)
+}
+
+/// A program of node 1 on node 2, told what to do, and which files guests of node 2 have open there.
+struct Told<'a> {
+    cluster: &'a Cluster,
+    running: Running,
+}
+
+impl<'a> Told<'a> {
+    fn start(cluster: &'a Cluster, who: &[&str]) -> Result<Self> {
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh"]).args(who).args(["/usr/bin/python3", "-c", TOLD]);
+        let mut told = Self { cluster, running: Running::start(&mut command, false)? };
+        told.tell("hello", "hello")?;
+        let moved = cluster.migrate(told.running.pid, "2");
+        moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+        Ok(told)
+    }
+
+    fn tell(&mut self, words: &str, hears: &str) -> Result<()> {
+        self.running.type_in(&format!("{words}\n"))?;
+        self.running.hear(hears).with_context(|| format!("{words}: {}", self.running.so_far()))
+    }
+
+    fn open_there(&self) -> Result<String> {
+        let look = "for p in /proc/[0-9]*; do case $(tr '\\0' ' ' < $p/cmdline 2>/dev/null) in \
+                    tern:*) for f in $p/fd/*; do readlink $f; done;; esac; done; true";
+        let said = self.cluster.run(2, &["sh", "-c", look])?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+fn there(cluster: &Cluster, line: &str) -> Result<String> {
+    Ok(String::from_utf8_lossy(&cluster.run(2, &["sh", "-c", line])?).into_owned())
+}
+
+#[test]
+fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
+    let cluster = cluster("near", 2)?;
+    there(&cluster, "printf 0123456789abcdef > /tmp/near/a")?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
+    told.tell("read 4", "read 0123")?;
+    ensure!(told.open_there()?.contains("/tmp/near/a"), "it is not open there");
+    // What a program of that node does is seen at once, and the other way round.
+    there(&cluster, "printf XYZ | dd of=/tmp/near/a bs=1 seek=4 conv=notrunc status=none")?;
+    told.tell("read 4", "read XYZ7")?;
+    told.tell("write ----", "write 4")?;
+    ensure!(there(&cluster, "cat /tmp/near/a")? == "0123XYZ7----cdef");
+    told.tell("seek -2 2", "seek 14")?;
+    // Who is born has the same offset, and nobody has the file there any more.
+    told.tell("fork +++", "fork 0")?;
+    told.tell("seek 0 1", "seek 17")?;
+    ensure!(!told.open_there()?.contains("/tmp/near/a"), "it is open there, and shared");
+    ensure!(there(&cluster, "cat /tmp/near/a")? == "0123XYZ7----cd+++");
+    told.tell("close", "close")?;
+    // Where it goes its offset goes too.
+    told.tell("open /mfs/2/tmp/near/a O_RDONLY", "open ")?;
+    told.tell("read 5", "read 0123X")?;
+    ensure!(told.open_there()?.contains("/tmp/near/a"));
+    ensure!(cluster.migrate(told.running.pid, "home").is_ok());
+    told.tell("read 5", "read YZ7--")?;
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
+#[test]
+fn it_is_that_file_or_none_and_under_the_same_rights() -> Result<()> {
+    let cluster = cluster("nearrights", 2)?;
+    there(&cluster, "umask 0; for f in a b c d; do printf old$f > /tmp/near/$f; done")?;
+    let mut told =
+        Told::start(&cluster, &["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"])?;
+    for (file, meanwhile, near) in [
+        ("a", "true", true),
+        ("b", "chmod 0 /tmp/near/b", false),
+        ("c", "mv /tmp/near/c /tmp/near/away; printf new > /tmp/near/c", false),
+        ("d", "rm /tmp/near/d; ln -s /tmp/near/away /tmp/near/d", false),
+    ] {
+        told.tell(&format!("open /mfs/2/tmp/near/{file} O_RDWR"), "open ")?;
+        there(&cluster, meanwhile)?;
+        told.tell("read 10", &format!("read old{file}"))?;
+        let open = told.open_there()?;
+        ensure!(open.contains("/tmp/near/") == near, "{file}: {open}");
+        told.tell("write !", "write 1")?;
+        told.tell("close", "close")?;
+    }
+    ensure!(there(&cluster, "cat /tmp/near/[abc] /tmp/near/away")? == "olda!oldb!newoldc!");
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
+/// Its deputy waits in the kernel for an answer of MFS, and is to stand still for the move.
+#[test]
+fn who_waits_for_a_lock_can_be_moved() -> Result<()> {
+    let cluster = cluster("nearlock", 2)?;
+    let [mut holder, mut waiter] = [Told::start(&cluster, &[])?, Told::start(&cluster, &[])?];
+    for told in [&mut holder, &mut waiter] {
+        told.tell("open /mfs/2/tmp/near/a O_RDWR|O_CREAT", "open ")?;
+    }
+    holder.tell("lock", "lock")?;
+    let pid = waiter.running.pid;
+    for place in ["home", "2"] {
+        if place == "home" {
+            waiter.running.type_in("lock\n")?;
+        }
+        let waits = format!("until grep -q ^72 /proc/{pid}/syscall; do sleep 0.01; done");
+        cluster.run(1, &["timeout", "20", "sh", "-c", &waits]).context("it does not wait")?;
+        let moved = cluster.migrate(pid, place);
+        moved.map_err(|refused| anyhow::anyhow!("{place}: {}", refused.message))?;
+    }
+    holder.tell("close", "close")?;
+    waiter.running.hear("lock")?;
+    for mut told in [holder, waiter] {
+        told.running.close_input();
+        ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    }
+    Ok(())
+}
+
+/// Wherever it is: on the files' node it has them itself, elsewhere in hand.
+#[test]
+fn what_it_reads_and_writes_is_the_same_wherever_it_goes() -> Result<()> {
+    let program = named("inhand", Flavour::Dynamic)?;
+    let cluster = cluster("nearmoves", 3)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
+    command.env("TERN_SECONDS", "8").env("TERN_SCRATCH", "/mfs/2/tmp/near");
+    let mut running = Running::start(&mut command, false)?;
+    running.close_input();
+    let (pid, stop) = (running.pid, AtomicBool::new(false));
+    let (end, moves) = std::thread::scope(|scope| {
+        let mover = scope.spawn(|| wander(&cluster, pid, 3, &stop));
+        let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.scene(pid));
+        stop.store(true, Ordering::Relaxed);
+        (end, mover.join())
+    });
+    let (end, moves) = (end?, moves.map_err(|_panic| anyhow::anyhow!("the mover failed"))??);
+    ensure!(end.status == 0 && end.out == b"PASS\n", "{end:?}");
+    ensure!(moves.done >= 10 && moves.broken.is_empty(), "{moves:?}");
+    ensure!(there(&cluster, "ls /tmp/near")?.is_empty());
+    Ok(())
+}
