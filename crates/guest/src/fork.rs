@@ -117,6 +117,7 @@ impl Thread {
             i64::from(open.trap.nr) == libc::SYS_clone && open.trap.args[0] & libc::CLONE_FILES as u64 != 0;
         process.files.shared |= shares;
         member.process.files.shared = shares;
+        member.process.hot.allowed = process.hot.allowed;
         member.process.borrowed = args[0] & libc::CLONE_VM as u64 != 0;
         let first = Self::new(&member.process, (child, own_pid, host), Talk::default(), self.home_mask)?;
         member.threads.insert(child, first);

@@ -29,6 +29,8 @@ pub struct Files {
     confirmed: (u64, usize),
     /// Counts up when what was read ahead, or is being read, may be old.
     doubts: u64,
+    /// How often something was read ahead.
+    fills: u64,
     /// The process shares its descriptors with another one: no file is its own.
     pub shared: bool,
     /// They are being put down: none is taken in hand.
@@ -49,6 +51,8 @@ pub(crate) struct OpenFile {
     behind: Vec<(u64, Vec<u8>)>,
     /// It is put down as soon as home has everything.
     leaves: bool,
+    /// Only the stub's table knows its offset, and what was written (`lending.rs`).
+    lent: bool,
 }
 
 /// What was read ahead.
@@ -63,6 +67,8 @@ struct Ahead {
     since: Instant,
     /// That read has had it.
     used: bool,
+    /// Which one it is of all.
+    number: u64,
 }
 
 /// A piece of a file that is wanted.
@@ -346,7 +352,9 @@ impl Files {
             file.window.1 = FIRST;
         }
         let end = (bytes.len() as u64) < fill.length;
-        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false });
+        self.fills += 1;
+        let number = self.fills;
+        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false, number });
     }
 }
 
@@ -373,11 +381,12 @@ impl OpenFile {
             window: (known.offset, FIRST),
             behind: Vec::new(),
             leaves: false,
+            lent: false,
         }
     }
 
     fn is_clean(&self) -> bool {
-        self.behind.is_empty() && self.home == self.known.offset
+        !self.lent && self.behind.is_empty() && self.home == self.known.offset
     }
 
     /// Whether nothing of it is ours any more.
@@ -431,5 +440,6 @@ impl OpenFile {
     }
 }
 
+pub(crate) mod lending;
 #[cfg(test)]
 mod tests;
