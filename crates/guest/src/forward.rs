@@ -224,6 +224,7 @@ impl Thread {
         if restart::is(ret) {
             return Ok(self.answer_restart(id, ret)?);
         }
+        process.lend_again()?;
         Ok(self.reply(id, ret)?)
     }
 

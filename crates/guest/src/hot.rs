@@ -166,6 +166,11 @@ impl Hot {
             self.last = free.unwrap_or(1 - self.last);
             self.slots[self.last] = Slot { fd, ..Slot::default() };
         }
+        self.lend_again(files, memory, reserve)
+    }
+
+    /// Lends anew what of those that it had is in hand.
+    fn lend_again(&mut self, files: &mut Files, memory: &Memory, reserve: Reserve) -> Result<()> {
         let mut table = [0; stub::RECORDS];
         let mut taken = 0;
         for (at, slot) in self.slots.iter_mut().enumerate() {
@@ -343,6 +348,18 @@ impl Process {
             self.cool();
         }
         Ok(())
+    }
+
+    /// Before the answer to a call that home has made, about which everything has been heard: what the stub had it has again.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn lend_again(&mut self) -> Result<()> {
+        let Self { hot, files, memory, reserve, .. } = self;
+        if !hot.slots.iter().any(|slot| slot.fd >= 0) {
+            return Ok(());
+        }
+        hot.lend_again(files, memory, *reserve)
     }
 
     /// Its code is as it was, before anybody else has it. Its thread is as for [`take_back`](Self::take_back).
