@@ -451,3 +451,6 @@ impl Member {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -185,7 +185,7 @@ impl Room {
         let from = code.start.checked_add(end.checked_sub(code.offset)?)?.checked_next_multiple_of(16)?;
         let last_page = code.end.checked_sub(PAGE)?;
         (last_page < from && from < code.end)
-            .then(|| Self { code: code.start..code.end, free: from..code.end })
+            .then_some(Self { code: code.start..code.end, free: from..code.end })
     }
 
     /// Whether this address is in the same code.
