@@ -134,7 +134,7 @@ impl Hot {
         let table = reserve.start + stub::TABLE;
         let code = reserve.start + stub::CODE;
         if self.sites.is_empty() {
-            memory.write_forced(code, stub::code())?;
+            self.allowed = memory.write_forced(code, stub::code()).is_ok();
             memory.write(table, &[0; stub::RECORDS])?;
             self.slots = <[Slot; 2]>::default();
         }
@@ -142,7 +142,7 @@ impl Hot {
         let Some(site) = Site::new(shape, hop, record, table) else { return Ok(()) };
         let Some(bytes) = site.record(code) else { return Ok(()) };
         memory.write(record, &bytes)?;
-        if site.place(memory)? {
+        if self.allowed && site.place(memory) {
             tracing::debug!(pid = memory.pid(), site = behind, nr, "calls without a stop");
             self.sites.push(site);
         }

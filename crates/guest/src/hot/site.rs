@@ -134,16 +134,20 @@ impl Site {
         inside.map(|inside| inside > 0)
     }
 
-    /// Lets it lead to the stub. Its thread is in a trap, and there is no other.
-    pub(super) fn place(&self, memory: &Memory) -> Result<bool> {
+    /// Lets it lead to the stub; false if that cannot be, and then all is as it was. Its thread is in a trap, and there is no
+    /// other.
+    pub(super) fn place(&self, memory: &Memory) -> bool {
         let mut now = vec![0xff; self.hop_bytes.len()];
-        memory.read(self.hop, &mut now)?;
-        if now.iter().any(|byte| *byte != 0) {
-            return Ok(false);
+        if memory.read(self.hop, &mut now).is_err() || now.iter().any(|byte| *byte != 0) {
+            return false;
         }
-        memory.write_forced(self.hop, &self.hop_bytes)?;
-        memory.write_forced(self.shape.start, &self.jump)?;
-        Ok(true)
+        // A kernel may be told to let nobody write to code (proc_mem.force_override).
+        let placed = memory.write_forced(self.hop, &self.hop_bytes).is_ok()
+            && memory.write_forced(self.shape.start, &self.jump).is_ok();
+        if !placed {
+            self.restore(memory);
+        }
+        placed
     }
 
     /// Puts back what was there. What is there now may be another file by now, or nothing: that is left alone.
