@@ -130,7 +130,7 @@ source, sink = os.open("/tmp/stopped-in", os.O_RDONLY), os.open("/tmp/stopped-ou
 print("copies", flush=True)
 while piece := os.read(source, 100):
     os.write(sink, piece)
-    sum(range(100_000))
+    sum(range(300_000))
 "#;
 
 /// What it has written behind is in the file though it is stopped, and it leaves: its files are put down first.

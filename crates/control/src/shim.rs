@@ -27,6 +27,8 @@ pub struct ShimStart {
     pub give_up_after: u32,
     /// How nice guests are to the node's own processes: 0 to 19.
     pub guest_nice: u8,
+    /// Whether often used calls of guests on their files are made without a stop.
+    pub hot_calls: bool,
     /// How many CPUs all guests of the node may use together; `None` is all.
     pub guest_cpus: Option<f64>,
 }

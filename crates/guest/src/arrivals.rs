@@ -167,6 +167,7 @@ impl Family {
     fn live(&mut self, pid: HomePid, epoch: tern_ids::Epoch, frozen: Instant) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
         member.be_nice(self.start.guest_nice.into());
+        member.process.hot.allowed = self.start.hot_calls;
         member.go_on()?;
         let frozen_us = frozen.elapsed().as_micros() as u64;
         let threads: Vec<_> = member.threads.values().map(|t| (t.tid, t.host, t.home_mask)).collect();

@@ -34,7 +34,8 @@ use tern_wire::Link;
 /// How long what is written may wait for an occasion to go home.
 const SOON: Duration = Duration::from_secs(1);
 /// Offsets beyond this are home's to judge: not all file systems know them.
-const FAR: u64 = 1 << 33;
+const FAR: u64 = 1 << FAR_BITS;
+pub(crate) const FAR_BITS: u32 = 33;
 
 /// What is asked of home for files in hand, while the thread waits or runs on.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Thread {
             let to = base.and_then(|base| base.checked_add_signed(second.cast_signed()));
             let Some(to) = to.filter(|to| *to < FAR) else { return Ok(false) };
             file.known.offset = to;
-            return self.answer_here(trap, to.cast_signed());
+            return self.answer_here(trap, to.cast_signed(), process);
         }
         let transfer = match nr {
             libc::SYS_read | libc::SYS_write => Transfer { fd, place: file.known.offset, moves: true },
@@ -104,8 +105,13 @@ impl Thread {
         }
     }
 
-    fn answer_here(&mut self, trap: &Notification, ret: i64) -> Done {
+    fn answer_here(&mut self, trap: &Notification, ret: i64, process: &mut Process) -> Done {
         self.talk.resumes = None;
+        let Process { hot, files, memory, reserve, borrowed, .. } = process;
+        if !*borrowed {
+            hot.made(trap.ip, trap.nr, memory, *reserve)?;
+            hot.lend(trap.args[0] as i32, files, memory, *reserve)?;
+        }
         self.reply(trap.id, ret)?;
         Ok(true)
     }
@@ -130,7 +136,7 @@ impl Thread {
         if moves {
             file.known.offset = place + length;
         }
-        self.answer_here(trap, length.cast_signed())
+        self.answer_here(trap, length.cast_signed(), process)
     }
 
     fn write_here(
@@ -153,7 +159,7 @@ impl Thread {
             file.known.offset = place + count;
         }
         process.files.write(fd, place, bytes);
-        self.answer_here(trap, count.cast_signed())
+        self.answer_here(trap, count.cast_signed(), process)
     }
 
     /// The trap is taken again when home has done what it needs.
@@ -263,6 +269,10 @@ impl Member {
     /// # Errors
     /// If home is out of reach.
     pub fn put_files_down(&mut self, home: Option<&mut Link>) -> Done {
+        self.process.files.put_down();
+        if !self.recall()? {
+            return Ok(false);
+        }
         let Self { process, threads } = self;
         if threads.values().all(|thread| thread.standing.is_some()) {
             process.files.is_back();
@@ -289,7 +299,8 @@ impl Member {
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
-        self.process.files.waits().filter(|_| !thread.awaits_home()).map(|since| since + SOON)
+        let waits = self.process.files.waits().filter(|_| !thread.awaits_home()).map(|since| since + SOON);
+        waits.into_iter().chain(self.lent_until()).min()
     }
 
     /// Writes what has waited long enough.
@@ -297,7 +308,9 @@ impl Member {
     /// # Errors
     /// If home is out of reach.
     pub fn write_behind(&mut self, home: Option<&mut Link>) -> std::result::Result<(), Failed> {
-        let due = self.due().is_some_and(|due| due <= Instant::now());
+        self.recall_what_is_due()?;
+        let waits = self.process.files.waits().map(|since| since + SOON);
+        let due = waits.is_some_and(|due| due <= Instant::now());
         let Self { process, threads } = self;
         match threads.values_mut().next().filter(|_| due) {
             Some(thread) => thread.send_errand(None, process, home),
@@ -309,6 +322,8 @@ impl Member {
     pub fn take_words(&mut self, tid: HomePid, result: &CallResult, beside: &Beside) -> bool {
         let Self { process, threads } = self;
         let alone = threads.len() == 1 && matches!(process.state, State::Running);
+        // If it is gone that is found soon.
+        let _gone = process.hot.revoke(&process.memory, process.reserve);
         threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone, beside))
     }
 

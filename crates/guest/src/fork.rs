@@ -117,6 +117,9 @@ impl Thread {
             i64::from(open.trap.nr) == libc::SYS_clone && open.trap.args[0] & libc::CLONE_FILES as u64 != 0;
         process.files.shared |= shares;
         member.process.files.shared = shares;
+        member.process.hot.allowed = process.hot.allowed;
+        // Who runs beside it in the same memory runs the same code.
+        process.hot.allowed &= args[0] & (libc::CLONE_VM | libc::CLONE_VFORK) as u64 != libc::CLONE_VM as u64;
         member.process.borrowed = args[0] & libc::CLONE_VM as u64 != 0;
         let first = Self::new(&member.process, (child, own_pid, host), Talk::default(), self.home_mask)?;
         member.threads.insert(child, first);

@@ -42,6 +42,7 @@ impl Thread {
         process: &mut Process,
         mut home: Option<&mut Link>,
     ) -> Sent {
+        process.take_back()?;
         if i64::from(trap.nr) == libc::SYS_clone3 {
             match crate::clone::as_clone(&trap.args, &process.memory) {
                 Ok(args) => (trap.nr, trap.args) = (libc::SYS_clone as u32, args),
@@ -52,6 +53,9 @@ impl Thread {
             return Ok(self.halt_at(&trap, process)?);
         }
         let route = route(trap.nr, &trap.args);
+        if matches!(route, Route::Both(Special::Fork | Special::Thread)) {
+            process.cool();
+        }
         if !matches!(route, Route::Here | Route::Refuse(_)) && self.takes_signal_first() {
             return Ok(self.reply(trap.id, self.before_its_call())?);
         }
@@ -221,6 +225,7 @@ impl Thread {
         if restart::is(ret) {
             return Ok(self.answer_restart(id, ret)?);
         }
+        process.lend_again()?;
         Ok(self.reply(id, ret)?)
     }
 

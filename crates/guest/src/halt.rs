@@ -154,6 +154,7 @@ impl Thread {
             let stopped = stop::wait_stop(self.host)?;
             match stopped.stop {
                 Stop::Interrupt => {
+                    self.leave_stub(&stopped, process)?;
                     self.mend_unreceived(&stopped)?;
                     // Only this kernel could continue a futex wait with a time limit: it begins anew.
                     let mut registers = stopped.registers()?;

@@ -34,6 +34,8 @@ pub struct Files {
     stale: Vec<i32>,
     /// The program may be in a call that was let through: its offset is not what it will be.
     passed: bool,
+    /// How often something was read ahead.
+    fills: u64,
     /// The process shares its descriptors with another one: no file is its own.
     pub shared: bool,
     /// They are being put down: none is taken in hand.
@@ -56,6 +58,8 @@ pub(crate) struct OpenFile {
     leaves: bool,
     /// It is this node's own.
     pub(crate) near: Option<Near>,
+    /// Only the stub's table knows its offset, and what was written (`lending.rs`).
+    lent: bool,
 }
 
 /// What was read ahead.
@@ -70,6 +74,8 @@ struct Ahead {
     since: Instant,
     /// That read has had it.
     used: bool,
+    /// Which one it is of all.
+    number: u64,
 }
 
 /// A piece of a file that is wanted.
@@ -405,7 +411,9 @@ impl Files {
             file.window.1 = FIRST;
         }
         let end = (bytes.len() as u64) < fill.length;
-        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false });
+        self.fills += 1;
+        let number = self.fills;
+        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false, number });
     }
 }
 
@@ -433,6 +441,7 @@ impl OpenFile {
             behind: Vec::new(),
             leaves: false,
             near: None,
+            lent: false,
         }
     }
 
@@ -444,7 +453,7 @@ impl OpenFile {
     }
 
     fn is_clean(&self) -> bool {
-        self.behind.is_empty() && self.home == self.offset()
+        !self.lent && self.behind.is_empty() && self.home == self.offset()
     }
 
     fn is_near(&self) -> bool {
@@ -512,5 +521,6 @@ impl OpenFile {
     }
 }
 
+pub(crate) mod lending;
 #[cfg(test)]
 mod tests;

@@ -35,6 +35,7 @@ pub mod foreign;
 pub mod fork;
 pub mod forward;
 pub mod halt;
+pub mod hot;
 pub mod inhand;
 pub mod member;
 mod messages;

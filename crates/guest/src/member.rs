@@ -4,6 +4,7 @@ use crate::arrive::Arriving;
 use crate::cpu::{AtHome, Meter};
 use crate::depart::Departing;
 use crate::foreign::Foreign;
+use crate::hot::Hot;
 use crate::inhand::Files;
 use crate::space::Shown;
 use crate::thread::Thread;
@@ -72,6 +73,8 @@ pub struct Process {
     pub at_home: AtHome,
     /// Its files in hand.
     pub files: Files,
+    /// What of its calls on them is made without a stop.
+    pub hot: Hot,
     /// It runs in its parent's memory, after a vfork.
     pub borrowed: bool,
     /// When it began here.
@@ -168,6 +171,7 @@ impl Member {
             queued: VecDeque::new(),
             at_home: AtHome::default(),
             files: Files::default(),
+            hot: Hot::default(),
             borrowed: false,
             since: Instant::now(),
             meter: Meter::begin(host, CpuTime::default())?,

@@ -2,7 +2,7 @@
 
 use crate::family::Family;
 use crate::forward::Failed;
-use crate::member::{Member, State};
+use crate::member::{Member, Process, State};
 use crate::thread::OpenCall;
 use std::time::Instant;
 use tern_ids::HomePid;
@@ -137,6 +137,8 @@ impl Family {
             Message::Before(number, returned) => {
                 if let Some(member) = self.members.get_mut(&pid) {
                     member.process.files.confirm(*number, returned);
+                    let Process { hot, memory, reserve, .. } = &mut member.process;
+                    hot.revoke(memory, *reserve)?;
                 }
                 Ok(())
             }
@@ -160,13 +162,10 @@ impl Family {
                 thread.take_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
             }
             Message::Signal(count, info) => {
-                let member = self.members.get_mut(&pid);
-                let thread = member.and_then(|Member { process, threads }| {
-                    // Whoever has sent it may have changed a file before.
-                    process.files.distrust();
-                    threads.get_mut(&tid)
-                });
-                match (thread, Siginfo::try_from(info.as_slice())) {
+                let Some(Member { process, threads }) = self.members.get_mut(&pid) else { return Ok(()) };
+                // Whoever has sent it may have changed a file before.
+                process.distrust()?;
+                match (threads.get_mut(&tid), Siginfo::try_from(info.as_slice())) {
                     (Some(thread), Ok(info)) => Ok(thread.raise(*count, info)?),
                     _ => Ok(()),
                 }
@@ -227,7 +226,7 @@ impl Family {
     fn job_control(&mut self, pid: HomePid, stop: bool) -> Result<(), Failed> {
         let Some(member) = self.members.get_mut(&pid) else { return Ok(()) };
         member.process.held = stop;
-        member.process.files.distrust();
+        member.process.distrust()?;
         if !stop && matches!(member.process.state, State::Running) {
             member.go_on()?;
         }

@@ -123,6 +123,11 @@ impl Thread {
     /// # Errors
     /// If the guest is gone.
     pub fn deliver(&mut self, stopped: Stopped, signal: i32, process: &mut Process) -> Result<()> {
+        let copied = self.leave_stub(&stopped, process)?;
+        if copied && is_fault(signal) && code(&stopped.siginfo()?) > 0 {
+            // It makes the call itself now, whose arguments are no good.
+            return self.run_on(stopped, process);
+        }
         let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
         if waits && process.stands_in_vdso(&stopped)? {
             let stopped = process.out_of_vdso(stopped)?;

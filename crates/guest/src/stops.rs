@@ -183,6 +183,10 @@ fn take_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> te
     match stopped.stop {
         Stop::Signal(signal) => thread.deliver(stopped, signal, process),
         _ if thread.forking.is_some() => stopped.to_call(),
+        Stop::Interrupt => {
+            thread.hand_back(&stopped, process)?;
+            stopped.resume(0)
+        }
         _ => stopped.resume(0),
     }
 }

@@ -73,6 +73,9 @@ pub struct File {
     /// How nice guests are to this node's own processes: 0, as these, to 19; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_nice: Option<u8>,
+    /// Whether often used calls of guests on their files are made without a stop (docs/design/direct.md); false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hot_calls: Option<bool>,
     /// How many of this node's CPUs its guests may use together, as 1.5; all. It takes control groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_cpus: Option<f64>,
@@ -140,6 +143,8 @@ pub struct Config {
     pub guests: bool,
     /// How nice guests are: 0 to 19.
     pub guest_nice: u8,
+    /// Whether often used calls of guests on their files are made without a stop.
+    pub hot_calls: bool,
     /// CPUs that guests may use together; `None` is all.
     pub guest_cpus: Option<f64>,
     /// MiB that guests may have together; `None` is all.
@@ -223,6 +228,7 @@ impl Config {
             stop_within: file.stop_within.unwrap_or(60),
             guests: file.guests.unwrap_or(true),
             guest_nice: file.guest_nice.unwrap_or(5),
+            hot_calls: file.hot_calls.unwrap_or_else(hot_by_environment),
             guest_cpus: file.guest_cpus,
             guest_memory: file.guest_memory,
             owner_share: file.owner_share,
@@ -237,6 +243,11 @@ impl Config {
             file,
         })
     }
+}
+
+/// What holds where `ternd.toml` is silent. Tests run both ways.
+fn hot_by_environment() -> bool {
+    env::var_os("TERN_HOT_CALLS").is_some_and(|value| value == "1")
 }
 
 fn is_root() -> bool {

@@ -167,6 +167,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         suspend_after: config.suspend_after,
         give_up_after: config.give_up_after,
         guest_nice: config.guest_nice,
+        hot_calls: config.hot_calls,
         guest_cpus: config.guest_cpus,
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
