@@ -101,6 +101,11 @@ pub enum ShimRequest {
         /// One sentence for who misses them.
         why: String,
     },
+    /// To the server of a node's files only: let others at them, or not. (`Done`.)
+    Files {
+        /// They may.
+        open: bool,
+    },
     /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
     /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
     Connection,

@@ -15,6 +15,7 @@ mod fuse;
 mod handle;
 mod inode;
 mod locks;
+mod magic;
 mod map;
 mod peer;
 mod people;
@@ -68,7 +69,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
     let common =
         Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
-    let tree = Arc::new(Tree::new(common, config.run_dir.clone()));
+    let tree = Arc::new(Tree::new(common, config.run_dir.clone(), config.admin_tree.clone()));
     let forgetting = tree.forgetting.clone();
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);
