@@ -13,6 +13,7 @@
 //! must outlive ternd is in files or in the shims.
 #![deny(unsafe_code)]
 
+mod admin;
 mod admit;
 mod balancing;
 mod cluster;

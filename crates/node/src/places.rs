@@ -4,7 +4,7 @@
 //! when a choice was made is kept with it, so that what a parent chooses later is not its child's: to a clock tick of 10 ms.
 //! Who descends from one that has ended is remembered by what was seen at the last look, each second.
 //!
-//! One small file for each process that has chosen, so that a restarted ternd knows them.
+//! One small file for each process that has chosen, and one for those who have it from others, so that a restarted ternd knows them.
 
 use crate::files;
 use crate::procfs::process;
@@ -22,7 +22,10 @@ const MOST_CHOICES: usize = 32;
 /// So many processes that have chosen, of each kind.
 const MOST: usize = 65_536;
 
-/// No file is longer.
+/// What processes have from their parents, in one file.
+const INHERITED: &str = "inherited";
+
+/// No other file is longer.
 const MOST_TEXT: usize = 4096;
 
 /// No tree of processes is deeper; one that moves to another parent while we climb must not lead us round for ever.
@@ -90,11 +93,16 @@ impl Places {
         let directory = run_dir.join(name);
         fs::create_dir_all(&directory)?;
         let mut known = Known::default();
-        for file in fs::read_dir(&directory)?.flatten() {
+        let text = files::read_bounded(&directory.join(INHERITED), MOST * 64).unwrap_or_default();
+        let rows: Vec<(i32, u64, u16)> = serde_json::from_str(&text).unwrap_or_default();
+        let lives = |(pid, start, _): &(i32, u64, u16)| process(*pid).is_some_and(|now| now.start == *start);
+        let living = rows.into_iter().filter(lives);
+        known.inherited = living.map(|(pid, start, node)| ((pid, start), node)).collect();
+        for file in fs::read_dir(&directory)?.flatten().filter(|file| file.file_name() != INHERITED) {
             let read = file.file_name().to_str().and_then(|name| name.parse().ok()).and_then(|pid| {
                 let text = files::read_bounded(&file.path(), MOST_TEXT).ok()?;
                 let choices: Choices = serde_json::from_str(&text).ok()?;
-                lives(pid, &choices).then_some((pid, choices))
+                has_chosen(pid, &choices).then_some((pid, choices))
             });
             match read {
                 Some((pid, choices)) => drop(known.chosen.insert(pid, choices)),
@@ -149,25 +157,31 @@ impl Places {
         if known.chosen.is_empty() && known.inherited.is_empty() {
             return;
         }
+        self.sweep(&mut known);
         let found: HashMap<i32, Relative> =
             all.iter().map(|one| (one.pid, Relative { parent: one.parent, start: one.start })).collect();
         let inherits = |one: &tern_load::Process| {
             let key = (one.pid, one.start);
-            if let Some(node) = known.inherited.get(&key) {
-                return Some((key, *node));
-            }
             // What it has chosen itself is not from its parents.
-            let node = known.climb(one.parent, one.start, |at| found.get(&at).copied())?;
-            Some((key, node))
+            let from_parents = || known.climb(one.parent, one.start, |at| found.get(&at).copied());
+            Some((key, known.inherited.get(&key).copied().or_else(from_parents)?))
         };
-        let inherited = all.iter().filter_map(inherits).collect();
+        let inherited: HashMap<_, _> = all.iter().filter_map(inherits).take(MOST).collect();
+        if inherited == known.inherited {
+            return;
+        }
+        let rows: Vec<(i32, u64, u16)> =
+            inherited.iter().map(|((pid, start), node)| (*pid, *start, *node)).collect();
+        let text = serde_json::to_string(&rows).unwrap_or_default();
+        if let Err(error) = files::replace(&self.directory.join(INHERITED), &text, 0o600) {
+            tracing::warn!(%error, "what processes have from their parents is not written down");
+        }
         known.inherited = inherited;
-        self.sweep(&mut known);
     }
 
     /// Forgets processes that have ended.
     fn sweep(&self, known: &mut Known) {
-        let ended = known.chosen.iter().filter(|(pid, choices)| !lives(**pid, choices));
+        let ended = known.chosen.iter().filter(|(pid, choices)| !has_chosen(**pid, choices));
         let ended: Vec<i32> = ended.map(|(pid, _)| *pid).collect();
         for pid in ended {
             known.chosen.remove(&pid);
@@ -180,7 +194,7 @@ fn relative(pid: i32) -> Option<Relative> {
     process(pid).map(|found| Relative { parent: found.parent, start: found.start })
 }
 
-fn lives(pid: i32, choices: &Choices) -> bool {
+fn has_chosen(pid: i32, choices: &Choices) -> bool {
     process(pid).is_some_and(|found| found.start == choices.start)
 }
 
@@ -267,13 +281,17 @@ mod tests {
         let parent = Sleeper::new();
         places.choose(parent.pid(), Some(NodeId(5))).unwrap();
         let start = process(parent.pid()).unwrap().start;
-        let (pid, kid) = (parent.pid(), 5_000_001);
-        places.look(&[of(pid, start, 1), of(kid, u64::MAX, pid)]);
+        // This process stands for a child of it that has started later.
+        let (pid, kid) = (parent.pid(), std::process::id() as i32);
+        let kid_start = process(kid).unwrap().start;
+        lock(&places.now).chosen.get_mut(&pid).unwrap().made[0].0 = kid_start;
+        places.look(&[of(pid, start, 1), of(kid, kid_start, pid)]);
         drop(parent);
-        places.look(&[of(kid, u64::MAX, 1)]);
-        assert_eq!(lock(&places.now).inherited.get(&(kid, u64::MAX)), Some(&5));
+        places.look(&[of(kid, kid_start, 1)]);
+        assert_eq!(places.of(kid), Some(NodeId(5)));
         assert!(lock(&places.now).chosen.is_empty(), "it has ended");
-        assert!(fs::read_dir(dir.0.join("selected")).unwrap().next().is_none());
+        assert_eq!(fs::read_dir(dir.0.join("selected")).unwrap().count(), 1);
+        assert_eq!(Places::open(&dir.0, "selected").unwrap().of(kid), Some(NodeId(5)));
         places.look(&[]);
         assert!(lock(&places.now).inherited.is_empty());
     }
