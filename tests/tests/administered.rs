@@ -1,7 +1,7 @@
 //! The administration's tree, with cat and echo, as who has used MOSIX knows it.
 #![forbid(unsafe_code)]
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
@@ -51,14 +51,14 @@ struct Program {
 }
 
 impl Program {
-    fn start(cluster: &Cluster, who: &str, line: &str) -> Self {
+    fn start(cluster: &Cluster, who: &str, line: &str) -> Result<Self> {
         let mut command: Command = cluster.command(1, "sh");
         command.args(["-c", &format!("exec {who} sh -c 'echo $$; exec {line}'")]);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
         let mut pid = String::new();
-        let out = child.stdout.as_mut().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut pid).unwrap();
-        Self { pid: pid.trim().parse().unwrap(), child }
+        let out = child.stdout.as_mut().context("no pipe")?;
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut pid)?;
+        Ok(Self { pid: pid.trim().parse()?, child })
     }
 }
 
@@ -148,7 +148,7 @@ fn nodes_are_shown_and_steered() {
 #[test]
 fn processes_are_moved_and_told() {
     let cluster = up("admproc").unwrap();
-    let program = Program::start(&cluster, "", "sleep 1000");
+    let program = Program::start(&cluster, "", "sleep 1000").unwrap();
     let (pid, dir) = (program.pid, format!("/run/mosix/proc/{}", program.pid));
     let at = |node: u16, line: &str| sh(&cluster, node, &line.replace("DIR", &dir));
     let here = |line: &str| at(1, line);
@@ -183,7 +183,7 @@ fn processes_are_moved_and_told() {
         here(&format!("{NOBODY} sh -c 'echo 2 > DIR/migrate; echo 2 > DIR/selected; echo 0 > DIR/lock'"));
     assert_eq!(refused.matches("Permission denied").count(), 3, "{refused}");
     // A user's own is his.
-    let own = Program::start(&cluster, NOBODY, "sleep 1000");
+    let own = Program::start(&cluster, NOBODY, "sleep 1000").unwrap();
     let line = format!(
         "{NOBODY} sh -c 'cd /run/mosix/proc/{}; echo 2 > migrate; cat where; echo 0 > migrate; cat where'",
         own.pid
@@ -231,7 +231,7 @@ fn a_process_moves_itself_and_what_it_selects_is_inherited() {
 #[test]
 fn nothing_hangs_and_nothing_is_left() {
     let cluster = up("admgone").unwrap();
-    let program = Program::start(&cluster, "", "sleep 1000");
+    let program = Program::start(&cluster, "", "sleep 1000").unwrap();
     let serving = "pgrep -x tern-admin";
     let first = sh(&cluster, 1, serving);
     // Without ternd it says so at once, and it is there again with the next one.

@@ -2,10 +2,11 @@
 //! write, at `/run/mosix`.
 //!
 //! ```text
-//!  cat, echo ─▶ kernel ─FUSE─▶ fuse ─▶ item    what a path is, as a number
-//!                               ├────▶ show    what a file says
-//!                               └────▶ order   what is written to it asks for
-//!                                        └──▶ asking ──For that user──▶ ternd
+//!  cat, echo ─▶ kernel ─FUSE─▶ fuse ─▶ tree
+//!                                      ├▶ item    what a path is, as a number
+//!                                      ├▶ show    what a file says
+//!                                      └▶ order   what is written to it asks for
+//!                                           └▶ asking ──for that user──▶ ternd
 //! ```
 //! A process of its own (`tern-admin`), which ternd starts and starts anew. It remembers nothing that matters: all that is shown
 //! is asked of ternd there and then, and without ternd the answer is `ENOTCONN`, at once.
@@ -21,6 +22,7 @@ mod mount;
 mod order;
 mod show;
 mod tasks;
+mod tree;
 mod waiting;
 
 pub use mount::{Mounted, mount, unmount};

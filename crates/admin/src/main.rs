@@ -39,7 +39,7 @@ fn run(words: Words) -> Result<()> {
     let directory = words.config.map_or_else(config::config_dir, Ok)?;
     let config = Config::load(&directory)?;
     let at = config.admin_tree.clone().context("admin_tree in ternd.toml names no place")?;
-    let _only_one = only_one(&config.admin_lock())?;
+    let _only_one = only_one(&config.admin_lock(), &at)?;
     let mounted = tern_admin::mount(&config.run_dir, &at)?;
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
     let place = mounted.at().to_owned();
@@ -58,13 +58,13 @@ fn run(words: Words) -> Result<()> {
     served
 }
 
-/// Holds the lock, in which our number stands; the kernel lets go of it however this process ends.
-fn only_one(path: &Path) -> Result<File> {
+/// Holds the lock, in which our number and the tree's place stand; the kernel lets go of it however this process ends.
+fn only_one(path: &Path, at: &Path) -> Result<File> {
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o644).open(path)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)
         .with_context(|| format!("another one holds {}", path.display()))?;
     file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())?;
+    writeln!(file, "{}\n{}", std::process::id(), at.display())?;
     Ok(file)
 }
 

@@ -1,6 +1,6 @@
 //! Mounting the tree, and unmounting it.
 
-use crate::fuse::Tree;
+use crate::tree::Tree;
 use anyhow::{Context, Result};
 use fuser::{Session, SessionACL};
 use rustix::fs::{Mode, OFlags};

@@ -50,7 +50,7 @@ pub(crate) fn guest_name(rows: &[ProcessRow], row: &ProcessRow) -> String {
 /// A process of this node.
 pub(crate) fn process(ternd: &Ternd, pid: HomePid) -> Result<ProcessRow, Errno> {
     match ternd.ask(&Request::Process { pid }) {
-        Ok(Reply::Process(row)) => Ok(row),
+        Ok(Reply::Process(row)) => Ok(*row),
         Ok(_) => Err(Errno::IO),
         Err(Errno::NXIO) => Err(Errno::SRCH),
         Err(errno) => Err(errno),

@@ -253,7 +253,7 @@ pub enum Reply {
     /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
     /// To `Process`.
-    Process(ProcessRow),
+    Process(Box<ProcessRow>),
     /// To `Place`; none: nothing was chosen, which is the process' home.
     Place(Option<NodeId>),
     /// To `Cluster`.

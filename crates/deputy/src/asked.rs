@@ -55,7 +55,7 @@ impl Family {
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
                 ShimRequest::Continue { pid } => self.let_go_on(pid, caller),
                 ShimRequest::Connection | ShimRequest::End { .. } | ShimRequest::Files { .. } => {
-                    caller.answer(&door::not_here())
+                    caller.answer(&door::not_here());
                 }
             }
         }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,17 +52,24 @@ pub(crate) fn keep(node: &Arc<Node>) -> Result<()> {
 }
 
 fn watch(config: &Config) {
-    let mut pause = AGAIN;
+    let (mut pause, mut told) = (AGAIN, String::new());
     while !ENDING.load(Ordering::Acquire) {
         let begun = Instant::now();
         match running(config) {
-            Some((pid, process)) if is_ours(config, pid) => {
-                wait(&process, None);
+            Some(running) if is_ours(config, &running) => {
+                wait(&running.process, None);
             }
-            Some(_) => end(config),
+            Some(_) => {
+                end(config);
+                continue;
+            }
             None => {
                 if let Err(error) = start(config) {
-                    tracing::warn!("the tree of administration: {error:#}");
+                    let error = format!("{error:#}");
+                    if error != told {
+                        tracing::warn!(error, "there is no tree of administration");
+                        told = error;
+                    }
                     thread::sleep(pause);
                     pause = (pause * 2).min(MOST_AGAIN);
                 }
@@ -79,22 +86,34 @@ fn watch(config: &Config) {
     }
 }
 
-/// Who serves the tree now. Whether somebody does, the kernel says by the lock; who it is stands in it.
-fn running(config: &Config) -> Option<(i32, OwnedFd)> {
+/// Who serves the tree.
+struct Running {
+    pid: i32,
+    process: OwnedFd,
+    /// Where.
+    at: PathBuf,
+}
+
+/// Who serves the tree now. Whether somebody does, the kernel says by the lock; who it is and where stands in it.
+fn running(config: &Config) -> Option<Running> {
     let file = File::open(config.admin_lock()).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
         return None;
     }
-    let pid: i32 = fs::read_to_string(config.admin_lock()).ok()?.trim().parse().ok()?;
+    let text = fs::read_to_string(config.admin_lock()).ok()?;
+    let (pid, at) = text.split_once('\n')?;
+    let pid: i32 = pid.parse().ok()?;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    Some((pid, process))
+    Some(Running { pid, process, at: at.trim_end_matches('\n').into() })
 }
 
-/// Whether it is of the same build as what would be started now.
-fn is_ours(config: &Config, pid: i32) -> bool {
+/// Whether it is of the same build as what would be started now, and at the same place.
+fn is_ours(config: &Config, running: &Running) -> bool {
     let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     let program = file(&config.admin);
-    program.is_some() && program == file(Path::new(&format!("/proc/{pid}/exe")))
+    program.is_some()
+        && program == file(Path::new(&format!("/proc/{}/exe", running.pid)))
+        && config.admin_tree.as_ref() == Some(&running.at)
 }
 
 /// Waits for its end; whether that has come.
@@ -110,7 +129,7 @@ fn wait(process: &OwnedFd, most: Option<Duration>) -> bool {
 
 /// Has it unmount its tree and end.
 fn end(config: &Config) {
-    let Some((pid, process)) = running(config) else { return };
+    let Some(Running { pid, process, .. }) = running(config) else { return };
     let _gone = pidfd_send_signal(&process, Signal::TERM);
     if !wait(&process, Some(END)) {
         tracing::warn!(pid, "the tree of administration does not end, and is ended");

@@ -116,7 +116,7 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::Processes => Ok(Reply::Processes(processes::all(node))),
         Request::ProcessesOf { node: on } => processes::of(node, on).map(Reply::Processes),
-        Request::Process { pid } => single::row(node, pid).map(Reply::Process),
+        Request::Process { pid } => single::row(node, caller, pid).map(|row| Reply::Process(row.into())),
         Request::Place { pid, of } => Ok(Reply::Place(single::place(node, pid, of))),
         Request::Choose { pid, of, node: to } => single::choose(node, caller, pid, of, to),
         Request::SetLock { pid, lock } => single::set_lock(node, caller, pid, lock),

@@ -61,11 +61,13 @@ const NO: u8 = 1;
 const GONE: u8 = 2;
 const BROKEN: u8 = 3;
 
-/// Whether a process is this daemon, or a shim.
+/// Whether a process is this daemon, a shim, or serves files.
 pub(crate) fn is_ours(config: &Config, pid: i32) -> bool {
     let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     let program = file(Path::new(&format!("/proc/{pid}/exe")));
-    pid.cast_unsigned() == std::process::id() || program.is_some() && program == file(&config.shim)
+    let ours = [&config.shim, &config.mfs, &config.admin];
+    pid.cast_unsigned() == std::process::id()
+        || program.is_some() && ours.into_iter().any(|known| program == file(known))
 }
 
 /// Passes if this caller may move this process.

@@ -13,8 +13,9 @@ fn gone(pid: HomePid) -> Refusal {
     Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"))
 }
 
-/// The row of a process of this node, whoever has started it.
-pub(crate) fn row(node: &Node, pid: HomePid) -> Result<ProcessRow, Refusal> {
+/// The row of a process of this node, whoever has started it. What the words of one are of which nobody said anything is only
+/// for whose it is: the system may hide it from others (`hidepid`).
+pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRow, Refusal> {
     let found = process(pid.0).filter(|_| pid.0 > 0).ok_or_else(|| gone(pid))?;
     let started = started(node, pid);
     let migrations = node.cluster.migrations_of(pid, found.start);
@@ -33,16 +34,18 @@ pub(crate) fn row(node: &Node, pid: HomePid) -> Result<ProcessRow, Refusal> {
     } else {
         balancing::refusal(node, pid).unwrap_or_default()
     };
+    let uid = procfs::users(pid.0).ok_or_else(|| gone(pid))?.0;
+    let may_see = caller.is_root() || caller.uid == uid;
     Ok(ProcessRow {
         pid,
-        uid: procfs::users(pid.0).ok_or_else(|| gone(pid))?.0,
+        uid,
         r#where: Some(node.me()),
         from: None,
         state: "home".into(),
         cpu_seconds: found.cpu_seconds,
         migrations,
         reason,
-        command: procfs::command(pid.0),
+        command: if may_see { procfs::command(pid.0) } else { String::new() },
         usage: Usage::default(),
         started,
     })

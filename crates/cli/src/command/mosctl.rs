@@ -125,7 +125,9 @@ pub fn describe() -> Command {
         .long_about(
             "Steer this node: who may come, who may leave, and at what speed it counts. What is set holds until \
              the machine starts anew; restarts of ternd do not matter. migrate still moves what it is told to, \
-             wherever guests are taken.",
+             wherever guests are taken.\n\nThe same can be read and written as files below \
+             /run/mosix/admin, what is known of other nodes is below /run/mosix/nodes, and a process' below \
+             /run/mosix/proc.",
         );
     command.after_help(help::closing(
         "  mosctl block                keep guests out\n  \
