@@ -78,6 +78,9 @@ pub struct NodeFlags {
     pub block: bool,
     /// It does not tell its load.
     pub quiet: bool,
+    /// Nobody reaches its files through MFS.
+    #[serde(default)]
+    pub nomfs: bool,
 }
 
 /// A migration that is over.

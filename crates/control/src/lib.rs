@@ -15,6 +15,8 @@ pub mod advice;
 pub mod cluster;
 pub mod costs;
 pub mod door;
+pub mod executed;
+pub mod place;
 pub mod report;
 pub mod request;
 pub mod shim;
@@ -25,6 +27,7 @@ pub mod why;
 pub use advice::{Advice, Forget, Habit};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use costs::{Costs, LinkRow, MigrationCosts};
+pub use place::Place;
 pub use report::{
     MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };

@@ -3,6 +3,7 @@
 use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::costs::{Costs, LinkRow};
+use crate::place::Place;
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
 use crate::steer::{Decay, Evacuation, Settings, Switch};
 use crate::why::WhyReport;
@@ -107,6 +108,50 @@ pub enum Request {
         /// That node; this one is allowed.
         node: NodeId,
     },
+    /// One process of this node, whoever has started it. Answered with `Process`.
+    Process {
+        /// It.
+        pid: HomePid,
+    },
+    /// The node that a process means by a name below `/mfs`. Answered with `Place`.
+    Place {
+        /// The process.
+        pid: HomePid,
+        /// The name.
+        of: Place,
+    },
+    /// Let a process, and what it forks from now on, mean that node by `selected`, or (root only) by `magic`.
+    Choose {
+        /// The process.
+        pid: HomePid,
+        /// `Selected` or `Magic`.
+        of: Place,
+        /// The node; none: its home.
+        node: Option<NodeId>,
+    },
+    /// May the cluster move a running process by itself, and what it forks? `Keep` is refused.
+    SetLock {
+        /// The process.
+        pid: HomePid,
+        /// See [`Lock`].
+        lock: Lock,
+    },
+    /// Something is said of a running process, and of what it forks; what is not said stays.
+    Advise {
+        /// The process.
+        pid: HomePid,
+        /// What.
+        advice: Advice,
+    },
+    /// From root only: the same as if that user asked it. What goes by the calling process is refused.
+    For {
+        /// The user.
+        uid: u32,
+        /// His group.
+        gid: u32,
+        /// What he asks.
+        request: Box<Request>,
+    },
     /// The load and state of all nodes, as far as this one knows.
     Cluster,
     /// Why a process of this node is where it is.
@@ -207,6 +252,10 @@ pub enum Reply {
     Migrated(MigrationReport),
     /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
+    /// To `Process`.
+    Process(Box<ProcessRow>),
+    /// To `Place`; none: nothing was chosen, which is the process' home.
+    Place(Option<NodeId>),
     /// To `Cluster`.
     Cluster(ClusterReport),
     /// To `Status`.

@@ -115,6 +115,11 @@ pub enum ShimRequest {
         /// How: an access mode of open(2).
         flags: u32,
     },
+    /// To the server of a node's files only: let others at them, or not. (`Done`.)
+    Files {
+        /// They may.
+        open: bool,
+    },
     /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
     /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
     Connection,

@@ -14,6 +14,8 @@ pub enum Switch {
     Block,
     /// The node does not tell of its load, so that nobody's balancer sends anything.
     Quiet,
+    /// No other node reaches this node's files.
+    NoMfs,
     /// Changes of the map, and of who is there, are written to the kernel's log too.
     LogMap,
 }
@@ -29,6 +31,9 @@ pub struct Settings {
     pub block: bool,
     /// See [`Switch::Quiet`].
     pub quiet: bool,
+    /// See [`Switch::NoMfs`].
+    #[serde(default)]
+    pub no_mfs: bool,
     /// See [`Switch::LogMap`].
     #[serde(default)]
     pub log_map: bool,
@@ -46,6 +51,7 @@ impl Settings {
             Switch::LocalStay => &mut self.local_stay,
             Switch::Block => &mut self.block,
             Switch::Quiet => &mut self.quiet,
+            Switch::NoMfs => &mut self.no_mfs,
             Switch::LogMap => &mut self.log_map,
         }
     }

@@ -54,7 +54,10 @@ impl Family {
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
                 ShimRequest::Continue { pid } => self.let_go_on(pid, caller),
-                ShimRequest::Connection | ShimRequest::End { .. } | ShimRequest::OpenFile { .. } => {
+                ShimRequest::Connection
+                | ShimRequest::End { .. }
+                | ShimRequest::Files { .. }
+                | ShimRequest::OpenFile { .. } => {
                     caller.answer(&door::not_here());
                 }
             }

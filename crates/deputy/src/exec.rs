@@ -4,6 +4,7 @@
 use crate::family::Family;
 use crate::member::{State, Task};
 use crate::thread::Thread;
+use tern_control::executed;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_migrate::message::Message;
@@ -32,6 +33,9 @@ impl Family {
         };
         // A node is being prepared for it; where it was does not matter any more.
         let prepared_soon = matches!(member.state, State::Resident | State::Away) && member.task.is_some();
+        if was_away {
+            executed::note(&self.start.run_dir, pid.0, self.peers[member.peer].node);
+        }
         stopped.set_options(FOLLOW_THREADS)?;
         // What was known of the old image is gone with it.
         (member.reserve, member.lent) = (None, false);

@@ -16,6 +16,7 @@ mod handle;
 mod inode;
 mod interrupts;
 mod locks;
+mod magic;
 mod map;
 mod peer;
 mod people;
@@ -69,7 +70,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
     let common =
         Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
-    let tree = Arc::new(Tree::new(common, config.run_dir.clone()));
+    let tree = Arc::new(Tree::new(common, config.run_dir.clone(), config.admin_tree.clone()));
     let forgetting = tree.forgetting.clone();
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);

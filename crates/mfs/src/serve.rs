@@ -25,15 +25,16 @@ use anyhow::{Context, Result};
 use budget::Budget;
 use leases::Leases;
 use perform::{Fault, Performance};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use session::{Lane, MOST_LANES, Session, SharedLane};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tern_control::door::{Door, not_here};
-use tern_control::shim::ShimRequest;
+use tern_control::shim::{ShimReply, ShimRequest};
 use tern_ids::NodeId;
 use tern_node::Config;
 use tern_node::map::Map;
@@ -72,6 +73,8 @@ struct Serving {
     /// How long a session may be without a connection.
     patience: Duration,
     sessions: Mutex<HashMap<Key, Arc<Session>>>,
+    /// Others may reach this node's files (`mosctl nomfs`, `mfs`).
+    open: AtomicBool,
     connections: AtomicUsize,
 }
 
@@ -96,6 +99,8 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         boot: boot(),
         patience: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
+        // What is changed from now on is said at the door.
+        open: AtomicBool::new(!tern_node::settings(&config.run_dir).no_mfs),
         connections: AtomicUsize::new(0),
         config,
     });
@@ -109,6 +114,14 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
                     }
                 }
                 ShimRequest::OpenFile { .. } => serving.open_for_guest(caller),
+                ShimRequest::Files { open } => {
+                    serving.open.store(*open, Ordering::Release);
+                    if !*open {
+                        // What others believe they would read for their term.
+                        serving.leases.recall_all();
+                    }
+                    caller.answer(&ShimReply::Done);
+                }
                 _ => caller.answer(&not_here()),
             }
         }
@@ -264,7 +277,11 @@ impl Serving {
                         continue;
                     }
                     out.clear();
-                    let answer = match acting.for_caller(&self.as_here(caller)) {
+                    // What is open stays so, for when they may again; nothing can be done with it.
+                    let closed = !self.open.load(Ordering::Acquire);
+                    let may =
+                        if closed { Err(Errno::ACCESS) } else { acting.for_caller(&self.as_here(caller)) };
+                    let answer = match may {
                         Err(errno) => Answer::Failed(errno.raw_os_error()),
                         Ok(()) => answer(performance.perform(deed, data, &mut out)),
                     };

@@ -74,6 +74,8 @@ fn look(node: &Arc<Node>, rows: &[ProcessRow]) {
     let all = lock(&balancing.processes).scan(Which::All);
     let (guests, all) = apart(all);
     owner::look(node, &guests, &all, rows);
+    node.selected.look(&all);
+    node.magic.look(&all);
     let mut eligible = node.registry.descendants(&all);
     let started: HashSet<i32> = eligible.iter().map(|one| one.pid).collect();
     let others = balancing.eligible.among(&all, node.config.move_root);
@@ -291,6 +293,11 @@ pub(crate) fn why(node: &Node, pid: HomePid) -> Result<(Process, Why), Refusal> 
 /// Why it could not be moved when that was tried last, if it was.
 pub(crate) fn refusal(node: &Node, pid: HomePid) -> Option<String> {
     lock(&node.balancing.habits).reason(pid).map(str::to_owned)
+}
+
+/// Whether it is one that this node's balancer looks after.
+pub(crate) fn balances(node: &Node, pid: HomePid) -> bool {
+    lock(&node.balancing.candidates).iter().any(|candidate| candidate.process.pid == pid)
 }
 
 /// Where a process should be rather than where it is; `None` if nowhere.

@@ -6,6 +6,7 @@
 use crate::balancing::{self, Closed};
 use crate::entry::Entry;
 use crate::message::{PeerReply, PeerRequest};
+use crate::procfs::process;
 use crate::slots::lock;
 use crate::speed::speed;
 use crate::state::Node;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use tern_balancer as balancer;
 use tern_control::{ClusterReport, Costs, MigrationReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 use tern_gossip::{Event, Gossip, Status};
-use tern_ids::NodeId;
+use tern_ids::{HomePid, NodeId};
 use tern_load::{LinkCost, Sample, Sampler};
 
 /// How often load is sampled.
@@ -33,6 +34,9 @@ const HEAR: Duration = Duration::from_secs(1);
 /// Migrations that are remembered for `mon`.
 const RECENT: usize = 64;
 
+/// When so many processes are counted, those that have ended are forgotten.
+const MOST_COUNTED: usize = 4096;
+
 /// What is known.
 #[derive(Debug)]
 pub(crate) struct Known {
@@ -41,6 +45,8 @@ pub(crate) struct Known {
     own: Mutex<Option<Entry>>,
     links: Mutex<HashMap<NodeId, LinkCost>>,
     recent: Mutex<VecDeque<(Instant, MigrationReport)>>,
+    /// How often each process, by number and start, has migrated.
+    migrations: Mutex<HashMap<(HomePid, u64), u32>>,
 }
 
 impl Known {
@@ -56,6 +62,7 @@ impl Known {
             own: Mutex::default(),
             links: Mutex::new(measured.map(|costs| (costs.node, costs::link(costs))).collect()),
             recent: Mutex::default(),
+            migrations: Mutex::default(),
         }
     }
 
@@ -70,8 +77,22 @@ impl Known {
         recent.push_front((Instant::now(), report.clone()));
         recent.truncate(RECENT);
         drop(recent);
+        if let Some(found) = process(report.pid.0) {
+            let mut migrations = lock(&self.migrations);
+            if migrations.len() >= MOST_COUNTED {
+                migrations.retain(|(pid, start), _| process(pid.0).is_some_and(|now| now.start == *start));
+            }
+            *migrations.entry((report.pid, found.start)).or_default() += 1;
+        }
         let took = Duration::try_from_secs_f64(report.total_ms / 1e3).unwrap_or_default();
         lock(&self.links).entry(report.to).or_default().transfer(report.bytes, took);
+    }
+}
+
+impl Known {
+    /// How often a process has migrated since this ternd began.
+    pub(crate) fn migrations_of(&self, pid: HomePid, start: u64) -> u32 {
+        lock(&self.migrations).get(&(pid, start)).copied().unwrap_or(0)
     }
 }
 
@@ -116,6 +137,7 @@ fn tell(node: &Node, sample: &Sample) -> Entry {
         lstay: settings.local_stay,
         block: settings.block,
         quiet: settings.quiet,
+        nomfs: settings.no_mfs || !node.config.file.mfs.unwrap_or(true),
     };
     Entry { guests, away, flags, open: node.takes_guests().is_ok(), ..Entry::of(sample) }
 }
@@ -238,7 +260,7 @@ const NOTHING: Entry = Entry {
     utilisability: 0,
     guests: 0,
     away: 0,
-    flags: NodeFlags { stay: false, lstay: false, block: false, quiet: false },
+    flags: NodeFlags { stay: false, lstay: false, block: false, quiet: false, nomfs: false },
     open: false,
 };
 

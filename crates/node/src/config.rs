@@ -11,6 +11,12 @@ use tern_ids::NodeId;
 /// The name of the configuration in the configuration directory.
 pub const FILE: &str = "ternd.toml";
 
+/// The run directory of the system's node.
+const RUN_DIR: &str = "/run/tern";
+
+/// Where the administration's tree of that node is.
+const ADMIN_TREE: &str = "/run/mosix";
+
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -118,6 +124,9 @@ pub struct File {
     /// Whether root of another node is nobody here; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_squash_root: Option<bool>,
+    /// Where the administration's tree is; `/run/mosix` for root's node in /run/tern, nowhere for others, nor if empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_tree: Option<PathBuf>,
 }
 
 /// The configuration in effect.
@@ -163,6 +172,10 @@ pub struct Config {
     pub shim: PathBuf,
     /// The program of both halves of MFS, beside ternd.
     pub mfs: PathBuf,
+    /// Where the administration's tree is, if it is.
+    pub admin_tree: Option<PathBuf>,
+    /// The program that serves it, beside ternd.
+    pub admin: PathBuf,
     /// This program, for checks that it makes as another user.
     pub ternd: PathBuf,
 }
@@ -178,6 +191,12 @@ impl Config {
     #[must_use]
     pub fn mfs_door(&self) -> PathBuf {
         self.run_dir.join("mfs.sock")
+    }
+
+    /// Held by who serves the administration's tree; its number stands in it.
+    #[must_use]
+    pub fn admin_lock(&self) -> PathBuf {
+        self.run_dir.join("admin.lock")
     }
 
     /// Bytes that guests may have together.
@@ -217,10 +236,18 @@ impl Config {
         if suspend_after == 0 || give_up_after <= suspend_after {
             return Err(wrong("give_up_after must be more than suspend_after, and that more than 0".into()));
         }
+        let run_dir = file.run_dir.clone().map_or_else(run_dir, Ok)?;
+        // Of several nodes on one machine (in tests, say) only the system's own has that place.
+        let of_the_system = is_root() && run_dir == Path::new(RUN_DIR);
+        let admin_tree = file.admin_tree.clone().or_else(|| of_the_system.then(|| PathBuf::from(ADMIN_TREE)));
+        let admin_tree = admin_tree.filter(|tree| !tree.as_os_str().is_empty());
+        if admin_tree.as_ref().is_some_and(|tree| !tree.is_absolute()) {
+            return Err(wrong("admin_tree must be a whole path, or empty".into()));
+        }
         let own = |source| ConfigError::Read { path: "/proc/self/exe".into(), source };
         let ternd = env::current_exe().map_err(own)?;
         Ok(Self {
-            run_dir: file.run_dir.clone().map_or_else(run_dir, Ok)?,
+            run_dir,
             cache_dir: file.cache_dir.clone().map_or_else(cache_dir, Ok)?,
             map: file.map.clone().unwrap_or_else(|| default_map(config_dir)),
             suspend_after,
@@ -238,6 +265,8 @@ impl Config {
             move_root: file.move_root.unwrap_or(false),
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
             mfs: ternd.with_file_name("tern-mfs"),
+            admin_tree,
+            admin: ternd.with_file_name("tern-admin"),
             ternd,
             config_dir: config_dir.to_owned(),
             file,
@@ -275,7 +304,7 @@ pub fn config_dir() -> Result<PathBuf, ConfigError> {
 fn run_dir() -> Result<PathBuf, ConfigError> {
     match env::var_os("TERN_RUN_DIR") {
         Some(dir) => Ok(dir.into()),
-        None if is_root() => Ok("/run/tern".into()),
+        None if is_root() => Ok(RUN_DIR.into()),
         None => xdg("XDG_RUNTIME_DIR", ".local/run"),
     }
 }
@@ -322,6 +351,10 @@ mod tests {
         assert_eq!((config.suspend_after, config.give_up_after, config.guests), (5, 60, true));
         assert!(config.trust.is_none() && !config.move_root);
         assert!(Config::load(Path::new("/nonexistent")).is_ok());
+        let tree = |text| load(text).unwrap().admin_tree;
+        assert_eq!(tree("run_dir = \"/x\""), None, "another node of this machine");
+        assert_eq!(tree("run_dir = \"/x\"\nadmin_tree = \"/y\""), Some("/y".into()));
+        assert_eq!(tree("admin_tree = \"\""), None);
     }
 
     #[test]
@@ -346,6 +379,7 @@ mod tests {
             ("guest_cpus = 0.0", "0.01 to 65536"),
             ("guest_cpus = nan", "0.01 to 65536"),
             ("trust = [0]", "1 to 65535"),
+            ("admin_tree = \"mosix\"", "whole path"),
             ("x", "ternd.toml"),
         ] {
             let message = load(text).unwrap_err().to_string();

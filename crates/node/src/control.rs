@@ -6,7 +6,7 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{balancing, cluster, costs, credentials, evacuation, out, peers, processes, why};
+use crate::{balancing, cluster, costs, credentials, evacuation, mfs, out, peers, processes, single, why};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tern_control::{NodeRow, Refusal, RefusalKind, Reply, Request, StatusReport, stream};
+use tern_control::{NodeRow, Refusal, RefusalKind, Reply, Request, StatusReport, Switch, stream};
 use tern_ids::NodeId;
 
 /// Conversations at once, in all and of one user.
@@ -116,6 +116,12 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::Processes => Ok(Reply::Processes(processes::all(node))),
         Request::ProcessesOf { node: on } => processes::of(node, on).map(Reply::Processes),
+        Request::Process { pid } => single::row(node, caller, pid).map(|row| Reply::Process(row.into())),
+        Request::Place { pid, of } => Ok(Reply::Place(single::place(node, pid, of))),
+        Request::Choose { pid, of, node: to } => single::choose(node, caller, pid, of, to),
+        Request::SetLock { pid, lock } => single::set_lock(node, caller, pid, lock),
+        Request::Advise { pid, advice } => single::advise(node, caller, pid, advice),
+        Request::For { uid, gid, request } => answer(node, caller.speaks_for(uid, gid)?, *request),
         Request::Why { pid } => why::report(node, pid),
         Request::Cluster => Ok(Reply::Cluster(cluster::report(node))),
         Request::Status => Ok(Reply::Status(status(node))),
@@ -139,7 +145,11 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::Switch { switch, on } => {
             caller.must_own_node("steer the node")?;
-            node.settings.change(|settings| *settings.of(switch) = on)
+            let reply = node.settings.change(|settings| *settings.of(switch) = on)?;
+            if switch == Switch::NoMfs {
+                mfs::let_in(&node.config, !on)?;
+            }
+            Ok(reply)
         }
         Request::Settings => Ok(Reply::Settings(node.settings.now())),
         Request::SetSpeed { speed } => {

@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::eligible::{ASK_AGAIN, Who};
 use crate::listen::{Port, forever};
 use crate::state::Node;
-use crate::{balancing, cluster, control, leave, peers, shims};
+use crate::{admin, balancing, cluster, control, leave, peers, shims};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -55,6 +55,7 @@ pub fn run(config: Config) -> Result<()> {
             .spawn(move || find_users(&own))
             .context("cannot start a thread")?;
     }
+    admin::keep(&node)?;
     // What was changed while this node was down.
     let own = node.clone();
     std::thread::Builder::new()

@@ -82,7 +82,7 @@ mod tests {
             utilisability: u8::MAX,
             guests: u32::MAX,
             away: u32::MAX,
-            flags: NodeFlags { stay: true, lstay: true, block: true, quiet: true },
+            flags: NodeFlags { stay: true, lstay: true, block: true, quiet: true, nomfs: true },
             open: true,
         };
         let bytes = most.encode();

@@ -7,9 +7,9 @@
 //!
 //! A second signal of either kind ends it at once.
 
-use crate::evacuation;
 use crate::listen::forever;
 use crate::state::Node;
+use crate::{admin, evacuation};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -29,11 +29,15 @@ pub(crate) fn on_signals(node: &Arc<Node>) -> Result<()> {
         let first = signals.forever().next();
         let within = Duration::from_secs(node.config.stop_within.into());
         if first == Some(SIGINT) || within.is_zero() {
+            if first == Some(SIGTERM) {
+                admin::stop(&node.config);
+            }
             tracing::info!("ternd ends; what is away, and what is here, goes on");
             exit(0);
         }
         let begin = thread::Builder::new().name("leave".into()).spawn(move || {
             evacuation::leave_cluster(&node, within);
+            admin::stop(&node.config);
             exit(0);
         });
         if let Err(error) = begin {

@@ -13,6 +13,7 @@
 //! must outlive ternd is in files or in the shims.
 #![deny(unsafe_code)]
 
+mod admin;
 mod admit;
 mod balancing;
 mod cluster;
@@ -38,6 +39,7 @@ mod out;
 mod owner;
 mod peers;
 mod permission;
+mod places;
 mod processes;
 mod procfs;
 mod registry;
@@ -46,6 +48,7 @@ mod scratch;
 mod serve;
 mod settings;
 mod shims;
+mod single;
 mod slots;
 mod speed;
 mod state;
@@ -57,4 +60,5 @@ pub use config::Config;
 pub use daemon::run;
 pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
 pub use permission::check_access;
+pub use settings::settings;
 pub use speed::speed;

@@ -1,7 +1,7 @@
 //! The server of this node's files: a process of its own, started when the first node asks for it.
 
 use crate::config::Config;
-use crate::shims::{hand_to, read_line, spawn_apart};
+use crate::shims::{ANSWER, ask_at, hand_to, read_line, spawn_apart};
 use anyhow::{Context, Result};
 use std::fs::OpenOptions;
 use std::io;
@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use tern_control::{Refusal, RefusalKind, ShimRequest};
 
 /// Passes a connection on to the server; starts one if there is none.
 ///
@@ -28,6 +29,21 @@ pub(crate) fn hand_over(config: &Config, connection: &TcpStream) -> Result<()> {
         handed => return Ok(handed?),
     }
     Ok(hand_to(&config.mfs_door(), connection)?)
+}
+
+/// Tells the server whether others may reach this node's files. One that does not run reads it when it begins.
+///
+/// # Errors
+/// If it does not answer; it goes by what it was told before then.
+pub(crate) fn let_in(config: &Config, open: bool) -> Result<(), Refusal> {
+    match ask_at(&config.mfs_door(), &ShimRequest::Files { open }, Some(ANSWER)) {
+        Ok(_done) => Ok(()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(()),
+        Err(e) => {
+            let said = format!("the server of this node's files does not answer: {e}");
+            Err(Refusal::new(RefusalKind::Internal, said).hint("kill it: what is open is opened again"))
+        }
+    }
 }
 
 fn start(config: &Config) -> Result<()> {

@@ -34,6 +34,18 @@ impl Caller {
         self.is_root() || self.uid == geteuid().as_raw()
     }
 
+    /// Who this caller speaks for. Only root may, who could do all of it himself: so whatever it says of the user, nobody gets
+    /// more than he has. The other way, that it becomes the user to ask, would make of a process of root's one that the user
+    /// may signal and look into for as long as that lasts.
+    ///
+    /// It has no process then: what goes by the calling one is refused.
+    pub(crate) fn speaks_for(self, uid: u32, gid: u32) -> Result<Self, Refusal> {
+        if !self.is_root() {
+            return Err(Refusal::new(RefusalKind::NotAllowed, "only root may speak for others"));
+        }
+        Ok(Self { pid: 0, uid, gid })
+    }
+
     /// Passes if the caller owns the node.
     pub(crate) fn must_own_node(self, what: &str) -> Result<(), Refusal> {
         if self.owns_node() {
@@ -49,11 +61,13 @@ const NO: u8 = 1;
 const GONE: u8 = 2;
 const BROKEN: u8 = 3;
 
-/// Whether a process is this daemon, or a shim.
-fn is_ours(config: &Config, pid: i32) -> bool {
+/// Whether a process is this daemon, a shim, or serves files.
+pub(crate) fn is_ours(config: &Config, pid: i32) -> bool {
     let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     let program = file(Path::new(&format!("/proc/{pid}/exe")));
-    pid.cast_unsigned() == std::process::id() || program.is_some() && program == file(&config.shim)
+    let ours = [&config.shim, &config.mfs, &config.admin];
+    pid.cast_unsigned() == std::process::id()
+        || program.is_some() && ours.into_iter().any(|known| program == file(known))
 }
 
 /// Passes if this caller may move this process.

@@ -104,6 +104,11 @@ impl Registry {
         self.nearest(pid).is_some_and(|entry| entry.never)
     }
 
+    /// How the process, or its nearest ancestor of which something was said, was started.
+    pub(crate) fn started(&self, pid: i32) -> Option<StartedAs> {
+        self.nearest(pid).map(|entry| entry.shown())
+    }
+
     /// What was said of the process, or of its nearest ancestor of which something was.
     pub(crate) fn advice(&self, pid: i32) -> Advice {
         self.nearest(pid).map(|entry| entry.advice).unwrap_or_default()

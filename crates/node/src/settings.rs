@@ -55,6 +55,12 @@ impl Kept {
     }
 }
 
+/// The settings of a node as they are kept, for its other programs.
+#[must_use]
+pub fn settings(run_dir: &Path) -> Settings {
+    Kept::open(run_dir).now()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -106,7 +106,15 @@ pub(crate) fn ask(
     request: &ShimRequest,
     limit: Option<Duration>,
 ) -> io::Result<ShimReply> {
-    let mut socket = connect_now(&socket_of(run_dir, shim))?;
+    ask_at(&socket_of(run_dir, shim), request, limit)
+}
+
+/// Asks whoever listens there.
+///
+/// # Errors
+/// If nobody does, or does not answer in time.
+pub(crate) fn ask_at(door: &Path, request: &ShimRequest, limit: Option<Duration>) -> io::Result<ShimReply> {
+    let mut socket = connect_now(door)?;
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_read_timeout(limit)?;
     stream::write(&mut socket, request)?;

@@ -10,6 +10,7 @@ use crate::map::{MOST_TEXT, Map};
 use crate::message::{Hello, PROTOCOL};
 use crate::owner::{self, Owner};
 use crate::peers::Idle;
+use crate::places::Places;
 use crate::registry::Registry;
 use crate::settings::Kept;
 use crate::slots::lock;
@@ -45,6 +46,9 @@ pub(crate) struct Node {
     pub(crate) measured: Measured,
     pub(crate) balancing: Balancing,
     pub(crate) owner: Owner,
+    /// What processes mean by `/mfs/selected`, and by `/mfs/magic`.
+    pub(crate) selected: Places,
+    pub(crate) magic: Places,
     /// Processes of ours that a node is rid of just now, or that come home.
     pub(crate) leaving: Mutex<HashSet<i32>>,
     /// Processes whose first move is under way, so that no second shim is started for them.
@@ -84,6 +88,11 @@ impl Node {
         };
         let registry = Registry::open(&config.run_dir)
             .with_context(|| format!("cannot use {}", config.run_dir.display()))?;
+        let places = |name| {
+            let failed = || format!("cannot use {}", config.run_dir.display());
+            Places::open(&config.run_dir, name).with_context(failed)
+        };
+        let (selected, magic) = (places("selected")?, places("magic")?);
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("no boot id")?;
         let measured = Measured::open(&config.cache_dir);
         Ok(Self {
@@ -91,6 +100,8 @@ impl Node {
             newcomers: authority.as_ref().map(|_| identity.join_server()).transpose()?,
             authority,
             tokens: Tokens::new(&config.config_dir),
+            selected,
+            magic,
             registry,
             settings: Kept::open(&config.run_dir),
             leaving: Mutex::default(),

@@ -14,6 +14,7 @@
 //!  node                      starts shims as programs, and so knows none of the above but control, wire
 //!                            and what decides: load, gossip, balancer
 //!  mfs                       all nodes' files as one tree; reads the node's map and identity
+//!  admin                     the node as files; asks ternd, and reads its configuration
 //!  sim                       a cluster of nothing but gossip and balancer
 //!  lab                       starts nodes, as programs
 //!  top                       shows the cluster, which it asks for in control's words
@@ -26,7 +27,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 22] = [
+const ARROWS: [(&str, &[&str]); 23] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -44,6 +45,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-mfs", &["tern-control", "tern-wire", "tern-node"]),
+    ("tern-admin", &["tern-control", "tern-node"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
     ("tern-top", &["tern-control"]),
     (

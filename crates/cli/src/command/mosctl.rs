@@ -35,6 +35,10 @@ enum Verb {
     Quiet,
     /// Tell of it again
     Noquiet,
+    /// Let nobody reach this node's files through /mfs; what others have open there fails too, until mfs
+    Nomfs,
+    /// Let others reach them again
+    Mfs,
     /// Send all guests away, and take no new ones; returns when they are gone
     Expel(Limit),
     /// Bring all own processes home, and keep them; returns when they are there
@@ -43,7 +47,7 @@ enum Verb {
     Isolate(Limit),
     /// Both, and tell nobody of this node any more
     Shutdown(Limit),
-    /// Undo isolate and shutdown, and all four switches
+    /// Undo isolate and shutdown: stay, lstay, block and quiet
     Rejoin,
     /// Write each change of the map, and each node that comes or dies, to the kernel's log too, for its console
     Logmap,
@@ -121,7 +125,9 @@ pub fn describe() -> Command {
         .long_about(
             "Steer this node: who may come, who may leave, and at what speed it counts. What is set holds until \
              the machine starts anew; restarts of ternd do not matter. migrate still moves what it is told to, \
-             wherever guests are taken.",
+             wherever guests are taken.\n\nThe same can be read and written as files below \
+             /run/mosix/admin, what is known of other nodes is below /run/mosix/nodes, and a process' below \
+             /run/mosix/proc.",
         );
     command.after_help(help::closing(
         "  mosctl block                keep guests out\n  \
@@ -150,6 +156,8 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         Verb::Noblock => switch(Switch::Block, false),
         Verb::Quiet => switch(Switch::Quiet, true),
         Verb::Noquiet => switch(Switch::Quiet, false),
+        Verb::Nomfs => switch(Switch::NoMfs, true),
+        Verb::Mfs => switch(Switch::NoMfs, false),
         Verb::Expel(limit) => evacuate(Evacuation::Expel, &limit, "sending guests away"),
         Verb::Bring(limit) => evacuate(Evacuation::Bring, &limit, "bringing processes home"),
         Verb::Isolate(limit) => evacuate(Evacuation::Isolate, &limit, "emptying this node"),
@@ -279,19 +287,21 @@ fn flags(node: &NodeLoad) -> String {
         NodeState::Dead => "down",
         NodeState::NeverHeard => return "nothing has been heard of it\n".into(),
     };
-    let NodeFlags { stay, lstay, block, quiet } = node.flags;
-    let on = switched(&[("stay", stay), ("lstay", lstay), ("block", block), ("quiet", quiet)]);
+    let NodeFlags { stay, lstay, block, quiet, nomfs } = node.flags;
+    let on =
+        switched(&[("stay", stay), ("lstay", lstay), ("block", block), ("quiet", quiet), ("nomfs", nomfs)]);
     let seconds = node.age_ms as f64 / 1e3;
     format!("{state}, as told {seconds:.1} s ago\n{on}\nspeed {}\n", node.speed)
 }
 
 fn text(settings: &Settings) -> String {
-    let Settings { stay, local_stay, block, quiet, log_map, speed, decay } = *settings;
+    let Settings { stay, local_stay, block, quiet, no_mfs, log_map, speed, decay } = *settings;
     let on = switched(&[
         ("stay", stay),
         ("lstay", local_stay),
         ("block", block),
         ("quiet", quiet),
+        ("nomfs", no_mfs),
         ("logmap", log_map),
     ]);
     let speed = speed.map_or_else(|| "as measured".into(), |speed| speed.to_string());
@@ -311,7 +321,10 @@ mod tests {
 
     #[test]
     fn openmosix_words_are_read() {
-        for word in ["stay", "nostay", "lstay", "nolstay", "block", "noblock", "quiet", "noquiet", "bring"] {
+        for word in [
+            "stay", "nostay", "lstay", "nolstay", "block", "noblock", "quiet", "noquiet", "bring", "mfs",
+            "nomfs",
+        ] {
             assert!(read(word).unwrap().is_some(), "{word}");
         }
         let Some(Options { verb: Verb::Expel(limit) }) = read("expel --within 9").unwrap() else { panic!() };
@@ -327,6 +340,7 @@ mod tests {
     fn settings_are_three_lines() {
         let settings = Settings { block: true, speed: Some(5000), ..Settings::default() };
         assert_eq!(text(&settings), "block\nspeed 5000\ndecay each 1 s: slow 975, fast 926\n");
+        assert!(text(&Settings { no_mfs: true, ..Settings::default() }).starts_with("nomfs\nspeed"));
         assert!(text(&Settings::default()).starts_with("nothing is switched on\nspeed as measured\n"));
     }
 }

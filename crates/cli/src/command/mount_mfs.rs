@@ -62,7 +62,9 @@ pub fn describe() -> Command {
         .long_about(
             "Mount the files of all nodes as one tree: /mfs/2/etc/motd is /etc/motd on node 2. Below the directory each \
              node has its number; here is the node where the calling process runs, home its home, 0 this node, and the \
-             names of the cluster's map work too. It goes on without ternd, and ends when it is unmounted.\n\nIn \
+             names of the cluster's map work too. selected is the node that was written to its file of that name \
+             (/run/mosix/proc/self/selected), lastexec the one where it has executed its program. magic is where it \
+             runs to what makes a file, and where it has made the last one to all else: for temporary files. It goes on without ternd, and ends when it is unmounted.\n\nIn \
              /etc/fstab:\n\n  mymfs /mfs mfs defaults,nofail 0 0",
         )
         .after_help(help::closing(

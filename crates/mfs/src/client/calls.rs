@@ -220,7 +220,7 @@ impl Mounted {
 
     pub(crate) fn link_target(&self, request: &Request, number: INodeNo) -> Outcome<Vec<u8>> {
         if let Some(link) = Link::of(number.0) {
-            return Ok(self.0.target(link, request.pid()).to_string().into_bytes());
+            return self.0.target(link, request.pid());
         }
         let inode = self.inode(number)?;
         Ok(self.0.with(&inode, &self.who(request), &[], |of| Deed::ReadLink { of })?.data().to_vec())
@@ -242,6 +242,7 @@ impl Mounted {
         let before = Before::asking(&inode.peer);
         let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
+        self.0.made(request.pid(), &inode);
         let handle = Handle::new(inode, who, flags, opened, heard.boot);
         Ok(self.opened(handle, is, before))
     }
@@ -357,8 +358,7 @@ impl Mounted {
 
     /// The root's entries: the nodes, and who is where.
     pub(crate) fn list_root(&self, after: u64, reply: &mut ReplyDirectory) {
-        let links = [Link::Here, Link::Home].into_iter().zip(["here", "home"]);
-        let links = links.map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
+        let links = self.0.links().map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
         let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
         let nodes = self.0.map().nodes().into_iter();
         // Its number is the server's to say, which a list is not worth asking for.
@@ -420,7 +420,8 @@ fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
 
 /// A link's target is at most a node's number long, and another one for another caller.
 pub(crate) fn of_link(link: Link) -> FileAttr {
-    ours(link.number(), FileType::Symlink, 0o777, 5)
+    let size = if link == Link::Admin { 0 } else { 5 };
+    ours(link.number(), FileType::Symlink, 0o777, size)
 }
 
 #[cfg(test)]

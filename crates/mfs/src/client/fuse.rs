@@ -222,6 +222,7 @@ impl Filesystem for Mounted {
             let heard = self.0.with(&dir, &who, &[], deed)?;
             let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
             let inode = self.told(&dir, name, &found);
+            self.0.made(request.pid(), &inode);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
             let handle = Handle::new(inode, who, flags, opened, heard.boot);
             Ok((attr, generation, self.opened(handle, found.attributes, before)))

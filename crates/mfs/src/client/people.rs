@@ -2,14 +2,15 @@
 
 use crate::lock;
 use crate::message::Caller;
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tern_control::{Reply, Request, stream};
-use tern_ids::NodeId;
+use tern_control::{Place, Reply, Request, stream};
+use tern_ids::{HomePid, NodeId};
 
 /// How long a process' groups are believed. They are for root to change, and mostly with the user, who is part of the key.
 const FRESH: Duration = Duration::from_secs(1);
@@ -55,19 +56,40 @@ fn status(pid: u32, field: &str) -> Option<String> {
     status.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
 }
 
-/// The node where the process of this thread runs, as ternd knows; this one if it does not know better.
-pub(crate) fn runs_at(run_dir: &Path, me: NodeId, tid: u32) -> NodeId {
-    let Some(pid) = status(tid, "Tgid:").and_then(|pid| pid.parse::<i32>().ok()) else { return me };
-    let ask = || {
-        let mut socket = UnixStream::connect(run_dir.join("control"))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        stream::write(&mut socket, &Request::Processes)?;
-        stream::read::<Reply>(&mut socket)
-    };
-    let Ok(Reply::Processes(rows)) = ask() else { return me };
-    let own = rows.iter().find(|row| row.pid.0 == pid && row.from.is_none());
-    own.and_then(|row| row.r#where).unwrap_or(me)
+/// The process of a thread; none if it is in no pid namespace of ours.
+fn process(tid: u32) -> Option<HomePid> {
+    status(tid, "Tgid:").and_then(|pid| pid.parse().ok()).map(HomePid)
+}
+
+fn ask(run_dir: &Path, request: &Request) -> std::io::Result<Reply> {
+    let mut socket = UnixStream::connect(run_dir.join("control"))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    stream::write(&mut socket, request)?;
+    stream::read(&mut socket)
+}
+
+/// The node that the process of this thread means by a name, as ternd knows.
+///
+/// # Errors
+/// `EIO` if it does not answer: another node must not be taken for the one that was meant. Where a process runs it is this
+/// one's then.
+pub(crate) fn means(run_dir: &Path, me: NodeId, tid: u32, of: Place) -> Result<NodeId, Errno> {
+    let Some(pid) = process(tid) else { return Ok(me) };
+    match ask(run_dir, &Request::Place { pid, of }) {
+        Ok(Reply::Place(node)) => Ok(node.unwrap_or(me)),
+        _ if of == Place::Here => Ok(me),
+        _ => Err(Errno::IO),
+    }
+}
+
+/// Tells ternd that the process of this thread means this node from now on.
+pub(crate) fn chosen(run_dir: &Path, tid: u32, of: Place, node: NodeId) {
+    let Some(pid) = process(tid) else { return };
+    match ask(run_dir, &Request::Choose { pid, of, node: Some(node) }) {
+        Ok(Reply::Done) => {}
+        outcome => tracing::warn!(%pid, %node, ?outcome, "ternd does not note where a file was made"),
+    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
 use super::interrupts::Interrupts;
+use super::magic::Magic;
 use super::map::KeptMap;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
-use super::people::{People, runs_at};
+use super::people::{People, means};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release};
 use rustix::fs::OFlags;
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use tern_control::Place;
 use tern_ids::NodeId;
 use tern_node::map::Map;
 
@@ -28,32 +30,52 @@ pub(crate) enum Link {
     Here,
     /// Its home.
     Home,
+    /// What it has chosen.
+    Selected,
+    /// Where it makes files now, or has made one last.
+    Magic,
+    /// Where it has executed its program.
+    LastExec,
+    /// The administration's tree, which is none of a node's.
+    Admin,
     /// This node (`0`, and by other names).
     Node(NodeId),
 }
 
 /// The numbers of these links; files have others.
-const HERE: u64 = 2;
-const HOME: u64 = 3;
 const NODES: u64 = 1 << 20;
 
 impl Link {
+    /// Those that go by who asks, as they are named, and the administration's tree.
+    pub(crate) const NAMED: [(Self, &'static str); 6] = [
+        (Self::Here, "here"),
+        (Self::Home, "home"),
+        (Self::Selected, "selected"),
+        (Self::Magic, "magic"),
+        (Self::LastExec, "lastexec"),
+        (Self::Admin, ".mosix"),
+    ];
+
     /// As an inode.
     pub(crate) fn number(self) -> u64 {
         match self {
-            Self::Here => HERE,
-            Self::Home => HOME,
+            Self::Here => 2,
+            Self::Home => 3,
+            Self::Selected => 4,
+            Self::Magic => 5,
+            Self::LastExec => 6,
+            Self::Admin => 7,
             Self::Node(node) => NODES + u64::from(node.0),
         }
     }
 
     /// The link of this number.
     pub(crate) fn of(number: u64) -> Option<Self> {
-        match number {
-            HERE => Some(Self::Here),
-            HOME => Some(Self::Home),
-            _ => u16::try_from(number.checked_sub(NODES)?).ok().map(|node| Self::Node(NodeId(node))),
-        }
+        let named = Self::NAMED.into_iter().map(|(link, _)| link);
+        named
+            .into_iter()
+            .find(|link| link.number() == number)
+            .or_else(|| u16::try_from(number.checked_sub(NODES)?).ok().map(|node| Self::Node(NodeId(node))))
     }
 }
 
@@ -72,6 +94,9 @@ pub(crate) struct Tree {
     pub(crate) common: Arc<Common>,
     map: KeptMap,
     pub(crate) run_dir: PathBuf,
+    /// Where the administration's tree is.
+    admin: Option<PathBuf>,
+    magic: Magic,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
     pub(crate) forgetting: Forgetting,
@@ -81,11 +106,13 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(common: Common, run_dir: PathBuf) -> Self {
+    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>) -> Self {
         Self {
             map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
             run_dir,
+            admin,
+            magic: Magic::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
             forgetting: Forgetting::default(),
@@ -107,11 +134,11 @@ impl Tree {
     /// What a name below the root means.
     pub(crate) fn below(&self, name: &OsStr) -> Option<Below> {
         let name = name.to_str()?;
-        match name {
-            "here" => return Some(Below::Link(Link::Here)),
-            "home" => return Some(Below::Link(Link::Home)),
-            "0" => return Some(Below::Link(Link::Node(self.me()))),
-            _ => {}
+        if let Some((link, _)) = self.links().find(|(_, known)| *known == name) {
+            return Some(Below::Link(link));
+        }
+        if name == "0" {
+            return Some(Below::Link(Link::Node(self.me())));
         }
         let map = self.map();
         match name.parse::<u16>() {
@@ -123,14 +150,36 @@ impl Tree {
         }
     }
 
+    /// The links below the root that have names of their own.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (Link, &'static str)> {
+        Link::NAMED.into_iter().filter(|(link, _)| *link != Link::Admin || self.admin.is_some())
+    }
+
     /// Where a link leads for this thread.
-    pub(crate) fn target(&self, link: Link, tid: u32) -> NodeId {
-        match link {
-            Link::Here => runs_at(&self.run_dir, self.me(), tid),
+    ///
+    /// # Errors
+    /// `EIO` if that is for ternd to know, and it does not answer.
+    pub(crate) fn target(&self, link: Link, tid: u32) -> Result<Vec<u8>, Errno> {
+        let means = |of| means(&self.run_dir, self.me(), tid, of);
+        let node = match link {
+            Link::Here => means(Place::Here)?,
             // What asks the kernel here is at home here: of a process that is away, the deputy asks.
             Link::Home => self.me(),
+            Link::Selected => means(Place::Selected)?,
+            Link::Magic => self.magic.target(&self.run_dir, self.me(), tid)?,
+            Link::LastExec => means(Place::LastExec)?,
+            Link::Admin => {
+                let admin = self.admin.as_ref().ok_or(Errno::NOENT)?;
+                return Ok(admin.as_os_str().as_encoded_bytes().to_vec());
+            }
             Link::Node(node) => node,
-        }
+        };
+        Ok(node.to_string().into_bytes())
+    }
+
+    /// A thread has made or opened a file of this node.
+    pub(crate) fn made(&self, tid: u32, inode: &Inode) {
+        self.magic.made(&self.run_dir, tid, inode.node());
     }
 
     pub(crate) fn peer(&self, node: NodeId) -> Arc<Peer> {
@@ -279,10 +328,11 @@ mod tests {
 
     #[test]
     fn links_have_numbers_of_their_own() {
-        for link in [Link::Here, Link::Home, Link::Node(NodeId(1)), Link::Node(NodeId(u16::MAX))] {
+        let named = Link::NAMED.into_iter().map(|(link, _)| link);
+        for link in named.chain([Link::Node(NodeId(1)), Link::Node(NodeId(u16::MAX))]) {
             assert_eq!(Link::of(link.number()), Some(link));
         }
-        for number in [0, 1, 4, NODES - 1, NODES + 65_536, 1 << 61] {
+        for number in [0, 1, 8, NODES - 1, NODES + 65_536, 1 << 61] {
             assert_eq!(Link::of(number), None, "{number}");
         }
     }

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 /// The kind of our own mounts in `/proc/self/mountinfo`.
 const OURS: &str = "fuse.mfs";
 
+/// The kind of the administration's tree, which goes by who looks into it on its own node.
+const ADMIN: &str = "fuse.mosix";
+
 /// File systems that show the kernel and its devices and no files (linux/magic.h).
 const KERNELS_OWN: [FsWord; 20] = [
     0x9fa0,      // proc
@@ -89,32 +92,34 @@ impl Export {
 /// Whether what was just looked up may be reached.
 ///
 /// # Errors
-/// `ELOOP` for our own trees (`/mfs/1/mfs/…` would go round), `EACCES` for what is no file system of files.
+/// `ELOOP` for our own trees (`/mfs/1/mfs/…` would go round), `EACCES` for what is no file system of files, the tree of
+/// administration included.
 pub(crate) fn admit(fd: impl AsFd) -> Result<(), Errno> {
     let kind = fstatfs(&fd)?.f_type;
     if KERNELS_OWN.contains(&kind) {
         return Err(Errno::ACCESS);
     }
-    if kind == FUSE && is_ours(fd) {
-        return Err(Errno::LOOP);
-    }
-    Ok(())
+    if kind == FUSE { may_enter(fd) } else { Ok(()) }
 }
 
-/// Whether it is in a tree that Tern has mounted. What cannot be told is taken for one.
-fn is_ours(fd: impl AsFd) -> bool {
+/// Passes unless it is in a tree that Tern has mounted. What cannot be told is taken for one.
+fn may_enter(fd: impl AsFd) -> Result<(), Errno> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH;
-    let Ok(stat) = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID) else { return true };
-    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return true };
-    is_ours_in(&table, stat.stx_mnt_id)
+    let Ok(stat) = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID) else { return Err(Errno::LOOP) };
+    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return Err(Errno::LOOP) };
+    may_enter_in(&table, stat.stx_mnt_id)
 }
 
-fn is_ours_in(table: &str, mount: u64) -> bool {
+fn may_enter_in(table: &str, mount: u64) -> Result<(), Errno> {
     let number = mount.to_string();
     let line = table.lines().find(|line| line.split(' ').next() == Some(&number));
     // After the optional fields comes " - KIND SOURCE OPTIONS".
-    line.and_then(|line| line.split_once(" - "))
-        .is_none_or(|(_, rest)| rest.split(' ').next().is_none_or(|kind| kind == OURS))
+    let kind = line.and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
+    match kind {
+        None | Some(OURS) => Err(Errno::LOOP),
+        Some(ADMIN) => Err(Errno::ACCESS),
+        Some(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -153,10 +158,12 @@ mod tests {
     fn our_own_trees_are_known_by_their_kind() {
         let table = "24 1 254:0 / / rw - ext4 /dev/vda rw\n\
                      90 24 0:50 / /mfs rw,nosuid shared:1 - fuse.mfs mymfs rw\n\
-                     91 24 0:51 / /mnt rw - fuse.sshfs h:/ rw\n";
-        assert!(is_ours_in(table, 90));
-        assert!(!is_ours_in(table, 91));
-        assert!(!is_ours_in(table, 24));
-        assert!(is_ours_in(table, 9), "what cannot be told is taken for one");
+                     91 24 0:51 / /mnt rw - fuse.sshfs h:/ rw\n\
+                     92 24 0:52 / /run/mosix rw - fuse.mosix mosix rw\n";
+        assert_eq!(may_enter_in(table, 90), Err(Errno::LOOP));
+        assert_eq!(may_enter_in(table, 91), Ok(()));
+        assert_eq!(may_enter_in(table, 24), Ok(()));
+        assert_eq!(may_enter_in(table, 92), Err(Errno::ACCESS), "the tree of administration");
+        assert_eq!(may_enter_in(table, 9), Err(Errno::LOOP), "what cannot be told is taken for one");
     }
 }

@@ -113,6 +113,17 @@ impl Leases {
         act(waited)
     }
 
+    /// Asks all leases back; nobody waits for them.
+    pub(crate) fn recall_all(&self) {
+        for (key, file) in &*lock(&self.files) {
+            for holder in file.holders.values() {
+                if let Some(session) = holder.session.upgrade() {
+                    session.recall(Lease { of: *key, number: holder.number });
+                }
+            }
+        }
+    }
+
     /// A session has opened the file for writing; to be said while it is changing it.
     pub(crate) fn opened(&self, session: &Session, key: FileKey) {
         *lock(&self.files).entry(key).or_default().writers.entry(session.number).or_default() += 1;

@@ -78,7 +78,7 @@ impl Serving {
 
     fn open_near(&self, session: &Arc<Session>, request: &ShimRequest) -> Result<Opened, Errno> {
         let ShimRequest::OpenFile { path, number, who, flags } = request else { return Err(Errno::INVAL) };
-        if !self.config.file.mfs.unwrap_or(true) {
+        if !self.config.file.mfs.unwrap_or(true) || !self.open.load(Ordering::Acquire) {
             return Err(Errno::ACCESS);
         }
         let (uid, gid, groups) = who.clone();

@@ -3,7 +3,9 @@
 use crate::cluster::{Cluster, is_root, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use tern_control::{Costs, MigrationCosts, RefusalKind, Reply, Request};
+use tern_control::{
+    Advice, Costs, Lock, MigrationCosts, Place, RefusalKind, Reply, Request, Settings, Switch,
+};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 #[test]
@@ -30,6 +32,13 @@ fn plain_users_look_and_change_nothing() {
         Request::Tune { node: NodeId(2) },
         Request::KeepCosts(costs(2)),
         Request::Awaited { node: NodeId(1), shim: ShimId([0; 16]), pid: HomePid(1), epoch: Epoch(1) },
+        Request::For { uid: 0, gid: 0, request: Box::new(Request::Status) },
+        Request::For { uid: 54_321, gid: 54_321, request: Box::new(Request::Status) },
+        Request::Switch { switch: Switch::NoMfs, on: true },
+        Request::Choose { pid: own(), of: Place::Selected, node: None },
+        Request::Choose { pid: own(), of: Place::Magic, node: None },
+        Request::SetLock { pid: own(), lock: Lock::Unlocked },
+        Request::Advise { pid: own(), advice: Advice::default() },
     ] {
         match node.ask_as(54_321, &request) {
             Reply::Refused(refusal) => assert_eq!(refusal.kind, RefusalKind::NotAllowed, "{request:?}"),
@@ -39,6 +48,78 @@ fn plain_users_look_and_change_nothing() {
     assert!(matches!(node.ask_as(54_321, &Request::Status), Reply::Status(_)));
     assert!(matches!(node.ask_as(54_321, &Request::GetMap), Reply::Map(_)));
     assert!(matches!(node.ask_as(54_321, &Request::Processes), Reply::Processes(_)));
+}
+
+/// This process, which is root's.
+fn own() -> HomePid {
+    HomePid(std::process::id() as i32)
+}
+
+#[test]
+fn root_asks_for_others_with_their_rights() {
+    if !is_root() {
+        return eprintln!("only root can try this");
+    }
+    let cluster = Cluster::found("");
+    let node = &cluster.nodes[0];
+    let ask_for =
+        |uid, request: Request| node.ask(&Request::For { uid, gid: uid, request: Box::new(request) });
+    let refused = |uid, request| match ask_for(uid, request) {
+        Reply::Refused(refusal) => refusal.kind,
+        other => panic!("{other:?}"),
+    };
+    let stay = || Request::Switch { switch: Switch::Stay, on: true };
+    assert_eq!(refused(54_321, stay()), RefusalKind::NotAllowed);
+    assert_eq!(refused(54_321, Request::SetLock { pid: own(), lock: Lock::Locked }), RefusalKind::NotAllowed);
+    // He does not become root by being asked for twice.
+    let twice = Request::For { uid: 0, gid: 0, request: Box::new(stay()) };
+    assert_eq!(refused(54_321, twice), RefusalKind::NotAllowed);
+    assert_eq!(node.ask(&Request::Settings), Reply::Settings(Settings::default()));
+    assert_eq!(ask_for(0, stay()), Reply::Done);
+    // Nobody's process is meant by that.
+    let register = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
+    assert_eq!(refused(54_321, register.clone()), RefusalKind::Unsupported);
+    assert_eq!(refused(0, register), RefusalKind::Unsupported);
+}
+
+#[test]
+fn one_process_is_shown_and_told() {
+    let cluster = Cluster::found("");
+    let node = &cluster.nodes[0];
+    let row = || match node.ask(&Request::Process { pid: own() }) {
+        Reply::Process(row) => row,
+        other => panic!("{other:?}"),
+    };
+    let before = row();
+    assert_eq!((before.r#where, before.migrations, &*before.state), (Some(NodeId(1)), 0, "home"));
+    assert!(before.started.is_none() && before.command.contains("daemon"));
+    assert_eq!(node.ask(&Request::SetLock { pid: own(), lock: Lock::Locked }), Reply::Done);
+    assert!(row().started.is_some_and(|started| started.locked));
+    assert_eq!(
+        node.refusal(&Request::SetLock { pid: own(), lock: Lock::Keep }).kind,
+        RefusalKind::BadRequest
+    );
+    for pid in [0, -1, 5_000_000].map(HomePid) {
+        assert_eq!(node.refusal(&Request::Process { pid }).kind, RefusalKind::NotFound);
+        assert_eq!(node.ask(&Request::Place { pid, of: Place::Selected }), Reply::Place(None));
+    }
+    if is_root() {
+        let hidden = match node.ask_as(54_321, &Request::Process { pid: own() }) {
+            Reply::Process(row) => row.command,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(hidden, "");
+    }
+    // What it means by the names below /mfs.
+    let place = |of| node.ask(&Request::Place { pid: own(), of });
+    for of in [Place::Here, Place::Selected, Place::Magic, Place::LastExec] {
+        assert_eq!(place(of), Reply::Place(None), "{of:?}");
+    }
+    let choose = |of, to: u16| Request::Choose { pid: own(), of, node: Some(NodeId(to)) };
+    assert_eq!(node.ask(&choose(Place::Selected, 1)), Reply::Done);
+    assert_eq!(place(Place::Selected), Reply::Place(Some(NodeId(1))));
+    assert_eq!(node.refusal(&choose(Place::Selected, 9)).kind, RefusalKind::NotFound);
+    assert_eq!(node.refusal(&choose(Place::LastExec, 1)).kind, RefusalKind::BadRequest);
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! What `/proc` says of the processes of this node.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use tern_ids::HomePid;
+
+fn status(tid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{tid}/status")).ok()
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// The process of a thread; none if it is gone, or in no pid namespace of ours.
+pub(crate) fn process_of(tid: u32) -> Option<HomePid> {
+    let tid = i32::try_from(tid).ok().filter(|tid| *tid > 0)?;
+    field(&status(tid)?, "Tgid:")?.parse().ok().map(HomePid)
+}
+
+/// Whether this is a process, and not only one of its threads.
+pub(crate) fn is_process(pid: HomePid) -> bool {
+    pid.0 > 0 && process_of(pid.0.cast_unsigned()) == Some(pid)
+}
+
+/// Whose files a process' are, as `/proc` has it: his, or root's if he may not look into it.
+pub(crate) fn owner(pid: HomePid) -> Option<(u32, u32)> {
+    fs::metadata(format!("/proc/{pid}")).ok().map(|file| (file.uid(), file.gid()))
+}
+
+/// When a process started: with its number that names one for good.
+pub(crate) fn start(pid: HomePid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The numbers of all processes, in order.
+pub(crate) fn all() -> Vec<HomePid> {
+    let files = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut all: Vec<i32> = files.filter_map(|file| file.file_name().to_str()?.parse().ok()).collect();
+    all.sort_unstable();
+    all.into_iter().map(HomePid).collect()
+}
+
+/// Whether a signal waits for a thread that it does not block: then what it waits for is over.
+pub(crate) fn is_interrupted(tid: u32) -> bool {
+    let Some(status) = i32::try_from(tid).ok().and_then(status) else { return true };
+    let set = |name| u64::from_str_radix(field(&status, name)?, 16).ok();
+    let (Some(own), Some(shared), Some(blocked)) = (set("SigPnd:"), set("ShdPnd:"), set("SigBlk:")) else {
+        return true;
+    };
+    (own | shared) & !blocked != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_one_and_its_threads_are_none() {
+        let own = HomePid(std::process::id() as i32);
+        assert!(is_process(own) && all().contains(&own) && start(own).is_some());
+        assert_eq!(owner(own).map(|(uid, _)| uid), Some(rustix::process::geteuid().as_raw()));
+        let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
+        assert!(!is_process(HomePid(tid)) && !is_process(HomePid(0)) && !is_process(HomePid(-1)));
+        let inside =
+            std::thread::spawn(|| process_of(rustix::thread::gettid().as_raw_nonzero().get() as u32));
+        assert_eq!(inside.join().unwrap(), Some(own));
+        assert!(is_interrupted(u32::MAX) && !is_interrupted(own.0 as u32));
+    }
+}
