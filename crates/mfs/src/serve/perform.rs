@@ -317,6 +317,7 @@ impl Performance<'_> {
         {
             return Ok(is);
         }
+        self.leases.watch(&fd, is.key, kind);
         // What was there before the promise was made may have changed.
         Ok(Attributes { lease: leases::MILLIS, ..attributes(fd)? })
     }
