@@ -5,6 +5,7 @@ use super::belief::Before;
 use super::calls::{Mounted, ROOT, Told, is_ours};
 use super::handle::Handle;
 use super::locks;
+use super::people::can_tell;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -66,6 +67,10 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_HANDLE_KILLPRIV,
         ] {
             let _not_offered = config.add_capabilities(wish);
+        }
+        // Who cannot tell them from record locks leaves them to the kernel here.
+        if can_tell() {
+            let _not_offered = config.add_capabilities(InitFlags::FUSE_FLOCK_LOCKS);
         }
         Ok(())
     }
@@ -437,9 +442,15 @@ impl Filesystem for Mounted {
         sleep: bool,
         reply: ReplyEmpty,
     ) {
-        let waiter = sleep.then(|| request.pid());
+        let wanted = locks::Wanted {
+            owner: owner.0,
+            range: (start, end),
+            raw: kind,
+            asker: request.pid(),
+            waits: sleep,
+        };
         match self.handle(handle) {
-            Ok(handle) => locks::set(&self.0, handle, owner.0, (start, end), kind, waiter, reply),
+            Ok(handle) => locks::set(&self.0, handle, &wanted, reply),
             Err(errno) => reply.error(error(errno)),
         }
     }

@@ -1,15 +1,16 @@
-//! Record locks of programs here. The server never waits for one; who must wait asks again, on a thread of his own, until he
+//! Record locks of programs here, and those of flock. The server never waits for one; who must wait asks again, on a thread of his own, until he
 //! has it or is interrupted.
 
 use super::handle::Handle;
 use super::peer::Peer;
-use super::people::is_interrupted;
+use super::people::{Manner, can_tell, is_interrupted, lock_call};
 use super::tree::Tree;
 use crate::lock;
 use crate::message::{Answer, Deed, LockKind};
 use fuser::ReplyEmpty;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -96,39 +97,70 @@ pub(crate) fn test(
     }
 }
 
+/// What the kernel asks for.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// Its number for who is to have the lock.
+    pub(crate) owner: u64,
+    /// First and last byte.
+    pub(crate) range: (u64, u64),
+    /// `F_RDLCK` and so on.
+    pub(crate) raw: i32,
+    /// The thread that asks.
+    pub(crate) asker: u32,
+    /// It waits until it has the lock.
+    pub(crate) waits: bool,
+}
+
+impl Wanted {
+    /// How it was asked for.
+    ///
+    /// # Errors
+    /// `ENOLCK` if the asker cannot be seen from here and it may be flock's; `EINTR` if he waits no more.
+    fn manner(&self) -> Result<Manner, Errno> {
+        if !can_tell() {
+            return Ok(Manner::Process);
+        }
+        match lock_call(self.asker) {
+            Some(manner) => Ok(manner),
+            None if self.asker != 0 => Err(Errno::INTR),
+            // flock's are of the whole file.
+            None if self.range == (0, i64::MAX.cast_unsigned()) => Err(Errno::NOLCK),
+            None => Ok(Manner::Process),
+        }
+    }
+}
+
+/// A record lock of a process or an open file.
+#[derive(Debug)]
+struct Record {
+    owner: u64,
+    /// His number for the server.
+    number: u64,
+    range: (u64, u64),
+}
+
 /// One who wants a lock, or wants it to go.
 #[derive(Debug)]
 struct Wish {
     handle: Arc<Handle>,
-    owner: u64,
-    /// His number for the server.
-    number: u64,
     kind: LockKind,
-    range: (u64, u64),
+    /// flock's if none.
+    record: Option<Record>,
 }
 
-/// Sets or removes a lock, and answers. `waiter` is the thread that waits for it, if it does.
-pub(crate) fn set(
-    tree: &Arc<Tree>,
-    handle: Arc<Handle>,
-    owner: u64,
-    range: (u64, u64),
-    raw: i32,
-    waiter: Option<u32>,
-    reply: ReplyEmpty,
-) {
-    let owners = &handle.inode.owners;
-    let number = match kind(raw) {
+/// Sets or removes a lock, and answers.
+pub(crate) fn set(tree: &Arc<Tree>, handle: Arc<Handle>, wanted: &Wanted, reply: ReplyEmpty) {
+    let wish = match Wish::of(handle, wanted) {
+        Ok(Some(wish)) => wish,
+        Ok(None) => return answer(reply, Ok(())),
         Err(errno) => return answer(reply, Err(errno)),
-        Ok(LockKind::Unlocked) => owners.get(owner),
-        Ok(_) => Some(owners.add(owner, &handle.inode.peer)),
     };
-    // Who has no number has no lock that could go.
-    let (Some(number), Ok(kind)) = (number, kind(raw)) else { return answer(reply, Ok(())) };
-    let wish = Wish { handle, owner, number, kind, range };
     let done = wish.try_once(tree);
-    let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return answer(reply, done) };
-    let tree = tree.clone();
+    if done != Err(Errno::AGAIN) || !wanted.waits {
+        return answer(reply, done);
+    }
+    let (tree, waiter) = (tree.clone(), wanted.asker);
     let wait = move || answer(reply, wish.wait(&tree, waiter));
     // Without a thread the reply goes with it, which fails the call.
     if let Err(error) = std::thread::Builder::new().name("lock".into()).spawn(wait) {
@@ -137,6 +169,24 @@ pub(crate) fn set(
 }
 
 impl Wish {
+    /// None if there is no lock that could go.
+    fn of(handle: Arc<Handle>, wanted: &Wanted) -> Result<Option<Self>, Errno> {
+        let (kind, manner, owner) = (kind(wanted.raw)?, wanted.manner()?, wanted.owner);
+        if manner == Manner::Flock {
+            return Ok(Some(Self { handle, kind, record: None }));
+        }
+        if manner == Manner::OpenFile {
+            handle.as_owner.get_or_init(|| owner);
+        }
+        let owners = &handle.inode.owners;
+        let number = match kind {
+            LockKind::Unlocked => owners.get(owner),
+            _ => Some(owners.add(owner, &handle.inode.peer)),
+        };
+        let record = number.map(|number| Record { owner, number, range: wanted.range });
+        Ok(record.map(|record| Self { handle, kind, record: Some(record) }))
+    }
+
     fn wait(&self, tree: &Tree, waiter: u32) -> Result<(), Errno> {
         let mut sleep = SLEEP.0;
         loop {
@@ -153,7 +203,8 @@ impl Wish {
     }
 
     fn try_once(&self, tree: &Tree) -> Result<(), Errno> {
-        let (Self { handle, owner, number, kind, range: (start, end) }, inode) = (self, &self.handle.inode);
+        let (Self { handle, kind, record }, inode) = (self, &self.handle.inode);
+        let Some(Record { owner, number, range: (start, end) }) = record else { return self.flock(tree) };
         let deed = |opened| Deed::Lock { opened, owner: *number, kind: *kind, start: *start, end: *end };
         let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
         // Another thread of his may have closed the file meanwhile, and said so to the server before this lock was there.
@@ -161,6 +212,17 @@ impl Wish {
         if !inode.owners.knows(*owner, *number, has) {
             inode.release_owner(*number);
             return Err(Errno::INTR);
+        }
+        done
+    }
+
+    fn flock(&self, tree: &Tree) -> Result<(), Errno> {
+        let Self { handle, kind, .. } = self;
+        let deed = |opened| Deed::Flock { opened, kind: *kind };
+        let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
+        // Who is refused another kind of lock has lost the one that he had.
+        if matches!(done, Ok(()) | Err(Errno::AGAIN)) {
+            handle.is_locked.store(done.is_ok() && *kind != LockKind::Unlocked, Ordering::Release);
         }
         done
     }

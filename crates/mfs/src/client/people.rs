@@ -64,6 +64,53 @@ pub(crate) fn is_interrupted(tid: u32) -> bool {
     (own | shared) & !blocked != 0
 }
 
+/// How a thread has asked for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// fcntl, for the process.
+    Process,
+    /// fcntl, for the open file (`F_OFD_SETLK`).
+    OpenFile,
+    /// flock.
+    Flock,
+}
+
+/// Whether we can tell how others have asked: a plain user may not look at what they do.
+pub(crate) fn can_tell() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// How this thread, which waits in its call, has asked for a lock; none if it waits no more. The kernel says so with its
+/// request, and fuser does not pass it on.
+pub(crate) fn lock_call(tid: u32) -> Option<Manner> {
+    let mut nap = Duration::from_micros(20);
+    loop {
+        let call = fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+        if !call.starts_with("running") {
+            return manner(&call);
+        }
+        // It has sent the request, and is about to sleep.
+        if nap > FRESH {
+            return None;
+        }
+        std::thread::sleep(nap);
+        nap *= 2;
+    }
+}
+
+fn manner(call: &str) -> Option<Manner> {
+    // The calls of 32-bit programs have numbers that are none of other calls for locks.
+    const FLOCK: [i64; 3] = [libc::SYS_flock, libc::SYS_flock | 0x4000_0000, 143];
+    let mut words = call.split_whitespace();
+    let number: i64 = words.next()?.parse().ok().filter(|number| *number >= 0)?;
+    let command = i32::from_str_radix(words.nth(1)?.trim_start_matches("0x"), 16).unwrap_or(0);
+    Some(match command {
+        _ if FLOCK.contains(&number) => Manner::Flock,
+        libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => Manner::OpenFile,
+        _ => Manner::Process,
+    })
+}
+
 /// The node where the process of this thread runs, as ternd knows; this one if it does not know better.
 pub(crate) fn runs_at(run_dir: &Path, me: NodeId, tid: u32) -> NodeId {
     let Some(pid) = status(tid, "Tgid:").and_then(|pid| pid.parse::<i32>().ok()) else { return me };
@@ -89,6 +136,22 @@ mod tests {
             rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
         let caller = People::default().caller(std::process::id(), 1, 2);
         assert_eq!((caller.uid, caller.gid, caller.groups), (1, 2, own));
+    }
+
+    #[test]
+    fn a_lock_is_asked_for_by_a_call() {
+        for (call, asked) in [
+            ("73 0x3 0x2 0x0 0x0 0x0 0x0 0x7ffd 0x7f01", Some(Manner::Flock)),
+            ("143 0x3 0x6 0x0 0x0 0x0 0x0 0xffd 0xf01", Some(Manner::Flock)),
+            ("72 0x3 0x6 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", Some(Manner::Process)),
+            ("72 0x3 0x25 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", Some(Manner::OpenFile)),
+            ("221 0x3 0x26 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", Some(Manner::OpenFile)),
+            ("-1 0x7ffd 0x7f01", None),
+            ("", None),
+        ] {
+            assert_eq!(manner(call), asked, "{call}");
+        }
+        assert_eq!(lock_call(u32::MAX), None);
     }
 
     #[test]

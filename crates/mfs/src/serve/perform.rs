@@ -270,6 +270,10 @@ impl Performance<'_> {
             Deed::TestLock { opened, owner, kind, start, end } => {
                 locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
             }
+            Deed::Flock { opened, kind } => {
+                locks::flock(&*self.file(opened)?, kind)?;
+                Answer::Done
+            }
         })
     }
 
