@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+mod hostile;
 pub mod message;
 pub mod serve;
 

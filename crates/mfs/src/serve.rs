@@ -9,6 +9,8 @@
 mod acting;
 mod budget;
 mod export;
+#[doc(hidden)]
+pub mod hostile;
 mod leases;
 mod locks;
 mod notice;
