@@ -124,9 +124,9 @@ impl Notices {
         {
             return;
         }
-        if let Err(error) = group.mark(fd, key, kind)
-            && !matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOENT))
-        {
+        let Err(error) = group.mark(fd, key, kind) else { return };
+        let never = [libc::EOPNOTSUPP, libc::ENODEV, libc::EXDEV, libc::EINVAL, libc::EOVERFLOW];
+        if error.raw_os_error().is_some_and(|errno| never.contains(&errno)) {
             tracing::info!(%error, volume = key.volume, "a file system without notices");
             group.without.insert(key.volume);
         }
