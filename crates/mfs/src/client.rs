@@ -13,6 +13,8 @@ mod calls;
 mod content;
 mod fuse;
 mod handle;
+#[doc(hidden)]
+pub mod hostile;
 mod inode;
 mod interrupts;
 mod locks;

@@ -5,9 +5,10 @@
 //! ```
 //! Both halves are processes of their own (`tern-mfs`) and outlive ternd. What they say to each other is in [`message`]; what
 //! holds of it is in docs/design/files.md.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod client;
+mod hostile;
 pub mod message;
 pub mod serve;
 

@@ -22,7 +22,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -307,6 +307,11 @@ pub enum Deed {
         start: u64,
         end: u64,
     },
+    /// flock's, which the open file has until it is closed.
+    Flock {
+        opened: Opened,
+        kind: LockKind,
+    },
 }
 
 impl Deed {
@@ -317,14 +322,18 @@ impl Deed {
         self.is_repeatable()
             || matches!(
                 self,
-                Self::Open { .. } | Self::Set { .. } | Self::Lock { .. } | Self::Write { append: false, .. }
+                Self::Open { .. }
+                    | Self::Set { .. }
+                    | Self::Lock { .. }
+                    | Self::Flock { .. }
+                    | Self::Write { append: false, .. }
             )
     }
 
     /// Whether it changes what is on a disk.
     #[must_use]
     pub fn changes(&self) -> bool {
-        !self.is_repeatable() && !matches!(self, Self::Open { .. } | Self::Lock { .. })
+        !self.is_repeatable() && !matches!(self, Self::Open { .. } | Self::Lock { .. } | Self::Flock { .. })
     }
 
     /// Whether doing it twice is the same as doing it once, so that it may simply be asked again.

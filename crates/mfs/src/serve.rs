@@ -9,9 +9,12 @@
 mod acting;
 mod budget;
 mod export;
+#[doc(hidden)]
+pub mod hostile;
 mod leases;
 mod locks;
 mod near;
+mod notice;
 mod perform;
 mod release;
 mod session;
@@ -65,7 +68,7 @@ struct Serving {
     node: NodeId,
     config: Config,
     export: Export,
-    leases: Leases,
+    leases: Arc<Leases>,
     tls: ServerTls,
     budget: Arc<Budget>,
     /// This boot of the machine.
@@ -92,7 +95,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
             squash_root: config.file.mfs_squash_root.unwrap_or(false),
             paths: config.file.mfs_paths.clone().unwrap_or_default(),
         },
-        leases: Leases::new(is_first),
+        leases: Arc::new(Leases::new(is_first)),
         tls: identity.cluster_server()?,
         // The rest is for connections, and for what is open during a call.
         budget: Budget::new(descriptors() / 4 * 3),
@@ -104,6 +107,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         connections: AtomicUsize::new(0),
         config,
     });
+    serving.leases.listen();
     loop {
         door.wait(&[], Duration::from_secs(5))?;
         while let Some(caller) = door.next() {

@@ -1,12 +1,32 @@
-//! Whether the files of other nodes can be shown here.
+//! Whether the files of other nodes can be shown here, and what their programs see of ours.
 
 use super::Finding;
 use crate::output::reason;
+use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
 
 pub(super) fn examine() -> Vec<Finding> {
-    vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse"))]
+    vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse")), local(tell_of_changes())]
+}
+
+/// Asks the kernel to tell what is done to the root's directory, as the server of files does.
+fn tell_of_changes() -> io::Result<()> {
+    let fid = InitFlags::from_bits_retain(libc::FAN_REPORT_FID);
+    let how = InitFlags::FAN_CLASS_NOTIF | InitFlags::FAN_CLOEXEC | InitFlags::FAN_UNLIMITED_MARKS | fid;
+    let fanotify = Fanotify::init(how, EventFFlags::O_RDONLY)?;
+    Ok(fanotify.mark(MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_ATTRIB, rustix::fs::CWD, Some("/"))?)
+}
+
+fn local(told: io::Result<()>) -> Finding {
+    let name = "local changes";
+    match told {
+        Ok(()) => Finding::ok(name, "of files that other nodes have open are seen there at once"),
+        Err(error) => {
+            let cost = "what programs here change of files that other nodes have open is seen there up to a second later";
+            Finding::limited(name, format!("fanotify does not tell: {}", reason(&error)), cost)
+        }
+    }
 }
 
 fn mfs(fuse: io::Result<File>) -> Finding {
@@ -29,5 +49,11 @@ mod tests {
     fn without_fuse_there_is_no_tree() {
         assert_eq!(mfs(Err(io::ErrorKind::NotFound.into())).state, State::Limited);
         assert_eq!(mfs(File::open("/dev/null")).state, State::Ok);
+    }
+
+    #[test]
+    fn without_fanotify_changes_are_seen_later() {
+        assert_eq!(local(Err(io::ErrorKind::PermissionDenied.into())).state, State::Limited);
+        assert_eq!(local(Ok(())).state, State::Ok);
     }
 }

@@ -283,7 +283,7 @@ impl Mounted {
             let heard =
                 self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
             handle.inode.content.doubt();
-            let Answer::Count(count) = heard.answer else { return Err(Errno::IO) };
+            let count = count_in(&heard.answer, piece.len() as u64)?;
             done += count;
             if count < piece.len() as u64 {
                 break;
@@ -308,10 +308,8 @@ impl Mounted {
         let length = length.min(1 << 30);
         let who = self.writer(request, &to);
         let deed = |to| Deed::Copy { from: from.opened(), at, to, to_at, length };
-        match self.0.with_open(&to, &who, &[], deed)?.answer {
-            Answer::Count(count) => u32::try_from(count).map_err(|_large| Errno::IO),
-            _ => Err(Errno::IO),
-        }
+        let count = count_in(&self.0.with_open(&to, &who, &[], deed)?.answer, length)?;
+        u32::try_from(count).map_err(|_large| Errno::IO)
     }
 
     pub(crate) fn sync(&self, handle: FileHandle, data_only: bool) -> Outcome<()> {
@@ -418,6 +416,17 @@ fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
     if let Answer::Attributes(attributes) = answer { Ok(*attributes) } else { Err(Errno::IO) }
 }
 
+/// So many of as many as there were: more is a server's that cannot be believed.
+fn count_in(answer: &Answer, most: u64) -> Outcome<u64> {
+    if let Answer::Count(count) = answer
+        && *count <= most
+    {
+        Ok(*count)
+    } else {
+        Err(Errno::IO)
+    }
+}
+
 /// A link's target is at most a node's number long, and another one for another caller.
 pub(crate) fn of_link(link: Link) -> FileAttr {
     let size = if link == Link::Admin { 0 } else { 5 };
@@ -428,6 +437,14 @@ pub(crate) fn of_link(link: Link) -> FileAttr {
 mod tests {
     use super::*;
     use crate::message::{Ask, Opened};
+
+    #[test]
+    fn no_more_is_written_than_there_was() {
+        assert_eq!(count_in(&Answer::Count(7), 7), Ok(7));
+        for answer in [Answer::Count(8), Answer::Count(u64::MAX), Answer::Done] {
+            assert_eq!(count_in(&answer, 7), Err(Errno::IO));
+        }
+    }
 
     #[test]
     fn what_is_written_fits_whatever_groups_the_writer_has() {

@@ -56,6 +56,7 @@ impl Filesystem for Mounted {
         let _smaller = config.set_max_readahead(most);
         for wish in [
             InitFlags::FUSE_POSIX_LOCKS,
+            InitFlags::FUSE_FLOCK_LOCKS,
             // It counts where no default access list does, which the server knows.
             InitFlags::FUSE_DONT_MASK,
             // Before each read from its own memory it asks again what has run out, and forgets what has changed.
@@ -436,12 +437,14 @@ impl Filesystem for Mounted {
         kind: i32,
         _pid: u32,
         sleep: bool,
-        _flock: bool,
+        flock: bool,
         reply: ReplyEmpty,
     ) {
+        let wanted =
+            locks::Wanted { owner: owner.0, range: (start, end), raw: kind, asker: request.pid(), flock };
         let waiter = sleep.then(|| self.0.interrupts.waiter(request.unique().0));
         match self.handle(handle) {
-            Ok(handle) => locks::set(&self.0, handle, owner.0, (start, end), kind, waiter, reply),
+            Ok(handle) => locks::set(&self.0, handle, &wanted, waiter, reply),
             Err(errno) => reply.error(error(errno)),
         }
     }

@@ -5,7 +5,8 @@ use super::unsaved::Boot;
 use crate::lock;
 use crate::message::{Caller, Entry, Opened};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// One open file or directory.
 #[derive(Debug)]
@@ -20,12 +21,25 @@ pub(crate) struct Handle {
     pub(crate) boot: Boot,
     /// Entries of a directory that were read and not shown yet, and where the first of them is.
     pub(crate) ahead: Mutex<(u64, VecDeque<Entry>)>,
+    /// It has flock's lock.
+    pub(crate) is_locked: AtomicBool,
+    /// The kernel's number for it as an owner of record locks of its own (`F_OFD_SETLK`), if it has had some.
+    pub(crate) as_owner: OnceLock<u64>,
 }
 
 impl Handle {
     pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
         inode.content.opened();
-        Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
+        Self {
+            inode,
+            opener,
+            flags,
+            opened: Mutex::new(opened),
+            boot,
+            ahead: Mutex::default(),
+            is_locked: AtomicBool::new(false),
+            as_owner: OnceLock::new(),
+        }
     }
 
     /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.
@@ -42,6 +56,10 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.inode.content.closed();
+        // The kernel says it of processes that close a file, and not of the file.
+        if let Some(owner) = self.as_owner.get() {
+            self.inode.disown(*owner);
+        }
     }
 }
 

@@ -1,15 +1,17 @@
-//! Record locks of programs here. The server never waits for one; who must wait asks again, on a thread of his own, until he
+//! Record locks of programs here, and those of flock. The server never waits for one; who must wait asks again, on a thread of his own, until he
 //! has it or is interrupted.
 
 use super::handle::Handle;
 use super::interrupts::Waiter;
 use super::peer::Peer;
+use super::people::is_of_open_file;
 use super::tree::Tree;
 use crate::lock;
 use crate::message::{Answer, Deed, LockKind};
 use fuser::ReplyEmpty;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -96,36 +98,52 @@ pub(crate) fn test(
     }
 }
 
+/// What the kernel asks for.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// Its number for who is to have the lock.
+    pub(crate) owner: u64,
+    /// First and last byte.
+    pub(crate) range: (u64, u64),
+    /// `F_RDLCK` and so on.
+    pub(crate) raw: i32,
+    /// The thread that asks.
+    pub(crate) asker: u32,
+    /// It is of flock(2).
+    pub(crate) flock: bool,
+}
+
+/// A record lock of a process or an open file.
+#[derive(Debug)]
+struct Record {
+    owner: u64,
+    /// His number for the server.
+    number: u64,
+    range: (u64, u64),
+}
+
 /// One who wants a lock, or wants it to go.
 #[derive(Debug)]
 struct Wish {
     handle: Arc<Handle>,
-    owner: u64,
-    /// His number for the server.
-    number: u64,
     kind: LockKind,
-    range: (u64, u64),
+    /// flock's if none.
+    record: Option<Record>,
 }
 
 /// Sets or removes a lock, and answers. `waiter` is who waits for it, if somebody does.
 pub(crate) fn set(
     tree: &Arc<Tree>,
     handle: Arc<Handle>,
-    owner: u64,
-    range: (u64, u64),
-    raw: i32,
+    wanted: &Wanted,
     waiter: Option<Waiter>,
     reply: ReplyEmpty,
 ) {
-    let owners = &handle.inode.owners;
-    let number = match kind(raw) {
+    let wish = match Wish::of(handle, wanted) {
+        Ok(Some(wish)) => wish,
+        Ok(None) => return answer(reply, Ok(())),
         Err(errno) => return answer(reply, Err(errno)),
-        Ok(LockKind::Unlocked) => owners.get(owner),
-        Ok(_) => Some(owners.add(owner, &handle.inode.peer)),
     };
-    // Who has no number has no lock that could go.
-    let (Some(number), Ok(kind)) = (number, kind(raw)) else { return answer(reply, Ok(())) };
-    let wish = Wish { handle, owner, number, kind, range };
     let done = wish.try_once(tree);
     let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return answer(reply, done) };
     let tree = tree.clone();
@@ -137,6 +155,24 @@ pub(crate) fn set(
 }
 
 impl Wish {
+    /// None if there is no lock that could go.
+    fn of(handle: Arc<Handle>, wanted: &Wanted) -> Result<Option<Self>, Errno> {
+        let (kind, owner) = (kind(wanted.raw)?, wanted.owner);
+        if wanted.flock {
+            return Ok(Some(Self { handle, kind, record: None }));
+        }
+        if is_of_open_file(wanted.asker) {
+            handle.as_owner.get_or_init(|| owner);
+        }
+        let owners = &handle.inode.owners;
+        let number = match kind {
+            LockKind::Unlocked => owners.get(owner),
+            _ => Some(owners.add(owner, &handle.inode.peer)),
+        };
+        let record = number.map(|number| Record { owner, number, range: wanted.range });
+        Ok(record.map(|record| Self { handle, kind, record: Some(record) }))
+    }
+
     fn wait(&self, tree: &Tree, waiter: &Waiter) -> Result<(), Errno> {
         let mut sleep = SLEEP.0;
         loop {
@@ -152,7 +188,8 @@ impl Wish {
     }
 
     fn try_once(&self, tree: &Tree) -> Result<(), Errno> {
-        let (Self { handle, owner, number, kind, range: (start, end) }, inode) = (self, &self.handle.inode);
+        let (Self { handle, kind, record }, inode) = (self, &self.handle.inode);
+        let Some(Record { owner, number, range: (start, end) }) = record else { return self.flock(tree) };
         let deed = |opened| Deed::Lock { opened, owner: *number, kind: *kind, start: *start, end: *end };
         let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
         // Another thread of his may have closed the file meanwhile, and said so to the server before this lock was there.
@@ -160,6 +197,17 @@ impl Wish {
         if !inode.owners.knows(*owner, *number, has) {
             inode.release_owner(*number);
             return Err(Errno::INTR);
+        }
+        done
+    }
+
+    fn flock(&self, tree: &Tree) -> Result<(), Errno> {
+        let Self { handle, kind, .. } = self;
+        let deed = |opened| Deed::Flock { opened, kind: *kind };
+        let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
+        // Who is refused another kind of lock has lost the one that he had.
+        if matches!(done, Ok(()) | Err(Errno::AGAIN)) {
+            handle.is_locked.store(done.is_ok() && *kind != LockKind::Unlocked, Ordering::Release);
         }
         done
     }

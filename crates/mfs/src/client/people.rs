@@ -92,6 +92,29 @@ pub(crate) fn chosen(run_dir: &Path, tid: u32, of: Place, node: NodeId) {
     }
 }
 
+/// Whether this thread, which waits in its call, has asked for a lock of its open file (`F_OFD_SETLK`) and not of its process. The kernel
+/// does not say, nor when such a lock is to go; what cannot be seen from here is taken for a process's.
+pub(crate) fn is_of_open_file(tid: u32) -> bool {
+    let mut nap = Duration::from_micros(20);
+    while nap <= FRESH {
+        let Ok(call) = fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
+        if !call.starts_with("running") {
+            return names_open_file(&call);
+        }
+        // It has sent the request, and is about to sleep.
+        std::thread::sleep(nap);
+        nap *= 2;
+    }
+    false
+}
+
+fn names_open_file(call: &str) -> bool {
+    let command = call.split_whitespace().nth(2).map(|word| word.trim_start_matches("0x"));
+    let command = command.and_then(|word| i32::from_str_radix(word, 16).ok());
+    command
+        .is_some_and(|command| [libc::F_OFD_SETLK, libc::F_OFD_SETLKW, libc::F_OFD_GETLK].contains(&command))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +125,19 @@ mod tests {
             rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
         let caller = People::default().caller(std::process::id(), 1, 2);
         assert_eq!((caller.uid, caller.gid, caller.groups), (1, 2, own));
+    }
+
+    #[test]
+    fn a_lock_of_an_open_file_is_known_by_its_call() {
+        for (call, is_it) in [
+            ("72 0x3 0x6 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", false),
+            ("72 0x3 0x25 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+            ("221 0x3 0x26 0x7ffd 0x0 0x0 0x0 0x7ffd 0x7f01", true),
+            ("-1 0x7ffd 0x7f01", false),
+            ("", false),
+        ] {
+            assert_eq!(names_open_file(call), is_it, "{call}");
+        }
+        assert!(!is_of_open_file(u32::MAX));
     }
 }

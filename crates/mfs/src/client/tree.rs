@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tern_control::Place;
 use tern_ids::NodeId;
@@ -306,7 +307,7 @@ impl Tree {
         if *opened != was {
             return Ok(());
         }
-        if handle.inode.owners.have_some() {
+        if handle.inode.owners.have_some() || handle.is_locked.load(Ordering::Acquire) {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();

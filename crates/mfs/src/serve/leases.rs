@@ -8,15 +8,19 @@
 //! The term of who was told is counted from before he asked, ours from when we answer: his ends first. A server that begins
 //! after another one does not know what that has promised, and lets nothing be changed until its term is over.
 //!
-//! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask, and
-//! where a file is open already at the latest after the term (docs/design/files.md).
+//! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask. Where a
+//! file is open already the kernel tells us of it, and the leases are asked back ([`super::notice`]), or it is seen at the
+//! latest after the term (docs/design/files.md).
 
+use super::notice::{self, Notices};
 use super::session::Session;
 use crate::lock;
 use crate::message::{FileKey, Lease};
+use rustix::fs::FileType;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a lease lasts (DESIGN, section 5).
@@ -31,6 +35,8 @@ struct Holder {
     /// The lease's.
     number: u64,
     end: Instant,
+    /// It was asked back since a program of this node changed the file.
+    asked_back: bool,
 }
 
 #[derive(Debug, Default)]
@@ -51,13 +57,71 @@ pub(crate) struct Leases {
     files: Mutex<HashMap<FileKey, Leased>>,
     given_back: Condvar,
     count: AtomicU64,
+    /// What programs of this node change, where the kernel tells.
+    notices: OnceLock<Arc<Notices>>,
+    /// How many leases were asked back for that.
+    noticed: AtomicU64,
 }
 
 impl Leases {
     /// Those of a server that has just begun, and is the first or not.
     pub(crate) fn new(is_first: bool) -> Self {
         let inherited = if is_first { Instant::now() } else { Instant::now() + TERM };
-        Self { inherited, files: Mutex::default(), given_back: Condvar::new(), count: AtomicU64::new(0) }
+        Self {
+            inherited,
+            files: Mutex::default(),
+            given_back: Condvar::new(),
+            count: AtomicU64::new(0),
+            notices: OnceLock::new(),
+            noticed: AtomicU64::new(0),
+        }
+    }
+
+    /// Hears of what programs of this node change, from now on and if the kernel tells.
+    pub(crate) fn listen(self: &Arc<Self>) {
+        match notice::listen(&Arc::downgrade(self)) {
+            Ok(notices) => drop(self.notices.set(notices)),
+            Err(error) => {
+                tracing::info!(%error, "what programs of this node change is seen elsewhere after the term only");
+            }
+        }
+    }
+
+    /// Has the leases of a file asked back when a program of this node changes it. To be called when it has been granted, and
+    /// before it is looked at.
+    pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) {
+        if let Some(notices) = self.notices.get() {
+            notices.watch(fd, key, kind);
+        }
+    }
+
+    /// A program of this node has changed a file: asks all leases of it back, and waits for nobody.
+    pub(crate) fn noticed(&self, key: FileKey) {
+        if let Some(file) = lock(&self.files).get_mut(&key) {
+            self.ask_back(key, file);
+        }
+    }
+
+    /// Programs of this node may have changed anything.
+    pub(crate) fn noticed_all(&self) {
+        for (key, file) in lock(&self.files).iter_mut() {
+            self.ask_back(*key, file);
+        }
+    }
+
+    fn ask_back(&self, key: FileKey, file: &mut Leased) {
+        let now = Instant::now();
+        for holder in file.holders.values_mut().filter(|holder| holder.end > now && !holder.asked_back) {
+            let Some(session) = holder.session.upgrade() else { continue };
+            holder.asked_back = true;
+            session.recall(Lease { of: key, number: holder.number });
+            // The first one says that it works at all.
+            if self.noticed.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::info!(
+                    "a program of this node has changed what another one believes, which is told so"
+                );
+            }
+        }
     }
 
     /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
@@ -71,7 +135,8 @@ impl Leases {
             return false;
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
-        let holder = Holder { session: Arc::downgrade(session), number, end: Instant::now() + TERM };
+        let end = Instant::now() + TERM;
+        let holder = Holder { session: Arc::downgrade(session), number, end, asked_back: false };
         file.holders.insert(session.number, holder);
         true
     }

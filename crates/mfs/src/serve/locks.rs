@@ -1,13 +1,14 @@
 //! Locks of other nodes' programs as locks of ours, so that they are in the way of this node's own programs too.
 //!
 //! A record lock belongs to a process, and each of them is one owner here: it gets an open file description of its own, whose
-//! lock (`F_OFD_SETLK`) is in the way of all others. None of them waits here: who waits, on the other node, asks again.
+//! lock (`F_OFD_SETLK`) is in the way of all others. What flock locks belongs to the open file, which is one here as well. None of
+//! them waits here: who waits, on the other node, asks again.
 
 use super::session::{OpenFile, Session};
 use crate::lock;
 use crate::message::{Answer, LockKind};
 use nix::fcntl::{FcntlArg, fcntl};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -56,6 +57,19 @@ pub(crate) fn test(
     let length = u64::try_from(record.l_len).unwrap_or(0);
     let end = if length == 0 { u64::MAX } else { start.saturating_add(length - 1) };
     Ok(Answer::InTheWay { kind, start, end })
+}
+
+/// Sets or removes flock's lock of an open file, which goes when that is closed.
+///
+/// # Errors
+/// `EAGAIN` if another one is in the way; what it had is gone then, as on one machine.
+pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
+    let how = match kind {
+        LockKind::Shared => FlockOperation::NonBlockingLockShared,
+        LockKind::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        LockKind::Unlocked => FlockOperation::NonBlockingUnlock,
+    };
+    rustix::fs::flock(&file.fd, how)
 }
 
 /// The open file description that stands for this owner. It can be written to if he may write at all, since he may have

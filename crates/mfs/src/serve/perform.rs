@@ -270,6 +270,10 @@ impl Performance<'_> {
             Deed::TestLock { opened, owner, kind, start, end } => {
                 locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
             }
+            Deed::Flock { opened, kind } => {
+                locks::flock(&*self.file(opened)?, kind)?;
+                Answer::Done
+            }
         })
     }
 
@@ -317,6 +321,7 @@ impl Performance<'_> {
         {
             return Ok(is);
         }
+        self.leases.watch(&fd, is.key, kind);
         // What was there before the promise was made may have changed.
         Ok(Attributes { lease: leases::MILLIS, ..attributes(fd)? })
     }

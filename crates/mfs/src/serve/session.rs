@@ -127,15 +127,24 @@ impl Session {
     /// # Errors
     /// If the root cannot be opened.
     pub(crate) fn new(export: &Export, budget: &Arc<Budget>) -> Result<Arc<Self>, Errno> {
+        // A client that asks a new server for what it had from an old one must not get something else.
+        Self::counting_from(beginning(), export, budget)
+    }
+
+    /// The same, with objects and open files that are counted from here.
+    pub(crate) fn counting_from(
+        first: u64,
+        export: &Export,
+        budget: &Arc<Budget>,
+    ) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         let session = Arc::new(Self {
             number: beginning(),
             root: Arc::new(Held { fd, key, place: export.root() }),
             budget: budget.clone(),
-            // A client that asks a new server for what it had from an old one must not get something else.
-            objects: Mutex::new(Objects { next: beginning(), ..Objects::default() }),
-            files: Mutex::new((HashMap::new(), beginning())),
+            objects: Mutex::new(Objects { next: first, ..Objects::default() }),
+            files: Mutex::new((HashMap::new(), first)),
             owners: Mutex::default(),
             ear: Mutex::default(),
             heard: Condvar::new(),

@@ -251,7 +251,7 @@ fn any_deed_is_answered() {
         let kind = *[LockKind::Shared, LockKind::Exclusive, LockKind::Unlocked].choose(&mut chance).unwrap();
         let owner = chance.random_range(0..4);
         let size = chance.random_bool(0.3).then_some(at.min(1 << 20));
-        let deed = match chance.random_range(0..25) {
+        let deed = match chance.random_range(0..26) {
             0 => Deed::Lookup { dir, name: name() },
             1 => Deed::Stat { of },
             2 => Deed::Set { of, opened: Some(opened), change: Change { size, ..Change::default() } },
@@ -283,6 +283,7 @@ fn any_deed_is_answered() {
             21 => Deed::Seek { opened, at, data: true },
             22 => Deed::Lock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
             23 => Deed::TestLock { opened, owner, kind, start: at, end: at.wrapping_add(5) },
+            24 => Deed::Flock { opened, kind },
             _ => Deed::Copy { from: opened, at: at.min(1 << 20), to: opened, to_at: 0, length: 4096 },
         };
         let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };

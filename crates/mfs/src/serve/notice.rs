@@ -1,0 +1,219 @@
+//! Programs of this node that change what another one believes of a file: the kernel tells of it (fanotify(7)), and the leases
+//! are asked back at once. Without that the change would be seen there when the term is over.
+//!
+//! ```text
+//!  lease ─▶ watch: a mark on that inode ─▶ kernel ─event─▶ thread ─▶ Leases::noticed ─▶ ear of each session that has one
+//! ```
+//! Only files that somebody has a lease of have a mark, so nobody else pays: a mark on the whole file system costs each write of
+//! the machine 0.6 to 2 µs, one on an inode only the writes to that. No program ever waits for us. What comes is read once a
+//! millisecond at most: the kernel joins what is alike meanwhile, and whoever writes in a loop pays little for it.
+//!
+//! Marks are made in a [`Group`] that is closed, with all its marks, after every lease that began with it is over; the next
+//! group is there by then. So nobody has to find a file again to take its mark away, and what is not looked at any more from
+//! elsewhere costs nothing after [`LIFE`].
+
+mod event;
+mod handle;
+
+use super::leases::{Leases, TERM};
+use crate::lock;
+use crate::message::FileKey;
+use event::Event;
+use handle::Handle;
+use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a group gets new marks; it is closed as much later. More than a lease's term.
+const LIFE: Duration = Duration::from_secs(5);
+
+/// The most marks of one group: each keeps an inode in memory. Further files are as without all this.
+const MOST_MARKS: usize = 16_384;
+
+/// How long events are left to come together.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Bytes of events that are read at once.
+const READ: usize = 16 << 10;
+
+/// What is done to a file.
+const OF_FILE: MaskFlags = MaskFlags::FAN_MODIFY
+    .union(MaskFlags::FAN_ATTRIB)
+    .union(MaskFlags::FAN_DELETE_SELF)
+    .union(MaskFlags::FAN_MOVE_SELF);
+
+/// What is done to a directory, and to names in it.
+const OF_DIRECTORY: MaskFlags = MaskFlags::FAN_ATTRIB
+    .union(MaskFlags::FAN_DELETE_SELF)
+    .union(MaskFlags::FAN_MOVE_SELF)
+    .union(MaskFlags::FAN_CREATE)
+    .union(MaskFlags::FAN_DELETE)
+    .union(MaskFlags::FAN_MOVED_FROM)
+    .union(MaskFlags::FAN_MOVED_TO)
+    .union(MaskFlags::FAN_ONDIR);
+
+/// Marks that end together.
+#[derive(Debug)]
+struct Group {
+    fanotify: Arc<Fanotify>,
+    begun: Instant,
+    marked: HashSet<FileKey>,
+    /// What the kernel calls them in its events.
+    called: HashMap<Handle, FileKey>,
+    /// File systems that cannot have such marks.
+    without: HashSet<u64>,
+}
+
+#[derive(Debug)]
+struct Groups {
+    now: Group,
+    /// Its marks are of use until the leases are over that it had when it was `now`.
+    before: Option<Group>,
+}
+
+/// What is watched on this node.
+#[derive(Debug)]
+pub(crate) struct Notices(Mutex<Groups>);
+
+impl Group {
+    fn new() -> io::Result<Self> {
+        // `nix` has no name for it: events say which file it is, instead of opening it for us.
+        let fid = InitFlags::from_bits_retain(libc::FAN_REPORT_FID);
+        let how = InitFlags::FAN_CLASS_NOTIF
+            | InitFlags::FAN_CLOEXEC
+            | InitFlags::FAN_NONBLOCK
+            | InitFlags::FAN_UNLIMITED_MARKS
+            | fid;
+        Ok(Self {
+            fanotify: Arc::new(Fanotify::init(how, EventFFlags::O_RDONLY)?),
+            begun: Instant::now(),
+            marked: HashSet::new(),
+            called: HashMap::new(),
+            without: HashSet::new(),
+        })
+    }
+
+    fn mark(&mut self, fd: impl AsFd, key: FileKey, kind: FileType) -> io::Result<()> {
+        let handle = Handle::of(&fd, key.volume)?;
+        let mask = if kind == FileType::Directory { OF_DIRECTORY } else { OF_FILE };
+        // What is held by a descriptor of `O_PATH` can be marked by a path only.
+        let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        self.fanotify.mark(MarkFlags::FAN_MARK_ADD, mask, rustix::fs::CWD, Some(path.as_str()))?;
+        self.marked.insert(key);
+        self.called.insert(handle, key);
+        Ok(())
+    }
+}
+
+impl Notices {
+    /// Has the leases of a file asked back whenever a program of this node changes it, for the term at least. To be called
+    /// before it is looked at.
+    ///
+    /// Where it cannot be, nothing is said: the term tells. A caller who may not read the file is one such case, since the
+    /// calling thread is that by now.
+    pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) {
+        let group = &mut lock(&self.0).now;
+        if group.marked.contains(&key)
+            || group.marked.len() >= MOST_MARKS
+            || group.without.contains(&key.volume)
+        {
+            return;
+        }
+        let Err(error) = group.mark(fd, key, kind) else { return };
+        let never = [libc::EOPNOTSUPP, libc::ENODEV, libc::EXDEV, libc::EINVAL, libc::EOVERFLOW];
+        if error.raw_os_error().is_some_and(|errno| never.contains(&errno)) {
+            tracing::info!(%error, volume = key.volume, "a file system without notices");
+            group.without.insert(key.volume);
+        }
+    }
+
+    /// The descriptors that events come from.
+    fn sources(&self) -> Vec<Arc<Fanotify>> {
+        let groups = lock(&self.0);
+        let before = groups.before.iter();
+        before.chain([&groups.now]).map(|group| group.fanotify.clone()).collect()
+    }
+
+    /// Which file an event is about, if it is one that has a mark.
+    fn file_of(&self, event: &Event) -> Option<FileKey> {
+        let mut groups = lock(&self.0);
+        let Groups { now, before } = &mut *groups;
+        let handle = event.handle.as_ref()?;
+        let key = *before.iter().chain([&*now]).find_map(|group| group.called.get(handle))?;
+        if event.mask.contains(MaskFlags::FAN_DELETE_SELF) {
+            // Its mark went with it, and its number may be another file's.
+            for group in before.iter_mut().chain([now]) {
+                group.marked.remove(&key);
+            }
+        }
+        Some(key)
+    }
+
+    /// Begins a new group when this one is old enough.
+    fn turn(&self) {
+        let mut groups = lock(&self.0);
+        if groups.now.begun.elapsed() < LIFE.max(2 * TERM) || groups.now.marked.is_empty() {
+            return;
+        }
+        match Group::new() {
+            Ok(new) => groups.before = Some(std::mem::replace(&mut groups.now, new)),
+            // The old one goes on, and ends with its marks full.
+            Err(error) => tracing::info!(%error, "no new group of notices"),
+        }
+    }
+}
+
+/// Begins to listen, for as long as these leases are there.
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN, before Linux 5.1, or if the user has no more groups.
+pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
+    let groups = Groups { now: Group::new()?, before: None };
+    let notices = Arc::new(Notices(Mutex::new(groups)));
+    let (all, leases) = (notices.clone(), leases.clone());
+    let keep = move || {
+        let mut room = vec![0; READ];
+        while let Some(leases) = leases.upgrade() {
+            if hear(&all, &leases, &mut room) {
+                std::thread::sleep(NAP);
+            }
+            all.turn();
+        }
+    };
+    std::thread::Builder::new().name("notices".into()).spawn(keep)?;
+    Ok(notices)
+}
+
+/// Waits for events, and asks back what they are about; whether there were any.
+fn hear(notices: &Notices, leases: &Leases, room: &mut [u8]) -> bool {
+    let sources = notices.sources();
+    let mut ready: Vec<_> = sources.iter().map(|source| PollFd::new(&**source, PollFlags::IN)).collect();
+    let life = Timespec { tv_sec: LIFE.as_secs().cast_signed(), tv_nsec: 0 };
+    let _none = poll(&mut ready, Some(&life));
+    let own = std::process::id().cast_signed();
+    let mut any = false;
+    for source in &sources {
+        // Each but once, so that who changes much cannot keep us at one.
+        let Ok(length) = rustix::io::read(&**source, &mut *room) else { continue };
+        for event in event::events(room.get(..length).unwrap_or_default()) {
+            any = true;
+            if event.mask.contains(MaskFlags::FAN_Q_OVERFLOW) {
+                tracing::info!("notices were lost: all leases are asked back");
+                leases.noticed_all();
+            } else if event.process != own
+                && let Some(key) = notices.file_of(&event)
+            {
+                leases.noticed(key);
+            }
+        }
+    }
+    any
+}
+
+#[cfg(test)]
+mod tests;

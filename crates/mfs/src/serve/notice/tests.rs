@@ -1,0 +1,167 @@
+use super::super::budget::Budget;
+use super::super::export::Export;
+use super::super::session::Session;
+use super::super::stat::attributes;
+use super::*;
+use rustix::fs::{Mode, OFlags, open};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How long something may take on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let place = std::env::temp_dir().join(format!("tern-notice-{name}-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        Self(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Leases that hear of what local programs do, and somebody who has some; none where the kernel does not tell.
+fn heard() -> Option<(Arc<Leases>, Arc<Session>)> {
+    let leases = Arc::new(Leases::new(true));
+    leases.listen();
+    if let Err(error) = Group::new() {
+        eprintln!("not here: {error}");
+        return None;
+    }
+    let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+    session.hears(true);
+    Some((leases, session))
+}
+
+fn held(path: &Path) -> (OwnedFd, FileKey, FileType) {
+    let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let is = attributes(&fd).unwrap();
+    (fd, is.key, FileType::from_raw_mode(is.mode))
+}
+
+/// Whether a lease of this file is asked back when a program runs, over and over: who was too slow finds it over.
+fn is_asked_back(leases: &Leases, session: &Arc<Session>, path: &Path, line: &str) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < SOON {
+        let (fd, key, kind) = held(path);
+        assert!(leases.grant(session, key));
+        leases.watch(&fd, key, kind);
+        assert!(
+            Command::new("sh")
+                .args(["-c", line])
+                .current_dir(path.parent().unwrap())
+                .status()
+                .unwrap()
+                .success()
+        );
+        if session.recalled(TERM).iter().any(|lease| lease.of == key) {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn what_a_local_program_does_is_noticed() {
+    let Some((leases, session)) = heard() else { return };
+    let place = Place::new("done");
+    let (file, dir) = (place.0.join("file"), place.0.join("dir"));
+    fs::write(&file, "one").unwrap();
+    fs::create_dir(&dir).unwrap();
+    for line in [
+        "printf two > file",
+        "truncate -s 1 file",
+        "chmod 640 file",
+        "touch file",
+        "ln -f file other",
+        "rm -f other",
+        "mv file other; mv other file",
+        "printf new > new; mv new file",
+    ] {
+        assert!(is_asked_back(&leases, &session, &file, line), "{line}");
+    }
+    for line in [
+        "touch dir/a",
+        "mv dir/a dir/b",
+        "rm dir/b",
+        "touch c; mv c dir/c",
+        "mv dir/c c",
+        "mkdir -p dir/d; rmdir dir/d",
+        "chmod 750 dir",
+    ] {
+        assert!(is_asked_back(&leases, &session, &dir, line), "{line}");
+    }
+}
+
+#[test]
+fn what_is_done_by_ourselves_is_no_news() {
+    let Some((leases, session)) = heard() else { return };
+    let place = Place::new("own");
+    let (own, other) = (place.0.join("own"), place.0.join("other"));
+    fs::write(&own, "one").unwrap();
+    fs::write(&other, "one").unwrap();
+    let (own_fd, own_key, kind) = held(&own);
+    assert!(leases.grant(&session, own_key));
+    leases.watch(&own_fd, own_key, kind);
+    fs::write(&own, "two").unwrap();
+    // What comes behind it is heard.
+    assert!(is_asked_back(&leases, &session, &other, "printf two > other"));
+    assert!(session.recalled(Duration::ZERO).iter().all(|lease| lease.of != own_key));
+}
+
+#[test]
+fn a_lease_is_asked_back_once_and_all_of_them_when_notices_were_lost() {
+    let leases = Leases::new(true);
+    let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+    session.hears(true);
+    let key = |inode| FileKey { volume: 1, device: 1, inode };
+    for inode in 0..3 {
+        assert!(leases.grant(&session, key(inode)));
+    }
+    leases.noticed(key(1));
+    leases.noticed(key(1));
+    leases.noticed(key(7));
+    assert_eq!(session.recalled(TERM).len(), 1);
+    leases.noticed_all();
+    assert_eq!(session.recalled(TERM).len(), 2);
+    assert!(leases.grant(&session, key(1)));
+    leases.noticed(key(1));
+    assert_eq!(session.recalled(TERM).len(), 1, "the next lease is another one");
+}
+
+#[test]
+fn marks_last_for_longer_than_what_they_are_for() {
+    let (Some(_), Ok(group)) = (heard(), Group::new()) else { return };
+    let place = Place::new("turn");
+    let file = place.0.join("file");
+    fs::write(&file, "one").unwrap();
+    let notices = Notices(Mutex::new(Groups { now: group, before: None }));
+    let (fd, key, kind) = held(&file);
+    notices.watch(&fd, key, kind);
+    let handle = Some(Handle::of(&fd, key.volume).unwrap());
+    let event = |mask| Event { mask, process: 1, handle: handle.clone() };
+    let age = |notices: &Notices| {
+        lock(&notices.0).now.begun = Instant::now().checked_sub(2 * LIFE).unwrap();
+        notices.turn();
+    };
+    notices.turn();
+    assert!(lock(&notices.0).before.is_none(), "it is young");
+    age(&notices);
+    assert_eq!(notices.sources().len(), 2);
+    assert_eq!(notices.file_of(&event(MaskFlags::FAN_MODIFY)), Some(key));
+    // Nothing was watched since: what is there goes on.
+    age(&notices);
+    assert_eq!(notices.file_of(&event(MaskFlags::FAN_MODIFY)), Some(key));
+    notices.watch(&fd, key, kind);
+    assert!(lock(&notices.0).now.marked.contains(&key));
+    assert_eq!(notices.file_of(&event(MaskFlags::FAN_DELETE_SELF)), Some(key));
+    assert!(!lock(&notices.0).now.marked.contains(&key), "another one may have its number");
+}
