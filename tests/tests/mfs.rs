@@ -215,7 +215,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     let said = sh(&cluster, 1, "cat /mfs/2/tmp/held");
     assert!(said.contains("Input/output error"), "{said}");
     assert!(begun.elapsed() < LOST, "it took {:?}", begun.elapsed());
-    assert_eq!(sh(&cluster, 1, "ls /mfs"), "1\n2\n3\nhere\nhome\n");
+    assert_eq!(sh(&cluster, 1, "ls /mfs"), "1\n2\n3\nhere\nhome\nlastexec\nmagic\nselected\n");
     assert!(!sh(&cluster, 1, "ls /mfs/3/").contains("failed"));
 
     cluster.lab().heal_all().unwrap();
