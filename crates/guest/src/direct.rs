@@ -110,7 +110,8 @@ impl Thread {
         let Process { hot, files, memory, reserve, borrowed, .. } = process;
         if !*borrowed {
             hot.made(trap.ip, trap.nr, memory, *reserve)?;
-            hot.lend(trap.args[0] as i32, files, memory, *reserve)?;
+            let moved = (i64::from(trap.nr) != libc::SYS_lseek).then_some(ret.cast_unsigned());
+            hot.lend((trap.args[0] as i32, moved), files, memory, *reserve)?;
         }
         self.reply(trap.id, ret)?;
         Ok(true)

@@ -39,6 +39,8 @@ const HOT: u32 = 64;
 /// Sites that are counted, and that lead to the stub, at most.
 const MOST_COUNTED: usize = 64;
 const MOST_SITES: usize = 16;
+/// Larger pieces are not worth a copy more.
+const BULK: u64 = 32 << 10;
 /// What is written may wait so long.
 const SOON: Duration = Duration::from_secs(1);
 /// Where the rooms begin in our range, and how long each is.
@@ -74,6 +76,8 @@ struct Slot {
     end: u64,
     /// Which of the things read ahead is in its room.
     filled: u64,
+    /// It is read in pieces of which few would fit: those are copied once, by the shim.
+    bulk: bool,
     since: Instant,
     until: Instant,
 }
@@ -90,6 +94,7 @@ impl Default for Slot {
             start: 0,
             end: 0,
             filled: 0,
+            bulk: false,
             since: now,
             until: now,
         }
@@ -149,11 +154,11 @@ impl Hot {
         Ok(())
     }
 
-    /// Lends the stub what there is of this file, and anew of those that it had. The thread is in a trap, whose answer is all that comes
-    /// behind this.
+    /// Lends the stub what there is of this file, of which so much has just been read or written, and anew of those that it had. The
+    /// thread is in a trap, whose answer is all that comes behind this.
     pub(crate) fn lend(
         &mut self,
-        fd: i32,
+        (fd, moved): (i32, Option<u64>),
         files: &mut Files,
         memory: &Memory,
         reserve: Reserve,
@@ -166,6 +171,9 @@ impl Hot {
             self.last = free.unwrap_or(1 - self.last);
             self.slots[self.last] = Slot { fd, ..Slot::default() };
         }
+        if let (Some(moved), Some(slot)) = (moved, self.slots.iter_mut().find(|slot| slot.fd == fd)) {
+            slot.bulk = moved > BULK;
+        }
         self.lend_again(files, memory, reserve)
     }
 
@@ -176,7 +184,10 @@ impl Hot {
         for (at, slot) in self.slots.iter_mut().enumerate() {
             let place = room(reserve, at);
             match (slot.fd >= 0).then(|| files.lend(slot.fd, taken)).flatten() {
-                Some(Offer::Reads { offset, ahead }) => slot.lend_read(offset, ahead, memory, place)?,
+                Some(Offer::Reads { offset, ahead }) => {
+                    let ahead = ahead.filter(|_| !slot.bulk);
+                    slot.lend_read(offset, ahead, memory, place)?;
+                }
                 Some(Offer::Writes { offset, room }) => {
                     let room = room.min(ROOM);
                     taken += room;
@@ -305,6 +316,7 @@ impl Slot {
         let Some(ahead) = ahead else {
             *self = Self {
                 fd: self.fd,
+                bulk: self.bulk,
                 kind: stub::READ,
                 out: true,
                 offset,

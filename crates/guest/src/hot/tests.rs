@@ -45,7 +45,7 @@ impl Trial {
 
     fn lend(&mut self, fd: i32) {
         let reserve = self.reserve();
-        self.hot.lend(fd, &mut self.files, &self.memory, reserve).unwrap();
+        self.hot.lend((fd, None), &mut self.files, &self.memory, reserve).unwrap();
     }
 
     fn take_back(&mut self) {
