@@ -1,25 +1,24 @@
 //! What is done for each of the kernel's asks, without fuser's replies.
 
-use super::attributes::{file, kind, ours};
+use super::attributes::{file, ours};
 use super::belief::{Before, Version};
-use super::handle::Handle;
+use super::handle::{Handle, Read};
 use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
+use super::ways::may_be_believed;
 use crate::lock;
-use crate::message::{
-    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Release,
-};
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
+use crate::message::{Answer, Attributes, Caller, Change, Deed, Found, MOST_DATA, Name, Object, Release};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tern_wire::limits::MOST_PAYLOAD;
 
-/// How much of a directory is read at once.
-const DIRECTORY: u32 = 64 << 10;
+/// How long the kernel believes what is ours: the cluster's map changes rarely.
+const OURS: Duration = Duration::from_secs(1);
 
 /// The most bytes that a deed on an open file takes, and its caller without his groups.
 const MOST_WORDS: usize = 128;
@@ -39,6 +38,32 @@ pub(crate) struct Told {
     /// How long it holds, in milliseconds, and since when; nothing of what is ours.
     lease: Option<(Before, u32)>,
     forgets: Forgets,
+    name: Named,
+}
+
+/// The name by which the kernel was told of a file.
+#[derive(Debug)]
+pub(crate) enum Named {
+    /// It is to be asked for each time.
+    Anew,
+    /// It is ours.
+    Ours,
+    /// It holds for so many milliseconds, in this directory, of this inode.
+    Under(u32, Arc<Inode>, OsString, Arc<Inode>),
+}
+
+impl Named {
+    /// How long the kernel may believe it, which is noted.
+    fn believed(&self, left: &dyn Fn(u32) -> Duration) -> Duration {
+        match self {
+            Self::Anew => Duration::ZERO,
+            Self::Ours => OURS,
+            Self::Under(lease, dir, name, inode) => {
+                let left = left(*lease);
+                if !left.is_zero() && inode.ways.add(dir, name, left) { left } else { Duration::ZERO }
+            }
+        }
+    }
 }
 
 /// Whether the kernel forgets a file's content when it is told of that file.
@@ -54,18 +79,33 @@ enum Forgets {
 
 impl Told {
     fn ours(attr: FileAttr) -> Self {
-        Self { attr, generation: Generation(0), lease: None, forgets: Forgets::Nothing }
+        let generation = Generation(0);
+        Self { attr, generation, lease: None, forgets: Forgets::Nothing, name: Named::Ours }
     }
 
-    /// Passes it on, with how long the kernel may believe it.
-    pub(crate) fn pass(&self, pass: impl FnOnce(Duration)) {
-        let Some((before, lease)) = &self.lease else { return pass(Duration::ZERO) };
-        before.pass(*lease, |left| match &self.forgets {
-            Forgets::Nothing => pass(left),
-            Forgets::Later => pass(Duration::ZERO),
-            Forgets::Now(inode, version) => {
-                inode.content.becomes(if left.is_zero() { None } else { *version });
-                pass(Duration::ZERO);
+    /// What was found, for who does not want to read it now.
+    pub(crate) fn found(inode: Arc<Inode>, is: &Attributes, before: Before) -> Self {
+        known(inode, is, before, false)
+    }
+
+    /// Whether the kernel may believe all of it later.
+    pub(crate) fn is_all(&self) -> bool {
+        matches!(self.forgets, Forgets::Nothing)
+    }
+
+    /// Passes it on, with how long the kernel may believe that, and the name.
+    pub(crate) fn pass(&self, pass: impl FnOnce(Duration, Duration)) {
+        let Some((before, lease)) = &self.lease else { return pass(OURS, OURS) };
+        before.pass(|left| {
+            let name = self.name.believed(left);
+            let left = left(*lease);
+            match &self.forgets {
+                Forgets::Nothing => pass(left, name),
+                Forgets::Later => pass(Duration::ZERO, name),
+                Forgets::Now(inode, version) => {
+                    inode.content.becomes(if left.is_zero() { None } else { *version });
+                    pass(Duration::ZERO, name);
+                }
             }
         });
     }
@@ -80,21 +120,28 @@ pub(crate) struct Open {
     /// The kernel may keep of its content.
     keeps: bool,
     before: Before,
+    name: Named,
 }
 
 impl Open {
     /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
     /// what it has already is used if it is of the same version, and dropped else.
-    pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
-        self.before.pass(self.is.lease, |left| {
+    ///
+    /// It is told how long the kernel may believe the file's attributes and its name as well.
+    pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags, Duration)) {
+        self.before.pass(|left| {
+            let name = self.name.believed(left);
+            let left = left(self.is.lease);
+            // fuser has one time for both.
+            let believed = name.min(left);
             if !self.keeps || left.is_zero() {
                 self.inode.content.doubt();
-                pass(FopenFlags::FOPEN_DIRECT_IO);
+                pass(FopenFlags::FOPEN_DIRECT_IO, believed);
             } else {
                 let (content, version) = (&self.inode.content, Version::of(&self.is));
                 let is_good = content.is_only(version);
                 content.becomes(version);
-                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() });
+                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }, believed);
             }
         });
     }
@@ -133,14 +180,15 @@ impl Mounted {
         if parent.0 != ROOT {
             let dir = self.inode(parent)?;
             let before = Before::asking(&dir.peer);
-            let heard = self.0.with(&dir, &who, &[], |dir| Deed::Lookup { dir, name: Name::from(name) })?;
+            let deed = |dir| Deed::Lookup { dir, name: Name::from(name) };
+            let heard = self.0.at_end(request.pid(), &dir, &who, &[], deed)?;
             return self.tell(&dir, name, &heard.answer, before);
         }
         match self.0.below(name).ok_or(Errno::NOENT)? {
             Below::Link(link) => Ok(Told::ours(of_link(link))),
             Below::Node(node) => {
                 let (inode, attributes, before) = self.0.node(node, &who)?;
-                Ok(known(inode, &attributes, before, false))
+                Ok(Told { name: Named::Ours, ..known(inode, &attributes, before, false) })
             }
         }
     }
@@ -153,9 +201,32 @@ impl Mounted {
         answer: &Answer,
         before: Before,
     ) -> Outcome<Told> {
-        let (Answer::Found(found) | Answer::Created(found, _)) = answer else { return Err(Errno::IO) };
+        let Answer::Found(found, under) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
-        Ok(known(inode, &found.attributes, before, false))
+        let name = self.named(dir, name, &inode, found, under);
+        Ok(Told { name, ..known(inode, &found.attributes, before, false) })
+    }
+
+    /// The name of what was found, which the kernel may believe as long as the directory's lease holds.
+    pub(crate) fn named(
+        &self,
+        dir: &Arc<Inode>,
+        name: &OsStr,
+        inode: &Arc<Inode>,
+        found: &Found,
+        under: &Attributes,
+    ) -> Named {
+        use rustix::fs::FileType::{Directory, RegularFile, Symlink};
+        let kind = rustix::fs::FileType::from_raw_mode(found.attributes.mode);
+        // Of others, what is opened is here, and nobody there is asked.
+        if matches!(kind, RegularFile | Directory | Symlink)
+            && self.0.forgetting.forgets_names()
+            && may_be_believed(dir)
+        {
+            Named::Under(under.lease, dir.clone(), name.to_owned(), inode.clone())
+        } else {
+            Named::Anew
+        }
     }
 
     pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
@@ -171,7 +242,11 @@ impl Mounted {
     ) -> Outcome<Told> {
         let dir = self.inode(parent)?;
         let before = Before::asking(&dir.peer);
-        let heard = self.0.with(&dir, &self.who(request), &[], |object| deed(object, Name::from(name)))?;
+        let deed = |object| deed(object, Name::from(name));
+        let heard = self.0.at_end(request.pid(), &dir, &self.who(request), &[], deed)?;
+        if let Answer::Found(_, under) = &heard.answer {
+            dir.changed(*under, before.clone());
+        }
         self.tell(&dir, name, &heard.answer, before)
     }
 
@@ -184,6 +259,9 @@ impl Mounted {
             return Ok(Told::ours(of_link(link)));
         }
         let inode = self.inode(number)?;
+        if let Some((attributes, before)) = inode.after() {
+            return Ok(known(inode, &attributes, before, reading));
+        }
         let before = Before::asking(&inode.peer);
         let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::Stat { of })?;
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
@@ -210,7 +288,7 @@ impl Mounted {
             }
             _ => {
                 let deed = |of| Deed::Set { of, opened: None, change: change.clone() };
-                attributes_in(&self.0.with(&inode, &who, &[], deed)?.answer)?
+                attributes_in(&self.by_hand_or_path(request, &inode, &who, &[], deed)?.answer)?
             }
         };
         // The kernel sets its own size by it, and looks again before it believes anything else.
@@ -223,46 +301,85 @@ impl Mounted {
             return Ok(self.0.target(link, request.pid()).to_string().into_bytes());
         }
         let inode = self.inode(number)?;
-        Ok(self.0.with(&inode, &self.who(request), &[], |of| Deed::ReadLink { of })?.data().to_vec())
+        let deed = |of| Deed::ReadLink { of };
+        Ok(self.0.at_end(request.pid(), &inode, &self.who(request), &[], deed)?.data().to_vec())
+    }
+
+    /// Has something done with what may have been named by a path or by a file that is open, which the kernel does not say.
+    ///
+    /// Who has it open would not try again if a step leads elsewhere; so it is done all the same then, if somebody has.
+    pub(crate) fn by_hand_or_path(
+        &self,
+        request: &Request,
+        inode: &Arc<Inode>,
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(Object) -> Deed,
+    ) -> Outcome<Heard> {
+        match self.0.at_end(request.pid(), inode, who, data, &deed) {
+            Err(Errno::STALE) if inode.content.is_open() => {
+                self.0.refused.remove(request.pid());
+                self.0.with(inode, who, data, deed)
+            }
+            done => done,
+        }
     }
 
     pub(crate) fn remove(
         &self,
         request: &Request,
         parent: INodeNo,
+        name: &OsStr,
         deed: impl Fn(Object) -> Deed,
     ) -> Outcome<()> {
         let dir = self.inode(parent)?;
-        self.0.with(&dir, &self.who(request), &[], deed).map(drop)
+        let before = Before::asking(&dir.peer);
+        let heard = self.0.at_end(request.pid(), &dir, &self.who(request), &[], deed)?;
+        if let Answer::Removed { gone, dir: is } = heard.answer {
+            dir.changed(is, before);
+            for inode in gone.into_iter().flat_map(|gone| self.0.inodes.of(dir.node(), &gone)) {
+                inode.ways.remove(&dir, name);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
         let who = self.who(request);
         let inode = self.inode(number)?;
         let before = Before::asking(&inode.peer);
-        let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
+        let writes = inode.unsaved.writes();
+        let content = reads(flags) && !inode.content.is_known();
+        let deed = |of| Deed::Open { of, flags, content };
+        let heard = self.0.at_end(request.pid(), &inode, &who, &[], deed)?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
         let handle = Handle::new(inode, who, flags, opened, heard.boot);
-        Ok(self.opened(handle, is, before))
+        // All of it, and not of nothing: that is not asked for.
+        if content && is.lease > 0 && is.size > 0 && heard.data().len() as u64 == is.size {
+            handle.has_early(heard, before.clone(), is.lease, writes);
+        }
+        Ok(self.opened(handle, is, before, Named::Anew))
     }
 
-    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before) -> Open {
-        let (inode, flags) = (handle.inode.clone(), OFlags::from_bits_retain(handle.flags));
+    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before, name: Named) -> Open {
+        let (inode, keeps) = (handle.inode.clone(), reads(handle.flags) && is.lease > 0);
         let handle = self.0.handles.keep(handle);
-        // What is only written, or appended to, is never kept.
-        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
-        let keeps = reads && is.lease > 0;
-        Open { handle, inode, is, keeps, before }
+        Open { handle, inode, is, keeps, before, name }
     }
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
-        handle.inode.peer.release(Release::File(handle.opened()));
+        self.drop_ahead(&handle, &mut lock(&handle.ahead));
+        handle.inode.peer.owed.release(Release::File(handle.opened()));
     }
 
-    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Heard> {
+    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Read> {
         let handle = self.handle(handle)?;
-        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Read { opened, at, length })
+        if let Some(read) = handle.early(at, length) {
+            return Ok(read);
+        }
+        let deed = |opened| Deed::Read { opened, at, length };
+        self.0.with_open(&handle, &handle.opener, &[], deed).map(Read::All)
     }
 
     pub(crate) fn write_at(
@@ -324,53 +441,6 @@ impl Mounted {
         if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// What an entry is, of which the file system did not say it.
-    pub(crate) fn kind_of(&self, handle: &Handle, entry: &Entry) -> FileType {
-        let deed = |dir| Deed::Lookup { dir, name: entry.name.clone() };
-        let heard = self.0.with(&handle.inode, &handle.opener, &[], deed);
-        let Ok(Answer::Found(found)) = heard.map(|heard| heard.answer) else { return FileType::RegularFile };
-        handle.inode.peer.forget(found.object, 1);
-        kind(found.attributes.mode).unwrap_or(FileType::RegularFile)
-    }
-
-    /// Entries from this place on; some that were read before, if they are those.
-    pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
-        let handle = self.handle(handle)?;
-        let mut ahead = lock(&handle.ahead);
-        if after == 0 || ahead.0 != after || ahead.1.is_empty() {
-            let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY };
-            let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
-            let Answer::Entries(entries) = heard.answer else { return Err(Errno::IO) };
-            *ahead = (after, entries.into());
-        }
-        while let Some(entry) = ahead.1.front() {
-            let number = handle.inode.number_of_entry(entry.inode);
-            let kind = kind(entry.kind).unwrap_or_else(|| self.kind_of(&handle, entry));
-            if reply.add(INodeNo(number), entry.after, kind, entry.name.as_os()) {
-                break;
-            }
-            ahead.0 = entry.after;
-            ahead.1.pop_front();
-        }
-        Ok(())
-    }
-
-    /// The root's entries: the nodes, and who is where.
-    pub(crate) fn list_root(&self, after: u64, reply: &mut ReplyDirectory) {
-        let links = [Link::Here, Link::Home].into_iter().zip(["here", "home"]);
-        let links = links.map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
-        let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
-        let nodes = self.0.map().nodes().into_iter();
-        // Its number is the server's to say, which a list is not worth asking for.
-        let nodes = nodes.map(|node| (Link::Node(node).number(), FileType::Directory, node.to_string()));
-        let all = own.into_iter().chain(links).chain(nodes);
-        for ((number, kind, name), next) in all.zip(1..).skip(usize::try_from(after).unwrap_or(usize::MAX)) {
-            if reply.add(INodeNo(number), next, kind, name) {
-                break;
-            }
-        }
-    }
-
     pub(crate) fn attribute(
         &self,
         request: &Request,
@@ -400,7 +470,13 @@ fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> T
     } else {
         Forgets::Later
     };
-    Told { attr, generation, lease: Some((before, is.lease)), forgets }
+    Told { attr, generation, lease: Some((before, is.lease)), forgets, name: Named::Anew }
+}
+
+/// Whether the kernel may keep of what is opened so: what is only written, or appended to, is never kept.
+fn reads(flags: u32) -> bool {
+    let flags = OFlags::from_bits_retain(flags);
+    flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND)
 }
 
 /// How much data fits into one frame with this caller and what he wants done.
@@ -426,7 +502,7 @@ pub(crate) fn of_link(link: Link) -> FileAttr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Ask, Opened};
+    use crate::message::{Ask, Beside, Opened};
 
     #[test]
     fn what_is_written_fits_whatever_groups_the_writer_has() {
@@ -434,7 +510,7 @@ mod tests {
             let who = Caller { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
             let deed = Deed::Write { opened: Opened(u64::MAX), at, append: true };
             let most = most_data(&who);
-            let head = tern_wire::encode(&Ask::Do(who, deed)).unwrap();
+            let head = tern_wire::encode(&Ask::Do { caller: who, steps: vec![], beside: Beside::default(), deed }).unwrap();
             assert!(head.len() + most <= MOST_PAYLOAD, "{groups}");
             assert!(most >= MOST_DATA / 2 && (groups > 750 || most == MOST_DATA), "{groups}");
         }

@@ -42,6 +42,11 @@ impl Content {
         }
     }
 
+    /// Whether the kernel has of it what is of a known version.
+    pub(crate) fn is_known(&self) -> bool {
+        lock(&self.had).as_ref().is_some_and(|had| had.version.is_some())
+    }
+
     /// Whether all that the kernel may have of it is of this version.
     pub(crate) fn is_only(&self, version: Option<Version>) -> bool {
         match &*lock(&self.had) {

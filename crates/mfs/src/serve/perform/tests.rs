@@ -28,13 +28,13 @@ impl Exported {
     fn perform(&self, deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
         let mut out = Vec::new();
         let performance = Performance { session: &self.session, export: &self.export, leases: &self.leases };
-        performance.perform(deed, data, &mut out).map(|answer| (answer, out))
+        performance.perform(&[], deed, data, &mut out).map(|answer| (answer, out))
     }
 
     fn object(&self, path: &Path) -> Object {
         path.iter().skip(1).fold(ROOT, |dir, name| {
             match self.perform(Deed::Lookup { dir, name: Name::from(name) }, &[]).unwrap().0 {
-                Answer::Found(found) => found.object,
+                Answer::Found(found, _) => found.object,
                 other => panic!("{other:?}"),
             }
         })
@@ -62,10 +62,10 @@ fn above_what_is_exported_only_the_way_down_is_there() {
         let done = exported.perform(deed.clone(), &[]);
         assert!(matches!(done, Err(Fault::Errno(Errno::ACCESS))), "{deed:?}: {done:?}");
     }
-    let opened = exported.perform(Deed::Open { of: above, flags: 0 }, &[]).unwrap().0;
+    let opened = exported.perform(Deed::Open { of: above, flags: 0, content: true }, &[]).unwrap().0;
     let Answer::Opened(opened, _) = opened else { panic!("{opened:?}") };
-    let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536 }, &[]).unwrap().0;
-    let Answer::Entries(entries) = listed else { panic!("{listed:?}") };
+    let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536, look: true }, &[]).unwrap().0;
+    let Answer::Entries(entries, _) = listed else { panic!("{listed:?}") };
     let names: Vec<_> =
         entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
     assert_eq!(names, [exported.path.file_name().unwrap()]);
@@ -94,7 +94,7 @@ fn a_name_is_one_step_wherever_it_is_said() {
 fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
     let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, umask: 0, flags: 2 };
     match exported.perform(deed, &[]).unwrap().0 {
-        Answer::Created(found, opened) => (found, opened),
+        Answer::Created(found, opened, _) => (found, opened),
         other => panic!("{other:?}"),
     }
 }
@@ -107,8 +107,8 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
-    let answer = Answer::Created(found, opened);
-    let mut lane = Lane { newest: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
+    let answer = Answer::Created(found, opened, found.attributes);
+    let mut lane = Lane { newest: 7, heard: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
     assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
     let given_up = lane.give_up(7).unwrap();
     assert_eq!(given_up, answer);
@@ -125,7 +125,7 @@ fn what_is_let_go_twice_is_let_go_once() {
     let exported = Exported::new("twice");
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
-    let again = exported.perform(Deed::Open { of: found.object, flags: 2 }, &[]).unwrap().0;
+    let again = exported.perform(Deed::Open { of: found.object, flags: 2, content: false }, &[]).unwrap().0;
     let Answer::Opened(again, _) = again else { panic!("{again:?}") };
     let lock = |owner| Deed::Lock { opened: again, owner, kind: LockKind::Exclusive, start: 0, end: 9 };
     exported.perform(lock(1), &[]).unwrap();
@@ -150,8 +150,12 @@ fn a_rename_says_what_has_which_name_now() {
         let [name, new] = ["a", "b"].map(|name| Name::from(OsStr::new(name)));
         exported.perform(Deed::Rename { dir, name, to: dir, new, flags }, &[]).unwrap().0
     };
-    assert_eq!(rename(RenameFlags::EXCHANGE.bits()), Answer::Renamed { moved: Some(a), back: Some(b) });
-    assert_eq!(rename(0), Answer::Renamed { moved: Some(b), back: None });
+    let renamed = |flags| match rename(flags) {
+        Answer::Renamed { moved, back, gone, .. } => (moved, back, gone),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(renamed(RenameFlags::EXCHANGE.bits()), (Some(a), Some(b), Some(b)));
+    assert_eq!(renamed(0), (Some(b), None, Some(a)));
 }
 
 #[test]
@@ -191,7 +195,7 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
         assert_eq!(errno(create("other", OFlags::RDWR)), Errno::STALE);
     }
     let object = exported.object(&exported.path.join("file"));
-    let Answer::Created(found, _) = create("file", OFlags::RDONLY).unwrap() else {
+    let Answer::Created(found, ..) = create("file", OFlags::RDONLY).unwrap() else {
         panic!("nothing created")
     };
     assert_eq!((found.object, found.attributes.size), (object, 9));
@@ -199,7 +203,7 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     reader.hears(true);
     assert!(exported.leases.grant(&reader, found.attributes.key));
-    let Answer::Created(found, _) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
+    let Answer::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
         panic!("nor now")
     };
     assert_eq!((found.object, found.attributes.size), (object, 0));
@@ -263,7 +267,7 @@ fn any_deed_is_answered() {
             8 => Deed::RemoveDir { dir, name: name() },
             9 => Deed::Rename { dir, name: name(), to: of, new: name(), flags: flags & 7 },
             10 => Deed::Link { of, dir, name: name() },
-            11 => Deed::Open { of, flags },
+            11 => Deed::Open { of, flags, content: true },
             12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, umask: 0, flags },
             14 => Deed::Read { opened, at, length: flags },
             15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
@@ -277,7 +281,7 @@ fn any_deed_is_answered() {
                 continue;
             }
             17 => Deed::Sync { opened, data_only: true },
-            18 => Deed::ReadDir { opened, after: at, most: flags },
+            18 => Deed::ReadDir { opened, after: at, most: flags, look: at == 1 },
             19 => Deed::StatFs { of },
             20 => Deed::GetAttribute { of, name: name() },
             21 => Deed::Seek { opened, at, data: true },
@@ -288,9 +292,9 @@ fn any_deed_is_answered() {
         let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };
         done += 1;
         match answer {
-            Answer::Found(found) => objects.push(found.object),
+            Answer::Found(found, _) => objects.push(found.object),
             Answer::Opened(new, _) => files.push(new),
-            Answer::Created(found, new) => {
+            Answer::Created(found, new, _) => {
                 objects.push(found.object);
                 files.push(new);
             }
