@@ -538,8 +538,15 @@ pub enum Answer {
         /// The directories now: where it was, and where it is.
         dirs: [Attributes; 2],
     },
-    /// Entries, none at the end; and for how many milliseconds the names hold.
-    Entries(Vec<Entry>, u32),
+    /// Entries of a directory.
+    Entries {
+        /// None if there are no more.
+        entries: Vec<Entry>,
+        /// For how many milliseconds the names hold.
+        lease: u32,
+        /// There are no more after these.
+        ends: bool,
+    },
     /// Room.
     Space(Space),
     /// The lock in the way, or `Unlocked`.

@@ -14,6 +14,7 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -67,7 +68,9 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_ASYNC_DIO,
+            // The server does that as the caller; with the second the kernel need not ask before each write whether it is to be done.
             InitFlags::FUSE_HANDLE_KILLPRIV,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
             let _not_offered = config.add_capabilities(wish);
         }
@@ -235,6 +238,9 @@ impl Filesystem for Mounted {
             let Answer::Created(found, opened, under) = heard.answer else { return Err(Errno::IO) };
             dir.changed(under, before.clone());
             let inode = self.told(&dir, name, &found);
+            if OFlags::from_bits_retain(flags).contains(OFlags::EXCL) {
+                inode.is_new(before.clone(), found.attributes.lease);
+            }
             let named = self.named(&dir, name, &inode, &found, &under);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
             let handle = Handle::new(inode, who, flags, opened, heard.boot);
@@ -421,12 +427,18 @@ impl Filesystem for Mounted {
         let flags = flags.cast_unsigned();
         let set = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
+            inode.is_not_bare();
             self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop)
         });
         answer!(reply, set, |()| reply.ok());
     }
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        // What chown asks of each file.
+        if name == "security.capability" && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
+            reply.error(error(Errno::NODATA));
+            return;
+        }
         let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
         answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
     }

@@ -55,6 +55,8 @@ pub(crate) struct Inode {
     pub(crate) ways: Ways,
     /// What it is like since something was done in it, for when the kernel asks that.
     after: Mutex<Option<(Attributes, Before)>>,
+    /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
+    new: Mutex<Option<(Before, u32)>>,
 }
 
 /// How long what is known of a directory after a deed is good for an answer: not for one who may not look into it, and wants to
@@ -109,6 +111,21 @@ impl Inode {
     /// What it is like after something was done in it, once.
     pub(crate) fn after(&self) -> Option<(Attributes, Before)> {
         lock(&self.after).take().filter(|(_, before)| before.age() < AFTER)
+    }
+
+    /// It was made just now.
+    pub(crate) fn is_new(&self, before: Before, lease: u32) {
+        *lock(&self.new) = Some((before, lease));
+    }
+
+    /// It is known to have no extended attributes of its own.
+    pub(crate) fn is_bare(&self) -> bool {
+        lock(&self.new).as_ref().is_some_and(|(before, lease)| before.pass(|left| !left(*lease).is_zero()))
+    }
+
+    /// It is given one.
+    pub(crate) fn is_not_bare(&self) {
+        *lock(&self.new) = None;
     }
 
     /// This owner of locks has closed a descriptor of it, and has none any more.
@@ -257,8 +274,9 @@ impl Inodes {
         let hold = Hold { object: found.object, count: 1, name };
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
-        let (peer, ways, after) = (peer.clone(), Ways::default(), Mutex::default());
-        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after };
+        let (peer, ways) = (peer.clone(), Ways::default());
+        let (after, new) = (Mutex::default(), Mutex::default());
+        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after, new };
         let inode = Arc::new(inode);
         inodes.insert(number, (inode.clone(), 1));
         inode

@@ -28,6 +28,8 @@ pub(crate) struct Ahead {
     entries: VecDeque<Next>,
     /// They were looked up, as things stood before that, and their names hold for so many milliseconds.
     looked: Option<(Before, u32)>,
+    /// There were no more after these, when they were read. Believed once: somebody may look again later.
+    ends: bool,
 }
 
 #[derive(Debug)]
@@ -37,11 +39,21 @@ struct Next {
     told: Option<Arc<Inode>>,
 }
 
+impl Ahead {
+    /// Whether it was read to its end just now, and all was shown.
+    fn is_at_end(&mut self, after: u64) -> bool {
+        after != 0 && after == self.from && self.entries.is_empty() && std::mem::take(&mut self.ends)
+    }
+}
+
 impl Mounted {
     /// Entries from this place on; some that were read before, if they are those.
     pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
         let handle = self.handle(handle)?;
         let mut ahead = lock(&handle.ahead);
+        if ahead.is_at_end(after) {
+            return Ok(());
+        }
         if after == 0 || ahead.from != after || ahead.entries.is_empty() {
             self.read_ahead(&handle, &mut ahead, after, false)?;
         }
@@ -73,6 +85,10 @@ impl Mounted {
             Err(errno) => return Err((reply, errno)),
         };
         let mut ahead = lock(&handle.ahead);
+        if ahead.is_at_end(after) {
+            reply.ok();
+            return Ok(());
+        }
         let stands = ahead.looked.as_ref().is_some_and(|(before, lease)| before.stands(*lease));
         if (after == 0 || ahead.from != after || ahead.entries.is_empty() || !stands)
             && let Err(errno) = self.read_ahead(&handle, &mut ahead, after, true)
@@ -135,10 +151,10 @@ impl Mounted {
         let before = Before::asking(&handle.inode.peer);
         let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY, look };
         let heard = self.0.with_open(handle, &handle.opener, &[], deed)?;
-        let Answer::Entries(entries, lease) = heard.answer else { return Err(Errno::IO) };
+        let Answer::Entries { entries, lease, ends } = heard.answer else { return Err(Errno::IO) };
         ahead.from = after;
         ahead.entries = entries.into_iter().take(most(look)).map(|entry| Next { entry, told: None }).collect();
-        ahead.looked = look.then_some((before, lease));
+        (ahead.looked, ahead.ends) = (look.then_some((before, lease)), ends);
         Ok(())
     }
 

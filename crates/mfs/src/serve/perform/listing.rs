@@ -16,11 +16,12 @@ impl Performance<'_> {
         let file = self.file(opened)?;
         // Before it is read: the promise is of what is read then.
         let lease = if look { self.leased(&file.fd)?.lease } else { 0 };
-        let mut entries = self.entries(&file, after, most, if look { MOST_LOOKED_UP } else { usize::MAX })?;
+        let most_entries = if look { MOST_LOOKED_UP } else { usize::MAX };
+        let (mut entries, ends) = self.entries(&file, after, most, most_entries)?;
         for entry in entries.iter_mut().filter(|entry| look && entry.name.is_one_step()) {
             entry.found = self.look_at(&file, &entry.name).ok();
         }
-        Ok(Answer::Entries(entries, lease))
+        Ok(Answer::Entries { entries, lease, ends })
     }
 
     fn look_at(&self, dir: &OpenFile, name: &Name) -> Result<crate::message::Found, Fault> {
@@ -37,27 +38,29 @@ impl Performance<'_> {
         after: u64,
         most: u32,
         most_entries: usize,
-    ) -> Result<Vec<Entry>, Fault> {
+    ) -> Result<(Vec<Entry>, bool), Fault> {
         let _alone = lock(&file.reading);
         rustix::fs::seek(&file.fd, SeekFrom::Start(after))?;
-        let mut buffer = vec![MaybeUninit::uninit(); (most as usize).clamp(4096, MOST_DATA / 4)];
+        let most = (most as usize).clamp(4096, MOST_DATA / 4);
+        let mut buffer = vec![MaybeUninit::uninit(); most];
         let mut dir = RawDir::new(&file.fd, &mut buffer);
-        let mut entries = Vec::new();
+        let (mut entries, mut size) = (Vec::new(), 0);
         while let Some(entry) = dir.next() {
             let entry = entry?;
             let name = Name::from(OsStr::from_bytes(entry.file_name().to_bytes()));
             let shown = !name.is_one_step() || self.export.step(&file.place, name.as_os()).is_ok();
+            size += 32 + name.as_os().len();
             if shown {
                 let kind = entry.file_type();
                 let kind = if kind == FileType::Unknown { 0 } else { kind.as_raw_mode() };
                 let (inode, after) = (entry.ino(), entry.next_entry_cookie());
                 entries.push(Entry { name, inode, kind, after, found: None });
             }
-            // One buffer of the kernel's, so that all of it is used and no more is read; or what is asked for next begins in it.
-            if dir.is_buffer_empty() && !entries.is_empty() || entries.len() >= most_entries {
-                break;
+            // All of what one buffer of the kernel's has, and what follows if that is little: the end as a rule.
+            if dir.is_buffer_empty() && size > most / 2 && !entries.is_empty() || entries.len() >= most_entries {
+                return Ok((entries, false));
             }
         }
-        Ok(entries)
+        Ok((entries, true))
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::message::{LockKind, ROOT, Release};
 use crate::serve::budget::Budget;
+use crate::serve::leases;
 use crate::serve::release;
 use crate::serve::session::Lane;
 use rand::prelude::*;
@@ -65,7 +66,7 @@ fn above_what_is_exported_only_the_way_down_is_there() {
     let opened = exported.perform(Deed::Open { of: above, flags: 0, content: true }, &[]).unwrap().0;
     let Answer::Opened(opened, _) = opened else { panic!("{opened:?}") };
     let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536, look: true }, &[]).unwrap().0;
-    let Answer::Entries(entries, _) = listed else { panic!("{listed:?}") };
+    let Answer::Entries { entries, .. } = listed else { panic!("{listed:?}") };
     let names: Vec<_> =
         entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
     assert_eq!(names, [exported.path.file_name().unwrap()]);
