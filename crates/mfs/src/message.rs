@@ -360,10 +360,10 @@ impl Deed {
             )
     }
 
-    /// Whether a path goes on behind it.
+    /// Whether a path may go on behind it.
     #[must_use]
     pub fn is_on_the_way(&self) -> bool {
-        matches!(self, Self::Lookup { .. } | Self::ReadLink { .. })
+        matches!(self, Self::Lookup { .. } | Self::ReadLink { .. } | Self::Stat { .. })
     }
 
     /// Whether it changes what is on a disk.

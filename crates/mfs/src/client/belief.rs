@@ -9,6 +9,7 @@ use super::peer::Peer;
 use crate::message::{Answer, Ask, Attributes, Lease, Moment};
 use fuser::{INodeNo, Notifier};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -74,9 +75,14 @@ impl Version {
         Self { changed: moment, written: moment, size: 0 }
     }
 
+    /// Which it seems to be.
+    pub(crate) fn seen(is: &Attributes) -> Self {
+        Self { changed: is.changed, written: is.written, size: is.size }
+    }
+
     /// Which it is; `None` if a change that came now could have the same.
     pub(crate) fn of(is: &Attributes) -> Option<Self> {
-        is.settled.then_some(Self { changed: is.changed, written: is.written, size: is.size })
+        is.settled.then_some(Self::seen(is))
     }
 }
 
@@ -85,6 +91,7 @@ impl Version {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Forgetting {
     way: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
+    epoch: Arc<AtomicU64>,
 }
 
 /// Tells the kernel to believe none of the names any more that it has (`linux/fuse.h`, since 6.16), those neither that are
@@ -104,9 +111,16 @@ impl Forgetting {
         self.way.get().is_some_and(|(.., forgets_names)| *forgets_names)
     }
 
+    /// How often the kernel was told to forget all names.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
     /// Has the kernel ask for each name anew. It waits for nothing: to forget a single one would wait for whoever does
     /// something in that directory, who may wait for another node, which waits for us.
     pub(crate) fn forget_names(&self) {
+        // Before the kernel: what is told to it in between is of no use to it, and noted in vain.
+        self.epoch.fetch_add(1, Ordering::AcqRel);
         if let Some((_, device, true)) = self.way.get() {
             let _unmounted = rustix::io::write(device, &NO_NAMES);
         }
@@ -148,6 +162,7 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
             for inode in inodes.of(peer.node(), &lease.of) {
                 inode.content.doubt();
                 forgetting.forget(inode.number);
+                inode.changes();
             }
         }
         given_back = leases;

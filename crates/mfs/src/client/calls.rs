@@ -6,7 +6,7 @@ use super::handle::{Handle, Read};
 use super::inode::Inode;
 use super::peer::Heard;
 use super::tree::{Below, Link, Tree};
-use super::ways::may_be_believed;
+use super::ways::{Look, may_be_believed, may_begin};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Change, Deed, Found, MOST_DATA, Name, Object, Release};
 use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, Request};
@@ -39,6 +39,8 @@ pub(crate) struct Told {
     lease: Option<(Before, u32)>,
     forgets: Forgets,
     name: Named,
+    /// Of what, and what of it; nothing of what is ours.
+    of: Option<(Arc<Inode>, Version)>,
 }
 
 /// The name by which the kernel was told of a file.
@@ -49,7 +51,7 @@ pub(crate) enum Named {
     /// It is ours.
     Ours,
     /// It holds for so many milliseconds, in this directory, of this inode.
-    Under(u32, Arc<Inode>, OsString, Arc<Inode>),
+    Under(u32, Arc<Inode>, OsString, Arc<Inode>, u64),
 }
 
 impl Named {
@@ -58,9 +60,9 @@ impl Named {
         match self {
             Self::Anew => Duration::ZERO,
             Self::Ours => OURS,
-            Self::Under(lease, dir, name, inode) => {
+            Self::Under(lease, dir, name, inode, epoch) => {
                 let left = left(*lease);
-                if !left.is_zero() && inode.ways.add(dir, name, left) { left } else { Duration::ZERO }
+                if !left.is_zero() && inode.ways.add(dir, name, left, *epoch) { left } else { Duration::ZERO }
             }
         }
     }
@@ -80,7 +82,7 @@ enum Forgets {
 impl Told {
     fn ours(attr: FileAttr) -> Self {
         let generation = Generation(0);
-        Self { attr, generation, lease: None, forgets: Forgets::Nothing, name: Named::Ours }
+        Self { attr, generation, lease: None, forgets: Forgets::Nothing, name: Named::Ours, of: None }
     }
 
     /// What was found, for who does not want to read it now.
@@ -93,6 +95,13 @@ impl Told {
         matches!(self.forgets, Forgets::Nothing)
     }
 
+    /// The kernel is going to believe it for so long.
+    pub(crate) fn tells(&self, left: Duration) {
+        if let Some((inode, version)) = &self.of {
+            inode.tells(*version, left);
+        }
+    }
+
     /// Passes it on, with how long the kernel may believe that, and the name.
     pub(crate) fn pass(&self, pass: impl FnOnce(Duration, Duration)) {
         let Some((before, lease)) = &self.lease else { return pass(OURS, OURS) };
@@ -100,7 +109,10 @@ impl Told {
             let name = self.name.believed(left);
             let left = left(*lease);
             match &self.forgets {
-                Forgets::Nothing => pass(left, name),
+                Forgets::Nothing => {
+                    self.tells(left);
+                    pass(left, name);
+                }
                 Forgets::Later => pass(Duration::ZERO, name),
                 Forgets::Now(inode, version) => {
                     inode.content.becomes(if left.is_zero() { None } else { *version });
@@ -134,6 +146,9 @@ impl Open {
             let left = left(self.is.lease);
             // fuser has one time for both.
             let believed = name.min(left);
+            if !matches!(self.name, Named::Anew) {
+                self.inode.tells(Version::seen(&self.is), believed);
+            }
             if !self.keeps || left.is_zero() {
                 self.inode.content.doubt();
                 pass(FopenFlags::FOPEN_DIRECT_IO, believed);
@@ -181,8 +196,33 @@ impl Mounted {
             let dir = self.inode(parent)?;
             let before = Before::asking(&dir.peer);
             let deed = |dir| Deed::Lookup { dir, name: Name::from(name) };
-            let heard = self.0.at_end(request.pid(), &dir, &who, &[], deed)?;
-            return self.tell(&dir, name, &heard.answer, before);
+            let tid = request.pid();
+            let refused = &self.0.refused;
+            let heard = match refused.looks(tid, dir.number, name) {
+                Look::Perhaps if !may_begin(tid, &dir) => {
+                    refused.at_name(tid, dir.number, name, true);
+                    return Err(Errno::STALE);
+                }
+                Look::First => self.0.at_end(tid, &dir, &who, &[], deed).inspect_err(|errno| {
+                    if *errno == Errno::STALE {
+                        refused.at_name(tid, dir.number, name, false);
+                    }
+                }),
+                how => {
+                    if how == Look::Perhaps {
+                        refused.begins(tid, dir.number);
+                    }
+                    self.0.with(&dir, &who, &[], deed)
+                }
+            };
+            let heard = heard.inspect_err(|errno| {
+                if *errno != Errno::STALE {
+                    refused.sees(tid, None);
+                }
+            })?;
+            let told = self.tell(&dir, name, &heard.answer, before)?;
+            refused.sees(tid, Some(told.attr.ino.0));
+            return Ok(told);
         }
         match self.0.below(name).ok_or(Errno::NOENT)? {
             Below::Link(link) => Ok(Told::ours(of_link(link))),
@@ -218,12 +258,13 @@ impl Mounted {
     ) -> Named {
         use rustix::fs::FileType::{Directory, RegularFile, Symlink};
         let kind = rustix::fs::FileType::from_raw_mode(found.attributes.mode);
+        let epoch = self.0.forgetting.epoch();
         // Of others, what is opened is here, and nobody there is asked.
         if matches!(kind, RegularFile | Directory | Symlink)
             && self.0.forgetting.forgets_names()
-            && may_be_believed(dir)
+            && may_be_believed(dir, epoch)
         {
-            Named::Under(under.lease, dir.clone(), name.to_owned(), inode.clone())
+            Named::Under(under.lease, dir.clone(), name.to_owned(), inode.clone(), epoch)
         } else {
             Named::Anew
         }
@@ -263,7 +304,13 @@ impl Mounted {
             return Ok(known(inode, &attributes, before, reading));
         }
         let before = Before::asking(&inode.peer);
-        let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::Stat { of })?;
+        let deed = |of| Deed::Stat { of };
+        let heard = if inode.is_believed() {
+            // It would not ask, had it not denied somebody something by what it believes: perhaps of a file that has lost its name.
+            self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
+        } else {
+            self.0.with(&inode, &self.who(request), &[], deed)?
+        };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
         Ok(known(inode, &attributes, before, reading))
     }
@@ -351,8 +398,16 @@ impl Mounted {
         let writes = inode.unsaved.writes();
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
+        let asks = self.0.refused.goes_again(request.pid(), &[&inode]);
         let heard = self.0.at_end(request.pid(), &inode, &who, &[], deed)?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
+        let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
+        if !asks && !truncates && inode.is_believed_to_differ(Version::seen(&is)) {
+            // To an open the kernel cannot be told what the file is like; so it is to look it up again.
+            inode.peer.owed.release(Release::File(opened));
+            self.0.refused.at_end(request.pid());
+            return Err(Errno::STALE);
+        }
         let handle = Handle::new(inode, who, flags, opened, heard.boot);
         // All of it, and not of nothing: that is not asked for.
         if content && is.lease > 0 && is.size > 0 && heard.data().len() as u64 == is.size {
@@ -459,6 +514,7 @@ impl Mounted {
 /// only looks is told the truth.
 fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> Told {
     let version = if is.lease > 0 { Version::of(is) } else { None };
+    let of = Some((inode.clone(), Version::seen(is)));
     let (mut attr, generation) = (file(&inode, is), Generation(inode.generation()));
     let forgets = if !inode.content.is_open() || inode.content.is_only(version) {
         Forgets::Nothing
@@ -470,7 +526,7 @@ fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> T
     } else {
         Forgets::Later
     };
-    Told { attr, generation, lease: Some((before, is.lease)), forgets, name: Named::Anew }
+    Told { attr, generation, lease: Some((before, is.lease)), forgets, name: Named::Anew, of }
 }
 
 /// Whether the kernel may keep of what is opened so: what is only written, or appended to, is never kept.

@@ -4,7 +4,7 @@
 //! again (`st_ino`; tar, git and make go by it), and a file of two names is one. When the server holds the object no more, it
 //! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
 
-use super::belief::Before;
+use super::belief::{Before, Version};
 use super::content::Content;
 use super::locks::Owners;
 use super::peer::{Peer, Unheard};
@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 use tern_ids::NodeId;
 
 /// Set in the numbers of files, and not in those of the names that are ours.
@@ -55,6 +56,8 @@ pub(crate) struct Inode {
     pub(crate) ways: Ways,
     /// What it is like since something was done in it, for when the kernel asks that.
     after: Mutex<Option<(Attributes, Before)>>,
+    /// What the kernel was told that it is like, and until when it believes that.
+    told: Mutex<Option<(Version, Instant)>>,
     /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
     new: Mutex<Option<(Before, u32)>>,
 }
@@ -71,6 +74,9 @@ struct Hold {
     /// The name by which it was last seen; none of the root.
     name: Option<(Arc<Inode>, OsString)>,
 }
+
+/// How much longer the kernel may believe what it was told: it counts from when it takes the answer.
+const LONGER: std::time::Duration = std::time::Duration::from_millis(500);
 
 impl Inode {
     /// The server's number of it, as far as we know.
@@ -96,9 +102,25 @@ impl Inode {
         hasher.finish()
     }
 
-    /// Something is done in it from here: what it was like is over.
+    /// Something is done in it from here: what it was like is over, for the kernel too.
     pub(crate) fn changes(&self) {
         *lock(&self.after) = None;
+        *lock(&self.told) = None;
+    }
+
+    /// The kernel is told that it is like this, and may believe it for so long.
+    pub(crate) fn tells(&self, is: Version, left: std::time::Duration) {
+        *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
+    }
+
+    /// Whether the kernel still believes what it was told.
+    pub(crate) fn is_believed(&self) -> bool {
+        lock(&self.told).is_some_and(|(_, until)| Instant::now() < until)
+    }
+
+    /// Whether the kernel may believe something else.
+    pub(crate) fn is_believed_to_differ(&self, is: Version) -> bool {
+        lock(&self.told).is_some_and(|(told, until)| told != is && Instant::now() < until + LONGER)
     }
 
     /// It is like this after something was done in it.
@@ -275,8 +297,8 @@ impl Inodes {
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways) = (peer.clone(), Ways::default());
-        let (after, new) = (Mutex::default(), Mutex::default());
-        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after, new };
+        let (after, new, told) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after, new, told };
         let inode = Arc::new(inode);
         inodes.insert(number, (inode.clone(), 1));
         inode

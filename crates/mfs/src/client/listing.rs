@@ -132,10 +132,11 @@ impl Mounted {
         let holds = names.min(left(found.attributes.lease));
         let believed = told.is_all()
             && self.0.forgetting.forgets_names()
-            && super::ways::may_be_believed(&handle.inode)
+            && super::ways::may_be_believed(&handle.inode, self.0.forgetting.epoch())
             && !holds.is_zero()
-            && inode.ways.add(&handle.inode, entry.name.as_os(), holds);
+            && inode.ways.add(&handle.inode, entry.name.as_os(), holds, self.0.forgetting.epoch());
         let ttl = if believed { holds } else { Duration::ZERO };
+        told.tells(ttl);
         !reply.add(
             INodeNo(inode.number),
             entry.after,

@@ -233,8 +233,9 @@ impl Tree {
         for _ in 0..TRIES {
             let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
             let deed = deed(&objects);
-            let (changes, on_the_way) = (deed.changes(), deed.is_on_the_way());
-            let Some(steps) = self.steps(by, inodes) else { return Err(self.refuse(by)) };
+            let (changes, looks) = (deed.changes(), matches!(deed, Deed::Lookup { .. }));
+            let on_the_way = deed.is_on_the_way();
+            let Some(steps) = self.steps(by, on_the_way, inodes) else { return Err(self.refuse(by, looks)) };
             if changes {
                 inodes.iter().for_each(|inode| inode.changes());
             }
@@ -244,7 +245,8 @@ impl Tree {
                 first.peer.count_change();
             }
             if let By::Path(tid) = by
-                && (!on_the_way && done.is_ok() || matches!(done, Err(Unheard::Errno(_))))
+                && !on_the_way
+                && matches!(done, Ok(_) | Err(Unheard::Errno(_)))
             {
                 self.refused.remove(tid);
             }
@@ -256,7 +258,7 @@ impl Tree {
                     return Ok(heard);
                 }
                 Err(Unheard::Errno(errno)) => return Err(errno),
-                Err(Unheard::Elsewhere) => return Err(self.refuse(by)),
+                Err(Unheard::Elsewhere) => return Err(self.refuse(by, looks)),
                 Err(Unheard::Forgotten) => {
                     for inode in inodes {
                         inode.find_again(who)?;
@@ -267,17 +269,22 @@ impl Tree {
         Err(Errno::STALE)
     }
 
-    /// The steps that must stand. Who goes his path again has asked at each of them.
-    fn steps(&self, by: By, inodes: &[&Arc<Inode>]) -> Option<Vec<Step>> {
+    /// The steps that must stand. Who goes his path again asks at each of them.
+    fn steps(&self, by: By, on_the_way: bool, inodes: &[&Arc<Inode>]) -> Option<Vec<Step>> {
         match by {
-            By::Path(tid) if !self.refused.has(tid) => steps(inodes),
-            _ => Some(Vec::new()),
+            // What he comes by on the way is looked at when he is at the end.
+            By::Path(tid) if on_the_way && self.refused.goes_again(tid, &[]) => Some(Vec::new()),
+            By::Path(tid) if !on_the_way && self.refused.goes_again(tid, inodes) => Some(Vec::new()),
+            By::Path(_) => steps(inodes, self.forgetting.epoch()),
+            By::Hand => Some(Vec::new()),
         }
     }
 
-    fn refuse(&self, by: By) -> Errno {
-        if let By::Path(tid) = by {
-            self.refused.add(tid);
+    fn refuse(&self, by: By, looks: bool) -> Errno {
+        if let By::Path(tid) = by
+            && !looks
+        {
+            self.refused.at_end(tid);
         }
         Errno::STALE
     }
@@ -296,6 +303,7 @@ impl Tree {
             let changes = deed.changes();
             let done = handle.inode.peer.call(who, Vec::new(), deed, data);
             if changes {
+                handle.inode.changes();
                 handle.inode.peer.count_change();
             }
             match done {

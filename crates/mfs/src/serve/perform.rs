@@ -92,11 +92,7 @@ impl Performance<'_> {
                     return Err(deed);
                 }
                 // As late as can be: others may have been waited for.
-                match self.stand(steps) {
-                    Ok(true) => Ok(self.act(deed, data, out)),
-                    Ok(false) => Ok(Ok(Answer::Elsewhere)),
-                    Err(fault) => Ok(Err(fault)),
-                }
+                Ok(self.act_there(steps, deed, data, out))
             });
             match done {
                 Ok(done) => return done,
@@ -141,11 +137,28 @@ impl Performance<'_> {
         attributes(fd).ok().map(|attributes| attributes.key)
     }
 
+    /// Does it, if these steps stand.
+    fn act_there(
+        &self,
+        steps: &[Step],
+        deed: Deed,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Answer, Fault> {
+        // What is found on the way is looked at from the end of the path; but that there is nothing ends it.
+        if matches!(deed, Deed::Lookup { .. }) {
+            let looked = self.act(deed, data, out);
+            let is_nothing = matches!(looked, Err(Fault::Errno(Errno::NOENT | Errno::ACCESS)));
+            return if is_nothing && !self.stand(steps)? { Ok(Answer::Elsewhere) } else { looked };
+        }
+        if self.stand(steps)? { self.act(deed, data, out) } else { Ok(Answer::Elsewhere) }
+    }
+
     fn act(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
         Ok(match deed {
             Deed::Lookup { dir, name } => {
                 // The promise of the directory first: it is of what its names mean then.
-                let under = self.beside(dir)?;
+                let under = self.named_in(dir)?;
                 let (fd, place) = self.step(dir, &name)?;
                 Answer::Found(self.found(fd, place)?, under)
             }
@@ -315,7 +328,7 @@ impl Performance<'_> {
 
     fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {
         let (fd, place) = self.step(dir, name)?;
-        Ok(Answer::Found(self.found(fd, place)?, self.beside(dir)?))
+        Ok(Answer::Found(self.found(fd, place)?, self.named_in(dir)?))
     }
 
     fn remove(&self, dir: Object, name: &Name, how: AtFlags) -> Result<Answer, Fault> {

@@ -68,7 +68,7 @@ impl Performance<'_> {
             let found = self.found(held, Place::Inside)?;
             let kept = self.keep(fd, key, Place::Inside, flags);
             let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
-            Ok(Answer::Created(found, opened, self.beside(dir)?))
+            Ok(Answer::Created(found, opened, self.named_in(dir)?))
         })
     }
 
@@ -92,7 +92,7 @@ impl Performance<'_> {
             let object = self.found(fd, place)?.object;
             let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
             let (opened, attributes) = open?;
-            Ok(Answer::Created(Found { object, attributes }, opened, self.beside(dir)?))
+            Ok(Answer::Created(Found { object, attributes }, opened, self.named_in(dir)?))
         })
     }
 }

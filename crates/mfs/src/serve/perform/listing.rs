@@ -15,7 +15,7 @@ impl Performance<'_> {
     pub(super) fn list(&self, opened: Opened, after: u64, most: u32, look: bool) -> Result<Answer, Fault> {
         let file = self.file(opened)?;
         // Before it is read: the promise is of what is read then.
-        let lease = if look { self.leased(&file.fd)?.lease } else { 0 };
+        let lease = if look { self.names(&file.fd)?.lease } else { 0 };
         let most_entries = if look { MOST_LOOKED_UP } else { usize::MAX };
         let (mut entries, ends) = self.entries(&file, after, most, most_entries)?;
         for entry in entries.iter_mut().filter(|entry| look && entry.name.is_one_step()) {

@@ -4,13 +4,13 @@
 //! at the end of a path says by which steps it may have come, and they are looked at here, as the caller: what he may not
 //! search any more leads nowhere.
 
-use super::{Fault, Performance};
+use super::{Fault, Performance, path};
 use crate::message::{Attributes, MOST_STEPS, Object, Step};
 use crate::serve::leases;
 use crate::serve::stat;
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Performance<'_> {
     /// Whether all these steps lead where they did. What is not held any more must be looked up anew as well.
@@ -41,6 +41,20 @@ impl Performance<'_> {
     /// What a directory is like when something was done in it, with a lease of that if it can have one.
     pub(super) fn beside(&self, dir: Object) -> Result<Attributes, Fault> {
         Ok(self.leased(&self.object(dir)?.fd)?)
+    }
+
+    /// The same, with a lease under which its names may be believed.
+    pub(super) fn named_in(&self, dir: Object) -> Result<Attributes, Fault> {
+        Ok(self.names(&self.object(dir)?.fd)?)
+    }
+
+    /// The same, of what is open. Names are believed only where the client's kernel sees as well as this one who may look for them.
+    pub(super) fn names(&self, fd: &OwnedFd) -> Result<Attributes, Errno> {
+        let is = self.leased(fd)?;
+        let length_only = &mut [0_u8; 0][..];
+        let may_differ = self.export.squash_root
+            || rustix::fs::getxattr(path(fd), "system.posix_acl_access", length_only).is_ok();
+        Ok(Attributes { lease: if may_differ { 0 } else { is.lease }, ..is })
     }
 
     /// What an object is like, with a lease of that if it can have one.
