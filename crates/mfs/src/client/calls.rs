@@ -372,6 +372,14 @@ impl Mounted {
         }
     }
 
+    /// An extended attribute was changed: if it is an access list, others may look up names there than did, which the kernel
+    /// here cannot know.
+    pub(crate) fn lists_may_differ(&self, name: &OsStr) {
+        if name.as_encoded_bytes().starts_with(b"system.posix_acl") {
+            self.0.forgetting.forget_names();
+        }
+    }
+
     pub(crate) fn remove(
         &self,
         request: &Request,

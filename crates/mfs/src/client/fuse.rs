@@ -428,7 +428,9 @@ impl Filesystem for Mounted {
         let set = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
             inode.is_not_bare();
-            self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop)
+            let set = self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop);
+            self.lists_may_differ(name);
+            set
         });
         answer!(reply, set, |()| reply.ok());
     }
@@ -451,7 +453,9 @@ impl Filesystem for Mounted {
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let removed = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::RemoveAttribute { of, name: Name::from(name) };
-            self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)
+            let removed = self.by_hand_or_path(request, &inode, &self.who(request), &[], deed);
+            self.lists_may_differ(name);
+            removed
         });
         answer!(reply, removed, |_| reply.ok());
     }

@@ -281,6 +281,8 @@ impl Tree {
     }
 
     fn refuse(&self, by: By, looks: bool) -> Errno {
+        // So that no step is said again that is known to be wrong.
+        self.forgetting.forget_names();
         if let By::Path(tid) = by
             && !looks
         {
