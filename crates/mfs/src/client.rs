@@ -20,6 +20,7 @@ mod map;
 mod owed;
 mod peer;
 mod people;
+mod told;
 mod tree;
 mod unsaved;
 mod ways;

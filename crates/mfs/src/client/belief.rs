@@ -4,14 +4,16 @@
 //! connection, the ear, and could overtake the answer on its way to the kernel. So the ear counts first, and has the kernel
 //! forget then; who passes an answer on looks at the count, and keeps the ear from counting until the kernel has it.
 
+use super::content::ON_ITS_WAY;
 use super::inode::Inodes;
 use super::peer::Peer;
+use crate::lock;
 use crate::message::{Answer, Ask, Attributes, Lease, Moment};
 use fuser::{INodeNo, Notifier};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::Link;
 
@@ -92,6 +94,8 @@ impl Version {
 pub(crate) struct Forgetting {
     way: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
     epoch: Arc<AtomicU64>,
+    /// When names were listed last that it may believe.
+    listed: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Tells the kernel to believe none of the names any more that it has (`linux/fuse.h`, since 6.16), those neither that are
@@ -109,6 +113,25 @@ impl Forgetting {
     /// Whether the kernel may believe names: it can be told to forget them.
     pub(crate) fn forgets_names(&self) -> bool {
         self.way.get().is_some_and(|(.., forgets_names)| *forgets_names)
+    }
+
+    /// Names were listed that the kernel may believe.
+    ///
+    /// It reckons them as of when it takes the answer, and not of when it asked; so they must not be on their way to it when it is to
+    /// forget all.
+    pub(crate) fn listed(&self) {
+        *lock(&self.listed) = Some(Instant::now());
+    }
+
+    /// Has the kernel forget all names before they are given back, and what was listed just now when it has taken that.
+    fn forget_all_names(&self) {
+        self.forget_names();
+        let listed = *lock(&self.listed);
+        let left = listed.map(|listed| ON_ITS_WAY.saturating_sub(listed.elapsed()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            std::thread::sleep(left);
+            self.forget_names();
+        }
     }
 
     /// How often the kernel was told to forget all names.
@@ -156,7 +179,7 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         if !leases.is_empty() {
             peer.count_recall();
             // Which of them were directories is not known, nor which names the kernel has of those.
-            forgetting.forget_names();
+            forgetting.forget_all_names();
         }
         for lease in &leases {
             for inode in inodes.of(peer.node(), &lease.of) {

@@ -5,20 +5,17 @@ use super::belief::{Before, Version};
 use super::handle::{Handle, Read};
 use super::inode::Inode;
 use super::peer::Heard;
+use super::told::{Named, Open, Told, known};
 use super::tree::{Below, Link, Tree};
 use super::ways::{Look, may_be_believed, may_begin};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Change, Deed, Found, MOST_DATA, Name, Object, Release};
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, Request};
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 use tern_wire::limits::MOST_PAYLOAD;
-
-/// How long the kernel believes what is ours: the cluster's map changes rarely.
-const OURS: Duration = Duration::from_secs(1);
 
 /// The most bytes that a deed on an open file takes, and its caller without his groups.
 const MOST_WORDS: usize = 128;
@@ -29,138 +26,6 @@ pub(crate) const ROOT: u64 = 1;
 /// The tree as fuser calls it.
 #[derive(Debug, Clone)]
 pub(crate) struct Mounted(pub(crate) Arc<Tree>);
-
-/// What the kernel is told of a file.
-#[derive(Debug)]
-pub(crate) struct Told {
-    pub(crate) attr: FileAttr,
-    pub(crate) generation: Generation,
-    /// How long it holds, in milliseconds, and since when; nothing of what is ours.
-    lease: Option<(Before, u32)>,
-    forgets: Forgets,
-    name: Named,
-    /// Of what, and what of it; nothing of what is ours.
-    of: Option<(Arc<Inode>, Version)>,
-}
-
-/// The name by which the kernel was told of a file.
-#[derive(Debug)]
-pub(crate) enum Named {
-    /// It is to be asked for each time.
-    Anew,
-    /// It is ours.
-    Ours,
-    /// It holds for so many milliseconds, in this directory, of this inode.
-    Under(u32, Arc<Inode>, OsString, Arc<Inode>, u64),
-}
-
-impl Named {
-    /// How long the kernel may believe it, which is noted.
-    fn believed(&self, left: &dyn Fn(u32) -> Duration) -> Duration {
-        match self {
-            Self::Anew => Duration::ZERO,
-            Self::Ours => OURS,
-            Self::Under(lease, dir, name, inode, epoch) => {
-                let left = left(*lease);
-                if !left.is_zero() && inode.ways.add(dir, name, left, *epoch) { left } else { Duration::ZERO }
-            }
-        }
-    }
-}
-
-/// Whether the kernel forgets a file's content when it is told of that file.
-#[derive(Debug)]
-enum Forgets {
-    /// It has only what is right, or nobody looks at it.
-    Nothing,
-    /// It may be wrong, and stays: so nothing of what is told now may be believed later.
-    Later,
-    /// It drops all pages.
-    Now(Arc<Inode>, Option<Version>),
-}
-
-impl Told {
-    fn ours(attr: FileAttr) -> Self {
-        let generation = Generation(0);
-        Self { attr, generation, lease: None, forgets: Forgets::Nothing, name: Named::Ours, of: None }
-    }
-
-    /// What was found, for who does not want to read it now.
-    pub(crate) fn found(inode: Arc<Inode>, is: &Attributes, before: Before) -> Self {
-        known(inode, is, before, false)
-    }
-
-    /// Whether the kernel may believe all of it later.
-    pub(crate) fn is_all(&self) -> bool {
-        matches!(self.forgets, Forgets::Nothing)
-    }
-
-    /// The kernel is going to believe it for so long.
-    pub(crate) fn tells(&self, left: Duration) {
-        if let Some((inode, version)) = &self.of {
-            inode.tells(*version, left);
-        }
-    }
-
-    /// Passes it on, with how long the kernel may believe that, and the name.
-    pub(crate) fn pass(&self, pass: impl FnOnce(Duration, Duration)) {
-        let Some((before, lease)) = &self.lease else { return pass(OURS, OURS) };
-        before.pass(|left| {
-            let name = self.name.believed(left);
-            let left = left(*lease);
-            match &self.forgets {
-                Forgets::Nothing => {
-                    self.tells(left);
-                    pass(left, name);
-                }
-                Forgets::Later => pass(Duration::ZERO, name),
-                Forgets::Now(inode, version) => {
-                    inode.content.becomes(if left.is_zero() { None } else { *version });
-                    pass(Duration::ZERO, name);
-                }
-            }
-        });
-    }
-}
-
-/// A file that was opened: its handle, and how it behaves.
-#[derive(Debug)]
-pub(crate) struct Open {
-    pub(crate) handle: u64,
-    inode: Arc<Inode>,
-    is: Attributes,
-    /// The kernel may keep of its content.
-    keeps: bool,
-    before: Before,
-    name: Named,
-}
-
-impl Open {
-    /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
-    /// what it has already is used if it is of the same version, and dropped else.
-    ///
-    /// It is told how long the kernel may believe the file's attributes and its name as well.
-    pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags, Duration)) {
-        self.before.pass(|left| {
-            let name = self.name.believed(left);
-            let left = left(self.is.lease);
-            // fuser has one time for both.
-            let believed = name.min(left);
-            if !matches!(self.name, Named::Anew) {
-                self.inode.tells(Version::seen(&self.is), believed);
-            }
-            if !self.keeps || left.is_zero() {
-                self.inode.content.doubt();
-                pass(FopenFlags::FOPEN_DIRECT_IO, believed);
-            } else {
-                let (content, version) = (&self.inode.content, Version::of(&self.is));
-                let is_good = content.is_only(version);
-                content.becomes(version);
-                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }, believed);
-            }
-        });
-    }
-}
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
@@ -228,7 +93,7 @@ impl Mounted {
             Below::Link(link) => Ok(Told::ours(of_link(link))),
             Below::Node(node) => {
                 let (inode, attributes, before) = self.0.node(node, &who)?;
-                Ok(Told { name: Named::Ours, ..known(inode, &attributes, before, false) })
+                Ok(known(inode, &attributes, before, false).named(Named::Ours))
             }
         }
     }
@@ -244,7 +109,7 @@ impl Mounted {
         let Answer::Found(found, under) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
         let name = self.named(dir, name, &inode, found, under);
-        Ok(Told { name, ..known(inode, &found.attributes, before, false) })
+        Ok(known(inode, &found.attributes, before, false).named(name))
     }
 
     /// The name of what was found, which the kernel may believe as long as the directory's lease holds.
@@ -412,7 +277,7 @@ impl Mounted {
         let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
         if !asks && !truncates && inode.is_believed_to_differ(Version::seen(&is)) {
             // To an open the kernel cannot be told what the file is like; so it is to look it up again.
-            inode.peer.owed.release(Release::File(opened));
+            inode.peer.owed.release(Release::File(opened), false);
             self.0.refused.at_end(request.pid());
             return Err(Errno::STALE);
         }
@@ -433,7 +298,8 @@ impl Mounted {
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
         self.drop_ahead(&handle, &mut lock(&handle.ahead));
-        handle.inode.peer.owed.release(Release::File(handle.opened()));
+        let written = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
+        handle.inode.peer.owed.release(Release::File(handle.opened()), written);
     }
 
     pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Read> {
@@ -518,25 +384,6 @@ impl Mounted {
     }
 }
 
-/// What is said of a file. If the kernel may have of its content what is of another version, it forgets that before it reads; who
-/// only looks is told the truth.
-fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> Told {
-    let version = if is.lease > 0 { Version::of(is) } else { None };
-    let of = Some((inode.clone(), Version::seen(is)));
-    let (mut attr, generation) = (file(&inode, is), Generation(inode.generation()));
-    let forgets = if !inode.content.is_open() || inode.content.is_only(version) {
-        Forgets::Nothing
-    } else if reading {
-        // The kernel goes by mtime and size only, and both can be what they were: so it is told another mtime. Nobody sees that,
-        // since it does not hold.
-        attr.mtime = attr.mtime.checked_add(inode.content.nudge()).unwrap_or(UNIX_EPOCH);
-        Forgets::Now(inode, version)
-    } else {
-        Forgets::Later
-    };
-    Told { attr, generation, lease: Some((before, is.lease)), forgets, name: Named::Anew, of }
-}
-
 /// Whether the kernel may keep of what is opened so: what is only written, or appended to, is never kept.
 fn reads(flags: u32) -> bool {
     let flags = OFlags::from_bits_retain(flags);
@@ -574,7 +421,9 @@ mod tests {
             let who = Caller { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
             let deed = Deed::Write { opened: Opened(u64::MAX), at, append: true };
             let most = most_data(&who);
-            let head = tern_wire::encode(&Ask::Do { caller: who, steps: vec![], beside: Beside::default(), deed }).unwrap();
+            let head =
+                tern_wire::encode(&Ask::Do { caller: who, steps: vec![], beside: Beside::default(), deed })
+                    .unwrap();
             assert!(head.len() + most <= MOST_PAYLOAD, "{groups}");
             assert!(most >= MOST_DATA / 2 && (groups > 750 || most == MOST_DATA), "{groups}");
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an answer is on its way through the kernel, until what it has is dropped.
-const ON_ITS_WAY: Duration = Duration::from_millis(20);
+pub(crate) const ON_ITS_WAY: Duration = Duration::from_millis(20);
 
 /// By how many ns mtimes are told wrong at most.
 const MOST_NUDGED: u64 = 1000;

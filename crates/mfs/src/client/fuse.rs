@@ -2,17 +2,18 @@
 
 use super::attributes::{file, set_time};
 use super::belief::Before;
-use super::calls::{Mounted, ROOT, Told, is_ours};
+use super::calls::{Mounted, ROOT, is_ours};
 use super::handle::Handle;
 use super::listing::not_looked_up;
 use super::locks;
+use super::told::Told;
 use super::tree::By;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -152,7 +153,8 @@ impl Filesystem for Mounted {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.remove(request, parent, name, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
+        let removed =
+            self.remove(request, parent, name, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
         answer!(reply, removed, |()| reply.ok());
     }
 

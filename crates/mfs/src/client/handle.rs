@@ -39,6 +39,7 @@ struct Early {
 
 /// What was read.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, passed on at once")]
 pub(crate) enum Read {
     /// All that came with an answer.
     All(Heard),
@@ -58,7 +59,15 @@ impl Read {
 impl Handle {
     pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
         inode.content.opened();
-        Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default(), early: Mutex::default() }
+        Self {
+            inode,
+            opener,
+            flags,
+            opened: Mutex::new(opened),
+            boot,
+            ahead: Mutex::default(),
+            early: Mutex::default(),
+        }
     }
 
     /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.

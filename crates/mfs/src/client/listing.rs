@@ -2,9 +2,10 @@
 
 use super::attributes::{kind, ours};
 use super::belief::Before;
-use super::calls::{Mounted, Outcome, ROOT, Told};
+use super::calls::{Mounted, Outcome, ROOT};
 use super::handle::Handle;
 use super::inode::Inode;
+use super::told::Told;
 use super::tree::Link;
 use crate::lock;
 use crate::message::{Answer, Deed, Entry, MOST_LOOKED_UP};
@@ -106,6 +107,7 @@ impl Mounted {
                 ahead.entries.pop_front();
             }
             reply.ok();
+            self.0.forgetting.listed();
         });
         Ok(())
     }
@@ -137,14 +139,7 @@ impl Mounted {
             && inode.ways.add(&handle.inode, entry.name.as_os(), holds, self.0.forgetting.epoch());
         let ttl = if believed { holds } else { Duration::ZERO };
         told.tells(ttl);
-        !reply.add(
-            INodeNo(inode.number),
-            entry.after,
-            entry.name.as_os(),
-            &ttl,
-            &told.attr,
-            told.generation,
-        )
+        !reply.add(INodeNo(inode.number), entry.after, entry.name.as_os(), &ttl, &told.attr, told.generation)
     }
 
     fn read_ahead(&self, handle: &Arc<Handle>, ahead: &mut Ahead, after: u64, look: bool) -> Outcome<()> {
@@ -154,7 +149,8 @@ impl Mounted {
         let heard = self.0.with_open(handle, &handle.opener, &[], deed)?;
         let Answer::Entries { entries, lease, ends } = heard.answer else { return Err(Errno::IO) };
         ahead.from = after;
-        ahead.entries = entries.into_iter().take(most(look)).map(|entry| Next { entry, told: None }).collect();
+        ahead.entries =
+            entries.into_iter().take(most(look)).map(|entry| Next { entry, told: None }).collect();
         (ahead.looked, ahead.ends) = (look.then_some((before, lease)), ends);
         Ok(())
     }

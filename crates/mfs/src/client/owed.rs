@@ -12,8 +12,9 @@ use std::time::Duration;
 /// How much goes with one ask.
 const MOST: usize = 256;
 
-/// How long it waits for an ask to go with.
-const MOMENT: Duration = Duration::from_millis(1);
+/// How long it waits for an ask to go with: what was written to may be run there next, which it cannot be while it is open.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(5);
 
 /// How long a node is left in peace that could not be told.
 const REST: Duration = Duration::from_millis(200);
@@ -31,6 +32,8 @@ struct All {
     epoch: u64,
     forgotten: Vec<(Object, u64)>,
     released: Vec<Release>,
+    /// One of these was written to.
+    soon: bool,
 }
 
 /// What is said of it, and to which life of the server.
@@ -52,15 +55,19 @@ impl Owed {
         self.all().forgotten.push((object, count));
     }
 
-    /// The session lets go of this.
-    pub(crate) fn release(&self, what: Release) {
-        self.all().released.push(what);
+    /// The session lets go of this, which was written to or not.
+    pub(crate) fn release(&self, what: Release, written: bool) {
+        let mut all = self.all();
+        all.released.push(what);
+        all.soon |= written;
+        drop(all);
         self.some.notify_one();
     }
 
     /// Some of it, for whoever says it. Taken out: two who say it at once would only say it twice.
     pub(crate) fn take(&self) -> Part {
         let mut all = self.all();
+        all.soon = false;
         let (forgotten, released) = (all.forgotten.len().min(MOST), all.released.len().min(MOST));
         let forgotten = all.forgotten.drain(..forgotten).collect();
         let released = all.released.drain(..released).collect();
@@ -87,8 +94,9 @@ impl Owed {
         let owed = &peer.owed;
         loop {
             let all = owed.all();
-            drop(owed.some.wait_while(all, |all| all.released.is_empty()).unwrap_or_else(PoisonError::into_inner));
-            std::thread::sleep(MOMENT);
+            let all = owed.some.wait_while(all, |all| all.released.is_empty());
+            let soon = all.unwrap_or_else(PoisonError::into_inner).soon;
+            std::thread::sleep(if soon { SOON } else { LATER });
             let part = owed.take();
             if !part.is_empty() && !peer.release_all(part) {
                 std::thread::sleep(REST);

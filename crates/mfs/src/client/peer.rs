@@ -102,6 +102,7 @@ struct State {
 }
 
 /// What is asked, until there is an answer.
+#[allow(clippy::large_enum_variant, reason = "one at a time, on its thread's stack")]
 enum Asking<'a> {
     /// With what goes besides.
     Deed(Caller, Vec<Step>, Deed, Part),

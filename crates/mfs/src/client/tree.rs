@@ -4,8 +4,8 @@ use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
 use super::map::KeptMap;
-use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::owed::Owed;
+use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
 use super::ways::{Refused, steps};
 use crate::lock;
@@ -337,11 +337,12 @@ impl Tree {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
-        let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
+        let heard =
+            self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
         let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
         let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
         if writes && handle.has_lost(heard.boot) {
-            handle.inode.peer.owed.release(Release::File(new));
+            handle.inode.peer.owed.release(Release::File(new), true);
             return Err(Errno::IO);
         }
         *opened = new;

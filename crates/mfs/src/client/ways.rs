@@ -183,7 +183,11 @@ impl Refused {
         };
         match &mut refusal.at {
             At::Name(at, of, twice) if *at == dir && of == name => {
-                if *twice { Look::Again } else { Look::Perhaps }
+                if *twice {
+                    Look::Again
+                } else {
+                    Look::Perhaps
+                }
             }
             At::Name(..) => {
                 refusal.at = At::End(vec![dir]);

@@ -17,8 +17,8 @@ use crate::message::{
 };
 use create::mode_in;
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec,
-    Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -138,13 +138,7 @@ impl Performance<'_> {
     }
 
     /// Does it, if these steps stand.
-    fn act_there(
-        &self,
-        steps: &[Step],
-        deed: Deed,
-        data: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<Answer, Fault> {
+    fn act_there(&self, steps: &[Step], deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
         // What is found on the way is looked at from the end of the path; but that there is nothing ends it.
         if matches!(deed, Deed::Lookup { .. }) {
             let looked = self.act(deed, data, out);
@@ -189,12 +183,8 @@ impl Performance<'_> {
                 rustix::fs::symlinkat(target.as_os(), &at.fd, one_step(&name)?)?;
                 self.made(dir, &name)?
             }
-            Deed::Unlink { dir, name } => {
-                self.remove(dir, &name, AtFlags::empty())?
-            }
-            Deed::RemoveDir { dir, name } => {
-                self.remove(dir, &name, AtFlags::REMOVEDIR)?
-            }
+            Deed::Unlink { dir, name } => self.remove(dir, &name, AtFlags::empty())?,
+            Deed::RemoveDir { dir, name } => self.remove(dir, &name, AtFlags::REMOVEDIR)?,
             Deed::Rename { dir, name, to, new, flags } => {
                 let (from, into) = (self.inside(dir)?, self.inside(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;

@@ -23,11 +23,7 @@ pub(crate) fn attributes_of(fd: impl AsFd, volume: u64) -> Result<Attributes, Er
     let moment = |time: rustix::fs::StatxTimestamp| Moment { seconds: time.tv_sec, nanos: time.tv_nsec };
     let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
     Ok(Attributes {
-        key: FileKey {
-            volume,
-            device: device(&stat),
-            inode: stat.stx_ino,
-        },
+        key: FileKey { volume, device: device(&stat), inode: stat.stx_ino },
         born: if born { moment(stat.stx_btime) } else { Moment { seconds: 0, nanos: 0 } },
         mode: stat.stx_mode.into(),
         links: stat.stx_nlink,

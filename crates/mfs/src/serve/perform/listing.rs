@@ -57,7 +57,9 @@ impl Performance<'_> {
                 entries.push(Entry { name, inode, kind, after, found: None });
             }
             // All of what one buffer of the kernel's has, and what follows if that is little: the end as a rule.
-            if dir.is_buffer_empty() && size > most / 2 && !entries.is_empty() || entries.len() >= most_entries {
+            if dir.is_buffer_empty() && size > most / 2 && !entries.is_empty()
+                || entries.len() >= most_entries
+            {
                 return Ok((entries, false));
             }
         }

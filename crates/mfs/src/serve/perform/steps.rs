@@ -33,9 +33,8 @@ impl Performance<'_> {
         }
         let how = AtFlags::SYMLINK_NOFOLLOW;
         // What is held cannot have given its number to another one.
-        rustix::fs::statx(&dir.fd, step.name.as_os(), how, StatxFlags::INO).is_ok_and(|now| {
-            (stat::device(&now), now.stx_ino) == (is.key.device, is.key.inode)
-        })
+        rustix::fs::statx(&dir.fd, step.name.as_os(), how, StatxFlags::INO)
+            .is_ok_and(|now| (stat::device(&now), now.stx_ino) == (is.key.device, is.key.inode))
     }
 
     /// What a directory is like when something was done in it, with a lease of that if it can have one.

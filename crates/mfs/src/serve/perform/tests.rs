@@ -27,9 +27,13 @@ impl Exported {
     }
 
     fn perform(&self, deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
+        self.perform_behind(&[], deed, data)
+    }
+
+    fn perform_behind(&self, steps: &[Step], deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
         let mut out = Vec::new();
         let performance = Performance { session: &self.session, export: &self.export, leases: &self.leases };
-        performance.perform(&[], deed, data, &mut out).map(|answer| (answer, out))
+        performance.perform(steps, deed, data, &mut out).map(|answer| (answer, out))
     }
 
     fn object(&self, path: &Path) -> Object {
@@ -65,7 +69,8 @@ fn above_what_is_exported_only_the_way_down_is_there() {
     }
     let opened = exported.perform(Deed::Open { of: above, flags: 0, content: true }, &[]).unwrap().0;
     let Answer::Opened(opened, _) = opened else { panic!("{opened:?}") };
-    let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536, look: true }, &[]).unwrap().0;
+    let listed =
+        exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536, look: true }, &[]).unwrap().0;
     let Answer::Entries { entries, .. } = listed else { panic!("{listed:?}") };
     let names: Vec<_> =
         entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
@@ -98,6 +103,51 @@ fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
         Answer::Created(found, opened, _) => (found, opened),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn nothing_is_done_behind_a_step_that_leads_elsewhere() {
+    let exported = Exported::new("behind");
+    let at = |name: &str| exported.path.join(name);
+    std::fs::create_dir(at("a")).unwrap();
+    std::fs::write(at("a/f"), "text").unwrap();
+    let [dir, a, f] = ["", "a", "a/f"].map(|path| exported.object(&at(path)));
+    let step = |dir, name: &str, is| Step { dir, name: Name::from(OsStr::new(name)), is };
+    let steps = [step(a, "f", f), step(dir, "a", a)];
+    let named = |name: &str| Name::from(OsStr::new(name));
+    let deeds = [
+        Deed::Open { of: f, flags: 0, content: true },
+        Deed::MakeDir { dir: a, name: named("d"), mode: 0o700, umask: 0 },
+        Deed::Unlink { dir: a, name: named("d") },
+        Deed::Lookup { dir: a, name: named("none") },
+    ];
+    let done = |deed: &Deed| exported.perform_behind(&steps, deed.clone(), &[]).map(|(answer, _)| answer);
+    let Ok((Answer::Opened(_, is), content)) = exported.perform_behind(&steps, deeds[0].clone(), &[]) else {
+        panic!("it is not opened")
+    };
+    assert_eq!((is.size, content.len()), (4, 0), "without a lease nothing comes with it");
+    exported.session.hears(true);
+    let content = exported.perform_behind(&steps, deeds[0].clone(), &[]).unwrap().1;
+    assert_eq!(content, b"text");
+    assert!(matches!(done(&deeds[3]), Err(Fault::Errno(Errno::NOENT))));
+    std::fs::rename(at("a"), at("b")).unwrap();
+    for deed in &deeds {
+        assert_eq!(done(deed).unwrap(), Answer::Elsewhere, "{deed:?}");
+    }
+    // What is there is found, and looked at when it is opened.
+    let found = done(&Deed::Lookup { dir: a, name: named("f") });
+    assert!(matches!(found, Ok(Answer::Found(..))));
+    std::fs::rename(at("b"), at("a")).unwrap();
+    std::fs::write(at("a/new"), "").unwrap();
+    std::fs::rename(at("a/new"), at("a/f")).unwrap();
+    assert_eq!(done(&deeds[0]).unwrap(), Answer::Elsewhere, "another file of the same name");
+    // What it does not hold it cannot vouch for; and no more than so many.
+    let unknown = [step(dir, "a", Object(12))];
+    let answer = exported.perform_behind(&unknown, deeds[0].clone(), &[]).unwrap().0;
+    assert_eq!(answer, Answer::Elsewhere);
+    let many = vec![step(dir, "a", a); crate::message::MOST_STEPS + 1];
+    let refused = exported.perform_behind(&many, deeds[0].clone(), &[]);
+    assert!(matches!(refused, Err(Fault::Errno(Errno::INVAL))));
 }
 
 #[test]
