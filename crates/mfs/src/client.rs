@@ -17,13 +17,17 @@ mod handle;
 pub mod hostile;
 mod inode;
 mod interrupts;
+mod listing;
 mod locks;
 mod magic;
 mod map;
+mod owed;
 mod peer;
 mod people;
+mod told;
 mod tree;
 mod unsaved;
+mod ways;
 
 use anyhow::{Context, Result};
 use calls::Mounted;
@@ -32,7 +36,7 @@ use peer::Common;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +98,8 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         fuser::Session::new(Mounted(tree), at, &fuser)
     };
     let session = session.with_context(|| format!("cannot mount at {}", at.display()))?;
-    forgetting.through(session.notifier());
+    let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
+    forgetting.through(session.notifier(), device);
     Ok(Session(session))
 }
 

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tern_mfs::client::hostile::Client;
 use tern_mfs::message::{
-    Answer, Ask, Attributes, Caller, Change, Deed, Entry, FileKey, Found, Lease, LockKind, Moment, Name,
-    Object, Opened, ROOT, Release,
+    Answer, Ask, Attributes, Beside, Caller, Change, Deed, Entry, FileKey, Found, Lease, LockKind, Moment,
+    Name, Object, Opened, ROOT, Release, Step,
 };
 use tern_mfs::serve::hostile;
 
@@ -43,7 +43,7 @@ fn asks(place: &Path) -> Vec<u8> {
         Deed::Lookup { dir: ROOT, name: name("tmp") },
         Deed::Lookup { dir: Object(1), name: Name::from(place.file_name().unwrap()) },
         Deed::Lookup { dir, name: name("a") },
-        Deed::Open { of: file, flags: 2 },
+        Deed::Open { of: file, flags: 2, content: true },
         Deed::Create { dir, name: name("new"), mode: 0o644, umask: 0o22, flags: 2 },
         Deed::Write { opened, at: 4, append: false },
         Deed::Read { opened, at: 0, length: 100 },
@@ -66,21 +66,27 @@ fn asks(place: &Path) -> Vec<u8> {
         Deed::RemoveAttribute { of: file, name: name("user.x") },
         Deed::Lookup { dir, name: name("l") },
         Deed::ReadLink { of: Object(5) },
-        Deed::Open { of: dir, flags: 0 },
-        Deed::ReadDir { opened: Opened(4), after: 0, most: 4096 },
+        Deed::Open { of: dir, flags: 0, content: false },
+        Deed::ReadDir { opened: Opened(4), after: 0, most: 4096, look: true },
         Deed::StatFs { of: dir },
         Deed::Stat { of: file },
         Deed::Unlink { dir, name: name("c") },
         Deed::RemoveDir { dir, name: name("e") },
     ];
     let caller = Caller { uid: 0, gid: 0, groups: vec![7] };
-    let asked = |deed| framed(&Ask::Do(caller.clone(), deed), b"some bytes");
+    let steps = vec![Step { dir: ROOT, name: name("tmp"), is: Object(1) }];
+    let asked = |deed| {
+        let (caller, steps, beside) = (caller.clone(), steps.clone(), Beside::default());
+        framed(&Ask::Do { caller, steps, beside, deed }, b"some bytes")
+    };
     let mut all: Vec<_> = deeds.into_iter().map(asked).collect();
     let lease = Lease { of: key, number: 1 };
     for ask in [
         Ask::Hear { given_back: vec![lease] },
-        Ask::Forget(vec![(file, 1), (ROOT, u64::MAX)]),
-        Ask::Release(vec![Release::File(opened), Release::File(opened), Release::Owner(key, 1)]),
+        Ask::Release(Beside {
+            forgotten: vec![(file, 1), (ROOT, u64::MAX)],
+            released: vec![Release::File(opened), Release::File(opened), Release::Owner(key, 1)],
+        }),
     ] {
         all.push(framed(&ask, &[]));
     }
@@ -107,14 +113,22 @@ fn answers() -> Vec<u8> {
     };
     let found = Found { object: Object(7), attributes: is };
     let name = |name: &str| Name::from(OsStr::new(name));
-    let entry = |name| Entry { name, inode: 3, kind: 0o100_000, after: u64::MAX };
+    let entry = |name| Entry { name, inode: 3, kind: 0o100_000, after: u64::MAX, found: None };
     [
-        Answer::Found(found),
-        Answer::Created(Found { object: Object(8), ..found }, Opened(1)),
+        Answer::Found(found, is),
+        Answer::Created(Found { object: Object(8), ..found }, Opened(1), is),
         Answer::Opened(Opened(2), is),
         Answer::Attributes(is),
-        Answer::Entries(vec![entry(name("a")), entry(name("../x")), entry(name(""))]),
-        Answer::Renamed { moved: Some(is.key), back: Some(is.key) },
+        Answer::Entries {
+            entries: vec![
+                entry(name("a")),
+                entry(name("../x")),
+                Entry { found: Some(found), ..entry(name("")) },
+            ],
+            lease: 1000,
+            ends: false,
+        },
+        Answer::Renamed { moved: Some(is.key), back: Some(is.key), gone: Some(is.key), dirs: [is; 2] },
         Answer::Recalled(vec![Lease { of: is.key, number: 1 }]),
         Answer::Count(u64::MAX),
         Answer::Failed(-1),
@@ -152,7 +166,7 @@ fn whatever_a_client_asks_is_answered_or_refused() {
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
         fs::write(corpus("asks").join("whole"), asks(Path::new("/tmp/tern-asks"))).unwrap();
     }
-    assert_eq!(hostile::hear(&place.0, &all).unwrap(), 35);
+    assert_eq!(hostile::hear(&place.0, &all).unwrap(), 34);
     for bytes in files("asks").into_iter().chain(spoilt(&all, 41)) {
         hostile::hear(&place.0, &bytes).unwrap();
     }

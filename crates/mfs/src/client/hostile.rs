@@ -41,7 +41,7 @@ impl Client {
             let Ok((answer, _data)) = postcard::take_from_bytes::<Answer>(frame) else { break };
             heard += 1;
             match answer {
-                Answer::Found(found) | Answer::Created(found, _) => {
+                Answer::Found(found, _) | Answer::Created(found, ..) => {
                     let dir = last.as_ref().map(|dir| (dir, &*name));
                     let inode = inodes.tell(self.peer.node(), &self.peer, &found, dir);
                     self.told(&inode, &found.attributes);
@@ -53,13 +53,13 @@ impl Client {
                     self.told(&inode, &is);
                     inodes.forget(inode.number, 1);
                 }
-                Answer::Renamed { moved, back } => {
+                Answer::Renamed { moved, back, .. } => {
                     let Some(dir) = &last else { continue };
                     for file in [moved, back] {
-                        inodes.rename(file, dir, &name);
+                        inodes.rename(file, (dir, "old".as_ref()), (dir, &name));
                     }
                 }
-                Answer::Entries(entries) => {
+                Answer::Entries { entries, .. } => {
                     for entry in entries {
                         let _unknown = kind(entry.kind);
                         if let Some(dir) = &last {

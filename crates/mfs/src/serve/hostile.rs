@@ -3,10 +3,10 @@
 use super::budget::Budget;
 use super::export::Export;
 use super::leases::Leases;
-use super::perform::{Fault, Performance};
+use super::perform::Performance;
 use super::release;
 use super::session::Session;
-use crate::message::{Answer, Ask, Deed};
+use crate::message::{Answer, Ask, Beside, Deed};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -31,29 +31,28 @@ pub fn hear(place: &Path, bytes: &[u8]) -> io::Result<usize> {
         (Session::counting_from(1, &export, &Budget::new(MOST))?, Arc::new(Leases::new(true)));
     session.hears(true);
     let performance = Performance { session: &session, export: &export, leases: &leases };
+    let release = |beside: Beside| {
+        beside.forgotten.into_iter().for_each(|(object, count)| session.forget(object, count));
+        beside.released.into_iter().for_each(|what| release::release(&session, &leases, what));
+    };
     let (mut out, mut answered) = (Vec::new(), 0);
     for frame in crate::hostile::frames(bytes) {
         let Ok((ask, data)) = postcard::take_from_bytes::<Ask>(frame) else { break };
         out.clear();
         let answer = match ask {
             Ask::Begin { .. } => break,
-            Ask::Forget(all) => {
-                all.into_iter().for_each(|(object, count)| session.forget(object, count));
-                Answer::Done
-            }
-            Ask::Release(all) => {
-                all.into_iter().for_each(|what| release::release(&session, &leases, what));
+            Ask::Release(beside) => {
+                release(beside);
                 Answer::Done
             }
             Ask::Hear { given_back } => {
                 leases.given_back(&session, &given_back);
                 Answer::Recalled(session.recalled(Duration::ZERO))
             }
-            Ask::Do(_, deed) => match performance.perform(small(deed), data, &mut out) {
-                Ok(answer) => answer,
-                Err(Fault::Forgotten) => Answer::Forgotten,
-                Err(Fault::Errno(errno)) => Answer::Failed(errno.raw_os_error()),
-            },
+            Ask::Do { steps, beside, deed, .. } => {
+                release(beside);
+                super::answer(performance.perform(&steps, small(deed), data, &mut out))
+            }
         };
         tern_wire::encode(&answer).map_err(io::Error::other)?;
         answered += 1;

@@ -85,7 +85,7 @@ impl Serving {
         let mut acting = Acting::new();
         acting.for_caller(&self.as_here(Caller { uid, gid, groups }))?;
         let performance = Performance { session, export: &self.export, leases: &self.leases };
-        let perform = |deed| match performance.perform(deed, &[], &mut Vec::new()) {
+        let perform = |deed| match performance.perform(&[], deed, &[], &mut Vec::new()) {
             Ok(answer) => Ok(answer),
             Err(Fault::Errno(errno)) => Err(errno),
             Err(Fault::Forgotten) => Err(Errno::STALE),
@@ -99,11 +99,12 @@ impl Serving {
         for name in names {
             let found = perform(Deed::Lookup { dir: at, name });
             session.forget(at, u64::from(at != ROOT));
-            let Answer::Found(found) = found? else { return Err(Errno::IO) };
+            let Answer::Found(found, _) = found? else { return Err(Errno::IO) };
             (at, is_it) = (found.object, found.attributes.key.number(self.node) == *number);
         }
         let flags = (OFlags::from_bits_retain(*flags) & OFlags::ACCMODE).bits();
-        let opened = if is_it { perform(Deed::Open { of: at, flags }) } else { Err(Errno::STALE) };
+        let opened =
+            if is_it { perform(Deed::Open { of: at, flags, content: false }) } else { Err(Errno::STALE) };
         session.forget(at, u64::from(at != ROOT));
         match opened? {
             Answer::Opened(opened, is)
