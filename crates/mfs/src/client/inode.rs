@@ -108,7 +108,8 @@ impl Inode {
             // The server had forgotten it meanwhile.
             (hold.object, hold.count) = (object, 1);
         }
-        if name.is_some() {
+        // A directory that is said to be in itself (mounted there, or by a hostile server) would hold itself for ever.
+        if name.as_ref().is_some_and(|(parent, _)| !std::ptr::eq(Arc::as_ptr(parent), self)) {
             hold.name = name;
         }
     }
@@ -188,7 +189,7 @@ impl Inodes {
     /// A file is known by this name in this directory now.
     pub(crate) fn rename(&self, file: Option<FileKey>, dir: &Arc<Inode>, name: &OsStr) {
         let Some(key) = file else { return };
-        for inode in self.of(dir.node(), &key) {
+        for inode in self.of(dir.node(), &key).into_iter().filter(|inode| !Arc::ptr_eq(inode, dir)) {
             let last = inode.hold().name.replace((dir.clone(), name.to_owned()));
             // It may have been the last to hold that directory, whose end wants locks of its own.
             drop(last);
