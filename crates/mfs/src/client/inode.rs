@@ -165,7 +165,25 @@ impl Inode {
         lock(&self.hold)
     }
 
+    /// Whether a directory is it, or in it, as far as we know. A hostile server may say so of one that is above it, and both would hold each
+    /// other for ever.
+    fn is_above(&self, dir: &Arc<Self>) -> bool {
+        let mut at = dir.clone();
+        for _ in 0..DEEPEST {
+            if std::ptr::eq(Arc::as_ptr(&at), self) {
+                return true;
+            }
+            let parent = at.hold().name.as_ref().map(|(parent, _)| parent.clone());
+            match parent {
+                Some(parent) => at = parent,
+                None => return false,
+            }
+        }
+        true
+    }
+
     fn seen(&self, object: Object, name: Option<(Arc<Inode>, OsString)>) {
+        let name = name.filter(|(parent, _)| !self.is_above(parent));
         let mut hold = self.hold();
         if hold.object == object {
             hold.count += 1;
@@ -260,6 +278,9 @@ impl Inodes {
         let Some(key) = file else { return };
         for inode in self.of(dir.node(), &key) {
             inode.ways.remove(was, old);
+            if inode.is_above(dir) {
+                continue;
+            }
             let last = inode.hold().name.replace((dir.clone(), name.to_owned()));
             // It may have been the last to hold that directory, whose end wants locks of its own.
             drop(last);
