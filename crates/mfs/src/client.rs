@@ -14,12 +14,16 @@ mod content;
 mod fuse;
 mod handle;
 mod inode;
+mod listing;
 mod locks;
 mod map;
+mod owed;
 mod peer;
 mod people;
+mod told;
 mod tree;
 mod unsaved;
+mod ways;
 
 use anyhow::{Context, Result};
 use calls::Mounted;
@@ -28,7 +32,7 @@ use peer::Common;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +94,8 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         fuser::Session::new(Mounted(tree), at, &fuser)
     };
     let session = session.with_context(|| format!("cannot mount at {}", at.display()))?;
-    forgetting.through(session.notifier());
+    let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
+    forgetting.through(session.notifier(), device);
     Ok(Session(session))
 }
 

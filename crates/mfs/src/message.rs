@@ -8,6 +8,7 @@
 //! one *session*, which holds its objects and open files, and outlives its lanes for a while: after a broken connection the
 //! client asks again under the same number, and what was done already is not done twice.
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -20,10 +21,19 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
+
+/// How large a file may be whose content comes with the answer to an open.
+pub const SMALL: usize = 64 << 10;
+
+/// The most entries that are looked up by one [`Deed::ReadDir`].
+pub const MOST_LOOKED_UP: usize = 512;
+
+/// The most steps that go with an ask.
+pub const MOST_STEPS: usize = 256;
 
 /// The most groups of a caller: the kernel's own limit.
 pub const MOST_GROUPS: usize = 65_536;
@@ -107,17 +117,44 @@ pub enum Ask {
         /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
         ear: bool,
     },
-    /// Do something.
-    Do(Caller, Deed),
-    /// The client knows these no more: as many look-ups of each are taken back.
-    Forget(Vec<(Object, u64)>),
-    /// The session lets go of these.
-    Release(Vec<Release>),
+    /// Do something, if these steps still lead where they did ([`Answer::Elsewhere`] if not).
+    Do {
+        /// For whom.
+        caller: Caller,
+        /// The steps of paths that the client's kernel may have gone on its own word.
+        steps: Vec<Step>,
+        /// What is said besides.
+        beside: Beside,
+        /// What.
+        deed: Deed,
+    },
+    /// Nothing but what goes besides.
+    Release(Beside),
     /// It believes nothing of these any more, and waits for the next that are asked back.
     Hear {
         /// What it was asked for last.
         given_back: Vec<Lease>,
     },
+}
+
+/// A name that the client's kernel may have believed to mean an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// In which directory.
+    pub dir: Object,
+    /// Which name.
+    pub name: Name,
+    /// What it was.
+    pub is: Object,
+}
+
+/// What goes with an ask, so that nobody need wait for it. Heard once, however often the ask is sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    /// The client knows these no more: as many look-ups of each are taken back.
+    pub forgotten: Vec<(Object, u64)>,
+    /// The session lets go of these.
+    pub released: Vec<Release>,
 }
 
 /// What a session lets go of. It may be said again, in any order: the numbers are never used for something else.
@@ -220,9 +257,11 @@ pub enum Deed {
         dir: Object,
         name: Name,
     },
+    /// If the file is small, and a lease of it is had, its content comes with the answer when that is asked for.
     Open {
         of: Object,
         flags: u32,
+        content: bool,
     },
     Create {
         dir: Object,
@@ -246,10 +285,12 @@ pub enum Deed {
         opened: Opened,
         data_only: bool,
     },
+    /// Looks the entries up as well, if that is asked for.
     ReadDir {
         opened: Opened,
         after: u64,
         most: u32,
+        look: bool,
     },
     StatFs {
         of: Object,
@@ -319,10 +360,20 @@ impl Deed {
             )
     }
 
+    /// Whether a path may go on behind it.
+    #[must_use]
+    pub fn is_on_the_way(&self) -> bool {
+        matches!(self, Self::Lookup { .. } | Self::ReadLink { .. } | Self::Stat { .. })
+    }
+
     /// Whether it changes what is on a disk.
     #[must_use]
     pub fn changes(&self) -> bool {
-        !self.is_repeatable() && !matches!(self, Self::Open { .. } | Self::Lock { .. })
+        match self {
+            Self::Open { flags, .. } => OFlags::from_bits_retain(*flags).contains(OFlags::TRUNC),
+            Self::Lock { .. } => false,
+            _ => !self.is_repeatable(),
+        }
     }
 
     /// Whether doing it twice is the same as doing it once, so that it may simply be asked again.
@@ -429,6 +480,8 @@ pub struct Entry {
     pub kind: u32,
     /// Where to read on after it.
     pub after: u64,
+    /// What it is, if that was asked for and can be said.
+    pub found: Option<Found>,
 }
 
 /// `statfs`.
@@ -457,14 +510,21 @@ pub enum Answer {
     },
     /// It is done. What was read or linked to follows, if there is any.
     Done,
-    /// An object.
-    Found(Found),
+    /// An object, and the directory where it was found. The name holds as long as the directory's lease.
+    Found(Found, Attributes),
     /// What it is like.
     Attributes(Attributes),
-    /// A file was opened, which is like this.
+    /// A file was opened, which is like this. Its whole content follows, if it was asked for and is small.
     Opened(Opened, Attributes),
-    /// A file was made and opened.
-    Created(Found, Opened),
+    /// A file was made, or was there, and was opened; and its directory.
+    Created(Found, Opened, Attributes),
+    /// A name was removed.
+    Removed {
+        /// What had it.
+        gone: Option<FileKey>,
+        /// The directory now.
+        dir: Attributes,
+    },
     /// So many bytes were written, or that is the place.
     Count(u64),
     /// What has the new name now, and what has the old one if they were exchanged.
@@ -473,9 +533,20 @@ pub enum Answer {
         moved: Option<FileKey>,
         /// The old one.
         back: Option<FileKey>,
+        /// What had the new name.
+        gone: Option<FileKey>,
+        /// The directories now: where it was, and where it is.
+        dirs: [Attributes; 2],
     },
-    /// Entries; none at the end.
-    Entries(Vec<Entry>),
+    /// Entries of a directory.
+    Entries {
+        /// None if there are no more.
+        entries: Vec<Entry>,
+        /// For how many milliseconds the names hold.
+        lease: u32,
+        /// There are no more after these.
+        ends: bool,
+    },
     /// Room.
     Space(Space),
     /// The lock in the way, or `Unlocked`.
@@ -493,6 +564,8 @@ pub enum Answer {
     Failed(i32),
     /// The server holds this object or file no more; look it up again.
     Forgotten,
+    /// A step does not lead where the client believed. Nothing was done.
+    Elsewhere,
     /// The server does not speak with this client at all; a sentence why.
     Refused(String),
 }

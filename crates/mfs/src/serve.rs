@@ -17,7 +17,7 @@ mod session;
 mod stat;
 
 use crate::lock;
-use crate::message::{ANSWER, ASK, Answer, Ask, Caller, VERSION};
+use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
 use crate::send;
 use acting::Acting;
 use anyhow::{Context, Result};
@@ -234,26 +234,22 @@ impl Serving {
             let (ask, data): (Ask, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
             match ask {
                 Ask::Begin { .. } => anyhow::bail!("it begins twice"),
-                Ask::Forget(all) => {
-                    for (object, count) in all {
-                        session.forget(object, count);
-                    }
-                    say(link, frame.tag, &Answer::Done, &[])?;
-                }
-                Ask::Release(all) => {
-                    for what in all {
-                        release::release(session, &self.leases, what);
-                    }
+                Ask::Release(beside) => {
+                    self.let_go(session, beside);
                     say(link, frame.tag, &Answer::Done, &[])?;
                 }
                 Ask::Hear { given_back } => {
                     self.leases.given_back(session, &given_back);
                     say(link, frame.tag, &Answer::Recalled(session.recalled(QUIET)), &[])?;
                 }
-                Ask::Do(caller, deed) => {
+                Ask::Do { caller, steps, beside, deed } => {
                     // Of a connection that was ended for a newer one, which has gone on since.
                     anyhow::ensure!(frame.tag >= lane.newest, "an ask of long ago");
                     lane.newest = frame.tag;
+                    if frame.tag > lane.heard {
+                        lane.heard = frame.tag;
+                        self.let_go(session, beside);
+                    }
                     let once = !deed.is_repeatable();
                     if once && lane.last == Some(frame.tag) {
                         send(link, ANSWER, frame.tag, &[&lane.answer], SOON)?;
@@ -262,7 +258,7 @@ impl Serving {
                     out.clear();
                     let answer = match acting.for_caller(&self.as_here(caller)) {
                         Err(errno) => Answer::Failed(errno.raw_os_error()),
-                        Ok(()) => answer(performance.perform(deed, data, &mut out)),
+                        Ok(()) => answer(performance.perform(&steps, deed, data, &mut out)),
                     };
                     if once {
                         lane.last = Some(frame.tag);
@@ -272,6 +268,16 @@ impl Serving {
                 }
             }
             link.recycle(frame.payload);
+        }
+    }
+
+    /// What a session lets go of, and its client knows no more.
+    fn let_go(&self, session: &Session, beside: Beside) {
+        for (object, count) in beside.forgotten {
+            session.forget(object, count);
+        }
+        for what in beside.released {
+            release::release(session, &self.leases, what);
         }
     }
 

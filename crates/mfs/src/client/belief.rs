@@ -4,12 +4,16 @@
 //! connection, the ear, and could overtake the answer on its way to the kernel. So the ear counts first, and has the kernel
 //! forget then; who passes an answer on looks at the count, and keeps the ear from counting until the kernel has it.
 
+use super::content::ON_ITS_WAY;
 use super::inode::Inodes;
 use super::peer::Peer;
+use crate::lock;
 use crate::message::{Answer, Ask, Attributes, Lease, Moment};
 use fuser::{INodeNo, Notifier};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::Link;
 
@@ -22,20 +26,40 @@ pub(crate) struct Before {
     peer: Arc<Peer>,
     asked: Instant,
     recalls: u64,
+    changes: u64,
 }
 
 impl Before {
     pub(crate) fn asking(peer: &Arc<Peer>) -> Self {
-        Self { peer: peer.clone(), asked: Instant::now(), recalls: peer.recalls() }
+        let (recalls, changes) = (peer.recalls(), peer.changes());
+        Self { peer: peer.clone(), asked: Instant::now(), recalls, changes }
     }
 
-    /// Passes on to the kernel what the answer said, with how long it may believe that.
-    pub(crate) fn pass(&self, lease: u32, pass: impl FnOnce(Duration)) {
+    /// Passes on to the kernel what the answer said; what is done for that is told how long each lease of it may be believed yet.
+    pub(crate) fn pass<T>(&self, pass: impl FnOnce(&dyn Fn(u32) -> Duration) -> T) -> T {
         let gate = self.peer.gate.read().unwrap_or_else(PoisonError::into_inner);
-        let end = self.asked + Duration::from_millis(lease.into());
-        let left = if self.peer.recalls() == self.recalls { end } else { self.asked };
-        pass(left.saturating_duration_since(Instant::now()));
+        let passed = pass(&|lease| self.left(lease));
         drop(gate);
+        passed
+    }
+
+    /// How long a lease holds yet that came with the answer.
+    fn left(&self, lease: u32) -> Duration {
+        let end = self.asked + Duration::from_millis(lease.into());
+        let end = if self.peer.recalls() == self.recalls { end } else { self.asked };
+        end.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether all is as it was: the lease that came with the answer holds, and nothing was changed from here since it was asked for.
+    ///
+    /// For what is not passed on at once: the kernel takes it for as new as its next ask.
+    pub(crate) fn stands(&self, lease: u32) -> bool {
+        self.peer.changes() == self.changes && !self.left(lease).is_zero()
+    }
+
+    /// How long ago it was asked for.
+    pub(crate) fn age(&self) -> Duration {
+        self.asked.elapsed()
     }
 }
 
@@ -53,9 +77,14 @@ impl Version {
         Self { changed: moment, written: moment, size: 0 }
     }
 
+    /// Which it seems to be.
+    pub(crate) fn seen(is: &Attributes) -> Self {
+        Self { changed: is.changed, written: is.written, size: is.size }
+    }
+
     /// Which it is; `None` if a change that came now could have the same.
     pub(crate) fn of(is: &Attributes) -> Option<Self> {
-        is.settled.then_some(Self { changed: is.changed, written: is.written, size: is.size })
+        is.settled.then_some(Self::seen(is))
     }
 }
 
@@ -63,19 +92,67 @@ impl Version {
 /// it takes for older than that; so who answers has it forget by what he answers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Forgetting {
-    notifier: Arc<OnceLock<Notifier>>,
+    way: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
+    epoch: Arc<AtomicU64>,
+    /// When names were listed last that it may believe.
+    listed: Arc<Mutex<Option<Instant>>>,
 }
+
+/// Tells the kernel to believe none of the names any more that it has (`linux/fuse.h`, since 6.16), those neither that are
+/// on their way to it. fuser has no word for it, so this is a `fuse_out_header`: length, what it is, and of no ask.
+const NO_NAMES: [u8; 16] = [16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl Forgetting {
     /// It can be told from now on.
-    pub(crate) fn through(&self, notifier: Notifier) {
-        let _once = self.notifier.set(notifier);
+    pub(crate) fn through(&self, notifier: Notifier, device: OwnedFd) {
+        // Older ones answer EINVAL.
+        let forgets_names = rustix::io::write(&device, &NO_NAMES).is_ok();
+        let _once = self.way.set((notifier, device, forgets_names));
+    }
+
+    /// Whether the kernel may believe names: it can be told to forget them.
+    pub(crate) fn forgets_names(&self) -> bool {
+        self.way.get().is_some_and(|(.., forgets_names)| *forgets_names)
+    }
+
+    /// Names were listed that the kernel may believe.
+    ///
+    /// It reckons them as of when it takes the answer, and not of when it asked; so they must not be on their way to it when it is to
+    /// forget all.
+    pub(crate) fn listed(&self) {
+        *lock(&self.listed) = Some(Instant::now());
+    }
+
+    /// Has the kernel forget all names before they are given back, and what was listed just now when it has taken that.
+    fn forget_all_names(&self) {
+        self.forget_names();
+        let listed = *lock(&self.listed);
+        let left = listed.map(|listed| ON_ITS_WAY.saturating_sub(listed.elapsed()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            std::thread::sleep(left);
+            self.forget_names();
+        }
+    }
+
+    /// How often the kernel was told to forget all names.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Has the kernel ask for each name anew. It waits for nothing: to forget a single one would wait for whoever does
+    /// something in that directory, who may wait for another node, which waits for us.
+    pub(crate) fn forget_names(&self) {
+        // Before the kernel: what is told to it in between is of no use to it, and noted in vain.
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        if let Some((_, device, true)) = self.way.get() {
+            let _unmounted = rustix::io::write(device, &NO_NAMES);
+        }
     }
 
     /// Has the kernel forget attributes and content of a file, if it knows it. Waits for reads and writes of it that are
     /// under way: no call of the kernel may wait for who does this.
     fn forget(&self, number: u64) {
-        if let Some(notifier) = self.notifier.get() {
+        if let Some((notifier, ..)) = self.way.get() {
             let _unknown = notifier.inval_inode(INodeNo(number), 0, 0);
         }
     }
@@ -101,11 +178,14 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         let Answer::Recalled(leases) = peer.hear(&mut link, number, &ask)? else { return None };
         if !leases.is_empty() {
             peer.count_recall();
+            // Which of them were directories is not known, nor which names the kernel has of those.
+            forgetting.forget_all_names();
         }
         for lease in &leases {
             for inode in inodes.of(peer.node(), &lease.of) {
                 inode.content.doubt();
                 forgetting.forget(inode.number);
+                inode.changes();
             }
         }
         given_back = leases;

@@ -1,25 +1,21 @@
 //! What is done for each of the kernel's asks, without fuser's replies.
 
-use super::attributes::{file, kind, ours};
+use super::attributes::{file, ours};
 use super::belief::{Before, Version};
-use super::handle::Handle;
+use super::handle::{Handle, Read};
 use super::inode::Inode;
 use super::peer::Heard;
+use super::told::{Named, Open, Told, known};
 use super::tree::{Below, Link, Tree};
+use super::ways::{Look, may_be_believed, may_begin};
 use crate::lock;
-use crate::message::{
-    Answer, Attributes, Caller, Change, Deed, Entry, Found, MOST_DATA, Name, Object, Release,
-};
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, Request};
+use crate::message::{Answer, Attributes, Caller, Change, Deed, Found, MOST_DATA, Name, Object, Release};
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 use tern_wire::limits::MOST_PAYLOAD;
-
-/// How much of a directory is read at once.
-const DIRECTORY: u32 = 64 << 10;
 
 /// The most bytes that a deed on an open file takes, and its caller without his groups.
 const MOST_WORDS: usize = 128;
@@ -30,75 +26,6 @@ pub(crate) const ROOT: u64 = 1;
 /// The tree as fuser calls it.
 #[derive(Debug, Clone)]
 pub(crate) struct Mounted(pub(crate) Arc<Tree>);
-
-/// What the kernel is told of a file.
-#[derive(Debug)]
-pub(crate) struct Told {
-    pub(crate) attr: FileAttr,
-    pub(crate) generation: Generation,
-    /// How long it holds, in milliseconds, and since when; nothing of what is ours.
-    lease: Option<(Before, u32)>,
-    forgets: Forgets,
-}
-
-/// Whether the kernel forgets a file's content when it is told of that file.
-#[derive(Debug)]
-enum Forgets {
-    /// It has only what is right, or nobody looks at it.
-    Nothing,
-    /// It may be wrong, and stays: so nothing of what is told now may be believed later.
-    Later,
-    /// It drops all pages.
-    Now(Arc<Inode>, Option<Version>),
-}
-
-impl Told {
-    fn ours(attr: FileAttr) -> Self {
-        Self { attr, generation: Generation(0), lease: None, forgets: Forgets::Nothing }
-    }
-
-    /// Passes it on, with how long the kernel may believe it.
-    pub(crate) fn pass(&self, pass: impl FnOnce(Duration)) {
-        let Some((before, lease)) = &self.lease else { return pass(Duration::ZERO) };
-        before.pass(*lease, |left| match &self.forgets {
-            Forgets::Nothing => pass(left),
-            Forgets::Later => pass(Duration::ZERO),
-            Forgets::Now(inode, version) => {
-                inode.content.becomes(if left.is_zero() { None } else { *version });
-                pass(Duration::ZERO);
-            }
-        });
-    }
-}
-
-/// A file that was opened: its handle, and how it behaves.
-#[derive(Debug)]
-pub(crate) struct Open {
-    pub(crate) handle: u64,
-    inode: Arc<Inode>,
-    is: Attributes,
-    /// The kernel may keep of its content.
-    keeps: bool,
-    before: Before,
-}
-
-impl Open {
-    /// Passes it on. What is believed by nobody goes to its node at each call; anything else may be kept by the kernel, and
-    /// what it has already is used if it is of the same version, and dropped else.
-    pub(crate) fn pass(&self, pass: impl FnOnce(FopenFlags)) {
-        self.before.pass(self.is.lease, |left| {
-            if !self.keeps || left.is_zero() {
-                self.inode.content.doubt();
-                pass(FopenFlags::FOPEN_DIRECT_IO);
-            } else {
-                let (content, version) = (&self.inode.content, Version::of(&self.is));
-                let is_good = content.is_only(version);
-                content.becomes(version);
-                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() });
-            }
-        });
-    }
-}
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
@@ -133,14 +60,40 @@ impl Mounted {
         if parent.0 != ROOT {
             let dir = self.inode(parent)?;
             let before = Before::asking(&dir.peer);
-            let heard = self.0.with(&dir, &who, &[], |dir| Deed::Lookup { dir, name: Name::from(name) })?;
-            return self.tell(&dir, name, &heard.answer, before);
+            let deed = |dir| Deed::Lookup { dir, name: Name::from(name) };
+            let tid = request.pid();
+            let refused = &self.0.refused;
+            let heard = match refused.looks(tid, dir.number, name) {
+                Look::Perhaps if !may_begin(tid, &dir) => {
+                    refused.at_name(tid, dir.number, name, true);
+                    return Err(Errno::STALE);
+                }
+                Look::First => self.0.at_end(tid, &dir, &who, &[], deed).inspect_err(|errno| {
+                    if *errno == Errno::STALE {
+                        refused.at_name(tid, dir.number, name, false);
+                    }
+                }),
+                how => {
+                    if how == Look::Perhaps {
+                        refused.begins(tid, dir.number);
+                    }
+                    self.0.with(&dir, &who, &[], deed)
+                }
+            };
+            let heard = heard.inspect_err(|errno| {
+                if *errno != Errno::STALE {
+                    refused.sees(tid, None);
+                }
+            })?;
+            let told = self.tell(&dir, name, &heard.answer, before)?;
+            refused.sees(tid, Some(told.attr.ino.0));
+            return Ok(told);
         }
         match self.0.below(name).ok_or(Errno::NOENT)? {
             Below::Link(link) => Ok(Told::ours(of_link(link))),
             Below::Node(node) => {
                 let (inode, attributes, before) = self.0.node(node, &who)?;
-                Ok(known(inode, &attributes, before, false))
+                Ok(known(inode, &attributes, before, false).named(Named::Ours))
             }
         }
     }
@@ -153,9 +106,33 @@ impl Mounted {
         answer: &Answer,
         before: Before,
     ) -> Outcome<Told> {
-        let (Answer::Found(found) | Answer::Created(found, _)) = answer else { return Err(Errno::IO) };
+        let Answer::Found(found, under) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
-        Ok(known(inode, &found.attributes, before, false))
+        let name = self.named(dir, name, &inode, found, under);
+        Ok(known(inode, &found.attributes, before, false).named(name))
+    }
+
+    /// The name of what was found, which the kernel may believe as long as the directory's lease holds.
+    pub(crate) fn named(
+        &self,
+        dir: &Arc<Inode>,
+        name: &OsStr,
+        inode: &Arc<Inode>,
+        found: &Found,
+        under: &Attributes,
+    ) -> Named {
+        use rustix::fs::FileType::{Directory, RegularFile, Symlink};
+        let kind = rustix::fs::FileType::from_raw_mode(found.attributes.mode);
+        let epoch = self.0.forgetting.epoch();
+        // Of others, what is opened is here, and nobody there is asked.
+        if matches!(kind, RegularFile | Directory | Symlink)
+            && self.0.forgetting.forgets_names()
+            && may_be_believed(dir, epoch)
+        {
+            Named::Under(under.lease, dir.clone(), name.to_owned(), inode.clone(), epoch)
+        } else {
+            Named::Anew
+        }
     }
 
     pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
@@ -171,7 +148,11 @@ impl Mounted {
     ) -> Outcome<Told> {
         let dir = self.inode(parent)?;
         let before = Before::asking(&dir.peer);
-        let heard = self.0.with(&dir, &self.who(request), &[], |object| deed(object, Name::from(name)))?;
+        let deed = |object| deed(object, Name::from(name));
+        let heard = self.0.at_end(request.pid(), &dir, &self.who(request), &[], deed)?;
+        if let Answer::Found(_, under) = &heard.answer {
+            dir.changed(*under, before.clone());
+        }
         self.tell(&dir, name, &heard.answer, before)
     }
 
@@ -184,8 +165,17 @@ impl Mounted {
             return Ok(Told::ours(of_link(link)));
         }
         let inode = self.inode(number)?;
+        if let Some((attributes, before)) = inode.after() {
+            return Ok(known(inode, &attributes, before, reading));
+        }
         let before = Before::asking(&inode.peer);
-        let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::Stat { of })?;
+        let deed = |of| Deed::Stat { of };
+        let heard = if inode.is_believed() {
+            // It would not ask, had it not denied somebody something by what it believes: perhaps of a file that has lost its name.
+            self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
+        } else {
+            self.0.with(&inode, &self.who(request), &[], deed)?
+        };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
         Ok(known(inode, &attributes, before, reading))
     }
@@ -210,7 +200,7 @@ impl Mounted {
             }
             _ => {
                 let deed = |of| Deed::Set { of, opened: None, change: change.clone() };
-                attributes_in(&self.0.with(&inode, &who, &[], deed)?.answer)?
+                attributes_in(&self.by_hand_or_path(request, &inode, &who, &[], deed)?.answer)?
             }
         };
         // The kernel sets its own size by it, and looks again before it believes anything else.
@@ -223,46 +213,102 @@ impl Mounted {
             return Ok(self.0.target(link, request.pid()).to_string().into_bytes());
         }
         let inode = self.inode(number)?;
-        Ok(self.0.with(&inode, &self.who(request), &[], |of| Deed::ReadLink { of })?.data().to_vec())
+        let deed = |of| Deed::ReadLink { of };
+        Ok(self.0.at_end(request.pid(), &inode, &self.who(request), &[], deed)?.data().to_vec())
+    }
+
+    /// Has something done with what may have been named by a path or by a file that is open, which the kernel does not say.
+    ///
+    /// Who has it open would not try again if a step leads elsewhere; so it is done all the same then, if somebody has.
+    pub(crate) fn by_hand_or_path(
+        &self,
+        request: &Request,
+        inode: &Arc<Inode>,
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(Object) -> Deed,
+    ) -> Outcome<Heard> {
+        match self.0.at_end(request.pid(), inode, who, data, &deed) {
+            Err(Errno::STALE) if inode.content.is_open() => {
+                self.0.refused.remove(request.pid());
+                self.0.with(inode, who, data, deed)
+            }
+            done => done,
+        }
+    }
+
+    /// An extended attribute was changed: if it is an access list, others may look up names there than did, which the kernel
+    /// here cannot know.
+    pub(crate) fn lists_may_differ(&self, name: &OsStr) {
+        if name.as_encoded_bytes().starts_with(b"system.posix_acl") {
+            self.0.forgetting.forget_names();
+        }
     }
 
     pub(crate) fn remove(
         &self,
         request: &Request,
         parent: INodeNo,
+        name: &OsStr,
         deed: impl Fn(Object) -> Deed,
     ) -> Outcome<()> {
         let dir = self.inode(parent)?;
-        self.0.with(&dir, &self.who(request), &[], deed).map(drop)
+        let before = Before::asking(&dir.peer);
+        let heard = self.0.at_end(request.pid(), &dir, &self.who(request), &[], deed)?;
+        if let Answer::Removed { gone, dir: is } = heard.answer {
+            dir.changed(is, before);
+            for inode in gone.into_iter().flat_map(|gone| self.0.inodes.of(dir.node(), &gone)) {
+                inode.ways.remove(&dir, name);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
         let who = self.who(request);
         let inode = self.inode(number)?;
         let before = Before::asking(&inode.peer);
-        let heard = self.0.with(&inode, &who, &[], |of| Deed::Open { of, flags })?;
+        let writes = inode.unsaved.writes();
+        let content = reads(flags) && !inode.content.is_known();
+        let deed = |of| Deed::Open { of, flags, content };
+        let asks = self.0.refused.goes_again(request.pid(), &[&inode]);
+        let heard = self.0.at_end(request.pid(), &inode, &who, &[], deed)?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
+        let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
+        if !asks && !truncates && inode.is_believed_to_differ(Version::seen(&is)) {
+            // To an open the kernel cannot be told what the file is like; so it is to look it up again.
+            inode.peer.owed.release(Release::File(opened), false);
+            self.0.refused.at_end(request.pid());
+            return Err(Errno::STALE);
+        }
         let handle = Handle::new(inode, who, flags, opened, heard.boot);
-        Ok(self.opened(handle, is, before))
+        // All of it, and not of nothing: that is not asked for.
+        if content && is.lease > 0 && is.size > 0 && heard.data().len() as u64 == is.size {
+            handle.has_early(heard, before.clone(), is.lease, writes);
+        }
+        Ok(self.opened(handle, is, before, Named::Anew))
     }
 
-    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before) -> Open {
-        let (inode, flags) = (handle.inode.clone(), OFlags::from_bits_retain(handle.flags));
+    pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before, name: Named) -> Open {
+        let (inode, keeps) = (handle.inode.clone(), reads(handle.flags) && is.lease > 0);
         let handle = self.0.handles.keep(handle);
-        // What is only written, or appended to, is never kept.
-        let reads = flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND);
-        let keeps = reads && is.lease > 0;
-        Open { handle, inode, is, keeps, before }
+        Open { handle, inode, is, keeps, before, name }
     }
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
-        handle.inode.peer.release(Release::File(handle.opened()));
+        self.drop_ahead(&handle, &mut lock(&handle.ahead));
+        let written = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
+        handle.inode.peer.owed.release(Release::File(handle.opened()), written);
     }
 
-    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Heard> {
+    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Read> {
         let handle = self.handle(handle)?;
-        self.0.with_open(&handle, &handle.opener, &[], |opened| Deed::Read { opened, at, length })
+        if let Some(read) = handle.early(at, length) {
+            return Ok(read);
+        }
+        let deed = |opened| Deed::Read { opened, at, length };
+        self.0.with_open(&handle, &handle.opener, &[], deed).map(Read::All)
     }
 
     pub(crate) fn write_at(
@@ -324,53 +370,6 @@ impl Mounted {
         if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// What an entry is, of which the file system did not say it.
-    pub(crate) fn kind_of(&self, handle: &Handle, entry: &Entry) -> FileType {
-        let deed = |dir| Deed::Lookup { dir, name: entry.name.clone() };
-        let heard = self.0.with(&handle.inode, &handle.opener, &[], deed);
-        let Ok(Answer::Found(found)) = heard.map(|heard| heard.answer) else { return FileType::RegularFile };
-        handle.inode.peer.forget(found.object, 1);
-        kind(found.attributes.mode).unwrap_or(FileType::RegularFile)
-    }
-
-    /// Entries from this place on; some that were read before, if they are those.
-    pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
-        let handle = self.handle(handle)?;
-        let mut ahead = lock(&handle.ahead);
-        if after == 0 || ahead.0 != after || ahead.1.is_empty() {
-            let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY };
-            let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
-            let Answer::Entries(entries) = heard.answer else { return Err(Errno::IO) };
-            *ahead = (after, entries.into());
-        }
-        while let Some(entry) = ahead.1.front() {
-            let number = handle.inode.number_of_entry(entry.inode);
-            let kind = kind(entry.kind).unwrap_or_else(|| self.kind_of(&handle, entry));
-            if reply.add(INodeNo(number), entry.after, kind, entry.name.as_os()) {
-                break;
-            }
-            ahead.0 = entry.after;
-            ahead.1.pop_front();
-        }
-        Ok(())
-    }
-
-    /// The root's entries: the nodes, and who is where.
-    pub(crate) fn list_root(&self, after: u64, reply: &mut ReplyDirectory) {
-        let links = [Link::Here, Link::Home].into_iter().zip(["here", "home"]);
-        let links = links.map(|(link, name)| (link.number(), FileType::Symlink, name.to_owned()));
-        let own = [".", ".."].map(|name| (ROOT, FileType::Directory, name.to_owned()));
-        let nodes = self.0.map().nodes().into_iter();
-        // Its number is the server's to say, which a list is not worth asking for.
-        let nodes = nodes.map(|node| (Link::Node(node).number(), FileType::Directory, node.to_string()));
-        let all = own.into_iter().chain(links).chain(nodes);
-        for ((number, kind, name), next) in all.zip(1..).skip(usize::try_from(after).unwrap_or(usize::MAX)) {
-            if reply.add(INodeNo(number), next, kind, name) {
-                break;
-            }
-        }
-    }
-
     pub(crate) fn attribute(
         &self,
         request: &Request,
@@ -385,22 +384,10 @@ impl Mounted {
     }
 }
 
-/// What is said of a file. If the kernel may have of its content what is of another version, it forgets that before it reads; who
-/// only looks is told the truth.
-fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> Told {
-    let version = if is.lease > 0 { Version::of(is) } else { None };
-    let (mut attr, generation) = (file(&inode, is), Generation(inode.generation()));
-    let forgets = if !inode.content.is_open() || inode.content.is_only(version) {
-        Forgets::Nothing
-    } else if reading {
-        // The kernel goes by mtime and size only, and both can be what they were: so it is told another mtime. Nobody sees that,
-        // since it does not hold.
-        attr.mtime = attr.mtime.checked_add(inode.content.nudge()).unwrap_or(UNIX_EPOCH);
-        Forgets::Now(inode, version)
-    } else {
-        Forgets::Later
-    };
-    Told { attr, generation, lease: Some((before, is.lease)), forgets }
+/// Whether the kernel may keep of what is opened so: what is only written, or appended to, is never kept.
+fn reads(flags: u32) -> bool {
+    let flags = OFlags::from_bits_retain(flags);
+    flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND)
 }
 
 /// How much data fits into one frame with this caller and what he wants done.
@@ -426,7 +413,7 @@ pub(crate) fn of_link(link: Link) -> FileAttr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Ask, Opened};
+    use crate::message::{Ask, Beside, Opened};
 
     #[test]
     fn what_is_written_fits_whatever_groups_the_writer_has() {
@@ -434,7 +421,9 @@ mod tests {
             let who = Caller { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
             let deed = Deed::Write { opened: Opened(u64::MAX), at, append: true };
             let most = most_data(&who);
-            let head = tern_wire::encode(&Ask::Do(who, deed)).unwrap();
+            let head =
+                tern_wire::encode(&Ask::Do { caller: who, steps: vec![], beside: Beside::default(), deed })
+                    .unwrap();
             assert!(head.len() + most <= MOST_PAYLOAD, "{groups}");
             assert!(most >= MOST_DATA / 2 && (groups > 750 || most == MOST_DATA), "{groups}");
         }

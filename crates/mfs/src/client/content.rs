@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an answer is on its way through the kernel, until what it has is dropped.
-const ON_ITS_WAY: Duration = Duration::from_millis(20);
+pub(crate) const ON_ITS_WAY: Duration = Duration::from_millis(20);
 
 /// By how many ns mtimes are told wrong at most.
 const MOST_NUDGED: u64 = 1000;
@@ -40,6 +40,11 @@ impl Content {
         if let Some(had) = &mut *lock(&self.had) {
             had.version = None;
         }
+    }
+
+    /// Whether the kernel has of it what is of a known version.
+    pub(crate) fn is_known(&self) -> bool {
+        lock(&self.had).as_ref().is_some_and(|had| had.version.is_some())
     }
 
     /// Whether all that the kernel may have of it is of this version.

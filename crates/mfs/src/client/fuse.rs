@@ -2,16 +2,20 @@
 
 use super::attributes::{file, set_time};
 use super::belief::Before;
-use super::calls::{Mounted, ROOT, Told, is_ours};
+use super::calls::{Mounted, ROOT, is_ours};
 use super::handle::Handle;
+use super::listing::not_looked_up;
 use super::locks;
+use super::told::Told;
+use super::tree::By;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -43,9 +47,9 @@ fn sized(reply: ReplyXattr, size: u32, value: &[u8]) {
     }
 }
 
-/// Tells the kernel what has a name. That it has it must be asked each time.
+/// Tells the kernel what has a name.
 fn entry(reply: ReplyEntry, told: &Told) {
-    told.pass(|ttl| reply.entry_with_ttls(&ttl, &TTL, &told.attr, told.generation));
+    told.pass(|ttl, name| reply.entry_with_ttls(&ttl, &name, &told.attr, told.generation));
 }
 
 impl Filesystem for Mounted {
@@ -62,8 +66,12 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_ASYNC_DIO,
+            // The server does that as the caller; with the second the kernel need not ask before each write whether it is to be done.
             InitFlags::FUSE_HANDLE_KILLPRIV,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
             let _not_offered = config.add_capabilities(wish);
         }
@@ -81,7 +89,7 @@ impl Filesystem for Mounted {
     fn getattr(&self, request: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         // stat and fstat come without one; only what looks before it reads says it.
         answer!(reply, self.attributes(request, number, handle.is_some()), |told| {
-            told.pass(|ttl| reply.attr(&ttl, &told.attr));
+            told.pass(|ttl, _| reply.attr(&ttl, &told.attr));
         });
     }
 
@@ -140,12 +148,13 @@ impl Filesystem for Mounted {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.remove(request, parent, |dir| Deed::Unlink { dir, name: Name::from(name) });
+        let removed = self.remove(request, parent, name, |dir| Deed::Unlink { dir, name: Name::from(name) });
         answer!(reply, removed, |()| reply.ok());
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.remove(request, parent, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
+        let removed =
+            self.remove(request, parent, name, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
         answer!(reply, removed, |()| reply.ok());
     }
 
@@ -174,10 +183,17 @@ impl Filesystem for Mounted {
                 new: Name::from(new),
                 flags: flags.bits(),
             };
-            let heard = self.0.with_all(&[&from, &to], &self.who(request), &[], deed)?;
-            if let Answer::Renamed { moved, back } = heard.answer {
-                self.0.inodes.rename(moved, &to, new);
-                self.0.inodes.rename(back, &from, name);
+            let (by, before) = (By::Path(request.pid()), Before::asking(&from.peer));
+            let heard = self.0.with_all(by, &[&from, &to], &self.who(request), &[], deed)?;
+            // The kernel takes what it believes of the old name for the new one. Which file that is we do not know, if a
+            // program there does something with these names too.
+            self.0.forgetting.forget_names();
+            if let Answer::Renamed { moved, back, dirs, .. } = heard.answer {
+                self.0.inodes.rename(moved, (&from, name), (&to, new));
+                self.0.inodes.rename(back, (&to, new), (&from, name));
+                for (dir, is) in [&from, &to].into_iter().zip(dirs) {
+                    dir.changed(is, before.clone());
+                }
             }
             Ok(())
         };
@@ -193,7 +209,8 @@ impl Filesystem for Mounted {
                 name: Name::from(name),
             };
             let before = Before::asking(&dir.peer);
-            let heard = self.0.with_all(&[&of, &dir], &self.who(request), &[], deed)?;
+            let by = By::Path(request.pid());
+            let heard = self.0.with_all(by, &[&of, &dir], &self.who(request), &[], deed)?;
             self.tell(&dir, name, &heard.answer, before)
         };
         answer!(reply, link(), |told| entry(reply, &told));
@@ -201,7 +218,7 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
-        answer!(reply, opened, |open| open.pass(|flags| reply.opened(FileHandle(open.handle), flags)));
+        answer!(reply, opened, |open| open.pass(|flags, _| reply.opened(FileHandle(open.handle), flags)));
     }
 
     fn create(
@@ -219,15 +236,20 @@ impl Filesystem for Mounted {
             let (dir, who) = (self.inode(parent)?, self.who(request));
             let before = Before::asking(&dir.peer);
             let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, umask, flags };
-            let heard = self.0.with(&dir, &who, &[], deed)?;
-            let Answer::Created(found, opened) = heard.answer else { return Err(Errno::IO) };
+            let heard = self.0.at_end(request.pid(), &dir, &who, &[], deed)?;
+            let Answer::Created(found, opened, under) = heard.answer else { return Err(Errno::IO) };
+            dir.changed(under, before.clone());
             let inode = self.told(&dir, name, &found);
+            if OFlags::from_bits_retain(flags).contains(OFlags::EXCL) {
+                inode.is_new(before.clone(), found.attributes.lease);
+            }
+            let named = self.named(&dir, name, &inode, &found, &under);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
             let handle = Handle::new(inode, who, flags, opened, heard.boot);
-            Ok((attr, generation, self.opened(handle, found.attributes, before)))
+            Ok((attr, generation, self.opened(handle, found.attributes, before, named)))
         };
         answer!(reply, create(), |(attr, generation, open)| {
-            open.pass(|opened| reply.created(&TTL, &attr, generation, FileHandle(open.handle), opened));
+            open.pass(|opened, ttl| reply.created(&ttl, &attr, generation, FileHandle(open.handle), opened));
         });
     }
 
@@ -242,7 +264,7 @@ impl Filesystem for Mounted {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        answer!(reply, self.read_at(handle, at, size), |heard| reply.data(heard.data()));
+        answer!(reply, self.read_at(handle, at, size), |read| reply.data(read.data()));
     }
 
     fn write(
@@ -318,11 +340,32 @@ impl Filesystem for Mounted {
         mut reply: ReplyDirectory,
     ) {
         if number.0 == ROOT {
-            self.list_root(after, &mut reply);
+            self.list_root(after, |number, next, kind, name| reply.add(INodeNo(number), next, kind, name));
             reply.ok();
             return;
         }
         answer!(reply, self.list(handle, after, &mut reply), |()| reply.ok());
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        after: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        if number.0 == ROOT {
+            self.list_root(after, |number, next, kind, name| {
+                let attr = not_looked_up(number, kind);
+                reply.add(attr.ino, next, name, &TTL, &attr, Generation(0))
+            });
+            reply.ok();
+            return;
+        }
+        if let Err((reply, errno)) = self.list_looked_up(handle, after, reply) {
+            reply.error(error(errno));
+        }
     }
 
     fn releasedir(
@@ -386,12 +429,20 @@ impl Filesystem for Mounted {
         let flags = flags.cast_unsigned();
         let set = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
-            self.0.with(&inode, &self.who(request), value, deed).map(drop)
+            inode.is_not_bare();
+            let set = self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop);
+            self.lists_may_differ(name);
+            set
         });
         answer!(reply, set, |()| reply.ok());
     }
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        // What chown asks of each file.
+        if name == "security.capability" && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
+            reply.error(error(Errno::NODATA));
+            return;
+        }
         let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
         answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
     }
@@ -402,8 +453,12 @@ impl Filesystem for Mounted {
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed =
-            self.attribute(request, number, |of| Deed::RemoveAttribute { of, name: Name::from(name) });
+        let removed = self.inode(number).and_then(|inode| {
+            let deed = |of| Deed::RemoveAttribute { of, name: Name::from(name) };
+            let removed = self.by_hand_or_path(request, &inode, &self.who(request), &[], deed);
+            self.lists_may_differ(name);
+            removed
+        });
         answer!(reply, removed, |_| reply.ok());
     }
 

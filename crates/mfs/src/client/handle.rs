@@ -1,10 +1,13 @@
 //! Files that programs here have open.
 
+use super::belief::Before;
 use super::inode::Inode;
+use super::listing::Ahead;
+use super::peer::Heard;
 use super::unsaved::Boot;
 use crate::lock;
-use crate::message::{Caller, Entry, Opened};
-use std::collections::{HashMap, VecDeque};
+use crate::message::{Caller, Opened};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One open file or directory.
@@ -18,19 +21,81 @@ pub(crate) struct Handle {
     pub(crate) opened: Mutex<Opened>,
     /// The boot in which it was opened first.
     pub(crate) boot: Boot,
-    /// Entries of a directory that were read and not shown yet, and where the first of them is.
-    pub(crate) ahead: Mutex<(u64, VecDeque<Entry>)>,
+    /// Entries of a directory that were read and not shown yet.
+    pub(crate) ahead: Mutex<Ahead>,
+    /// The content that came with the open, until it is read.
+    early: Mutex<Option<Early>>,
+}
+
+/// The whole content of a file, as it was when it was opened.
+#[derive(Debug)]
+struct Early {
+    heard: Heard,
+    before: Before,
+    lease: u32,
+    /// How often it had been written from here.
+    writes: u64,
+}
+
+/// What was read.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, passed on at once")]
+pub(crate) enum Read {
+    /// All that came with an answer.
+    All(Heard),
+    /// Some of what came before.
+    Some(Vec<u8>),
+}
+
+impl Read {
+    pub(crate) fn data(&self) -> &[u8] {
+        match self {
+            Self::All(heard) => heard.data(),
+            Self::Some(data) => data,
+        }
+    }
 }
 
 impl Handle {
     pub(crate) fn new(inode: Arc<Inode>, opener: Caller, flags: u32, opened: Opened, boot: Boot) -> Self {
         inode.content.opened();
-        Self { inode, opener, flags, opened: Mutex::new(opened), boot, ahead: Mutex::default() }
+        Self {
+            inode,
+            opener,
+            flags,
+            opened: Mutex::new(opened),
+            boot,
+            ahead: Mutex::default(),
+            early: Mutex::default(),
+        }
     }
 
     /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.
     pub(crate) fn has_lost(&self, boot: Boot) -> bool {
         self.inode.unsaved.has_lost(self.boot, boot)
+    }
+
+    /// All of its content came with the answer to its open, which holds for the lease.
+    pub(crate) fn has_early(&self, heard: Heard, before: Before, lease: u32, writes: u64) {
+        *lock(&self.early) = Some(Early { heard, before, lease, writes });
+    }
+
+    /// What came so of this piece, if it still holds.
+    pub(crate) fn early(&self, at: u64, length: u32) -> Option<Read> {
+        let mut early = lock(&self.early);
+        let has = early.as_ref()?;
+        let holds = has.before.pass(|left| !left(has.lease).is_zero());
+        if !holds || has.writes != self.inode.unsaved.writes() {
+            *early = None;
+            return None;
+        }
+        let data = has.heard.data();
+        let from = usize::try_from(at).unwrap_or(usize::MAX).min(data.len());
+        let to = from.saturating_add(length as usize).min(data.len());
+        if from == 0 && to == data.len() {
+            return early.take().map(|all| Read::All(all.heard));
+        }
+        Some(Read::Some(data[from..to].to_vec()))
     }
 
     /// The server's number of it.

@@ -4,10 +4,12 @@
 //! again (`st_ino`; tar, git and make go by it), and a file of two names is one. When the server holds the object no more, it
 //! is looked up again from its parent by the name that it was last known by, and must prove to be the same file.
 
+use super::belief::{Before, Version};
 use super::content::Content;
 use super::locks::Owners;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
+use super::ways::Ways;
 use crate::lock;
 use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
 use rustix::io::Errno;
@@ -15,6 +17,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 use tern_ids::NodeId;
 
 /// Set in the numbers of files, and not in those of the names that are ours.
@@ -49,7 +52,19 @@ pub(crate) struct Inode {
     pub(crate) owners: Owners,
     pub(crate) unsaved: Unsaved,
     pub(crate) content: Content,
+    /// How the kernel may come to it without asking.
+    pub(crate) ways: Ways,
+    /// What it is like since something was done in it, for when the kernel asks that.
+    after: Mutex<Option<(Attributes, Before)>>,
+    /// What the kernel was told that it is like, and until when it believes that.
+    told: Mutex<Option<(Version, Instant)>>,
+    /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
+    new: Mutex<Option<(Before, u32)>>,
 }
+
+/// How long what is known of a directory after a deed is good for an answer: not for one who may not look into it, and wants to
+/// know whether that is still so.
+const AFTER: std::time::Duration = std::time::Duration::from_millis(100);
 
 #[derive(Debug)]
 struct Hold {
@@ -59,6 +74,9 @@ struct Hold {
     /// The name by which it was last seen; none of the root.
     name: Option<(Arc<Inode>, OsString)>,
 }
+
+/// How much longer the kernel may believe what it was told: it counts from when it takes the answer.
+const LONGER: std::time::Duration = std::time::Duration::from_millis(500);
 
 impl Inode {
     /// The server's number of it, as far as we know.
@@ -84,6 +102,54 @@ impl Inode {
         hasher.finish()
     }
 
+    /// Something is done in it from here: what it was like is over, for the kernel too.
+    pub(crate) fn changes(&self) {
+        *lock(&self.after) = None;
+        *lock(&self.told) = None;
+    }
+
+    /// The kernel is told that it is like this, and may believe it for so long.
+    pub(crate) fn tells(&self, is: Version, left: std::time::Duration) {
+        *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
+    }
+
+    /// Whether the kernel still believes what it was told.
+    pub(crate) fn is_believed(&self) -> bool {
+        lock(&self.told).is_some_and(|(_, until)| Instant::now() < until)
+    }
+
+    /// Whether the kernel may believe something else.
+    pub(crate) fn is_believed_to_differ(&self, is: Version) -> bool {
+        lock(&self.told).is_some_and(|(told, until)| told != is && Instant::now() < until + LONGER)
+    }
+
+    /// It is like this after something was done in it.
+    pub(crate) fn changed(&self, is: Attributes, before: Before) {
+        if is.lease > 0 && is.key == self.same.key {
+            *lock(&self.after) = Some((is, before));
+        }
+    }
+
+    /// What it is like after something was done in it, once.
+    pub(crate) fn after(&self) -> Option<(Attributes, Before)> {
+        lock(&self.after).take().filter(|(_, before)| before.age() < AFTER)
+    }
+
+    /// It was made just now.
+    pub(crate) fn is_new(&self, before: Before, lease: u32) {
+        *lock(&self.new) = Some((before, lease));
+    }
+
+    /// It is known to have no extended attributes of its own.
+    pub(crate) fn is_bare(&self) -> bool {
+        lock(&self.new).as_ref().is_some_and(|(before, lease)| before.pass(|left| !left(*lease).is_zero()))
+    }
+
+    /// It is given one.
+    pub(crate) fn is_not_bare(&self) {
+        *lock(&self.new) = None;
+    }
+
     /// This owner of locks has closed a descriptor of it, and has none any more.
     pub(crate) fn disown(&self, owner: u64) {
         if let Some(number) = self.owners.remove(owner) {
@@ -93,7 +159,7 @@ impl Inode {
 
     /// The locks of this number are nobody's.
     pub(crate) fn release_owner(&self, number: u64) {
-        self.peer.release(Release::Owner(self.same.key, number));
+        self.peer.release_now(Release::Owner(self.same.key, number));
     }
 
     fn hold(&self) -> MutexGuard<'_, Hold> {
@@ -127,9 +193,9 @@ impl Inode {
         let Some((parent, name)) = self.hold().name.clone() else { return Ok(()) };
         for _ in 0..2 {
             let deed = Deed::Lookup { dir: parent.object(), name: Name::from(&*name) };
-            match self.peer.call(who, deed, &[]) {
+            match self.peer.call(who, Vec::new(), deed, &[]) {
                 Ok(heard) => {
-                    let crate::message::Answer::Found(found) = heard.answer else { return Err(Errno::IO) };
+                    let crate::message::Answer::Found(found, _) = heard.answer else { return Err(Errno::IO) };
                     if Same::new(self.same.node, &found.attributes) != self.same {
                         self.peer.forget(found.object, 1);
                         return Err(Errno::STALE);
@@ -138,7 +204,7 @@ impl Inode {
                     return Ok(());
                 }
                 Err(Unheard::Forgotten) => parent.find_again_below(who, deepest)?,
-                Err(Unheard::Errno(Errno::NOENT)) => return Err(Errno::STALE),
+                Err(Unheard::Elsewhere | Unheard::Errno(Errno::NOENT)) => return Err(Errno::STALE),
                 Err(Unheard::Errno(errno)) => return Err(errno),
             }
         }
@@ -185,10 +251,16 @@ impl Inodes {
         numbers.filter_map(|number| known.inodes.get(number)).map(|(inode, _)| inode.clone()).collect()
     }
 
-    /// A file is known by this name in this directory now.
-    pub(crate) fn rename(&self, file: Option<FileKey>, dir: &Arc<Inode>, name: &OsStr) {
+    /// A file is known by the second name in the second directory now, and no more by the first.
+    pub(crate) fn rename(
+        &self,
+        file: Option<FileKey>,
+        (was, old): (&Arc<Inode>, &OsStr),
+        (dir, name): (&Arc<Inode>, &OsStr),
+    ) {
         let Some(key) = file else { return };
         for inode in self.of(dir.node(), &key) {
+            inode.ways.remove(was, old);
             let last = inode.hold().name.replace((dir.clone(), name.to_owned()));
             // It may have been the last to hold that directory, whose end wants locks of its own.
             drop(last);
@@ -224,7 +296,10 @@ impl Inodes {
         let hold = Hold { object: found.object, count: 1, name };
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
-        let inode = Arc::new(Inode { number, peer: peer.clone(), same, hold, owners, unsaved, content });
+        let (peer, ways) = (peer.clone(), Ways::default());
+        let (after, new, told) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after, new, told };
+        let inode = Arc::new(inode);
         inodes.insert(number, (inode.clone(), 1));
         inode
     }
@@ -247,6 +322,9 @@ impl Inodes {
         }
         // What it holds on to may go with it, and each of these wants the peer's lock only.
         drop(known);
+        if let Some((inode, _)) = &gone {
+            inode.ways.clear();
+        }
         drop(gone);
     }
 }

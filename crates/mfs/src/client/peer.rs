@@ -5,8 +5,9 @@
 //! breaks he connects again and asks under the same number until the time is over; after that the node is lost, and calls
 //! fail at once until it answers again, which one caller a second may find out.
 
+use super::owed::{Owed, Part};
 use super::unsaved::Boot;
-use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, VERSION};
+use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, Step, VERSION};
 use crate::{lock, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +29,6 @@ pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
 /// How long a lost node is not asked.
 const REST: Duration = Duration::from_secs(1);
-
-/// How many objects to forget, and to release, are said at once.
-const MOST_FORGOTTEN: usize = 4096;
 
 /// What an answer brought.
 #[derive(Debug)]
@@ -56,6 +54,8 @@ pub(crate) enum Unheard {
     Errno(Errno),
     /// The server holds the object or the file no more.
     Forgotten,
+    /// A step leads elsewhere by now.
+    Elsewhere,
 }
 
 impl From<Errno> for Unheard {
@@ -99,17 +99,14 @@ struct State {
     epoch: u64,
     /// The boot of its machine by that machine's word, and by ours.
     boot: (String, Boot),
-    /// What the kernel here knows no more.
-    forgotten: Vec<(Object, u64)>,
-    /// What it should have been told that the session lets go of.
-    owed: Vec<Release>,
 }
 
-/// What is to be said of what the session lets go of, and to which life of the server.
-#[derive(Debug)]
-pub(crate) struct Owed {
-    all: Vec<Release>,
-    epoch: u64,
+/// What is asked, until there is an answer.
+#[allow(clippy::large_enum_variant, reason = "one at a time, on its thread's stack")]
+enum Asking<'a> {
+    /// With what goes besides.
+    Deed(Caller, Vec<Step>, Deed, Part),
+    Other(&'a Ask),
 }
 
 /// One node.
@@ -120,6 +117,9 @@ pub(crate) struct Peer {
     state: Mutex<State>,
     idle: Condvar,
     recalls: AtomicU64,
+    /// Counts what was changed from here.
+    changes: AtomicU64,
+    pub(crate) owed: Owed,
     /// Counts the owners of locks.
     owners: AtomicU64,
     /// Read while an answer is passed on to the kernel.
@@ -134,6 +134,8 @@ impl Peer {
             state: Mutex::default(),
             idle: Condvar::new(),
             recalls: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            owed: Owed::default(),
             owners: AtomicU64::new(0),
             gate: RwLock::default(),
         }
@@ -152,6 +154,16 @@ impl Peer {
     pub(crate) fn count_recall(&self) {
         let _nobody = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.recalls.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often something was changed from here.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Something was changed; the kernel does not know that yet.
+    pub(crate) fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A number that no owner of locks has had.
@@ -173,51 +185,70 @@ impl Peer {
         tern_wire::decode(&frame.payload).ok()
     }
 
-    /// Has it done.
+    /// Has it done, if these steps stand.
     ///
     /// # Errors
     /// The server's; `EIO` if the node is lost, or the answer to what cannot be done twice is.
-    pub(crate) fn call(&self, who: &Caller, deed: Deed, data: &[u8]) -> Result<Heard, Unheard> {
+    pub(crate) fn call(
+        &self,
+        who: &Caller,
+        steps: Vec<Step>,
+        deed: Deed,
+        data: &[u8],
+    ) -> Result<Heard, Unheard> {
         let again = deed.survives_restart();
         let (mut lane, end) = self.lane()?;
-        let ask = Ask::Do(who.clone(), deed);
-        let heard = self.ask(&mut lane, &ask, data, again, end);
+        // What is written may fill a frame by itself.
+        let part = if data.is_empty() { self.owed.take() } else { Part::default() };
+        let asking = Asking::Deed(who.clone(), steps, deed, part);
+        let heard = self.ask(&mut lane, asking, data, again, end);
         self.give_back(lane);
         let heard = heard?;
         match heard.answer {
             Answer::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
             Answer::Forgotten => Err(Unheard::Forgotten),
+            Answer::Elsewhere => Err(Unheard::Elsewhere),
             _ => Ok(heard),
         }
     }
 
-    /// The kernel here knows an object no more; it is said when there is something else to say, or enough of it.
+    /// The kernel here knows an object no more; it is said when there is something else to say.
     pub(crate) fn forget(&self, object: Object, count: u64) {
-        self.state().forgotten.push((object, count));
+        self.owed.forget(object, count);
     }
 
-    /// The session lets go of this, and of all that is owed. If the node cannot be told it is owed to it, and said on the ear
-    /// as soon as that is there again.
-    pub(crate) fn release(&self, what: Release) {
-        let mut owed = self.owed();
-        owed.all.push(what);
-        let Ok((mut lane, end)) = self.lane() else { return self.owe(owed) };
-        let told = self.ask(&mut lane, &Ask::Release(owed.all.clone()), &[], true, end);
+    /// The session lets go of this, and of all that is owed, before this returns. If the node cannot be told it is owed to it, and
+    /// said on the ear as soon as that is there again.
+    pub(crate) fn release_now(&self, what: Release) {
+        let mut part = self.owed.take();
+        part.beside.released.push(what);
+        self.release_all(part);
+    }
+
+    /// The same, of all this; whether it was said.
+    pub(crate) fn release_all(&self, part: Part) -> bool {
+        let Ok((mut lane, end)) = self.lane() else {
+            self.owed.put_back(part);
+            return false;
+        };
+        let ask = Ask::Release(part.beside.clone());
+        let told = self.ask(&mut lane, Asking::Other(&ask), &[], true, end);
         self.give_back(lane);
         if told.is_err() {
-            self.owe(owed);
+            self.owed.put_back(part);
         }
+        told.is_ok()
     }
 
     /// Says on the ear what is owed, and connects the lanes again whose last answer was given up.
     pub(crate) fn settle(&self, ear: &mut Link, number: u64) -> Option<()> {
         loop {
-            let owed = self.owed();
-            if owed.all.is_empty() {
+            let part = self.owed.take();
+            if part.is_empty() {
                 break;
             }
-            if self.hear(ear, number, &Ask::Release(owed.all.clone())).is_none() {
-                self.owe(owed);
+            if self.hear(ear, number, &Ask::Release(part.beside.clone())).is_none() {
+                self.owed.put_back(part);
                 return None;
             }
         }
@@ -231,21 +262,6 @@ impl Peer {
             lane.untold = !told;
             self.give_back(lane);
             told.then_some(())?;
-        }
-    }
-
-    /// What is owed, for whoever says it. Taken out: two who say it at once would only say it twice.
-    fn owed(&self) -> Owed {
-        let mut state = self.state();
-        let most = state.owed.len().min(MOST_FORGOTTEN);
-        Owed { all: state.owed.drain(..most).collect(), epoch: state.epoch }
-    }
-
-    /// It could not be said. A server that has begun anew since knows nothing of it.
-    fn owe(&self, owed: Owed) {
-        let mut state = self.state();
-        if state.epoch == owed.epoch {
-            state.owed.extend(owed.all);
         }
     }
 
@@ -292,13 +308,13 @@ impl Peer {
     fn ask(
         &self,
         lane: &mut Lane,
-        ask: &Ask,
+        mut asking: Asking<'_>,
         data: &[u8],
         again: bool,
         end: Instant,
     ) -> Result<Heard, Errno> {
         lane.count += 1;
-        let head = tern_wire::encode(ask).map_err(|_long| Errno::NAMETOOLONG)?;
+        let head = asking.encode()?;
         // The life of the server in which it was sent first.
         let mut sent_in = None;
         loop {
@@ -313,7 +329,6 @@ impl Peer {
                 return Err(Errno::IO);
             }
             let done = link.and_then(|(mut link, boot)| {
-                self.say_forgotten(&mut link)?;
                 sent_in.get_or_insert(self.state().epoch);
                 let heard = self.exchange(&mut link, boot, lane.count, &[&head, data])?;
                 Ok((link, heard))
@@ -330,6 +345,9 @@ impl Peer {
                     // What it may have opened, or opens yet, is nobody's.
                     if sent_in.is_some() {
                         (lane.given_up, lane.untold) = (lane.count, true);
+                    }
+                    if let Asking::Deed(.., part) = &mut asking {
+                        self.owed.put_back(std::mem::take(part));
                     }
                     return Err(self.given_up(&failure));
                 }
@@ -405,8 +423,7 @@ impl Peer {
                 let mut state = self.state();
                 if fresh {
                     state.epoch += 1;
-                    state.forgotten.clear();
-                    state.owed.clear();
+                    self.owed.begin_anew();
                 }
                 if state.boot.0 != boot {
                     state.boot = (boot, state.boot.1 + 1);
@@ -420,19 +437,19 @@ impl Peer {
             _ => Err(Failure::Broken),
         }
     }
+}
 
-    fn say_forgotten(&self, link: &mut Link) -> Result<(), Failure> {
-        let all = {
-            let mut state = self.state();
-            if state.forgotten.is_empty() {
-                return Ok(());
+impl Asking<'_> {
+    fn encode(&mut self) -> Result<Vec<u8>, Errno> {
+        let encoded = match self {
+            Self::Other(ask) => tern_wire::encode(ask),
+            Self::Deed(caller, steps, deed, part) => {
+                let (caller, deed) = (caller.clone(), deed.clone());
+                let (steps, beside) = (std::mem::take(steps), part.beside.clone());
+                tern_wire::encode(&Ask::Do { caller, steps, beside, deed })
             }
-            let from = state.forgotten.len().saturating_sub(MOST_FORGOTTEN);
-            state.forgotten.split_off(from)
         };
-        let ask = tern_wire::encode(&Ask::Forget(all)).map_err(|_long| Failure::Broken)?;
-        // Its answer is skipped when it comes.
-        Ok(link.queue(ASK, 0, &[&ask])?)
+        encoded.map_err(|_long| Errno::NAMETOOLONG)
     }
 }
 

@@ -4,10 +4,12 @@ use super::belief::{Before, Forgetting, listen};
 use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
 use super::map::KeptMap;
+use super::owed::Owed;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, runs_at};
+use super::ways::{Refused, steps};
 use crate::lock;
-use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -76,6 +78,16 @@ pub(crate) struct Tree {
     pub(crate) forgetting: Forgetting,
     pub(crate) handles: Handles,
     pub(crate) people: People,
+    pub(crate) refused: Refused,
+}
+
+/// How the kernel came to what it wants something done with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// By a file that is open, or not by any name.
+    Hand,
+    /// By a path that this thread has gone, of which it may have believed some.
+    Path(u32),
 }
 
 impl Tree {
@@ -89,6 +101,7 @@ impl Tree {
             forgetting: Forgetting::default(),
             handles: Handles::default(),
             people: People::default(),
+            refused: Refused::default(),
         }
     }
 
@@ -140,6 +153,11 @@ impl Tree {
         drop(peers);
         let (own, inodes, forgetting) = (peer.clone(), self.inodes.clone(), self.forgetting.clone());
         let (tell, tried) = std::sync::mpsc::channel();
+        let porter = std::thread::Builder::new().name("owed".into());
+        let told = peer.clone();
+        if let Err(error) = porter.spawn(move || Owed::say(&told)) {
+            tracing::warn!(%error, "no thread to tell a node what is closed here");
+        }
         let ear = std::thread::Builder::new().name("ear".into());
         match ear.spawn(move || listen(&own, &inodes, &forgetting, &tell)) {
             // What is opened before it listens would not be kept for as long as it is open.
@@ -154,7 +172,7 @@ impl Tree {
     pub(crate) fn node(&self, node: NodeId, who: &Caller) -> Result<(Arc<Inode>, Attributes, Before), Errno> {
         let peer = self.peer(node);
         let before = Before::asking(&peer);
-        match peer.call(who, Deed::Stat { of: ROOT }, &[]) {
+        match peer.call(who, Vec::new(), Deed::Stat { of: ROOT }, &[]) {
             Ok(Heard { answer: Answer::Attributes(attributes), .. }) => {
                 let found = Found { object: ROOT, attributes };
                 Ok((self.inodes.tell(node, &peer, &found, None), attributes, before))
@@ -173,7 +191,7 @@ impl Tree {
         self.handles.get(number).ok_or(Errno::BADF)
     }
 
-    /// Has something done with an object.
+    /// Has something done with an object that was not come to by a name.
     pub(crate) fn with(
         &self,
         inode: &Arc<Inode>,
@@ -181,12 +199,28 @@ impl Tree {
         data: &[u8],
         deed: impl Fn(Object) -> Deed,
     ) -> Result<Heard, Errno> {
-        self.with_all(&[inode], who, data, |objects| deed(objects[0]))
+        self.with_all(By::Hand, &[inode], who, data, |objects| deed(objects[0]))
+    }
+
+    /// Has something done with an object at the end of a path.
+    pub(crate) fn at_end(
+        &self,
+        tid: u32,
+        inode: &Arc<Inode>,
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn(Object) -> Deed,
+    ) -> Result<Heard, Errno> {
+        self.with_all(By::Path(tid), &[inode], who, data, |objects| deed(objects[0]))
     }
 
     /// Has something done with objects, all of one node.
+    ///
+    /// # Errors
+    /// The server's, and `ESTALE` if a step of the path leads elsewhere: the kernel goes it again then.
     pub(crate) fn with_all(
         &self,
+        by: By,
         inodes: &[&Arc<Inode>],
         who: &Caller,
         data: &[u8],
@@ -199,8 +233,24 @@ impl Tree {
         for _ in 0..TRIES {
             let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
             let deed = deed(&objects);
-            let changes = deed.changes();
-            match first.peer.call(who, deed, data) {
+            let (changes, looks) = (deed.changes(), matches!(deed, Deed::Lookup { .. }));
+            let on_the_way = deed.is_on_the_way();
+            let Some(steps) = self.steps(by, on_the_way, inodes) else { return Err(self.refuse(by, looks)) };
+            if changes {
+                inodes.iter().for_each(|inode| inode.changes());
+            }
+            let done = first.peer.call(who, steps, deed, data);
+            if changes {
+                // Done or not, as far as we know.
+                first.peer.count_change();
+            }
+            if let By::Path(tid) = by
+                && !on_the_way
+                && matches!(done, Ok(_) | Err(Unheard::Errno(_)))
+            {
+                self.refused.remove(tid);
+            }
+            match done {
                 Ok(heard) => {
                     if changes {
                         inodes.iter().for_each(|inode| inode.unsaved.written(heard.boot));
@@ -208,6 +258,7 @@ impl Tree {
                     return Ok(heard);
                 }
                 Err(Unheard::Errno(errno)) => return Err(errno),
+                Err(Unheard::Elsewhere) => return Err(self.refuse(by, looks)),
                 Err(Unheard::Forgotten) => {
                     for inode in inodes {
                         inode.find_again(who)?;
@@ -216,6 +267,28 @@ impl Tree {
             }
         }
         Err(Errno::STALE)
+    }
+
+    /// The steps that must stand. Who goes his path again asks at each of them.
+    fn steps(&self, by: By, on_the_way: bool, inodes: &[&Arc<Inode>]) -> Option<Vec<Step>> {
+        match by {
+            // What he comes by on the way is looked at when he is at the end.
+            By::Path(tid) if on_the_way && self.refused.goes_again(tid, &[]) => Some(Vec::new()),
+            By::Path(tid) if !on_the_way && self.refused.goes_again(tid, inodes) => Some(Vec::new()),
+            By::Path(_) => steps(inodes, self.forgetting.epoch()),
+            By::Hand => Some(Vec::new()),
+        }
+    }
+
+    fn refuse(&self, by: By, looks: bool) -> Errno {
+        // So that no step is said again that is known to be wrong.
+        self.forgetting.forget_names();
+        if let By::Path(tid) = by
+            && !looks
+        {
+            self.refused.at_end(tid);
+        }
+        Errno::STALE
     }
 
     /// Has something done with an open file.
@@ -230,7 +303,12 @@ impl Tree {
             let opened = handle.opened();
             let deed = deed(opened);
             let changes = deed.changes();
-            match handle.inode.peer.call(who, deed, data) {
+            let done = handle.inode.peer.call(who, Vec::new(), deed, data);
+            if changes {
+                handle.inode.changes();
+                handle.inode.peer.count_change();
+            }
+            match done {
                 Ok(heard) => {
                     if changes {
                         handle.inode.unsaved.written(heard.boot);
@@ -238,6 +316,7 @@ impl Tree {
                     return Ok(heard);
                 }
                 Err(Unheard::Errno(errno)) => return Err(errno),
+                Err(Unheard::Elsewhere) => return Err(Errno::STALE),
                 Err(Unheard::Forgotten) => self.open_again(handle, opened)?,
             }
         }
@@ -258,11 +337,12 @@ impl Tree {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
-        let heard = self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags })?;
+        let heard =
+            self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
         let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
         let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
         if writes && handle.has_lost(heard.boot) {
-            handle.inode.peer.release(Release::File(new));
+            handle.inode.peer.owed.release(Release::File(new), true);
             return Err(Errno::IO);
         }
         *opened = new;

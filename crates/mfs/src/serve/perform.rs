@@ -4,26 +4,25 @@
 //! a file is open.
 
 mod create;
+mod listing;
+mod steps;
 
 use super::export::{self, Export, Place};
-use super::leases::{self, Leases};
+use super::leases::Leases;
 use super::locks;
 use super::session::{Held, OpenFile, Session};
 use super::stat::{attributes, space};
-use crate::lock;
 use crate::message::{
-    Answer, Attributes, Change, Deed, Entry, FileKey, Found, MOST_DATA, Name, Object, Opened, SetTime,
+    Answer, Attributes, Change, Deed, FileKey, Found, MOST_DATA, Name, Object, Opened, SMALL, SetTime, Step,
 };
 use create::mode_in;
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Timespec,
-    Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -69,11 +68,17 @@ pub(crate) struct Performance<'a> {
 }
 
 impl Performance<'_> {
-    /// Does it. What is to be written comes in `data`; what was read goes into `out`, which is empty before.
+    /// Does it, if these steps stand. What is to be written comes in `data`; what was read goes into `out`, which is empty before.
     ///
     /// # Errors
     /// The kernel's, or that something is not held any more; what has happened then is what the system call says of it.
-    pub(crate) fn perform(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
+    pub(crate) fn perform(
+        &self,
+        steps: &[Step],
+        deed: Deed,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Answer, Fault> {
         if self.export.read_only && deed.changes() {
             return Err(Errno::ROFS.into());
         }
@@ -86,7 +91,8 @@ impl Performance<'_> {
                 if waited && tries > 0 && self.touched(&deed).is_ok_and(|now| now != touched) {
                     return Err(deed);
                 }
-                Ok(self.act(deed, data, out))
+                // As late as can be: others may have been waited for.
+                Ok(self.act_there(steps, deed, data, out))
             });
             match done {
                 Ok(done) => return done,
@@ -115,7 +121,7 @@ impl Performance<'_> {
                 Ok(touched)
             }
             Deed::Link { of, dir, .. } => Ok(vec![self.object(*of)?.key, self.object(*dir)?.key]),
-            Deed::Open { of, flags } if writes(OFlags::from_bits_retain(*flags)) => {
+            Deed::Open { of, flags, .. } if writes(OFlags::from_bits_retain(*flags)) => {
                 Ok(vec![self.object(*of)?.key])
             }
             Deed::Set { of, .. } | Deed::SetAttribute { of, .. } | Deed::RemoveAttribute { of, .. } => {
@@ -131,11 +137,24 @@ impl Performance<'_> {
         attributes(fd).ok().map(|attributes| attributes.key)
     }
 
+    /// Does it, if these steps stand.
+    fn act_there(&self, steps: &[Step], deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
+        // What is found on the way is looked at from the end of the path; but that there is nothing ends it.
+        if matches!(deed, Deed::Lookup { .. }) {
+            let looked = self.act(deed, data, out);
+            let is_nothing = matches!(looked, Err(Fault::Errno(Errno::NOENT | Errno::ACCESS)));
+            return if is_nothing && !self.stand(steps)? { Ok(Answer::Elsewhere) } else { looked };
+        }
+        if self.stand(steps)? { self.act(deed, data, out) } else { Ok(Answer::Elsewhere) }
+    }
+
     fn act(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
         Ok(match deed {
             Deed::Lookup { dir, name } => {
+                // The promise of the directory first: it is of what its names mean then.
+                let under = self.named_in(dir)?;
                 let (fd, place) = self.step(dir, &name)?;
-                Answer::Found(self.found(fd, place)?)
+                Answer::Found(self.found(fd, place)?, under)
             }
             Deed::Stat { of } => Answer::Attributes(self.leased(&self.object(of)?.fd)?),
             Deed::Set { of, opened, change } => self.set(of, opened, &change)?,
@@ -164,22 +183,18 @@ impl Performance<'_> {
                 rustix::fs::symlinkat(target.as_os(), &at.fd, one_step(&name)?)?;
                 self.made(dir, &name)?
             }
-            Deed::Unlink { dir, name } => {
-                rustix::fs::unlinkat(&self.inside(dir)?.fd, one_step(&name)?, AtFlags::empty())?;
-                Answer::Done
-            }
-            Deed::RemoveDir { dir, name } => {
-                rustix::fs::unlinkat(&self.inside(dir)?.fd, one_step(&name)?, AtFlags::REMOVEDIR)?;
-                Answer::Done
-            }
+            Deed::Unlink { dir, name } => self.remove(dir, &name, AtFlags::empty())?,
+            Deed::RemoveDir { dir, name } => self.remove(dir, &name, AtFlags::REMOVEDIR)?,
             Deed::Rename { dir, name, to, new, flags } => {
                 let (from, into) = (self.inside(dir)?, self.inside(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+                let gone = self.key_of(to, &new);
                 rustix::fs::renameat_with(&from.fd, one_step(&name)?, &into.fd, one_step(&new)?, flags)?;
                 let exchanged = flags.contains(RenameFlags::EXCHANGE);
                 // Whatever has these names by now is found again by them.
                 let back = exchanged.then(|| self.key_of(dir, &name)).flatten();
-                Answer::Renamed { moved: self.key_of(to, &new), back }
+                let dirs = [self.beside(dir)?, self.beside(to)?];
+                Answer::Renamed { moved: self.key_of(to, &new), back, gone, dirs }
             }
             Deed::Link { of, dir, name } => {
                 let (of, at) = (self.inside(of)?, self.inside(dir)?);
@@ -187,25 +202,23 @@ impl Performance<'_> {
                 rustix::fs::linkat(rustix::fs::CWD, path(&of.fd), &at.fd, one_step(&name)?, flags)?;
                 self.made(dir, &name)?
             }
-            Deed::Open { of, flags } => {
+            Deed::Open { of, flags, content } => {
                 let (opened, attributes) = self.open(of, OFlags::from_bits_retain(flags))?;
+                let regular = FileType::from_raw_mode(attributes.mode) == FileType::RegularFile;
+                if content && regular && attributes.lease > 0 && attributes.size <= SMALL as u64 {
+                    let size = usize::try_from(attributes.size).unwrap_or(SMALL);
+                    // What cannot be read now is found out when it is asked for.
+                    if read(&self.file(opened)?.fd, 0, size, out).is_err() {
+                        out.clear();
+                    }
+                }
                 Answer::Opened(opened, attributes)
             }
             Deed::Create { dir, name, mode, umask, flags } => {
                 self.create(dir, &name, (mode, umask), flags)?
             }
             Deed::Read { opened, at, length } => {
-                let file = self.file(opened)?;
-                let most = (length as usize).min(MOST_DATA);
-                out.reserve_exact(most);
-                while out.len() < most {
-                    let at = at + out.len() as u64;
-                    if rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(out), at)? == 0 {
-                        break;
-                    }
-                }
-                // A vector may have more room than it was asked for.
-                out.truncate(most);
+                read(&self.file(opened)?.fd, at, (length as usize).min(MOST_DATA), out)?;
                 Answer::Done
             }
             Deed::Write { opened, at, .. } => {
@@ -221,7 +234,7 @@ impl Performance<'_> {
                 }
                 Answer::Done
             }
-            Deed::ReadDir { opened, after, most } => Answer::Entries(self.entries(opened, after, most)?),
+            Deed::ReadDir { opened, after, most, look } => self.list(opened, after, most, look)?,
             Deed::StatFs { of } => Answer::Space(space(&self.object(of)?.fd)?),
             Deed::GetAttribute { of, name } => {
                 let held = self.inside(of)?;
@@ -305,20 +318,14 @@ impl Performance<'_> {
 
     fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {
         let (fd, place) = self.step(dir, name)?;
-        Ok(Answer::Found(self.found(fd, place)?))
+        Ok(Answer::Found(self.found(fd, place)?, self.named_in(dir)?))
     }
 
-    /// What an object is like, with a lease of that if it can have one.
-    fn leased(&self, fd: impl AsFd) -> Result<Attributes, Errno> {
-        let is = attributes(&fd)?;
-        let kind = FileType::from_raw_mode(is.mode);
-        if !matches!(kind, FileType::RegularFile | FileType::Directory)
-            || !self.leases.grant(self.session, is.key)
-        {
-            return Ok(is);
-        }
-        // What was there before the promise was made may have changed.
-        Ok(Attributes { lease: leases::MILLIS, ..attributes(fd)? })
+    fn remove(&self, dir: Object, name: &Name, how: AtFlags) -> Result<Answer, Fault> {
+        let at = self.inside(dir)?;
+        let gone = self.key_of(dir, name);
+        rustix::fs::unlinkat(&at.fd, one_step(name)?, how)?;
+        Ok(Answer::Removed { gone, dir: self.leased(&at.fd)? })
     }
 
     fn open(&self, of: Object, flags: OFlags) -> Result<(Opened, Attributes), Fault> {
@@ -391,35 +398,25 @@ impl Performance<'_> {
         }
         Ok(Answer::Attributes(self.leased(&held.fd)?))
     }
-
-    fn entries(&self, opened: Opened, after: u64, most: u32) -> Result<Vec<Entry>, Fault> {
-        let file = self.file(opened)?;
-        let _alone = lock(&file.reading);
-        rustix::fs::seek(&file.fd, SeekFrom::Start(after))?;
-        let mut buffer = vec![MaybeUninit::uninit(); (most as usize).clamp(4096, MOST_DATA / 4)];
-        let mut dir = RawDir::new(&file.fd, &mut buffer);
-        let mut entries = Vec::new();
-        while let Some(entry) = dir.next() {
-            let entry = entry?;
-            let name = Name::from(OsStr::from_bytes(entry.file_name().to_bytes()));
-            let shown = !name.is_one_step() || self.export.step(&file.place, name.as_os()).is_ok();
-            if shown {
-                let kind = entry.file_type();
-                let kind = if kind == FileType::Unknown { 0 } else { kind.as_raw_mode() };
-                entries.push(Entry { name, inode: entry.ino(), kind, after: entry.next_entry_cookie() });
-            }
-            // One buffer of the kernel's, so that all of it is used and no more is read.
-            if dir.is_buffer_empty() && !entries.is_empty() {
-                break;
-            }
-        }
-        Ok(entries)
-    }
 }
 
 /// Whether a file that is opened so is written to.
 pub(crate) fn writes(flags: OFlags) -> bool {
     flags & OFlags::ACCMODE != OFlags::RDONLY || flags.contains(OFlags::TRUNC)
+}
+
+/// Reads up to so many bytes from this place on, as far as the file goes.
+fn read(file: &OwnedFd, at: u64, most: usize, out: &mut Vec<u8>) -> Result<(), Errno> {
+    out.reserve_exact(most);
+    while out.len() < most {
+        let at = at + out.len() as u64;
+        if rustix::io::pread(file, rustix::buffer::spare_capacity(out), at)? == 0 {
+            break;
+        }
+    }
+    // A vector may have more room than it was asked for.
+    out.truncate(most);
+    Ok(())
 }
 
 fn one_step(name: &Name) -> Result<&OsStr, Errno> {

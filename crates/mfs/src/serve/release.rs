@@ -25,10 +25,10 @@ pub(crate) fn release(session: &Session, leases: &Leases, what: Release) {
 
 /// Lets go of what an answer has brought, which nobody hears any more.
 pub(crate) fn unheard(session: &Session, leases: &Leases, answer: &Answer) {
-    if let Answer::Found(found) | Answer::Created(found, _) = answer {
+    if let Answer::Found(found, _) | Answer::Created(found, ..) = answer {
         session.forget(found.object, 1);
     }
-    if let Answer::Opened(opened, _) | Answer::Created(_, opened) = answer {
+    if let Answer::Opened(opened, _) | Answer::Created(_, opened, _) = answer {
         release(session, leases, Release::File(*opened));
     }
 }

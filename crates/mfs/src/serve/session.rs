@@ -53,6 +53,8 @@ pub(crate) type SharedLane = Arc<Mutex<Lane>>;
 pub(crate) struct Lane {
     /// The highest number of an ask.
     pub(crate) newest: u64,
+    /// The number of the last ask whose [`crate::message::Beside`] was heard.
+    pub(crate) heard: u64,
     /// The number of the last ask that is not repeatable.
     pub(crate) last: Option<u64>,
     /// Its answer.

@@ -1,22 +1,29 @@
 //! What the kernel says of a file and of a file system, in the words of the messages.
 
 use crate::message::{Attributes, FileKey, Moment, Space};
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 
 /// What an object is like; without a lease.
 pub(crate) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
+    let volume = rustix::fs::fstatvfs(&fd)?.f_fsid;
+    attributes_of(fd, volume)
+}
+
+/// The device of what was looked at.
+pub(crate) fn device(stat: &Statx) -> u64 {
+    u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor)
+}
+
+/// The same as [`attributes`], of a file on this file system.
+pub(crate) fn attributes_of(fd: impl AsFd, volume: u64) -> Result<Attributes, Errno> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, wanted)?;
     let moment = |time: rustix::fs::StatxTimestamp| Moment { seconds: time.tv_sec, nanos: time.tv_nsec };
     let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
     Ok(Attributes {
-        key: FileKey {
-            volume: rustix::fs::fstatvfs(fd)?.f_fsid,
-            device: u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor),
-            inode: stat.stx_ino,
-        },
+        key: FileKey { volume, device: device(&stat), inode: stat.stx_ino },
         born: if born { moment(stat.stx_btime) } else { Moment { seconds: 0, nanos: 0 } },
         mode: stat.stx_mode.into(),
         links: stat.stx_nlink,

@@ -38,20 +38,20 @@ impl Performance<'_> {
         for _ in 0..TRIES {
             match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, mode) {
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
-                made => return self.made_and_open(made?, flags),
+                made => return self.made_and_open(dir, made?, flags),
             }
             match self.step(dir, name) {
                 Err(Fault::Errno(Errno::NOENT)) => {}
                 there => {
                     let (fd, place) = there?;
-                    let (dir, is) = (attributes(&at.fd)?, attributes(&fd)?);
-                    let sticky = Mode::from_raw_mode(dir.mode).contains(Mode::SVTX);
+                    let (holder, is) = (attributes(&at.fd)?, attributes(&fd)?);
+                    let sticky = Mode::from_raw_mode(holder.mode).contains(Mode::SVTX);
                     // Here he may not open what is another's, it may be (fs.protected_regular). The client's kernel knows that
                     // rule, and finds the name there when it looks again.
-                    if sticky && is.uid != dir.uid && is.uid != geteuid().as_raw() {
+                    if sticky && is.uid != holder.uid && is.uid != geteuid().as_raw() {
                         return Err(Errno::STALE.into());
                     }
-                    return self.there_and_open(fd, place, &is, flags);
+                    return self.there_and_open(dir, fd, place, &is, flags);
                 }
             }
         }
@@ -59,7 +59,7 @@ impl Performance<'_> {
         Err(Errno::STALE.into())
     }
 
-    fn made_and_open(&self, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
+    fn made_and_open(&self, dir: Object, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
         // Whatever the name means by now.
         let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
@@ -68,12 +68,13 @@ impl Performance<'_> {
             let found = self.found(held, Place::Inside)?;
             let kept = self.keep(fd, key, Place::Inside, flags);
             let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
-            Ok(Answer::Created(found, opened))
+            Ok(Answer::Created(found, opened, self.named_in(dir)?))
         })
     }
 
     fn there_and_open(
         &self,
+        dir: Object,
         fd: OwnedFd,
         place: Place,
         is: &Attributes,
@@ -91,7 +92,7 @@ impl Performance<'_> {
             let object = self.found(fd, place)?.object;
             let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
             let (opened, attributes) = open?;
-            Ok(Answer::Created(Found { object, attributes }, opened))
+            Ok(Answer::Created(Found { object, attributes }, opened, self.named_in(dir)?))
         })
     }
 }

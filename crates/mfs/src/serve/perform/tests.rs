@@ -1,6 +1,7 @@
 use super::*;
 use crate::message::{LockKind, ROOT, Release};
 use crate::serve::budget::Budget;
+use crate::serve::leases;
 use crate::serve::release;
 use crate::serve::session::Lane;
 use rand::prelude::*;
@@ -26,15 +27,19 @@ impl Exported {
     }
 
     fn perform(&self, deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
+        self.perform_behind(&[], deed, data)
+    }
+
+    fn perform_behind(&self, steps: &[Step], deed: Deed, data: &[u8]) -> Result<(Answer, Vec<u8>), Fault> {
         let mut out = Vec::new();
         let performance = Performance { session: &self.session, export: &self.export, leases: &self.leases };
-        performance.perform(deed, data, &mut out).map(|answer| (answer, out))
+        performance.perform(steps, deed, data, &mut out).map(|answer| (answer, out))
     }
 
     fn object(&self, path: &Path) -> Object {
         path.iter().skip(1).fold(ROOT, |dir, name| {
             match self.perform(Deed::Lookup { dir, name: Name::from(name) }, &[]).unwrap().0 {
-                Answer::Found(found) => found.object,
+                Answer::Found(found, _) => found.object,
                 other => panic!("{other:?}"),
             }
         })
@@ -62,10 +67,11 @@ fn above_what_is_exported_only_the_way_down_is_there() {
         let done = exported.perform(deed.clone(), &[]);
         assert!(matches!(done, Err(Fault::Errno(Errno::ACCESS))), "{deed:?}: {done:?}");
     }
-    let opened = exported.perform(Deed::Open { of: above, flags: 0 }, &[]).unwrap().0;
+    let opened = exported.perform(Deed::Open { of: above, flags: 0, content: true }, &[]).unwrap().0;
     let Answer::Opened(opened, _) = opened else { panic!("{opened:?}") };
-    let listed = exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536 }, &[]).unwrap().0;
-    let Answer::Entries(entries) = listed else { panic!("{listed:?}") };
+    let listed =
+        exported.perform(Deed::ReadDir { opened, after: 0, most: 65_536, look: true }, &[]).unwrap().0;
+    let Answer::Entries { entries, .. } = listed else { panic!("{listed:?}") };
     let names: Vec<_> =
         entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
     assert_eq!(names, [exported.path.file_name().unwrap()]);
@@ -94,9 +100,54 @@ fn a_name_is_one_step_wherever_it_is_said() {
 fn create(exported: &Exported, dir: Object, name: &str) -> (Found, Opened) {
     let deed = Deed::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, umask: 0, flags: 2 };
     match exported.perform(deed, &[]).unwrap().0 {
-        Answer::Created(found, opened) => (found, opened),
+        Answer::Created(found, opened, _) => (found, opened),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn nothing_is_done_behind_a_step_that_leads_elsewhere() {
+    let exported = Exported::new("behind");
+    let at = |name: &str| exported.path.join(name);
+    std::fs::create_dir(at("a")).unwrap();
+    std::fs::write(at("a/f"), "text").unwrap();
+    let [dir, a, f] = ["", "a", "a/f"].map(|path| exported.object(&at(path)));
+    let step = |dir, name: &str, is| Step { dir, name: Name::from(OsStr::new(name)), is };
+    let steps = [step(a, "f", f), step(dir, "a", a)];
+    let named = |name: &str| Name::from(OsStr::new(name));
+    let deeds = [
+        Deed::Open { of: f, flags: 0, content: true },
+        Deed::MakeDir { dir: a, name: named("d"), mode: 0o700, umask: 0 },
+        Deed::Unlink { dir: a, name: named("d") },
+        Deed::Lookup { dir: a, name: named("none") },
+    ];
+    let done = |deed: &Deed| exported.perform_behind(&steps, deed.clone(), &[]).map(|(answer, _)| answer);
+    let Ok((Answer::Opened(_, is), content)) = exported.perform_behind(&steps, deeds[0].clone(), &[]) else {
+        panic!("it is not opened")
+    };
+    assert_eq!((is.size, content.len()), (4, 0), "without a lease nothing comes with it");
+    exported.session.hears(true);
+    let content = exported.perform_behind(&steps, deeds[0].clone(), &[]).unwrap().1;
+    assert_eq!(content, b"text");
+    assert!(matches!(done(&deeds[3]), Err(Fault::Errno(Errno::NOENT))));
+    std::fs::rename(at("a"), at("b")).unwrap();
+    for deed in &deeds {
+        assert_eq!(done(deed).unwrap(), Answer::Elsewhere, "{deed:?}");
+    }
+    // What is there is found, and looked at when it is opened.
+    let found = done(&Deed::Lookup { dir: a, name: named("f") });
+    assert!(matches!(found, Ok(Answer::Found(..))));
+    std::fs::rename(at("b"), at("a")).unwrap();
+    std::fs::write(at("a/new"), "").unwrap();
+    std::fs::rename(at("a/new"), at("a/f")).unwrap();
+    assert_eq!(done(&deeds[0]).unwrap(), Answer::Elsewhere, "another file of the same name");
+    // What it does not hold it cannot vouch for; and no more than so many.
+    let unknown = [step(dir, "a", Object(12))];
+    let answer = exported.perform_behind(&unknown, deeds[0].clone(), &[]).unwrap().0;
+    assert_eq!(answer, Answer::Elsewhere);
+    let many = vec![step(dir, "a", a); crate::message::MOST_STEPS + 1];
+    let refused = exported.perform_behind(&many, deeds[0].clone(), &[]);
+    assert!(matches!(refused, Err(Fault::Errno(Errno::INVAL))));
 }
 
 #[test]
@@ -107,8 +158,8 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
-    let answer = Answer::Created(found, opened);
-    let mut lane = Lane { newest: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
+    let answer = Answer::Created(found, opened, found.attributes);
+    let mut lane = Lane { newest: 7, heard: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
     assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
     let given_up = lane.give_up(7).unwrap();
     assert_eq!(given_up, answer);
@@ -125,7 +176,7 @@ fn what_is_let_go_twice_is_let_go_once() {
     let exported = Exported::new("twice");
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
-    let again = exported.perform(Deed::Open { of: found.object, flags: 2 }, &[]).unwrap().0;
+    let again = exported.perform(Deed::Open { of: found.object, flags: 2, content: false }, &[]).unwrap().0;
     let Answer::Opened(again, _) = again else { panic!("{again:?}") };
     let lock = |owner| Deed::Lock { opened: again, owner, kind: LockKind::Exclusive, start: 0, end: 9 };
     exported.perform(lock(1), &[]).unwrap();
@@ -150,8 +201,12 @@ fn a_rename_says_what_has_which_name_now() {
         let [name, new] = ["a", "b"].map(|name| Name::from(OsStr::new(name)));
         exported.perform(Deed::Rename { dir, name, to: dir, new, flags }, &[]).unwrap().0
     };
-    assert_eq!(rename(RenameFlags::EXCHANGE.bits()), Answer::Renamed { moved: Some(a), back: Some(b) });
-    assert_eq!(rename(0), Answer::Renamed { moved: Some(b), back: None });
+    let renamed = |flags| match rename(flags) {
+        Answer::Renamed { moved, back, gone, .. } => (moved, back, gone),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(renamed(RenameFlags::EXCHANGE.bits()), (Some(a), Some(b), Some(b)));
+    assert_eq!(renamed(0), (Some(b), None, Some(a)));
 }
 
 #[test]
@@ -191,7 +246,7 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
         assert_eq!(errno(create("other", OFlags::RDWR)), Errno::STALE);
     }
     let object = exported.object(&exported.path.join("file"));
-    let Answer::Created(found, _) = create("file", OFlags::RDONLY).unwrap() else {
+    let Answer::Created(found, ..) = create("file", OFlags::RDONLY).unwrap() else {
         panic!("nothing created")
     };
     assert_eq!((found.object, found.attributes.size), (object, 9));
@@ -199,7 +254,7 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
     reader.hears(true);
     assert!(exported.leases.grant(&reader, found.attributes.key));
-    let Answer::Created(found, _) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
+    let Answer::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
         panic!("nor now")
     };
     assert_eq!((found.object, found.attributes.size), (object, 0));
@@ -263,7 +318,7 @@ fn any_deed_is_answered() {
             8 => Deed::RemoveDir { dir, name: name() },
             9 => Deed::Rename { dir, name: name(), to: of, new: name(), flags: flags & 7 },
             10 => Deed::Link { of, dir, name: name() },
-            11 => Deed::Open { of, flags },
+            11 => Deed::Open { of, flags, content: true },
             12 | 13 => Deed::Create { dir, name: name(), mode: mode | 0o600, umask: 0, flags },
             14 => Deed::Read { opened, at, length: flags },
             15 => Deed::Write { opened, at: at.min(1 << 20), append: false },
@@ -277,7 +332,7 @@ fn any_deed_is_answered() {
                 continue;
             }
             17 => Deed::Sync { opened, data_only: true },
-            18 => Deed::ReadDir { opened, after: at, most: flags },
+            18 => Deed::ReadDir { opened, after: at, most: flags, look: at == 1 },
             19 => Deed::StatFs { of },
             20 => Deed::GetAttribute { of, name: name() },
             21 => Deed::Seek { opened, at, data: true },
@@ -288,9 +343,9 @@ fn any_deed_is_answered() {
         let Ok((answer, _)) = exported.perform(deed, b"some bytes") else { continue };
         done += 1;
         match answer {
-            Answer::Found(found) => objects.push(found.object),
+            Answer::Found(found, _) => objects.push(found.object),
             Answer::Opened(new, _) => files.push(new),
-            Answer::Created(found, new) => {
+            Answer::Created(found, new, _) => {
                 objects.push(found.object);
                 files.push(new);
             }
