@@ -20,7 +20,7 @@ impl Trial {
     fn of(words: &[(i32, FileWord)]) -> Self {
         let range = Box::new(Range([0; Reserve::LEN as usize]));
         let mut files = Files::default();
-        files.hear(words, None, true);
+        files.hear(words, None, true, &crate::near::Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref()));
         let shape =
             Shape { start: 0x1000, bytes: [0; 5], call: 0x1005, asks: None, nr: libc::SYS_lseek as u32 };
         let asks =
