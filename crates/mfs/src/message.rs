@@ -451,6 +451,8 @@ pub struct Lease {
     pub of: FileKey,
     /// Counted by the server.
     pub number: u64,
+    /// It is asked back for a change that has been made already, by a local program: nobody waits.
+    pub is_late: bool,
 }
 
 /// What a file is like.

@@ -107,7 +107,9 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         connections: AtomicUsize::new(0),
         config,
     });
-    serving.leases.listen();
+    if serving.config.file.mfs_notices.unwrap_or(false) {
+        serving.leases.listen();
+    }
     loop {
         door.wait(&[], Duration::from_secs(5))?;
         while let Some(caller) = door.next() {

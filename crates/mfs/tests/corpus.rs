@@ -80,7 +80,7 @@ fn asks(place: &Path) -> Vec<u8> {
         framed(&Ask::Do { caller, steps, beside, deed }, b"some bytes")
     };
     let mut all: Vec<_> = deeds.into_iter().map(asked).collect();
-    let lease = Lease { of: key, number: 1 };
+    let lease = Lease { of: key, number: 1, is_late: false };
     for ask in [
         Ask::Hear { given_back: vec![lease] },
         Ask::Release(Beside {
@@ -129,7 +129,7 @@ fn answers() -> Vec<u8> {
             ends: false,
         },
         Answer::Renamed { moved: Some(is.key), back: Some(is.key), gone: Some(is.key), dirs: [is; 2] },
-        Answer::Recalled(vec![Lease { of: is.key, number: 1 }]),
+        Answer::Recalled(vec![Lease { of: is.key, number: 1, is_late: true }]),
         Answer::Count(u64::MAX),
         Answer::Failed(-1),
         Answer::InTheWay { kind: LockKind::Shared, start: 9, end: 0 },

@@ -21,7 +21,10 @@ fn tell_of_changes() -> io::Result<()> {
 fn local(told: io::Result<()>) -> Finding {
     let name = "local changes";
     match told {
-        Ok(()) => Finding::ok(name, "of files that other nodes have open are seen there at once"),
+        Ok(()) => Finding::ok(
+            name,
+            "of files that other nodes have open can be told there at once (mfs_notices in ternd.toml)",
+        ),
         Err(error) => {
             let cost = "what programs here change of files that other nodes have open is seen there up to a second later";
             Finding::limited(name, format!("fanotify does not tell: {}", reason(&error)), cost)

@@ -50,11 +50,16 @@ impl Before {
         end.saturating_duration_since(Instant::now())
     }
 
+    /// Whether a lease holds that came with the answer.
+    pub(crate) fn holds(&self, lease: u32) -> bool {
+        !self.left(lease).is_zero()
+    }
+
     /// Whether all is as it was: the lease that came with the answer holds, and nothing was changed from here since it was asked for.
     ///
     /// For what is not passed on at once: the kernel takes it for as new as its next ask.
     pub(crate) fn stands(&self, lease: u32) -> bool {
-        self.peer.changes() == self.changes && !self.left(lease).is_zero()
+        self.peer.changes() == self.changes && self.holds(lease)
     }
 
     /// How long ago it was asked for.
@@ -94,9 +99,14 @@ impl Version {
 pub(crate) struct Forgetting {
     way: Arc<OnceLock<(Notifier, OwnedFd, bool)>>,
     epoch: Arc<AtomicU64>,
+    /// The first epoch that somebody may still be on his way in, until then.
+    asked_back: Arc<Mutex<Option<(u64, Instant)>>>,
     /// When names were listed last that it may believe.
     listed: Arc<Mutex<Option<Instant>>>,
 }
+
+/// How long somebody may be on his way to the end of a path, on a busy machine.
+const UNDER_WAY: Duration = Duration::from_millis(100);
 
 /// Tells the kernel to believe none of the names any more that it has (`linux/fuse.h`, since 6.16), those neither that are
 /// on their way to it. fuser has no word for it, so this is a `fuse_out_header`: length, what it is, and of no ask.
@@ -125,6 +135,12 @@ impl Forgetting {
 
     /// Has the kernel forget all names before they are given back, and what was listed just now when it has taken that.
     fn forget_all_names(&self) {
+        let now = Instant::now();
+        let mut asked_back = lock(&self.asked_back);
+        let from =
+            asked_back.filter(|(_, until)| *until > now).map_or_else(|| self.epoch(), |(from, _)| from);
+        *asked_back = Some((from, now + UNDER_WAY));
+        drop(asked_back);
         self.forget_names();
         let listed = *lock(&self.listed);
         let left = listed.map(|listed| ON_ITS_WAY.saturating_sub(listed.elapsed()));
@@ -137,6 +153,13 @@ impl Forgetting {
     /// How often the kernel was told to forget all names.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The names are to be said that the kernel was told since this epoch: who was on his way when it was to forget them may have gone by
+    /// one.
+    pub(crate) fn said_from(&self) -> u64 {
+        let asked_back = *lock(&self.asked_back);
+        asked_back.filter(|(_, until)| *until > Instant::now()).map_or_else(|| self.epoch(), |(from, _)| from)
     }
 
     /// Has the kernel ask for each name anew. It waits for nothing: to forget a single one would wait for whoever does
@@ -181,11 +204,21 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
             // Which of them were directories is not known, nor which names the kernel has of those.
             forgetting.forget_all_names();
         }
+        let of = |lease: &Lease| inodes.of(peer.node(), &lease.of);
         for lease in &leases {
-            for inode in inodes.of(peer.node(), &lease.of) {
+            for inode in of(lease) {
                 inode.content.doubt();
-                forgetting.forget(inode.number);
+                if !lease.is_late {
+                    forgetting.forget(inode.number);
+                }
                 inode.changes();
+            }
+        }
+        // What has been changed already may be asked for just now, and the kernel would throw that answer away, and go by what it had.
+        if leases.iter().any(|lease| lease.is_late) {
+            std::thread::sleep(ON_ITS_WAY);
+            for inode in leases.iter().filter(|lease| lease.is_late).flat_map(of) {
+                forgetting.forget(inode.number);
             }
         }
         given_back = leases;

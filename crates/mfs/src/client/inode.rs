@@ -131,7 +131,8 @@ impl Inode {
 
     /// What it is like after something was done in it, once.
     pub(crate) fn after(&self) -> Option<(Attributes, Before)> {
-        lock(&self.after).take().filter(|(_, before)| before.age() < AFTER)
+        let after = lock(&self.after).take();
+        after.filter(|(is, before)| before.age() < AFTER && before.holds(is.lease))
     }
 
     /// It was made just now.

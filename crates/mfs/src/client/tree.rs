@@ -328,7 +328,7 @@ impl Tree {
             // What he comes by on the way is looked at when he is at the end.
             By::Path(tid) if on_the_way && self.refused.goes_again(tid, &[]) => Some(Vec::new()),
             By::Path(tid) if !on_the_way && self.refused.goes_again(tid, inodes) => Some(Vec::new()),
-            By::Path(_) => steps(inodes, self.forgetting.epoch()),
+            By::Path(_) => steps(inodes, self.forgetting.said_from()),
             By::Hand => Some(Vec::new()),
         }
     }

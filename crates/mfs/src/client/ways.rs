@@ -7,9 +7,9 @@
 //! goes the whole path again, asking at each step (`LOOKUP_REVAL`).
 //!
 //! A step too many does no harm but that: a path may have begun at a directory whose own name has changed. One too few would let
-//! something old be opened. So a way is kept for longer than the kernel believes it, and noted before it is told. Who is just on his
-//! way when all names are to be forgotten may say too few: what another node changes is not changed yet then; but what a program there
-//! has changed within the last term he may miss in that instant.
+//! something old be opened. So a way is kept for longer than the kernel believes it, and noted before it is told; and who was on his
+//! way when a lease was asked back says it for a while after that ([`super::belief::Forgetting::said_from`]): a local program
+//! of the server has made its change by then, and the notice of that must not take away the step by which it is found.
 
 use super::inode::Inode;
 use crate::lock;
@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 
 /// How much longer than the kernel may believe it: it counts from when it takes the answer.
 const LONGER: Duration = Duration::from_millis(500);
+
+/// How often it may have been told to forget all names while somebody was on his way.
+const LAST: u64 = 16;
 
 /// The most ways to one inode. Others the kernel does not believe.
 const MOST: usize = 8;
@@ -56,7 +59,7 @@ impl Ways {
             (way.until, way.epoch) = (way.until.max(until), epoch);
             return true;
         }
-        let over: Vec<Way> = ways.extract_if(.., |way| way.until < now || way.epoch != epoch).collect();
+        let over: Vec<Way> = ways.extract_if(.., |way| way.until < now || way.epoch + LAST < epoch).collect();
         let room = ways.len() < MOST;
         if room {
             ways.push(Way { dir: dir.clone(), name: name.to_owned(), until, epoch });
@@ -79,10 +82,10 @@ impl Ways {
         drop(gone);
     }
 
-    fn now(&self, epoch: u64) -> Vec<(Arc<Inode>, Name)> {
+    fn now(&self, from: u64) -> Vec<(Arc<Inode>, Name)> {
         let now = Instant::now();
         let ways = lock(&self.0);
-        let still = ways.iter().filter(|way| way.until >= now && way.epoch == epoch);
+        let still = ways.iter().filter(|way| way.until >= now && way.epoch >= from);
         still.map(|way| (way.dir.clone(), Name::from(&*way.name))).collect()
     }
 }
@@ -93,13 +96,13 @@ impl Way {
     }
 }
 
-/// All steps by which the kernel may have come to these; `None` if they are too many to be said.
-pub(crate) fn steps(inodes: &[&Arc<Inode>], epoch: u64) -> Option<Vec<Step>> {
+/// All steps by which the kernel may have come to these that it was told since then; `None` if they are too many to be said.
+pub(crate) fn steps(inodes: &[&Arc<Inode>], from: u64) -> Option<Vec<Step>> {
     let mut seen: HashSet<u64> = inodes.iter().map(|inode| inode.number).collect();
     let mut left: Vec<Arc<Inode>> = inodes.iter().map(|inode| (*inode).clone()).collect();
     let mut steps = Vec::new();
     while let Some(inode) = left.pop() {
-        for (dir, name) in inode.ways.now(epoch) {
+        for (dir, name) in inode.ways.now(from) {
             if steps.len() >= MOST_STEPS {
                 return None;
             }

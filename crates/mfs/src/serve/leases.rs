@@ -114,7 +114,7 @@ impl Leases {
         for holder in file.holders.values_mut().filter(|holder| holder.end > now && !holder.asked_back) {
             let Some(session) = holder.session.upgrade() else { continue };
             holder.asked_back = true;
-            session.recall(Lease { of: key, number: holder.number });
+            session.recall(Lease { of: key, number: holder.number, is_late: true });
             // The first one says that it works at all.
             if self.noticed.fetch_add(1, Ordering::Relaxed) == 0 {
                 tracing::info!(
@@ -161,7 +161,7 @@ impl Leases {
                 for (_, holder) in file.holders.iter().filter(|(number, _)| **number != session.number) {
                     until = until.max(holder.end);
                     if !asked && let Some(session) = holder.session.upgrade() {
-                        session.recall(Lease { of: *key, number: holder.number });
+                        session.recall(Lease { of: *key, number: holder.number, is_late: false });
                     }
                 }
             }
@@ -183,7 +183,7 @@ impl Leases {
         for (key, file) in &*lock(&self.files) {
             for holder in file.holders.values() {
                 if let Some(session) = holder.session.upgrade() {
-                    session.recall(Lease { of: *key, number: holder.number });
+                    session.recall(Lease { of: *key, number: holder.number, is_late: false });
                 }
             }
         }
@@ -273,7 +273,7 @@ mod tests {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
             let recalled = reader.recalled(TERM);
             let given_back = Instant::now();
-            assert_eq!(recalled, [Lease { of: KEY, number: 0 }]);
+            assert_eq!(recalled, [Lease { of: KEY, number: 0, is_late: false }]);
             assert!(!leases.grant(&reader, KEY), "none while it is changed");
             leases.given_back(&reader, &recalled);
             assert!(changing.join().unwrap() >= given_back);
