@@ -13,7 +13,7 @@ use tern_tests::running::{ANNOUNCE, Running};
 const TOLD: &str = r#"
 import fcntl, os, sys
 file = None
-for line in sys.stdin:
+for number, line in enumerate(sys.stdin, 1):
     word, *more = line.split()
     said = ""
     try:
@@ -36,7 +36,7 @@ for line in sys.stdin:
             said = os.close(file)
     except OSError as error:
         said = error.errno
-    print(word, said, flush=True)
+    print(f"{number}:", word, said, flush=True)
 "#;
 
 fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
@@ -51,13 +51,15 @@ fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
 struct Told<'a> {
     cluster: &'a Cluster,
     running: Running,
+    /// So many things.
+    told: u32,
 }
 
 impl<'a> Told<'a> {
     fn start(cluster: &'a Cluster, who: &[&str]) -> Result<Self> {
         let mut command = cluster.command(1, "sh");
         command.args(["-c", ANNOUNCE, "sh"]).args(who).args(["/usr/bin/python3", "-c", TOLD]);
-        let mut told = Self { cluster, running: Running::start(&mut command, false)? };
+        let mut told = Self { cluster, running: Running::start(&mut command, false)?, told: 0 };
         told.tell("hello", "hello")?;
         let moved = cluster.migrate(told.running.pid, "2");
         moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
@@ -65,8 +67,15 @@ impl<'a> Told<'a> {
     }
 
     fn tell(&mut self, words: &str, hears: &str) -> Result<()> {
-        self.running.type_in(&format!("{words}\n"))?;
-        self.running.hear(hears).with_context(|| format!("{words}: {}", self.running.so_far()))
+        self.say(words)?;
+        self.running
+            .hear(&format!("{}: {hears}", self.told))
+            .with_context(|| format!("{words}: {}", self.running.so_far()))
+    }
+
+    fn say(&mut self, words: &str) -> Result<()> {
+        self.told += 1;
+        self.running.type_in(&format!("{words}\n"))
     }
 
     fn open_there(&self) -> Result<String> {
@@ -150,7 +159,7 @@ fn who_waits_for_a_lock_can_be_moved() -> Result<()> {
     let pid = waiter.running.pid;
     for place in ["home", "2"] {
         if place == "home" {
-            waiter.running.type_in("lock\n")?;
+            waiter.say("lock")?;
         }
         let waits = format!("until grep -q ^72 /proc/{pid}/syscall; do sleep 0.01; done");
         cluster.run(1, &["timeout", "20", "sh", "-c", &waits]).context("it does not wait")?;
@@ -158,7 +167,7 @@ fn who_waits_for_a_lock_can_be_moved() -> Result<()> {
         moved.map_err(|refused| anyhow::anyhow!("{place}: {}", refused.message))?;
     }
     holder.tell("close", "close")?;
-    waiter.running.hear("lock")?;
+    waiter.running.hear(&format!("{}: lock", waiter.told))?;
     for mut told in [holder, waiter] {
         told.running.close_input();
         ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
