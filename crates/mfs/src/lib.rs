@@ -10,6 +10,7 @@
 pub mod client;
 mod hostile;
 pub mod message;
+mod number;
 pub mod serve;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

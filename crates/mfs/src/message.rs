@@ -12,9 +12,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use tern_ids::NodeId;
 
 /// The kind of a frame that asks.
 pub const ASK: u8 = 1;
@@ -427,21 +425,6 @@ pub struct FileKey {
     pub device: u64,
     /// The file's number on it.
     pub inode: u64,
-}
-
-/// Set in the numbers of files, and not in those of the names that are ours.
-pub const OF_A_FILE: u64 = 1 << 61;
-
-impl FileKey {
-    /// The number of this node's file among those of all nodes (`st_ino`); in the rare case that two meet, that of the second is
-    /// another one.
-    #[must_use]
-    pub fn number(&self, node: NodeId) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (node, self.volume).hash(&mut hasher);
-        // The same for all files of one file system, so that no two of them meet.
-        OF_A_FILE | (self.inode ^ hasher.finish()) & (OF_A_FILE - 1)
-    }
 }
 
 /// One lease of a file: the next one of the same file has another number.

@@ -10,10 +10,8 @@ use super::locks::Owners;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use super::ways::Ways;
-use crate::lock;
-use crate::message::{
-    Attributes, Caller, Deed, FileKey, Found, Moment, Name, OF_A_FILE, Object, ROOT, Release,
-};
+use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
+use crate::{lock, number};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -91,7 +89,7 @@ impl Inode {
     /// The number with which an entry of this directory is listed: as that of the file itself, unless something is mounted
     /// there.
     pub(crate) fn number_of_entry(&self, inode: u64) -> u64 {
-        FileKey { inode, ..self.same.key }.number(self.same.node)
+        number::of(self.same.node, &FileKey { inode, ..self.same.key })
     }
 
     /// A number that changes when another file gets the same `number`.
@@ -308,10 +306,10 @@ impl Inodes {
                 return inode.clone();
             }
         }
-        let mut number = same.key.number(node);
+        let mut number = number::of(node, &same.key);
         // Another file's: two of one number by chance, or one that is gone but still open here.
         while inodes.contains_key(&number) {
-            number = next(number);
+            number = number::next(number);
         }
         numbers.push(number);
         let hold = Hold { object: found.object, count: 1, name };
@@ -348,11 +346,6 @@ impl Inodes {
         }
         drop(gone);
     }
-}
-
-/// The number that is tried after this one.
-fn next(number: u64) -> u64 {
-    OF_A_FILE | (number + 1) & (OF_A_FILE - 1)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::perform::{Fault, Performance};
 use super::session::Session;
 use super::{Connected, Counted, MOST_CONNECTIONS, Serving, release};
 use crate::lock;
-use crate::message::{Answer, Caller, Deed, Name, Opened, ROOT, Release};
+use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, ROOT, Release};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -62,6 +62,10 @@ impl Serving {
         release::release(&session.0, &self.leases, Release::File(opened));
     }
 
+    fn is_it(&self, is: &Attributes, number: u64) -> bool {
+        crate::number::of(self.node, &is.key) == number
+    }
+
     fn guests(&self) -> Result<Connected, Errno> {
         let mut sessions = lock(&self.sessions);
         let session = match sessions.get(&(self.node, GUESTS)) {
@@ -100,7 +104,7 @@ impl Serving {
             let found = perform(Deed::Lookup { dir: at, name });
             session.forget(at, u64::from(at != ROOT));
             let Answer::Found(found, _) = found? else { return Err(Errno::IO) };
-            (at, is_it) = (found.object, found.attributes.key.number(self.node) == *number);
+            (at, is_it) = (found.object, self.is_it(&found.attributes, *number));
         }
         let flags = (OFlags::from_bits_retain(*flags) & OFlags::ACCMODE).bits();
         let opened =
@@ -108,8 +112,7 @@ impl Serving {
         session.forget(at, u64::from(at != ROOT));
         match opened? {
             Answer::Opened(opened, is)
-                if is.key.number(self.node) == *number
-                    && FileType::from_raw_mode(is.mode) == FileType::RegularFile =>
+                if self.is_it(&is, *number) && FileType::from_raw_mode(is.mode) == FileType::RegularFile =>
             {
                 Ok(opened)
             }
