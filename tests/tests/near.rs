@@ -11,7 +11,7 @@ use tern_tests::running::{ANNOUNCE, Running};
 
 /// Does what it is told, on one open file, and says what became of it.
 const TOLD: &str = r#"
-import fcntl, os, sys
+import fcntl, mmap, os, sys
 file = None
 for number, line in enumerate(sys.stdin, 1):
     word, *more = line.split()
@@ -30,6 +30,10 @@ for number, line in enumerate(sys.stdin, 1):
                 os.write(file, more[0].encode())
                 os._exit(0)
             said = os.waitpid(child, 0)[1]
+        elif word == "map":
+            # A private mapping, as a loader makes it: its content is another's descriptor for a moment.
+            with open(more[0], "rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+                said = mapped[:4].decode()
         elif word == "lock":
             fcntl.lockf(file, fcntl.LOCK_EX)
         elif word == "close":
@@ -93,7 +97,7 @@ fn there(cluster: &Cluster, line: &str) -> Result<String> {
 #[test]
 fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     let cluster = cluster("near", 2)?;
-    there(&cluster, "printf 0123456789abcdef > /tmp/near/a")?;
+    there(&cluster, "printf 0123456789abcdef > /tmp/near/a; printf mapped > /tmp/near/b")?;
     let mut told = Told::start(&cluster, &[])?;
     told.tell("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
     told.tell("read 4", "read 0123")?;
@@ -103,6 +107,7 @@ fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     told.tell("read 4", "read XYZ7")?;
     told.tell("write ----", "write 4")?;
     ensure!(there(&cluster, "cat /tmp/near/a")? == "0123XYZ7----cdef");
+    told.tell("map /mfs/2/tmp/near/b", "map mapp")?;
     told.tell("seek -2 2", "seek 14")?;
     // Who is born has the same offset, and nobody has the file there any more.
     told.tell("fork +++", "fork 0")?;

@@ -6,8 +6,8 @@ use crate::report::{Refusal, RefusalKind};
 use crate::shim::{ShimReply, ShimRequest};
 use crate::stream;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 use std::cell::Cell;
 use std::fs;
@@ -193,6 +193,19 @@ impl Caller {
         pass(&self.stream, fd)?;
         Ok(self.stream)
     }
+}
+
+/// Connects to a door without waiting: who hangs behind it must not hang us.
+///
+/// # Errors
+/// If nobody listens, or too many have come already.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = UnixStream::from(socket);
+    socket.set_nonblocking(false)?;
+    Ok(socket)
 }
 
 /// Sends a descriptor, with a byte of data.

@@ -262,7 +262,10 @@ impl Direct {
     fn look(&mut self, read: Option<i32>, begun: SystemTime) -> Vec<(i32, FileWord)> {
         let mut words = Vec::new();
         for (fd, watched) in &mut self.watched {
-            let Ok(stat) = fstat(&watched.file) else { continue };
+            let Ok(stat) = fstat(&watched.file) else {
+                words.push((*fd, FileWord::Changed));
+                continue;
+            };
             let now = Version::of(&stat);
             let changed = std::mem::replace(&mut watched.version, now) != now;
             if changed {

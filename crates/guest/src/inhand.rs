@@ -219,8 +219,14 @@ impl Files {
 
     /// What the program writes to a file in hand.
     pub(crate) fn write(&mut self, fd: i32, place: u64, bytes: Vec<u8>) {
+        // What is on its way is confirmed piece by piece, as it was sent.
+        let is_sent = self.sent.is_some();
         if let Some(file) = self.open.get_mut(&fd) {
-            file.write(place, bytes);
+            if is_sent {
+                file.behind.push((place, bytes));
+            } else {
+                file.write(place, bytes);
+            }
             self.waits.get_or_insert_with(Instant::now);
         }
     }
@@ -344,6 +350,19 @@ impl Files {
         self.passed && self.open.values().any(|file| file.leaves && file.is_near())
     }
 
+    /// A file of this node's own goes home; its thread waits in a call.
+    pub(crate) fn put_down_near(&mut self, fd: i32) {
+        if let Some(file) = self.open.get_mut(&fd) {
+            file.leaves = true;
+        }
+        self.part();
+    }
+
+    /// The guest has this descriptor still, and should not.
+    pub(crate) fn is_stale(&mut self, fd: i32) {
+        self.stale.push(fd);
+    }
+
     /// The guest has this descriptor anew.
     pub(crate) fn is_given(&mut self, fd: i32) {
         self.stale.retain(|stale| *stale != fd);
@@ -364,7 +383,9 @@ impl Files {
         beside: &Beside,
     ) {
         for (fd, word) in words {
-            if let (FileWord::Near(place), Some(file)) = (word, self.open.get_mut(fd)) {
+            // Said right behind that it is in hand; what is open already stays as it is.
+            let fresh = self.open.get_mut(fd).filter(|file| file.near.is_none() && !file.leaves);
+            if let (FileWord::Near(place), Some(file)) = (word, fresh) {
                 file.near = Near::offered(place, beside);
             }
             let ahead = self.open.get_mut(fd).map(|file| &mut file.ahead);

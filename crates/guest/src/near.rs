@@ -14,7 +14,9 @@
 
 use crate::forward::Failed;
 use crate::inhand::Files;
+use crate::space::MAPPED_FILE;
 use crate::thread::Thread;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,7 +54,7 @@ pub(crate) enum Near {
     /// It can be opened there.
     Offered(Box<Place>, Arc<Path>),
     /// The guest has it open. The server knows of it until the socket is closed.
-    Open(OwnedFd, #[expect(dead_code, reason = "held")] UnixStream),
+    Open(OwnedFd, UnixStream),
 }
 
 impl Near {
@@ -80,15 +82,23 @@ impl Near {
         }
     }
 
+    /// Whether the server has let go of it, as when it was killed.
+    fn is_forgotten(&self) -> bool {
+        let Self::Open(_, server) = self else { return false };
+        let mut fds = [PollFd::new(server, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Opens it.
     fn open(&self, known: InHand) -> io::Result<Self> {
-        let Self::Offered(place, door) = self else { return Err(io::ErrorKind::AlreadyExists.into()) };
+        let Self::Offered(place, door_path) = self else { return Err(io::ErrorKind::AlreadyExists.into()) };
         let flags = match (known.reads, known.writes) {
             (_, false) => OFlags::RDONLY,
             (false, true) => OFlags::WRONLY,
             (true, true) => OFlags::RDWR,
         };
-        let mut server = UnixStream::connect(door)?;
+        let mut server = door::connect(door_path)?;
         server.set_read_timeout(Some(PATIENCE))?;
         server.set_write_timeout(Some(PATIENCE))?;
         let (path, number, who) = (place.path.to_vec(), place.number, place.who.clone());
@@ -117,8 +127,15 @@ impl Thread {
         let fd = trap.args[0] as i32;
         let Some(file) = files.get(fd) else { return Ok(false) };
         let Some(near) = file.near.as_ref().filter(|_| is_of_content(trap.nr)) else { return Ok(false) };
-        if !near.is_open() {
-            if !file.is_written() || self.errand.is_some() {
+        if near.is_open() {
+            // A server that follows another one does not know of it: so others would believe what is written here.
+            if near.is_forgotten() {
+                files.put_down_near(fd);
+                return Ok(false);
+            }
+        } else {
+            // What is standard input is not worth a number of its own for what is mapped.
+            if !file.is_written() || self.errand.is_some() || fd == MAPPED_FILE {
                 return Ok(false);
             }
             let opened = near.open(file.known).and_then(|near| {
@@ -154,6 +171,7 @@ impl Thread {
                 nothing.map_err(io::Error::from).and_then(|n| self.listener.give(trap.id, n.as_fd(), fd));
             if let Err(error) = taken {
                 tracing::warn!(%error, fd, "a file stays open here");
+                files.is_stale(fd);
             }
         }
     }

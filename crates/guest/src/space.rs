@@ -10,9 +10,9 @@ use tern_tracee::inject::Injection;
 use tern_tracee::listener::Listener;
 use tern_tracee::{Error, Result, procfs};
 
-/// The number under which a guest sees a file that it is to map, for just that moment. Its own descriptor
-/// table is empty otherwise.
-const MAPPED_FILE: i32 = 3;
+/// The number under which a guest sees a file that it is to map, for just that moment. It has no descriptors of its own but those of
+/// files of this node ([`crate::near`]), and never one under this number.
+pub(crate) const MAPPED_FILE: i32 = 0;
 
 /// A guest under injection, with what is needed to map files into it.
 pub struct GuestSpace<'a> {

@@ -79,6 +79,8 @@ struct Serving {
     /// Others may reach this node's files (`mosctl nomfs`, `mfs`).
     open: AtomicBool,
     connections: AtomicUsize,
+    /// Open for guests of this node.
+    guests_files: AtomicUsize,
 }
 
 /// Serves this node's files for ever. The first server since the node was started has nobody's promises to hold.
@@ -105,6 +107,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         // What is changed from now on is said at the door.
         open: AtomicBool::new(!tern_node::settings(&config.run_dir).no_mfs),
         connections: AtomicUsize::new(0),
+        guests_files: AtomicUsize::new(0),
         config,
     });
     if serving.config.file.mfs_notices.unwrap_or(false) {

@@ -5,7 +5,6 @@
 
 use crate::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use tern_control::{Refusal, RefusalKind, ShimReply, ShimRequest, ShimRole, ShimStart, stream};
+use tern_control::{Refusal, RefusalKind, ShimReply, ShimRequest, ShimRole, ShimStart, door, stream};
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 
 /// How long a shim may take to start.
@@ -60,7 +59,7 @@ pub(crate) fn sweep(run_dir: &Path) -> io::Result<()> {
 
 /// Whether somebody listens there. A full queue of connections is a sign of life.
 fn lives(socket: &Path) -> bool {
-    match connect_now(socket) {
+    match door::connect(socket) {
         Ok(_) => true,
         Err(e) => !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused),
     }
@@ -86,16 +85,6 @@ pub(crate) fn all(run_dir: &Path) -> Vec<ShimId> {
     files.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".sock")?.parse().ok()).collect()
 }
 
-/// Connects without waiting: a shim that hangs must not hang us.
-fn connect_now(path: &Path) -> io::Result<UnixStream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let socket = UnixStream::from(socket);
-    socket.set_nonblocking(false)?;
-    Ok(socket)
-}
-
 /// Asks one shim; without a time limit it may take as long as it lives.
 ///
 /// # Errors
@@ -114,7 +103,7 @@ pub(crate) fn ask(
 /// # Errors
 /// If nobody does, or does not answer in time.
 pub(crate) fn ask_at(door: &Path, request: &ShimRequest, limit: Option<Duration>) -> io::Result<ShimReply> {
-    let mut socket = connect_now(door)?;
+    let mut socket = door::connect(door)?;
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_read_timeout(limit)?;
     stream::write(&mut socket, request)?;
@@ -127,7 +116,7 @@ pub(crate) fn ask_all(run_dir: &Path, request: &ShimRequest) -> Vec<(ShimId, Shi
     let asked: Vec<_> = all(run_dir)
         .into_iter()
         .filter_map(|shim| {
-            let mut socket = connect_now(&socket_of(run_dir, shim)).ok()?;
+            let mut socket = door::connect(&socket_of(run_dir, shim)).ok()?;
             socket.set_write_timeout(Some(ANSWER)).ok()?;
             stream::write(&mut socket, request).ok()?;
             Some((shim, socket))
@@ -301,7 +290,7 @@ fn tidy_logs(directory: &Path) {
 /// Waits for the end of a shim that an earlier ternd has started, to remove what it leaves if it is killed.
 fn watch(socket: PathBuf) {
     // Who listens, the kernel says. That the number has not come to mean another process, the look below shows.
-    let listener = connect_now(&socket).and_then(|peer| {
+    let listener = door::connect(&socket).and_then(|peer| {
         let process = rustix::net::sockopt::socket_peercred(&peer)?.pid;
         Ok(pidfd_open(process, PidfdFlags::empty())?)
     });
@@ -339,7 +328,7 @@ pub(crate) fn hand_over(run_dir: &Path, shim: ShimId, connection: &TcpStream) ->
 /// # Errors
 /// If nobody does; the connection is closed then.
 pub(crate) fn hand_to(door: &Path, connection: &TcpStream) -> io::Result<()> {
-    let mut socket = connect_now(door)?;
+    let mut socket = door::connect(door)?;
     socket.set_write_timeout(Some(ANSWER))?;
     socket.set_read_timeout(Some(ANSWER))?;
     stream::write(&mut socket, &ShimRequest::Connection)?;

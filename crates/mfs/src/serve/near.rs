@@ -8,13 +8,13 @@
 use super::acting::Acting;
 use super::perform::{Fault, Performance};
 use super::session::Session;
-use super::{Connected, Counted, MOST_CONNECTIONS, Serving, release};
+use super::{Connected, Serving, release};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, ROOT, Release};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -26,16 +26,28 @@ use tern_control::{Refusal, RefusalKind};
 /// The session of this node's guests; those of mounted trees have numbers chosen at random.
 const GUESTS: [u8; 16] = [0; 16];
 
+/// The most files that are open for guests; each has a thread.
+const MOST: usize = 512;
+
 /// A path is no deeper: each step costs.
 const DEEPEST: usize = 200;
+
+/// A file for a guest, among all.
+struct Counted(Arc<Serving>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.guests_files.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 impl Serving {
     /// Opens a file for a guest, in a thread of its own, which ends when the file is let go.
     pub(super) fn open_for_guest(self: &Arc<Self>, caller: door::Caller) {
-        if self.connections.load(Ordering::Acquire) >= MOST_CONNECTIONS {
+        if self.guests_files.load(Ordering::Acquire) >= MOST {
             return caller.answer(&refusal("too many files are open for guests"));
         }
-        self.connections.fetch_add(1, Ordering::AcqRel);
+        self.guests_files.fetch_add(1, Ordering::AcqRel);
         let counted = Counted(self.clone());
         let work = move || counted.0.serve_guest(caller);
         if let Err(error) = std::thread::Builder::new().name("guest".into()).stack_size(256 << 10).spawn(work)
@@ -57,13 +69,17 @@ impl Serving {
             && let Ok(mut socket) = caller.give(file.fd.as_fd())
         {
             // However long its guest works on it.
-            let _until_it_is_closed = socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0]));
+            let _blocks = socket.set_read_timeout(None);
+            while socket.read(&mut [0]).map_or_else(|e| e.kind() == ErrorKind::Interrupted, |read| read > 0) {
+            }
         }
         release::release(&session.0, &self.leases, Release::File(opened));
     }
 
+    /// Whether it is the file of that number, and home has it open: otherwise another file may have got its number since.
     fn is_it(&self, is: &Attributes, number: u64) -> bool {
-        crate::number::of(self.node, &is.key) == number
+        let is_open = || lock(&self.sessions).iter().any(|((_, id), s)| *id != GUESTS && s.has_open(is.key));
+        crate::number::of(self.node, &is.key) == number && is_open()
     }
 
     fn guests(&self) -> Result<Connected, Errno> {

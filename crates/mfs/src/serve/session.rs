@@ -219,6 +219,11 @@ impl Session {
         lock(&self.files).0.get(&opened.0).map(|(file, _)| file.clone())
     }
 
+    /// Whether it has this file open.
+    pub(crate) fn has_open(&self, key: FileKey) -> bool {
+        lock(&self.objects).open.contains_key(&key)
+    }
+
     /// Keeps an open file.
     ///
     /// # Errors
