@@ -199,7 +199,7 @@ impl Serving {
         if let Some(answer) = lane.give_up(given_up) {
             release::unheard(session, &self.leases, &answer);
         }
-        match self.converse(&mut link, session, &mut lane) {
+        match self.converse(&mut link, session, &mut lane, ear) {
             Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => Ok(()),
             done => done,
         }
@@ -246,7 +246,7 @@ impl Serving {
         Ok(Ok(Begun { session: connected, lane, given_up, ear, fresh, tag: frame.tag }))
     }
 
-    fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane) -> Result<()> {
+    fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane, ear: bool) -> Result<()> {
         let mut acting = Acting::new();
         let performance = Performance { session, export: &self.export, leases: &self.leases };
         let mut out = Vec::new();
@@ -260,8 +260,12 @@ impl Serving {
             let (ask, data): (Ask, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
             match ask {
                 Ask::Begin { .. } => anyhow::bail!("it begins twice"),
+                // Its asks are counted, but those of an ear, which begins anew with each connection, and asks nothing again.
                 Ask::Release(beside) => {
-                    self.let_go(session, beside);
+                    if ear || frame.tag > lane.heard {
+                        lane.heard = if ear { lane.heard } else { frame.tag };
+                        self.let_go(session, beside);
+                    }
                     say(link, frame.tag, &Answer::Done, &[])?;
                 }
                 Ask::Hear { given_back } => {

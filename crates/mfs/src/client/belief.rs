@@ -135,12 +135,6 @@ impl Forgetting {
 
     /// Has the kernel forget all names before they are given back, and what was listed just now when it has taken that.
     fn forget_all_names(&self) {
-        let now = Instant::now();
-        let mut asked_back = lock(&self.asked_back);
-        let from =
-            asked_back.filter(|(_, until)| *until > now).map_or_else(|| self.epoch(), |(from, _)| from);
-        *asked_back = Some((from, now + UNDER_WAY));
-        drop(asked_back);
         self.forget_names();
         let listed = *lock(&self.listed);
         let left = listed.map(|listed| ON_ITS_WAY.saturating_sub(listed.elapsed()));
@@ -165,6 +159,12 @@ impl Forgetting {
     /// Has the kernel ask for each name anew. It waits for nothing: to forget a single one would wait for whoever does
     /// something in that directory, who may wait for another node, which waits for us.
     pub(crate) fn forget_names(&self) {
+        let now = Instant::now();
+        let mut asked_back = lock(&self.asked_back);
+        let from =
+            asked_back.filter(|(_, until)| *until > now).map_or_else(|| self.epoch(), |(from, _)| from);
+        *asked_back = Some((from, now + UNDER_WAY));
+        drop(asked_back);
         // Before the kernel: what is told to it in between is of no use to it, and noted in vain.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         if let Some((_, device, true)) = self.way.get() {

@@ -242,6 +242,11 @@ impl Filesystem for Mounted {
             dir.changed(under, before.clone());
             let inode = self.told(&dir, name, &found);
             self.0.made(request.pid(), &inode);
+            if OFlags::from_bits_retain(flags).contains(OFlags::TRUNC) {
+                // It may have been there, with content.
+                inode.unsaved.written(heard.boot);
+                inode.changes();
+            }
             if OFlags::from_bits_retain(flags).contains(OFlags::EXCL) {
                 inode.is_new(before.clone(), found.attributes.lease);
             }

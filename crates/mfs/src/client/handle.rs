@@ -10,6 +10,7 @@ use crate::message::{Caller, Opened};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 /// One open file or directory.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub(crate) struct Handle {
     /// The content that came with the open, until it is read.
     early: Mutex<Option<Early>>,
 }
+
+/// How long what came with an open waits to be read: what the kernel has is of one version for sure as long ([`super::content`]).
+const EARLY: Duration = Duration::from_millis(20);
 
 /// The whole content of a file, as it was when it was opened.
 #[derive(Debug)]
@@ -91,7 +95,8 @@ impl Handle {
     pub(crate) fn early(&self, at: u64, length: u32) -> Option<Read> {
         let mut early = lock(&self.early);
         let has = early.as_ref()?;
-        let holds = has.before.pass(|left| !left(has.lease).is_zero());
+        // Somebody else who opens it later may have been told of another version, of which this must not become a part.
+        let holds = has.before.age() < EARLY && has.before.pass(|left| !left(has.lease).is_zero());
         if !holds || has.writes != self.inode.unsaved.writes() {
             *early = None;
             return None;

@@ -136,7 +136,7 @@ impl Mounted {
             && self.0.forgetting.forgets_names()
             && super::ways::may_be_believed(&handle.inode, self.0.forgetting.epoch())
             && !holds.is_zero()
-            && inode.ways.add(&handle.inode, entry.name.as_os(), holds, self.0.forgetting.epoch());
+            && inode.ways.add(&handle.inode, entry.name.as_os(), holds, super::ways::LISTED);
         let ttl = if believed { holds } else { Duration::ZERO };
         told.tells(ttl);
         !reply.add(INodeNo(inode.number), entry.after, entry.name.as_os(), &ttl, &told.attr, told.generation)

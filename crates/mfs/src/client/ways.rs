@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// How much longer than the kernel may believe it: it counts from when it takes the answer.
 const LONGER: Duration = Duration::from_millis(500);
 
+/// Instead of the epoch of names that were listed: the kernel reckons them as of when it takes the list, and not of when it asked.
+pub(crate) const LISTED: u64 = u64::MAX - LAST;
+
 /// How often it may have been told to forget all names while somebody was on his way.
 const LAST: u64 = 16;
 

@@ -22,6 +22,9 @@ const MOST_FILES: usize = 16_384;
 /// Leases that are asked back at once.
 const MOST_RECALLED: usize = 4096;
 
+/// Leases that are asked back and not heard of.
+const MOST_UNHEARD: usize = 1 << 16;
+
 /// Lanes of one session.
 pub(crate) const MOST_LANES: u16 = 64;
 
@@ -267,7 +270,12 @@ impl Session {
 
     /// Asks a lease back.
     pub(crate) fn recall(&self, lease: Lease) {
-        lock(&self.ear).recalled.push(lease);
+        let mut ear = lock(&self.ear);
+        // Who hears nothing is waited for until the term is over anyway.
+        if ear.recalled.len() < MOST_UNHEARD {
+            ear.recalled.push(lease);
+        }
+        drop(ear);
         self.heard.notify_one();
     }
 
