@@ -10,6 +10,7 @@
 //! For work on one program: `TERN_PROGRAMS=file,pipe TERN_FLAVOURS=static cargo test -p tern-tests --test journeys out`.
 #![forbid(unsafe_code)]
 
+pub mod asked;
 pub mod breaking;
 pub mod catalogue;
 pub mod cluster;

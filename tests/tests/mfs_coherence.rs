@@ -2,10 +2,9 @@
 //! soon what a local program of the server does is seen where the file is open.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use anyhow::Result;
 use std::time::{Duration, Instant};
+use tern_tests::asked::Asked;
 use tern_tests::cluster::Cluster;
 
 /// How often one writes and the other one reads.
@@ -66,36 +65,8 @@ for line in sys.stdin:
 "#;
 
 /// A program on one node.
-struct Doer {
-    child: Child,
-    ask: Option<ChildStdin>,
-    said: Lines<BufReader<ChildStdout>>,
-}
-
-impl Doer {
-    fn start(cluster: &Cluster, node: u16, place: &str) -> Result<Self> {
-        let mut command = cluster.command(node, "timeout");
-        command.args(["110", "/usr/bin/python3", "-c", DOER, place]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let said = BufReader::new(child.stdout.take().context("no pipe")?).lines();
-        Ok(Self { ask: child.stdin.take(), said, child })
-    }
-
-    /// Has it do this; what it says, or why it says nothing.
-    fn does(&mut self, line: &str) -> String {
-        let mut ask = || -> Result<String> {
-            writeln!(self.ask.as_mut().context("it was let go")?, "{line}")?;
-            Ok(self.said.next().context("it has ended")??)
-        };
-        ask().unwrap_or_else(|error| format!("{error:#}"))
-    }
-}
-
-impl Drop for Doer {
-    fn drop(&mut self) {
-        drop(self.ask.take());
-        let _ended = self.child.wait();
-    }
+fn doer(cluster: &Cluster, node: u16, place: &str) -> Result<Asked> {
+    Asked::start(cluster.command(node, "timeout").args(["110", "/usr/bin/python3", "-c", DOER, place]))
 }
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
@@ -119,8 +90,8 @@ fn what_was_written_is_what_is_read_a_thousand_times() {
     // Node 2 has the files: there the writer is a local program.
     for (writer, place) in [(3, "/mfs/2/tmp/co"), (2, "/tmp/co")] {
         for verb in ["write", "over"] {
-            let mut writer = Doer::start(&cluster, writer, place).unwrap();
-            let mut reader = Doer::start(&cluster, 1, "/mfs/2/tmp/co").unwrap();
+            let mut writer = doer(&cluster, writer, place).unwrap();
+            let mut reader = doer(&cluster, 1, "/mfs/2/tmp/co").unwrap();
             let mut wrong = Vec::new();
             for round in 0..ROUNDS {
                 assert_eq!(writer.does(&format!("{verb} file {round:06}")), "done");
@@ -137,8 +108,8 @@ fn what_was_written_is_what_is_read_a_thousand_times() {
 #[test]
 fn a_local_program_is_noticed_long_before_the_term_is_over() {
     let cluster = mounted_with("mfsnoticed", 2, &[1], "mfs_notices = true").unwrap();
-    let mut local = Doer::start(&cluster, 2, "/tmp/co").unwrap();
-    let mut reader = Doer::start(&cluster, 1, "/mfs/2/tmp/co").unwrap();
+    let mut local = doer(&cluster, 2, "/tmp/co").unwrap();
+    let mut reader = doer(&cluster, 1, "/mfs/2/tmp/co").unwrap();
     let mut waited = Duration::ZERO;
     for round in 0..NOTICED {
         let (value, mode) = (format!("{round:06}"), if round % 2 == 0 { "640" } else { "600" });

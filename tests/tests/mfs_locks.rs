@@ -1,9 +1,9 @@
 //! Locks of whole files (flock) and of open ones (`F_OFD_SETLK`) hold in the cluster, and go with who had them.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use anyhow::Result;
+use std::process::Stdio;
+use tern_tests::asked::Asked;
 use tern_tests::cluster::Cluster;
 
 /// Does what each line says to one file, and answers each with a line. `f` is flock, `o` a lock of the open file, `p` one of the
@@ -35,40 +35,13 @@ for line in sys.stdin:
 /// Python's own call goes on after a signal, so another program waits.
 const WAITER: &str = "flock /mfs/2/tmp/locked -c 'echo has'";
 
-struct Doer {
-    child: Child,
-    ask: Option<ChildStdin>,
-    said: Lines<BufReader<ChildStdout>>,
-}
-
-impl Doer {
-    fn start(cluster: &Cluster, node: u16, path: &str) -> Result<Self> {
-        let mut command = cluster.command(node, "timeout");
-        command.args(["60", "/usr/bin/python3", "-c", DOER, path]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let said = BufReader::new(child.stdout.take().context("no pipe")?).lines();
-        let mut doer = Self { ask: child.stdin.take(), said, child };
-        for name in ["a", "b"] {
-            doer.does(&format!("open {name}"));
-        }
-        Ok(doer)
+fn doer(cluster: &Cluster, node: u16, path: &str) -> Result<Asked> {
+    let mut doer =
+        Asked::start(cluster.command(node, "timeout").args(["60", "/usr/bin/python3", "-c", DOER, path]))?;
+    for name in ["a", "b"] {
+        doer.does(&format!("open {name}"));
     }
-
-    /// Has it do this; what it says, or why it says nothing.
-    fn does(&mut self, line: &str) -> String {
-        let mut ask = || -> Result<String> {
-            writeln!(self.ask.as_mut().context("it was let go")?, "{line}")?;
-            Ok(self.said.next().context("it has ended")??)
-        };
-        ask().unwrap_or_else(|error| format!("{error:#}"))
-    }
-}
-
-impl Drop for Doer {
-    fn drop(&mut self) {
-        drop(self.ask.take());
-        let _ended = self.child.wait();
-    }
+    Ok(doer)
 }
 
 /// Three nodes, of which two see the files of the one between them.
@@ -87,9 +60,9 @@ const THERE: &str = "/mfs/2/tmp/locked";
 #[test]
 fn what_is_locked_is_locked_on_every_node() {
     let cluster = mounted("mfslocks").unwrap();
-    let mut one = Doer::start(&cluster, 1, THERE).unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
     for (node, path) in [(3, THERE), (2, "/tmp/locked"), (1, THERE)] {
-        let mut other = Doer::start(&cluster, node, path).unwrap();
+        let mut other = doer(&cluster, node, path).unwrap();
         for how in ["f", "o"] {
             let mut is = |who: u8, line: String, said: &str| {
                 let doer = if who == 1 { &mut one } else { &mut other };
@@ -116,7 +89,7 @@ fn what_is_locked_is_locked_on_every_node() {
         }
     }
     // They are not in each other's way, nor in that of a process' own.
-    let mut other = Doer::start(&cluster, 3, THERE).unwrap();
+    let mut other = doer(&cluster, 3, THERE).unwrap();
     assert_eq!(one.does("a f alone"), "done");
     assert_eq!(other.does("a p alone"), "done");
     assert_eq!(one.does("a o alone"), "EAGAIN");
@@ -128,14 +101,14 @@ fn what_is_locked_is_locked_on_every_node() {
 #[test]
 fn who_waits_for_a_file_gets_it_or_is_interrupted() {
     let cluster = mounted("mfswaits").unwrap();
-    let mut one = Doer::start(&cluster, 1, THERE).unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
     assert_eq!(one.does("a f alone"), "done");
     let end = cluster.command(3, "timeout").args(["1", "sh", "-c", WAITER]).output().unwrap();
     assert_eq!((end.status.code(), &end.stdout[..]), (Some(124), &b""[..]), "he had it");
     let mut waiter = cluster.command(3, "timeout");
     let waiter = waiter.args(["30", "sh", "-c", WAITER]).stdout(Stdio::piped()).spawn().unwrap();
     // Whoever has it dies of it.
-    one.child.kill().unwrap();
+    one.kill().unwrap();
     cluster.run(1, &["pkill", "-KILL", "-f", "[i]mport errno, fcntl, os, struct"]).unwrap();
     assert_eq!(waiter.wait_with_output().unwrap().stdout, b"has\n");
 }
@@ -143,7 +116,7 @@ fn who_waits_for_a_file_gets_it_or_is_interrupted() {
 #[test]
 fn who_had_a_lock_of_a_server_that_was_killed_is_told_so() {
     let cluster = mounted("mfskilled").unwrap();
-    let mut one = Doer::start(&cluster, 1, THERE).unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
     assert_eq!(one.does("a f alone"), "done");
     cluster.run(2, &["pkill", "-KILL", "-f", "[t]ern-mfs.*serve"]).unwrap();
     assert_eq!(one.does("a f shared"), "ESTALE");
