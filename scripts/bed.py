@@ -1,5 +1,7 @@
 """A cluster inside this machine for a benchmark to lie in, and what its nodes use, read from outside of them."""
 
+import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import re
@@ -10,6 +12,8 @@ import time
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
+# Of a CPU for each of two nodes: as much as a lab may have of a small machine, and no more than one processor.
+EQUAL = min(1.0, 0.375 * (os.cpu_count() or 1))
 PATIENCE = 60  # seconds that whatever is to happen at once may take
 
 
@@ -22,9 +26,9 @@ def need_root(name):
 class Bed:
     """Nodes with these shares of a CPU each; they go down at the end of `with`."""
 
-    def __init__(self, binaries, name, speeds):
+    def __init__(self, binaries, name, speeds, link=None):
         self.binaries = pathlib.Path(binaries).resolve()
-        self.tern, self.speeds = self.binaries / "tern", speeds
+        self.tern, self.speeds, self.link = self.binaries / "tern", speeds, link
         # Nobody else's, so that two benchmarks can be there at the same time.
         self.name = f"{name}{os.getpid()}"
         self.nodes = range(1, len(speeds) + 1)
@@ -32,6 +36,8 @@ class Bed:
     def __enter__(self):
         shares = ",".join(f"{speed:.4f}" for speed in self.speeds)
         up = [self.tern, "lab", "up", "--lab", self.name, "--speed", shares]
+        if self.link:
+            up += ["--link", self.link]
         subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
         try:
             self.go_first(True)
@@ -129,6 +135,16 @@ class Bed:
         """What a node's ternd has logged."""
         return pathlib.Path(f"/run/tern-lab/{self.name}/node{node}/ternd.log").read_text()
 
+    def share_files(self):
+        """Mounts the cluster's files on node 1."""
+        self.run(1, "mkdir -p /mfs; mount.mfs mymfs /mfs; ls /mfs/2/root")
+
+    def seconds(self, node, script):
+        """How long a script takes on a node, by its own clock."""
+        timed = f"a=$EPOCHREALTIME; {script}; e=$?; b=$EPOCHREALTIME; echo; echo $a $b; exit $e"
+        begun, ended = map(float, self.run(node, timed).split()[-2:])
+        return ended - begun
+
 
 class Watch(threading.Thread):
     """Calls something now and then, with the seconds since it was made, until the end of `with`."""
@@ -148,6 +164,15 @@ class Watch(threading.Thread):
     def __exit__(self, *_):
         self.over.set()
         self.join()
+
+
+def neighbour(name):
+    """Another script of this folder, as a module."""
+    path = str(pathlib.Path(__file__).with_name(name))
+    spec = importlib.util.spec_from_loader("neighbour", importlib.machinery.SourceFileLoader("neighbour", path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def machine_used():

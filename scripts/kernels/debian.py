@@ -1,4 +1,5 @@
-"""Debian's packaged kernels: fetched by apt with lists of its own, and unpacked. Nothing is installed."""
+"""Debian's packaged kernels, and sources of other packages: fetched by apt with lists of its own, and unpacked. Nothing is
+installed."""
 
 import os
 import pathlib
@@ -20,12 +21,12 @@ PATIENCE = 300  # seconds for a download
 class Debian:
     """What Debian has, in a folder that may be kept for the next time."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, suites=SUITES, kind="deb"):
         self.folder = pathlib.Path(folder).resolve()
         for name in ("lists/partial", "archives/partial", "deb"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         sources = self.folder / "sources.list"
-        lines = [f"deb [signed-by={KEYRING} arch=amd64] {MIRROR}/{suite} main\n" for suite in SUITES]
+        lines = [f"{kind} [signed-by={KEYRING} arch=amd64] {MIRROR}/{suite} main\n" for suite in suites]
         sources.write_text("".join(lines), encoding="ascii")
         config = self.folder / "apt.conf"
         config.write_text(
@@ -47,11 +48,25 @@ class Debian:
             self.fetch(version, place)
         return Kernel(place)
 
-    def fetch(self, version, place):
+    def update(self):
+        """Fetches Debian's lists, once."""
         if not self.updated:
             if self.apt("apt-get", "update") is None:
-                raise SystemExit("test-kernels: Debian's lists cannot be fetched; is there a network?")
+                raise SystemExit("Debian's lists cannot be fetched; is there a network?")
             self.updated = True
+
+    def source(self, package, place):
+        """Downloads a package's source and unpacks it, patched. Whether it was there."""
+        self.update()
+        archives = self.folder / "deb" / package
+        archives.mkdir(exist_ok=True)
+        if self.apt("apt-get", "source", "--download-only", package, where=archives) is None:
+            return False
+        (description,) = archives.glob("*.dsc")
+        return self.apt("dpkg-source", "--no-copy", "--extract", description, place) is not None
+
+    def fetch(self, version, place):
+        self.update()
         pattern = rf"^linux-image-{re.escape(version)}[.].*-cloud-amd64$"
         names = (self.apt("apt-cache", "search", "--names-only", pattern) or "").splitlines()
         names = sorted((line.split()[0] for line in names), key=by_version, reverse=True)

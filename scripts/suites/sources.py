@@ -1,0 +1,91 @@
+"""What other people's tests are made of: sources of Debian's packages and crates, fetched and built in a folder that may be
+kept for the next time. Nothing is installed."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "kernels"))
+from debian import Debian  # noqa: E402
+
+# One release, so that the tests are the same ones wherever they run.
+RELEASE = ("debian bookworm",)
+JOBS = f"-j{os.cpu_count()}"
+XFSTESTS = "https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git"
+
+# Of each source what makes of it what its tests need.
+BUILDS = {
+    "zlib": "",
+    "xz-utils": "",
+    "git": f"make {JOBS} NO_CURL=1 NO_EXPAT=1 NO_OPENSSL=1 NO_GETTEXT=1 NO_TCLTK=1 CFLAGS=-O1",
+    "sqlite3": "./configure -q CFLAGS=-O1 --disable-readline && make testfixture",
+    "postgresql-15": "./configure -q CFLAGS=-O1 --without-readline --without-icu --without-zlib"
+    f" && make {JOBS} && make {JOBS} -C src/test/regress && make {JOBS} -C contrib/amcheck"
+    " && for part in . contrib/amcheck; do make -C $part DESTDIR=$PWD/installed install; done",
+}
+CRATES = {"pjdfstest": "0.2.2", "fsx": "0.3.2"}
+
+# What its own configure would find out for it, which looks for much that fsstress does not need.
+HEADS = "SYS_TYPES SYS_STAT SYS_STATVFS SYS_TIME SYS_IOCTL SYS_PARAM SYS_WAIT MALLOC ERRNO STRING STRINGS ERR STDINT UNISTD"
+HEADS += " STDLIB FCNTL DIRENT LINUX_FALLOC XFS_XFS"
+FSSTRESS = "".join(f"#define HAVE_{head}_H 1\n" for head in HEADS.split())
+FSSTRESS += "".join(f"#define {has} 1\n" for has in ("STDC_HEADERS", "HAVE_FALLOCATE", "FALLOCATE", "HAVE_RENAMEAT2"))
+
+
+class Missing(Exception):
+    """Something cannot be had here."""
+
+
+class Sources:
+    """What has been fetched and built, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.debian = Debian(self.folder / "debian", RELEASE, "deb-src")
+
+    def run(self, name, script, where):
+        """Runs a shell script to make something; what it says is kept beside it."""
+        log = self.folder / f"{name}.log"
+        with log.open("w", encoding="utf-8") as said:
+            done = subprocess.run(["bash", "-ec", script], cwd=where, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise Missing(f"{name} cannot be made: {log} says why")
+
+    def get(self, name):
+        """Has a source there, under its name, with all that its tests need."""
+        place = self.folder / name
+        if place.exists():
+            return
+        print(f"test-suites: fetching and building {name}", file=sys.stderr, flush=True)
+        # Made elsewhere: what has its name is whole.
+        part = self.folder / f"{name}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        if name in CRATES:
+            install = f"cargo install --quiet --locked --root {part} --version {CRATES[name]} {name}"
+            self.run(name, f"CARGO_TARGET_DIR={part}/target {install}; rm -r {part}/target", self.folder)
+        elif name == "xfstests":
+            self.fsstress(part)
+        else:
+            self.unpack(name, part)
+            self.run(name, BUILDS[name], part)
+        part.rename(place)
+
+    def unpack(self, package, place):
+        """Fetches the source of a package of Debian's, with its patches."""
+        if not self.debian.source(package, place):
+            raise Missing(f"Debian's source of {package} cannot be fetched; is there a network?")
+
+    def fsstress(self, place):
+        """fsstress is in xfstests, which nobody packages: TERN_XFSTESTS names a copy of it, or it is cloned."""
+        tree = os.environ.get("TERN_XFSTESTS")
+        if not tree:
+            tree = self.folder / "xfstests.git"
+            if not tree.exists():
+                self.run("xfstests", f"timeout 120 git clone -q --depth 1 {XFSTESTS} {tree}", self.folder)
+        place.mkdir()
+        (place / "config.h").write_text(FSSTRESS, encoding="ascii")
+        words = f"-O1 -w -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I{place} -I{tree}/include -I{tree}/src"
+        self.run("xfstests", f"gcc {words} {tree}/ltp/fsstress.c {tree}/lib/random.c -lm -o {place}/fsstress", place)
