@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-storm test-kernels lint bench bench-tutorial bench-others bench-files docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-storm test-kernels lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -37,6 +37,13 @@ test-kernels: all
 	$(MAKE) -C tests/programs OUT=$(abspath $(target))/kernel-programs
 	scripts/test-kernels $(target)/release $(target)/kernel-programs
 
+# Other people's tests on files of another node: git, SQLite, PostgreSQL, pjdfstest, fsx, stress-ng, fsstress; an hour. Needs a
+# network, for their sources. SUITES="git fsx" chooses.
+test-suites: all
+	scripts/setup dpkg-source:dpkg-dev /usr/include/tcl8.6/tcl.h:tcl8.6-dev tclsh:tcl /usr/include/zlib.h:zlib1g-dev \
+		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
+	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
+
 lint:
 	cargo xtask ci-lint
 
@@ -53,10 +60,15 @@ bench-others: all
 	scripts/setup ssh:openssh-client parallel:parallel dropbear:dropbear-bin
 	scripts/bench-others $(target)/release
 
-# Files of another node: through /mfs, through sshfs, and beside them those of the own disk.
+# Files of another node: through /mfs, through sshfs, and beside them those of the own disk; and `cp` on slow links.
 bench-files: all
 	scripts/setup ssh:openssh-client sshfs:sshfs dropbear:dropbear-bin /usr/lib/openssh/sftp-server:openssh-sftp-server
 	scripts/bench-files $(target)/release
+
+# What it costs a program to do its file calls away: flac, small files, git, a compiler, and calls a second.
+bench-dfsa: all
+	scripts/setup /usr/bin/g++:g++ objdump:binutils
+	scripts/bench-dfsa $(target)/release
 
 docs:
 	cargo xtask docs

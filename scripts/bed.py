@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,9 @@ class Bed:
         self.nodes = range(1, len(speeds) + 1)
 
     def __enter__(self):
+        # So ends by error who is told to end, and the nodes go down.
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, lambda number, _frame: sys.exit(128 + number))
         shares = ",".join(f"{speed:.4f}" for speed in self.speeds)
         up = [self.tern, "lab", "up", "--lab", self.name, "--speed", shares]
         if self.link:
@@ -158,6 +162,9 @@ class Watch(threading.Thread):
             self.look(time.monotonic() - self.begun)
 
     def __enter__(self):
+        # So ends by error who is told to end, and the nodes go down.
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, lambda number, _frame: sys.exit(128 + number))
         self.start()
         return self
 

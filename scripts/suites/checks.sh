@@ -6,13 +6,14 @@ check() { # NAME COMMAND...
     if "$@" 2>&1 </dev/null; then echo "ok $name"; else echo "not ok $name"; fi
 }
 
-# Says for a test of several parts that it has come to its end, or how it ended.
-ended() { # NAME STATUS
+# Says of a test of several parts whether it has come to its end, good or bad, and had any.
+ended() { # NAME STATUS SAID: lines of what it said
     if (($2 == 124 || $2 == 137)); then
         echo "not ok $1: cut by time"
-    elif (($2 > 128)); then
-        echo "not ok $1: killed by signal $(($2 - 128))"
-    else
-        echo "ok $1: came to its end"
+    elif (($2 > 1)); then
+        echo "not ok $1: ended with $2"
+    elif [[ $3 != *ok* ]]; then
+        echo "not ok $1: tested nothing"
     fi
+    echo "$3"
 }

@@ -29,8 +29,7 @@ mkdir out
 timeout 900 "$regress/pg_regress" --inputdir="$regress" --outputdir="$PWD/out" --dlpath="$regress" \
     --bindir="$made/installed/usr/local/pgsql/bin" --host=/tmp --port=$PGPORT --user=postgres \
     --schedule="$regress/parallel_schedule" --max-concurrent-tests=20 >regress.log 2>&1 </dev/null
-ended regress $?
-sed -nE 's/^(test)? +([a-z0-9_.-]+) +\.\.\. ok.*/ok regress: \2/p; s/^(test)? +([a-z0-9_.-]+) +\.\.\. FAILED.*/not ok regress: \2/p' regress.log
+ended regress $? "$(sed -nE 's/^(test)? +([a-z0-9_.-]+) +\.\.\. ok.*/ok regress: \2/p; s/^(test)? +([a-z0-9_.-]+) +\.\.\. FAILED.*/not ok regress: \2/p' regress.log)"
 
 createdb bench
 check "pgbench -i" pgbench -q -i -s 5 bench

@@ -57,21 +57,21 @@ class Sources:
     def get(self, name):
         """Has a source there, under its name, with all that its tests need."""
         place = self.folder / name
-        if place.exists():
+        built = place / ".built"
+        if built.exists():
             return
         print(f"test-suites: fetching and building {name}", file=sys.stderr, flush=True)
-        # Made elsewhere: what has its name is whole.
-        part = self.folder / f"{name}.part"
-        shutil.rmtree(part, ignore_errors=True)
+        # Where it stays: what is built may know its own path.
+        shutil.rmtree(place, ignore_errors=True)
         if name in CRATES:
-            install = f"cargo install --quiet --locked --root {part} --version {CRATES[name]} {name}"
-            self.run(name, f"CARGO_TARGET_DIR={part}/target {install}; rm -r {part}/target", self.folder)
+            install = f"cargo install --quiet --locked --root {place} --version {CRATES[name]} {name}"
+            self.run(name, f"CARGO_TARGET_DIR={place}/target {install}; rm -r {place}/target", self.folder)
         elif name == "xfstests":
-            self.fsstress(part)
+            self.fsstress(place)
         else:
-            self.unpack(name, part)
-            self.run(name, BUILDS[name], part)
-        part.rename(place)
+            self.unpack(name, place)
+            self.run(name, BUILDS[name], place)
+        built.touch()
 
     def unpack(self, package, place):
         """Fetches the source of a package of Debian's, with its patches."""

@@ -8,15 +8,14 @@ TESTS=${TERN_SQLITE:-lock lock2 lock3 lock4 lock5 lock6 lock7 exclusive exclusiv
     walpersist walprotocol walro walro2 walshared walsetlk mmap1 mmap2 mmap3 mmapwarm io attach attach2 attach3 backup2
     backup4 backup5 busy busy2 capi3 crash8 delete_db dbstatus filectrl hook incrblob incrvacuum insert multiplex2 nolock
     notify1 oserror openv2 quota rollback savepoint shared shared2 shared3 shmlock stmt superlock symlink symlink2 sync
-    sync2 tempdb temptable thread003 trans unixexcl uri vacuum vacuum2 vacuum-into zerodamage}
+    sync2 tempdb temptable thread003 unixexcl uri vacuum vacuum2 vacuum-into zerodamage}
 
 for name in $TESTS; do
     mkdir "$name"
     cd "$name" || exit
     timeout 120 "$1/sqlite3/testfixture" "$1/sqlite3/test/$name.test" >/tmp/suite-sqlite 2>&1 </dev/null
     status=$?
-    sed -n 's/^\(.*\)\.\.\. Ok$/ok \1/p; s/^! \([^ ]*\) expected:.*/not ok \1/p' /tmp/suite-sqlite
-    ended "$name" $status
+    ended "$name" $status "$(sed -n 's/^\(.*\)\.\.\. Ok$/ok \1/p; s/^! \([^ ]*\) expected:.*/not ok \1/p' /tmp/suite-sqlite)"
     cd ..
     rm -rf "$name"
 done
