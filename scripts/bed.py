@@ -19,9 +19,12 @@ PATIENCE = 60  # seconds that whatever is to happen at once may take
 
 
 def need_root(name):
-    """Ends the program if it is not root's."""
+    """Ends the program if it is not root's. From then on it ends by an error if it is told to end, so that nodes go down and
+    folders are removed."""
     if os.geteuid():
         sys.exit(f"{name}: a cluster inside one machine takes root: try sudo make {name}")
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _frame: sys.exit(128 + number))
 
 
 class Bed:
@@ -35,9 +38,6 @@ class Bed:
         self.nodes = range(1, len(speeds) + 1)
 
     def __enter__(self):
-        # So ends by error who is told to end, and the nodes go down.
-        for ending in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, lambda number, _frame: sys.exit(128 + number))
         shares = ",".join(f"{speed:.4f}" for speed in self.speeds)
         up = [self.tern, "lab", "up", "--lab", self.name, "--speed", shares]
         if self.link:
@@ -162,9 +162,6 @@ class Watch(threading.Thread):
             self.look(time.monotonic() - self.begun)
 
     def __enter__(self):
-        # So ends by error who is told to end, and the nodes go down.
-        for ending in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, lambda number, _frame: sys.exit(128 + number))
         self.start()
         return self
 
