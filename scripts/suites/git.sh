@@ -10,7 +10,7 @@ cd "$1/git/t" || exit
 one() { # TEST
     local out=/tmp/suite-git-$1
     mkdir -p "$out"
-    TEST_OUTPUT_DIRECTORY=$out timeout 240 bash ./"$1"-*.sh --root="$root/$1" </dev/null >"$out/said" 2>&1
+    TEST_OUTPUT_DIRECTORY=$out timeout 600 bash ./"$1"-*.sh --root="$root/$1" </dev/null >"$out/said" 2>&1
     local status=$?
     # What is known to be broken or has been skipped is no test.
     ended "$1" $status "$(sed -n "/# TOD[O] known\|# skip/d; s/^ok [0-9]* - /ok $1: /p; s/^not ok [0-9]* - /not ok $1: /p" "$out/said")"
