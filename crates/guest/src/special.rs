@@ -76,12 +76,15 @@ impl Thread {
     fn tell_time(&mut self, trap: &Notification, process: &mut Process) -> tern_tracee::Result<bool> {
         let known = process.at_home.answer(trap.nr, &trap.args).filter(|_| !self.talk.call_open);
         let Some(mut outcome) = known else { return Ok(false) };
-        crate::cpu::add(trap.nr, &trap.args, process.meter.used(), &mut outcome);
+        let of_clock = i64::from(trap.nr) == libc::SYS_clock_gettime;
+        let used = if of_clock { process.meter.used_in_all() } else { process.meter.used() };
+        crate::cpu::add(trap.nr, &trap.args, used, &mut outcome);
         let told = outcome.outs.first().map(|time| GuestMemory(&process.memory).write(trap.args[1], time));
         if !matches!(told, Some(Ok(()))) {
             return Ok(false);
         }
         self.talk.resumes = None;
+        process.lend_again()?;
         self.reply(trap.id, 0)?;
         Ok(true)
     }

@@ -172,7 +172,10 @@ impl Family {
 }
 
 fn take_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    process.files.is_back();
+    // What it does without a stop it may be in the middle of, until that is taken back.
+    if !process.hot.is_out() {
+        process.files.is_back();
+    }
     if stopped.stop == Stop::Call
         && let Some(forking) = thread.forking.take()
     {
