@@ -399,6 +399,14 @@ impl Process {
         Ok(())
     }
 
+    /// The thread has trapped, or is stopped: what was let through is over. But what it does without a stop it may be in the middle
+    /// of, until that is taken back.
+    pub fn is_back(&mut self) {
+        if !self.hot.is_out() {
+            self.files.is_back();
+        }
+    }
+
     /// Before the answer to a call that home has made, about which everything has been heard: what the stub had it has again.
     ///
     /// # Errors

@@ -172,10 +172,7 @@ impl Family {
 }
 
 fn take_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    // What it does without a stop it may be in the middle of, until that is taken back.
-    if !process.hot.is_out() {
-        process.files.is_back();
-    }
+    process.is_back();
     if stopped.stop == Stop::Call
         && let Some(forking) = thread.forking.take()
     {
