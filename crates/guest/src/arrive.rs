@@ -371,7 +371,10 @@ pub struct Arrived {
 /// The filter that every guest runs under, from the table of calls.
 pub(crate) fn filter(reserve: tern_image::Reserve) -> Vec<Instruction> {
     let ours = crate::hot::behind_native(reserve);
-    tern_syscall::filter(ours).iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect()
+    tern_syscall::filter(ours)
+        .iter()
+        .map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k })
+        .collect()
 }
 
 #[cfg(test)]

@@ -70,7 +70,11 @@ impl Thread {
     }
 
     /// Answers a call for CPU time of which home's part is known; false if it is not.
-    pub(crate) fn tell_time(&mut self, trap: &Notification, process: &mut Process) -> tern_tracee::Result<bool> {
+    pub(crate) fn tell_time(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+    ) -> tern_tracee::Result<bool> {
         if route(trap.nr, &trap.args) != Route::Both(Special::CpuTime) {
             return Ok(false);
         }

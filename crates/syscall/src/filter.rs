@@ -169,12 +169,7 @@ mod tests {
     }
 
     /// Runs the program as the kernel would, and says whether it looked at an argument.
-    fn run_from(
-        program: &[SockFilter],
-        arch: u32,
-        (nr, caller): (u32, u64),
-        args: &[u64; 6],
-    ) -> (u32, bool) {
+    fn run_from(program: &[SockFilter], arch: u32, (nr, caller): (u32, u64), args: &[u64; 6]) -> (u32, bool) {
         let (mut at, mut a, mut looked) = (0, 0u32, false);
         loop {
             let SockFilter { code, jt, jf, k } = program[at];
