@@ -20,7 +20,7 @@ test:
 	cargo build --workspace --bins
 	scripts/links $(target)/debug
 	cargo nextest run --workspace
-	TERN_HOT_CALLS=1 TERN_PROGRAMS=file,inhand,hotcalls cargo nextest run --workspace -E 'binary(journeys)'
+	TERN_HOT_CALLS=0 TERN_PROGRAMS=file,inhand,hotcalls cargo nextest run --workspace -E 'binary(journeys) + binary(near)'
 
 # The tests of the whole once more, with those that are left out of `make test` because they are long.
 test-storm:

@@ -183,8 +183,18 @@ fn who_waits_for_a_lock_can_be_moved() -> Result<()> {
 /// Wherever it is: on the files' node it has them itself, elsewhere in hand.
 #[test]
 fn what_it_reads_and_writes_is_the_same_wherever_it_goes() -> Result<()> {
-    let program = named("inhand", Flavour::Dynamic)?;
-    let cluster = cluster("nearmoves", 3)?;
+    goes_about("inhand", "nearmoves")
+}
+
+#[test]
+fn what_is_called_very_often_is_the_same_wherever_it_goes() -> Result<()> {
+    goes_about("hotcalls", "nearhot")
+}
+
+/// A program whose files are those of node 2 is moved all the time.
+fn goes_about(program: &str, name: &str) -> Result<()> {
+    let program = named(program, Flavour::Dynamic)?;
+    let cluster = cluster(name, 3)?;
     let mut command = cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
     command.env("TERN_SECONDS", "8").env("TERN_SCRATCH", "/mfs/2/tmp/near");

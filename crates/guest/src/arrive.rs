@@ -171,7 +171,7 @@ impl Arriving {
             Some(listener) => Rc::clone(listener),
             None => {
                 empty(injection, memory, layout, (reserve, self.foreign.as_ref()))?;
-                let listener = Rc::new(Listener::install(injection, reserve.room(), &filter())?);
+                let listener = Rc::new(Listener::install(injection, reserve.room(), &filter(reserve))?);
                 self.listener = Some(Rc::clone(&listener));
                 listener
             }
@@ -369,8 +369,12 @@ pub struct Arrived {
 }
 
 /// The filter that every guest runs under, from the table of calls.
-pub(crate) fn filter() -> Vec<Instruction> {
-    tern_syscall::filter().iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect()
+pub(crate) fn filter(reserve: tern_image::Reserve) -> Vec<Instruction> {
+    let ours = crate::hot::behind_native(reserve);
+    tern_syscall::filter(ours)
+        .iter()
+        .map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k })
+        .collect()
 }
 
 #[cfg(test)]

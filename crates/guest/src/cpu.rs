@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tern_migrate::{CpuTime, usage};
 use tern_syscall::{ByteBuf, Outcome};
 use tern_tracee::Result;
-use tern_tracee::cpu::{Counted, counted, counted_thread};
+use tern_tracee::cpu::{Counted, counted, counted_in_all, counted_thread};
 
 /// Counts the CPU time of one guest, or of one of its threads.
 #[derive(Debug)]
@@ -58,6 +58,14 @@ impl Meter {
             self.said = split(life, self.said);
         }
         self.before.and(self.said)
+    }
+
+    /// The same, where only the sum of both parts is asked for: all of this life counts as user's.
+    pub fn used_in_all(&mut self) -> CpuTime {
+        let now = if self.thread.is_some() { None } else { counted_in_all(self.process).ok() };
+        let Some(now) = now else { return self.used() };
+        let user = now.saturating_sub(self.begun.total).max(self.said.total());
+        self.before.and(CpuTime { user, system: 0 })
     }
 }
 

@@ -69,7 +69,7 @@ impl Thread {
         }
         let [fd, second, third, fourth, ..] = trap.args;
         let fd = fd as i32;
-        if self.passed_to_near(trap, &mut process.files)? {
+        if self.passed_to_near(trap, process)? {
             return Ok(true);
         }
         let Some(file) = process.files.get(fd) else { return Ok(false) };

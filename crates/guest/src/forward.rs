@@ -42,6 +42,11 @@ impl Thread {
         process: &mut Process,
         mut home: Option<&mut Link>,
     ) -> Sent {
+        // That is about no file: what is lent stays so.
+        let stands = process.halting && self.can_halt(process);
+        if !stands && !self.takes_signal_first() && self.tell_time(&trap, process)? {
+            return Ok(());
+        }
         process.take_back()?;
         if i64::from(trap.nr) == libc::SYS_clone3 {
             match crate::clone::as_clone(&trap.args, &process.memory) {

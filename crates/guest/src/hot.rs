@@ -16,6 +16,9 @@
 //! All that is only in processes of one thread with memory of their own. Before another thread or process is made, and before
 //! the memory is sent elsewhere, the code is as it was ([`Hot::cool`]).
 //!
+//! **Files of this node's own** ([`crate::near`]) are not lent: the stub has the kernel make the call, without a stop. Which ones they are stands in the table
+//! as long as it stands there what is lent, and the program counts as being in a call that was let through.
+//!
 //! The guest can write all over the table and the rooms: what is read there is checked, and harms only its own files.
 
 mod site;
@@ -30,6 +33,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use stub::Stage;
 use tern_image::Reserve;
+use tern_tracee::listener::Notification;
 use tern_tracee::registers::Registers;
 use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Memory, PAGE, Result, procfs};
@@ -59,6 +63,24 @@ pub struct Hot {
     slots: [Slot; 2],
     /// The slot that was given away last.
     last: usize,
+    own: Own,
+}
+
+/// The files that are this node's own, whose calls the stub has the kernel make.
+#[derive(Debug, Default)]
+struct Own {
+    /// There were some: those that there are may stand in the table.
+    some: bool,
+    /// They do.
+    named: bool,
+    /// The program may have made calls on them, or be in one.
+    out: bool,
+    until: Option<Instant>,
+}
+
+/// The address behind the one `syscall` of the stub in this range.
+pub(crate) fn behind_native(reserve: Reserve) -> u64 {
+    reserve.start + stub::CODE + stub::behind_native()
 }
 
 /// What is lent of one file.
@@ -202,14 +224,23 @@ impl Hot {
                 bytes[8 + 8 * n..][..8].copy_from_slice(&word.to_le_bytes());
             }
         }
+        let bits = if self.own.some { files.own_files(stub::MOST_NEAR) } else { 0 };
+        table[2..8].copy_from_slice(&bits.to_le_bytes()[..6]);
+        if bits != 0 {
+            files.pass();
+            // The server that opened them may have been followed by one that does not know of it.
+            let until = Some(Instant::now() + SOON);
+            self.own = Own { some: true, named: true, out: true, until };
+        }
         memory.write(reserve.start + stub::TABLE, &table)
     }
 
     /// Takes back what is lent: from now on the files are as they were left, and the stub does nothing with them. The thread is not in the stub.
     pub(crate) fn take_back(&mut self, files: &mut Files, memory: &Memory, reserve: Reserve) -> Result<()> {
-        if !self.slots.iter().any(|slot| slot.out) {
+        if !self.is_out() {
             return Ok(());
         }
+        self.own.out = false;
         let mut table = [0; stub::RECORDS];
         memory.read(reserve.start + stub::TABLE, &mut table)?;
         self.revoke(memory, reserve)?;
@@ -233,11 +264,12 @@ impl Hot {
 
     /// From now on nothing is lent, whatever the thread does. What has been done with it is still to be taken back.
     pub(crate) fn revoke(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
-        if self.slots.iter().all(|slot| slot.kind == 0) {
+        if self.slots.iter().all(|slot| slot.kind == 0) && !self.own.named {
             return Ok(());
         }
         self.slots.iter_mut().for_each(|slot| slot.kind = 0);
-        memory.write(reserve.start + stub::TABLE, &[0, 0])
+        self.own.named = false;
+        memory.write(reserve.start + stub::TABLE, &[0; 8])
     }
 
     /// The code is as it was. The thread is not in the stub.
@@ -247,6 +279,7 @@ impl Hot {
         }
         self.rooms.clear();
         self.slots = <[Slot; 2]>::default();
+        self.own = Own::default();
         // Those that were hot are soon again.
         self.counts.values_mut().for_each(|count| *count = (*count).min(HOT / 2));
     }
@@ -295,18 +328,21 @@ impl Hot {
     /// When something is to be done without an occasion: written, or not lent any more.
     fn due(&self) -> Option<Instant> {
         let due = |slot: &Slot| slot.out && (slot.writes || slot.kind != 0);
-        self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).min()
+        let own = self.own.until.filter(|_| self.own.named);
+        self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(own).min()
     }
 
     /// What of it is due by now: that something be taken back, or else that it be not lent any more.
     fn is_due(&self) -> (bool, bool) {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.out && slot.until <= now);
-        (due().any(|slot| slot.writes), due().any(|slot| !slot.writes && slot.kind != 0))
+        let own = self.own.named && self.own.until.is_some_and(|until| until <= now);
+        (due().any(|slot| slot.writes), own || due().any(|slot| !slot.writes && slot.kind != 0))
     }
 
-    fn is_out(&self) -> bool {
-        self.slots.iter().any(|slot| slot.out)
+    /// Whether something is lent, or may have been done with what was.
+    pub(crate) fn is_out(&self) -> bool {
+        self.own.out || self.slots.iter().any(|slot| slot.out)
     }
 }
 
@@ -356,10 +392,19 @@ impl Process {
     /// If it is gone.
     pub fn take_back(&mut self) -> Result<()> {
         self.hot.take_back(&mut self.files, &self.memory, self.reserve)?;
+        self.files.is_back();
         if self.files.are_put_down() {
             self.cool();
         }
         Ok(())
+    }
+
+    /// The thread has trapped, or is stopped: what was let through is over. But what it does without a stop it may be in the middle
+    /// of, until that is taken back.
+    pub fn is_back(&mut self) {
+        if !self.hot.is_out() {
+            self.files.is_back();
+        }
     }
 
     /// Before the answer to a call that home has made, about which everything has been heard: what the stub had it has again.
@@ -368,10 +413,25 @@ impl Process {
     /// If it is gone.
     pub fn lend_again(&mut self) -> Result<()> {
         let Self { hot, files, memory, reserve, .. } = self;
-        if !hot.slots.iter().any(|slot| slot.fd >= 0) {
+        if !hot.own.some && !hot.slots.iter().any(|slot| slot.fd >= 0) {
             return Ok(());
         }
         hot.lend_again(files, memory, *reserve)
+    }
+
+    /// A call on a file of this node's own is about to be let through.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn passes(&mut self, trap: &Notification) -> Result<()> {
+        let Self { hot, files, memory, reserve, borrowed, .. } = self;
+        files.pass();
+        if *borrowed {
+            return Ok(());
+        }
+        hot.made(trap.ip, trap.nr, memory, *reserve)?;
+        hot.own.some = hot.is_on();
+        if hot.own.some { hot.lend_again(files, memory, *reserve) } else { Ok(()) }
     }
 
     /// Its code is as it was, before anybody else has it. Its thread is as for [`take_back`](Self::take_back).

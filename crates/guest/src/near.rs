@@ -5,6 +5,8 @@
 //! is that file; the guest gets a descriptor of that under its own number for it, and calls on it are let through. Nobody can change which
 //! descriptor a trapped call is about: it is in a register, and the process has one thread.
 //!
+//! With calls that do not stop ([`crate::hot`]) those that are made often do not even trap.
+//!
 //! A call that was let through is over when the program makes its next one, or stands in our hand; before that nobody can say what the offset
 //! is. So who is to leave in the middle of one is stopped for a moment first.
 //!
@@ -14,6 +16,7 @@
 
 use crate::forward::Failed;
 use crate::inhand::Files;
+use crate::member::Process;
 use crate::space::MAPPED_FILE;
 use crate::thread::Thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -122,9 +125,9 @@ impl Thread {
     pub(crate) fn passed_to_near(
         &mut self,
         trap: &Notification,
-        files: &mut Files,
+        process: &mut Process,
     ) -> std::result::Result<bool, Failed> {
-        let fd = trap.args[0] as i32;
+        let (fd, files) = (trap.args[0] as i32, &mut process.files);
         let Some(file) = files.get(fd) else { return Ok(false) };
         let Some(near) = file.near.as_ref().filter(|_| is_of_content(trap.nr)) else { return Ok(false) };
         if near.is_open() {
@@ -157,7 +160,7 @@ impl Thread {
             }
         }
         self.talk.resumes = None;
-        files.pass();
+        process.passes(trap)?;
         self.pass(trap.id)?;
         Ok(true)
     }

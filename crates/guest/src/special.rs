@@ -13,7 +13,7 @@ use tern_image::content::Cache;
 use tern_image::limits::{self, Limit};
 use tern_image::process::{Action, DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::{CallResult, Mapped, Message, send};
-use tern_syscall::{Arg, ByteBuf, Call, Gathered, Memory, Special, reason};
+use tern_syscall::{Arg, ByteBuf, Call, Gathered, Memory, Route, Special, reason, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
@@ -56,9 +56,6 @@ impl Thread {
             send(home, process.pid, &Message::Used(process.meter.used(), process.demand), &[])?;
             return self.ask_home(trap, process, Some(home));
         }
-        if special == Special::CpuTime && self.tell_time(&trap, process)? {
-            return Ok(());
-        }
         if special == Special::CpuTimer {
             return self.about_timer(trap, process, home);
         }
@@ -73,10 +70,19 @@ impl Thread {
     }
 
     /// Answers a call for CPU time of which home's part is known; false if it is not.
-    fn tell_time(&mut self, trap: &Notification, process: &mut Process) -> tern_tracee::Result<bool> {
+    pub(crate) fn tell_time(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+    ) -> tern_tracee::Result<bool> {
+        if route(trap.nr, &trap.args) != Route::Both(Special::CpuTime) {
+            return Ok(false);
+        }
         let known = process.at_home.answer(trap.nr, &trap.args).filter(|_| !self.talk.call_open);
         let Some(mut outcome) = known else { return Ok(false) };
-        crate::cpu::add(trap.nr, &trap.args, process.meter.used(), &mut outcome);
+        let of_clock = i64::from(trap.nr) == libc::SYS_clock_gettime;
+        let used = if of_clock { process.meter.used_in_all() } else { process.meter.used() };
+        crate::cpu::add(trap.nr, &trap.args, used, &mut outcome);
         let told = outcome.outs.first().map(|time| GuestMemory(&process.memory).write(trap.args[1], time));
         if !matches!(told, Some(Ok(()))) {
             return Ok(false);
@@ -303,7 +309,7 @@ impl Member {
         }
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
-        process.files.is_back();
+        process.is_back();
         if waits {
             process.queued.push_back(trap);
         } else {

@@ -172,7 +172,7 @@ impl Family {
 }
 
 fn take_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    process.files.is_back();
+    process.is_back();
     if stopped.stop == Stop::Call
         && let Some(forking) = thread.forking.take()
     {

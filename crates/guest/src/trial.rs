@@ -68,7 +68,7 @@ impl Trial {
         }
         empty(&mut injection, &memory, &layout, (reserve, foreign.as_ref())).unwrap();
         member.process.foreign = foreign;
-        let listener = Rc::new(Listener::install(&mut injection, reserve.room(), &filter()).unwrap());
+        let listener = Rc::new(Listener::install(&mut injection, reserve.room(), &filter(reserve)).unwrap());
         let all = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
         let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         injection.must("map", libc::SYS_mmap, [CODE, PAGE, all, private, u64::MAX, 0]).unwrap();

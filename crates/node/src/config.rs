@@ -79,7 +79,7 @@ pub struct File {
     /// How nice guests are to this node's own processes: 0, as these, to 19; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_nice: Option<u8>,
-    /// Whether often used calls of guests on their files are made without a stop (docs/design/direct.md); false.
+    /// Whether often used calls of guests on their files are made without a stop (docs/design/direct.md); true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_calls: Option<bool>,
     /// How many of this node's CPUs its guests may use together, as 1.5; all. It takes control groups.
@@ -279,7 +279,7 @@ impl Config {
 
 /// What holds where `ternd.toml` is silent. Tests run both ways.
 fn hot_by_environment() -> bool {
-    env::var_os("TERN_HOT_CALLS").is_some_and(|value| value == "1")
+    env::var_os("TERN_HOT_CALLS").is_none_or(|value| value != "0")
 }
 
 fn is_root() -> bool {

@@ -4,7 +4,7 @@
 //! ```text
 //! arch is not x86-64          kill
 //! number ≥ 0x4000_0000        ENOSYS, as without x32
-//! binary tree over numbers    allow · notify · test of an argument → allow or notify
+//! binary tree over numbers    allow · notify · test of an argument, or of the caller's address → allow or notify
 //! ```
 //!
 //! The tree looks only at the number, so that the kernel caches the calls that are always allowed.
@@ -35,10 +35,16 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 /// Offsets in struct seccomp_data.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
+const CALLER: u32 = 8;
 const ARGS: u32 = 16;
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32: u32 = 0x4000_0000;
+
+/// Calls on the content of an open file. From the one `syscall` that is ours, in the guest's code of calls without a stop, they are let
+/// through: a guest has no descriptors but those of files that it may read and write by itself.
+const ON_CONTENT: [i64; 5] =
+    [libc::SYS_read, libc::SYS_write, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_pwrite64];
 
 /// What to do with the numbers from `from` up to the next.
 struct Range {
@@ -51,11 +57,14 @@ enum Verdict {
     Allow,
     Notify,
     Ask(Test),
+    /// Allow where the call is made from our own `syscall`.
+    Ours,
 }
 
-/// The filter. It is installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and WAIT_KILLABLE_RECV.
+/// The filter. It is installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and WAIT_KILLABLE_RECV. `ours` is the address behind the `syscall`
+/// by which calls on the content of files are let through.
 #[must_use]
-pub fn filter() -> Vec<SockFilter> {
+pub fn filter(ours: u64) -> Vec<SockFilter> {
     let mut program = vec![
         load(ARCH),
         SockFilter { code: IF_EQUAL, jt: 1, jf: 0, k: AUDIT_ARCH_X86_64 },
@@ -64,7 +73,7 @@ pub fn filter() -> Vec<SockFilter> {
         SockFilter { code: IF_AT_LEAST, jt: 0, jf: 1, k: X32 },
         verdict(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
     ];
-    tree(&ranges(), &mut program);
+    tree(&ranges(), ours, &mut program);
     program
 }
 
@@ -75,6 +84,7 @@ fn ranges() -> Vec<Range> {
         let verdict = match table::row(nr).map(|row| row.rule) {
             Some(Rule::Always(Route::Here)) => Verdict::Allow,
             Some(Rule::HereIf(test, ..)) => Verdict::Ask(test),
+            _ if ON_CONTENT.contains(&i64::from(nr)) => Verdict::Ours,
             _ => Verdict::Notify,
         };
         match (ranges.last_mut(), verdict) {
@@ -88,14 +98,14 @@ fn ranges() -> Vec<Range> {
 }
 
 /// Finds the range of the number in the accumulator.
-fn tree(ranges: &[Range], program: &mut Vec<SockFilter>) {
+fn tree(ranges: &[Range], ours: u64, program: &mut Vec<SockFilter>) {
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let Some(middle) = high.first() else { return };
     if low.is_empty() {
-        return leaf(middle.verdict, program);
+        return leaf(middle.verdict, ours, program);
     }
     let mut below = Vec::new();
-    tree(low, &mut below);
+    tree(low, ours, &mut below);
     // A conditional jump reaches 255 instructions; the unconditional one behind it reaches any.
     match u8::try_from(below.len()) {
         Ok(jt) => program.push(SockFilter { code: IF_AT_LEAST, jt, jf: 0, k: middle.from }),
@@ -105,13 +115,21 @@ fn tree(ranges: &[Range], program: &mut Vec<SockFilter>) {
         }
     }
     program.append(&mut below);
-    tree(high, program);
+    tree(high, ours, program);
 }
 
-fn leaf(what: Verdict, program: &mut Vec<SockFilter>) {
+fn leaf(what: Verdict, ours: u64, program: &mut Vec<SockFilter>) {
     match what {
         Verdict::Allow => program.push(verdict(libc::SECCOMP_RET_ALLOW)),
         Verdict::Notify => program.push(verdict(libc::SECCOMP_RET_USER_NOTIF)),
+        Verdict::Ours => program.extend([
+            load(CALLER),
+            SockFilter { code: IF_EQUAL, jt: 0, jf: 3, k: ours as u32 },
+            load(CALLER + 4),
+            SockFilter { code: IF_EQUAL, jt: 0, jf: 1, k: (ours >> 32) as u32 },
+            verdict(libc::SECCOMP_RET_ALLOW),
+            verdict(libc::SECCOMP_RET_USER_NOTIF),
+        ]),
         Verdict::Ask(Test::Masked { arg, mask, value }) => program.extend([
             load(ARGS + 8 * u32::from(arg)),
             SockFilter { code: AND, jt: 0, jf: 0, k: mask },
@@ -144,8 +162,14 @@ mod tests {
     use super::*;
     use crate::route::route;
 
-    /// Runs the program as the kernel would, and says whether it looked at an argument.
+    const OURS: u64 = 0x3100_0000_01f0;
+
     fn run(program: &[SockFilter], arch: u32, nr: u32, args: &[u64; 6]) -> (u32, bool) {
+        run_from(program, arch, (nr, 0x40_1000), args)
+    }
+
+    /// Runs the program as the kernel would, and says whether it looked at an argument.
+    fn run_from(program: &[SockFilter], arch: u32, (nr, caller): (u32, u64), args: &[u64; 6]) -> (u32, bool) {
         let (mut at, mut a, mut looked) = (0, 0u32, false);
         loop {
             let SockFilter { code, jt, jf, k } = program[at];
@@ -155,6 +179,8 @@ mod tests {
                     a = match k {
                         NUMBER => nr,
                         ARCH => arch,
+                        CALLER => caller as u32,
+                        12 => (caller >> 32) as u32,
                         _ => {
                             looked = true;
                             assert_eq!((k - ARGS) % 8, 0);
@@ -209,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_filter_and_the_router_agree() {
-        let program = filter();
+        let program = filter(OURS);
         for nr in 0..600 {
             for args in samples() {
                 let verdict = run(&program, AUDIT_ARCH_X86_64, nr, &args).0;
@@ -223,8 +249,21 @@ mod tests {
     }
 
     #[test]
+    fn only_from_our_own_address_and_only_calls_on_content() {
+        let program = filter(OURS);
+        for nr in 0..600 {
+            for caller in [OURS, OURS + 1, OURS ^ 1 << 32, OURS as u32 as u64] {
+                let verdict = run_from(&program, AUDIT_ARCH_X86_64, (nr, caller), &[0; 6]).0;
+                let ours = caller == OURS && ON_CONTENT.contains(&nr.into());
+                let here = route(nr, &[0; 6]) == Route::Here;
+                assert_eq!(verdict == libc::SECCOMP_RET_ALLOW, ours || here, "call {nr} from {caller:#x}");
+            }
+        }
+    }
+
+    #[test]
     fn other_architectures_die_and_x32_does_not_exist() {
-        let program = filter();
+        let program = filter(OURS);
         let args = [0; 6];
         let i386 = 0x4000_0003;
         assert_eq!(run(&program, i386, 12, &args).0, libc::SECCOMP_RET_KILL_PROCESS);
@@ -237,7 +276,7 @@ mod tests {
 
     #[test]
     fn what_is_always_allowed_never_looks_at_arguments() {
-        let program = filter();
+        let program = filter(OURS);
         for row in table::rows() {
             let looked = run(&program, AUDIT_ARCH_X86_64, row.nr, &[0; 6]).1;
             assert_eq!(looked, matches!(row.rule, Rule::HereIf(..)), "{}", row.name);
@@ -246,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_program_is_short_and_its_jumps_stay_inside() {
-        let program = filter();
+        let program = filter(OURS);
         assert!(program.len() < 400, "{} instructions; the kernel takes 4096", program.len());
         for (at, op) in program.iter().enumerate() {
             let reach = match op.code {

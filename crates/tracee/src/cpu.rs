@@ -20,9 +20,17 @@ pub struct Counted {
 /// If it is gone.
 pub fn counted(pid: i32) -> Result<Counted> {
     let stat = procfs::stat(pid)?;
-    const ALL: i32 = 2;
-    let total = clock(pid, (!pid << 3) | ALL)?;
+    let total = counted_in_all(pid)?;
     Ok(Counted { total, user: stat.field(14), system: stat.field(15) })
+}
+
+/// All of it, in nanoseconds, exactly.
+///
+/// # Errors
+/// If it is gone.
+pub fn counted_in_all(pid: i32) -> Result<u64> {
+    const ALL: i32 = 2;
+    clock(pid, (!pid << 3) | ALL)
 }
 
 /// Reads it of one thread of a process.

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   0  kinds of the two slots, a byte each: 0 not lent, 1 read, 2 written
+//!   2  a bit for each descriptor below 48: the file is the guest's own, its kernel makes the call
 //!   8  rdi, 16 rsi: the program's, while it copies
 //!  24  the record of the site that it came from
 //!  32  rcx, 48 rax: the program's, while it asks for threads; 40 where to then
@@ -17,7 +18,9 @@
 //! touched: bytes are copied by `rep movsb`.
 //!
 //! What it does becomes true with one store, the last of each body: the new offset. Whoever is stopped before it has not begun
-//! ([`leave`]); behind it there is only the way back.
+//! ([`leave`]); behind it there is only the way back. A call on a file of the guest's own is made by the one `syscall` here, which the filter
+//! lets through; stopped in front of it the thread has not begun, and behind it the registers are those behind the program's own `syscall`,
+//! also when the kernel is to make it again: it then goes back by the two bytes of that one.
 
 #![allow(unsafe_code, reason = "the code of the stub is assembly")]
 
@@ -38,6 +41,8 @@ pub(crate) const RECORD: usize = 48;
 /// Kinds of slots.
 pub(crate) const READ: u8 = 1;
 pub(crate) const WRITTEN: u8 = 2;
+/// Descriptors below this may be the guest's own: a bit each, behind the two kinds.
+pub(crate) const MOST_NEAR: i32 = 48;
 
 std::arch::global_asm!(
     ".pushsection .rodata",
@@ -45,6 +50,7 @@ std::arch::global_asm!(
     ".globl tern_hot_begin, tern_hot_kept, tern_hot_read, tern_hot_read_copies, tern_hot_read_done",
     ".globl tern_hot_pread, tern_hot_pread_copies, tern_hot_pread_done, tern_hot_lseek, tern_hot_lseek_done",
     ".globl tern_hot_write, tern_hot_write_copies, tern_hot_write_done, tern_hot_mend, tern_hot_slow, tern_hot_end",
+    ".globl tern_hot_pwrite, tern_hot_native_done",
     ".set .Lhot_table, .Lhot_begin + {table}",
     "tern_hot_begin:",
     ".Lhot_begin:",
@@ -69,10 +75,10 @@ std::arch::global_asm!(
     "cmp byte ptr [rip + .Lhot_table], 1",
     "jmp 22f",
     "21: cmp edi, [rip + .Lhot_table + 128]",
-    "jne tern_hot_slow",
+    "jne tern_hot_other",
     "lea r11, [rip + .Lhot_table + 128]",
     "cmp byte ptr [rip + .Lhot_table + 1], 1",
-    "22: jne tern_hot_slow",
+    "22: jne tern_hot_other",
     "mov [rip + .Lhot_table + 8], rdi",
     "mov [rip + .Lhot_table + 16], rsi",
     "tern_hot_read_copies:",
@@ -106,10 +112,10 @@ std::arch::global_asm!(
     "cmp byte ptr [rip + .Lhot_table], 1",
     "jmp 32f",
     "31: cmp edi, [rip + .Lhot_table + 128]",
-    "jne tern_hot_slow",
+    "jne tern_hot_other",
     "lea r11, [rip + .Lhot_table + 128]",
     "cmp byte ptr [rip + .Lhot_table + 1], 1",
-    "32: jne tern_hot_slow",
+    "32: jne tern_hot_other",
     "mov [rip + .Lhot_table + 8], rdi",
     "mov [rip + .Lhot_table + 16], rsi",
     "tern_hot_pread_copies:",
@@ -144,11 +150,11 @@ std::arch::global_asm!(
     "movzx ecx, byte ptr [rip + .Lhot_table]",
     "jmp 42f",
     "41: cmp edi, [rip + .Lhot_table + 128]",
-    "jne tern_hot_slow",
+    "jne tern_hot_other",
     "lea r11, [rip + .Lhot_table + 128]",
     "movzx ecx, byte ptr [rip + .Lhot_table + 1]",
     "42: test ecx, ecx",
-    "jz tern_hot_slow",
+    "jz tern_hot_other",
     "mov rax, rsi",
     "cmp edx, 1",
     "ja tern_hot_slow",
@@ -174,10 +180,10 @@ std::arch::global_asm!(
     "cmp byte ptr [rip + .Lhot_table], 2",
     "jmp 52f",
     "51: cmp edi, [rip + .Lhot_table + 128]",
-    "jne tern_hot_slow",
+    "jne tern_hot_other",
     "lea r11, [rip + .Lhot_table + 128]",
     "cmp byte ptr [rip + .Lhot_table + 1], 2",
-    "52: jne tern_hot_slow",
+    "52: jne tern_hot_other",
     "mov [rip + .Lhot_table + 8], rdi",
     "mov [rip + .Lhot_table + 16], rsi",
     "tern_hot_write_copies:",
@@ -201,6 +207,23 @@ std::arch::global_asm!(
     "tern_hot_write_done:",
     "mov rcx, [rip + .Lhot_table + 24]",
     "jmp qword ptr [rcx + 32]",
+    // pwrite: nothing of it is lent.
+    "tern_hot_pwrite:",
+    "mov [rip + .Lhot_table + 24], rax",
+    // Nothing is lent of this one. It may be the guest's own: then the call is made, here.
+    "tern_hot_other:",
+    "cmp edi, {near}",
+    "jae tern_hot_slow",
+    "lea ecx, [rdi + 16]",
+    "mov r11, [rip + .Lhot_table]",
+    "bt r11, rcx",
+    "jnc tern_hot_slow",
+    "mov rcx, [rip + .Lhot_table + 24]",
+    "mov rax, [rcx + 40]",
+    "syscall",
+    "tern_hot_native_done:",
+    "mov rcx, [rip + .Lhot_table + 24]",
+    "jmp qword ptr [rcx + 32]",
     // Not here: to the program's own `syscall`.
     "tern_hot_mend:",
     "mov rdi, [rip + .Lhot_table + 8]",
@@ -214,6 +237,7 @@ std::arch::global_asm!(
     table = const TABLE - CODE,
     most = const tern_migrate::message::MOST_IN_HAND,
     far = const crate::direct::FAR_BITS,
+    near = const MOST_NEAR,
 );
 
 unsafe extern "C" {
@@ -230,6 +254,8 @@ unsafe extern "C" {
     static tern_hot_write: u8;
     static tern_hot_write_copies: u8;
     static tern_hot_write_done: u8;
+    static tern_hot_pwrite: u8;
+    static tern_hot_native_done: u8;
     static tern_hot_mend: u8;
     static tern_hot_slow: u8;
     static tern_hot_end: u8;
@@ -271,8 +297,14 @@ pub(crate) fn entry(nr: u32, asks: bool) -> Option<u64> {
         libc::SYS_pread64 => offset(&raw const tern_hot_pread),
         libc::SYS_lseek => offset(&raw const tern_hot_lseek),
         libc::SYS_write => offset(&raw const tern_hot_write),
+        libc::SYS_pwrite64 => offset(&raw const tern_hot_pwrite),
         _ => return None,
     })
+}
+
+/// The offset behind the one `syscall` in the code.
+pub(crate) fn behind_native() -> u64 {
+    offset(&raw const tern_hot_native_done)
 }
 
 /// What a thread does that is to execute the instruction at this offset; nothing if that is not in the code.
@@ -296,6 +328,9 @@ pub(crate) fn stage(at: u64) -> Option<Stage> {
         (offset(&raw const tern_hot_write) + 1, Stage::Looks),
         (offset(&raw const tern_hot_write_copies), Stage::Copies),
         (offset(&raw const tern_hot_write_done), Stage::Done),
+        (offset(&raw const tern_hot_pwrite), Stage::Enters),
+        (offset(&raw const tern_hot_pwrite) + 1, Stage::Looks),
+        (offset(&raw const tern_hot_native_done), Stage::Done),
         (offset(&raw const tern_hot_mend), Stage::Copies),
         (offset(&raw const tern_hot_slow), Stage::Slow),
     ];
@@ -310,12 +345,13 @@ mod tests {
     #[test]
     fn it_fits_where_it_goes() {
         assert!(CODE + (code().len() as u64) < tern_tracee::PAGE / 2, "{} bytes", code().len());
-        assert!(!code().windows(2).any(|two| two == [0x0f, 0x05]), "it makes no call by itself");
+        let calls: Vec<usize> = (2..code().len()).filter(|at| code()[at - 2..*at] == [0x0f, 0x05]).collect();
+        assert_eq!(calls, [behind_native() as usize], "it makes one call by itself");
     }
 
     #[test]
     fn every_place_has_its_stage() {
-        for nr in [libc::SYS_pread64, libc::SYS_lseek, libc::SYS_write, libc::SYS_read] {
+        for nr in [libc::SYS_pread64, libc::SYS_lseek, libc::SYS_write, libc::SYS_pwrite64, libc::SYS_read] {
             let entry = entry(nr as u32, false).unwrap();
             assert_eq!((stage(entry), stage(entry + 7)), (Some(Stage::Enters), Some(Stage::Looks)));
         }

@@ -155,3 +155,32 @@ fn nobody_stands_in_the_stub() {
     let mut elsewhere = Registers { rip: 0x5000, ..Registers::default() };
     assert!(trial.hot.leave(&mut elsewhere, memory, reserve).unwrap().is_none());
 }
+
+#[test]
+fn calls_on_a_file_of_this_nodes_own_are_named_until_they_are_taken_back() {
+    let mut trial = Trial::of(&[in_hand(3, 0, false), in_hand(4, 0, true)]);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let (server, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    trial.files.open_here(3, crate::near::Near::Open(file.into(), server));
+    let own = |trial: &Trial| {
+        let mut bits = [0; 8];
+        trial.memory.read(trial.reserve().start + stub::TABLE, &mut bits).unwrap();
+        u64::from_le_bytes(bits) >> 16
+    };
+    trial.lend(4);
+    assert_eq!(own(&trial), 0, "none has been let through");
+    trial.hot.own.some = true;
+    trial.take_back();
+    trial.lend(4);
+    assert_eq!((own(&trial), trial.kinds()), (1 << 3, [stub::WRITTEN, 0]));
+    assert!(trial.hot.is_out() && trial.hot.due().is_some());
+    let reserve = trial.reserve();
+    trial.hot.revoke(&trial.memory, reserve).unwrap();
+    assert_eq!((own(&trial), trial.kinds()), (0, [0, 0]));
+    assert!(trial.hot.is_out(), "it may be in one");
+    trial.files.put_down();
+    assert!(trial.files.await_return(), "its offset is nobody's to say");
+    trial.take_back();
+    trial.files.is_back();
+    assert!(!trial.hot.is_out() && !trial.files.await_return());
+}

@@ -1,6 +1,8 @@
 //! What of files in hand is this node's own ([`crate::near`]): calls on them are let through, and their descriptors are the guest's.
 
 use super::Files;
+#[cfg(test)]
+use crate::near::Near;
 
 impl Files {
     /// Files that leave are not made calls on here any more: from now on their offset is what we remember.
@@ -16,7 +18,19 @@ impl Files {
         }
     }
 
-    /// A call is let through.
+    /// The descriptors below this one of files that are this node's own, a bit each.
+    pub(crate) fn own_files(&self, below: i32) -> u64 {
+        let own = self.open.iter().filter(|(_, file)| file.is_near() && !file.leaves);
+        own.filter(|(fd, _)| (0..below).contains(*fd)).fold(0, |bits, (fd, _)| bits | 1 << fd)
+    }
+
+    /// As if this file in hand had been opened by the guest itself.
+    #[cfg(test)]
+    pub(crate) fn open_here(&mut self, fd: i32, near: Near) {
+        self.open.get_mut(&fd).unwrap().near = Some(near);
+    }
+
+    /// A call is let through, or may be made without a stop.
     pub(crate) fn pass(&mut self) {
         self.passed = true;
     }

@@ -139,7 +139,7 @@ fn execve_takes_its_strings_along() {
 #[test]
 fn the_kernel_takes_the_filter() {
     let _alone = alone();
-    let program: Vec<libc::sock_filter> = filter()
+    let program: Vec<libc::sock_filter> = filter(0x3100_0000_0200)
         .iter()
         .map(|op| libc::sock_filter { code: op.code, jt: op.jt, jf: op.jf, k: op.k })
         .collect();
