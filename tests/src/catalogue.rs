@@ -84,6 +84,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),
     entry("inhand", Kind::Calls),
+    entry("opens", Kind::Calls),
     entry("hotcalls", Kind::Calls),
     entry("filekinds", Kind::Calls),
     entry("directory", Kind::Calls),

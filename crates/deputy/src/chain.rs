@@ -1,4 +1,4 @@
-//! What comes before a guest's call: writes to files in hand, and offsets of theirs, that are to be made before anybody can
+//! What comes before a guest's call: writes to files in hand, offsets of theirs, and their ends, that are to be made before anybody can
 //! hear of anything that the guest does later (`direct.rs`).
 
 use crate::family::Family;
@@ -38,7 +38,7 @@ impl Chain {
 
     /// Whether a guest may have this made before its own call.
     fn may_begin(call: &Call) -> bool {
-        [libc::SYS_pwrite64, libc::SYS_lseek].contains(&i64::from(call.nr))
+        [libc::SYS_pwrite64, libc::SYS_lseek, libc::SYS_close].contains(&i64::from(call.nr))
     }
 }
 
@@ -71,7 +71,7 @@ impl Family {
     }
 
     /// Has the deputy make the next call of a chain; true if it has ended already.
-    fn post_next(
+    pub(crate) fn post_next(
         &mut self,
         tid: HomePid,
         mut request: CallRequest,
@@ -123,7 +123,7 @@ impl Family {
         let Some(member) = self.of_thread(tid) else { return false };
         let called_off = restart::is(outcome.ret);
         if !called_off {
-            member.direct.written(&current.request.call, outcome.ret);
+            member.direct.came_first(&current.request.call, outcome.ret);
             current.chain.done.push(outcome.ret);
         }
         let Some(thread) = member.threads.get_mut(&tid) else { return false };

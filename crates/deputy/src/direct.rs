@@ -2,6 +2,7 @@
 //! behind where it runs (`guest/direct.rs`, docs/design/direct.md). Here is what only home can know: whether an open file
 //! is such a one, and whether its content has changed.
 
+use crate::begins;
 use crate::family::Family;
 use crate::member::Member;
 use crate::place;
@@ -12,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND, Place};
+use tern_migrate::opened::{About, Beginning};
 use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
 
@@ -54,10 +56,21 @@ pub(crate) struct Direct {
     errors: BTreeMap<i32, i64>,
     /// Whether it shares its descriptors with nobody, if that has been looked at.
     alone: Option<bool>,
+    /// Whether it is in our user namespace, likewise.
+    same_users: Option<bool>,
     /// Transfers that were forwarded, by descriptor.
     transfers: BTreeMap<i32, u32>,
     /// Those that are not looked at again: somebody else had them.
     others: BTreeSet<i32>,
+}
+
+/// An open file that nobody but one process has.
+struct Found {
+    file: InHand,
+    /// Where it is, if that is in MFS.
+    place: Option<Place>,
+    /// If it has been opened just now, and is this kernel's own: what that says of it.
+    about: Option<About>,
 }
 
 #[derive(Debug)]
@@ -127,12 +140,14 @@ impl Member {
             && self.is_alone_with_its_files()
             // Only root sees everybody's descriptors.
             && (proven || rustix::process::geteuid().is_root())
-            && let Some((file, place)) = self.in_hand(fd, !proven)
+            && let Some(Found { file, place, about }) = self.in_hand(fd, !proven)
             && !shared.contains(&file.id)
         {
             words.extend(self.direct.give(fd, &file));
             words.push((fd, FileWord::InHand(file)));
             words.extend(place.map(|place| (fd, FileWord::Near(place))));
+            let begins = about.map(|about| Beginning { about, content: None });
+            words.extend(begins.map(|begins| (fd, FileWord::Begins(Box::new(begins)))));
         }
         words
     }
@@ -148,9 +163,8 @@ impl Member {
         *self.direct.alone.get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
-    /// An open file of it, if nobody but it has that; and where it is, if that is in MFS. One that it has opened just now nobody can
-    /// have.
-    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<(InHand, Option<Place>)> {
+    /// An open file of it, if nobody but it has that. One that it has opened just now nobody can have.
+    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<Found> {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
         let pid = self.memory.pid();
         let path = format!("/proc/{pid}/fd/{fd}");
@@ -185,11 +199,25 @@ impl Member {
             self.direct.others.insert(fd);
             return None;
         }
+        let local = place.is_none() && !prove;
+        let about = if local && self.sees_users_as_we() { begins::about(&file) } else { None };
         if !writes {
             let tick = if place.is_some() { TICK + APART } else { TICK };
             self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat), tick });
         }
-        Some((InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes }, place))
+        let file = InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes, local };
+        Some(Found { file, place, about })
+    }
+
+    /// Whether users and groups have the same numbers for it as for us.
+    fn sees_users_as_we(&mut self) -> bool {
+        let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+        let pid = self.memory.pid().to_string();
+        // What changes that is done at home only.
+        *self
+            .direct
+            .same_users
+            .get_or_insert_with(|| users(&pid).is_some_and(|own| users("self") == Some(own)))
     }
 }
 
@@ -202,10 +230,12 @@ impl Direct {
         }
     }
 
-    /// A write behind has returned this.
-    pub(crate) fn written(&mut self, call: &Call, ret: i64) {
+    /// A call that came first has returned this: the end of a file, or a write behind.
+    pub(crate) fn came_first(&mut self, call: &Call, ret: i64) {
         let [fd, _, length, ..] = call.values();
-        if i64::from(call.nr) == libc::SYS_pwrite64 && ret != length.cast_signed() {
+        if i64::from(call.nr) == libc::SYS_close {
+            self.forget(libc::SYS_close, &call.values());
+        } else if i64::from(call.nr) == libc::SYS_pwrite64 && ret != length.cast_signed() {
             let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
             tracing::warn!(fd, ret, length, "what was written behind could not be written");
             self.errors.insert(fd as i32, error);
@@ -231,7 +261,8 @@ impl Direct {
             libc::SYS_close => args[0] as i32,
             libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
             libc::SYS_close_range | libc::SYS_execve | libc::SYS_execveat => {
-                *self = Self { life: self.life, alone: self.alone, ..Self::default() };
+                let Self { life, alone, same_users, .. } = *self;
+                *self = Self { life, alone, same_users, ..Self::default() };
                 return;
             }
             _ => return,
@@ -255,6 +286,20 @@ impl Direct {
         self.watched.remove(&other);
         self.others.insert(other);
         Some((other, FileWord::Changed))
+    }
+
+    /// How long a file for reading is, if the next change of it will be seen.
+    pub(crate) fn length_if_settled(&self, fd: i32, now: SystemTime) -> Option<u64> {
+        let Watched { version, tick, .. } = self.watched.get(&fd)?;
+        let settled = version.was_settled(now, *tick);
+        settled.then(|| u64::try_from(version.size).unwrap_or_default())
+    }
+
+    /// How long it is, if it has not changed since it was looked at.
+    pub(crate) fn length_if_unchanged(&self, fd: i32) -> Option<u64> {
+        let Watched { file, version, .. } = self.watched.get(&fd)?;
+        let same = fstat(file).is_ok_and(|stat| Version::of(&stat) == *version);
+        same.then(|| u64::try_from(version.size).unwrap_or_default())
     }
 
     /// Looks which files have changed, and which are as they were: what was read of them is good. What this very call, begun

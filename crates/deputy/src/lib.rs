@@ -18,6 +18,7 @@
 
 mod asked;
 mod back;
+mod begins;
 mod blob;
 mod chain;
 mod company;

@@ -4,6 +4,7 @@
 //! signal that was sent to it: otherwise it is told to take the signal first and call again, as a signal that
 //! arrives just before a call does natively.
 
+use crate::begins;
 use crate::chain::{Chain, may_be_errand};
 use crate::due::Of;
 use crate::family::Family;
@@ -31,6 +32,12 @@ const HOLDERS: u64 = Reserve::AREA + (2 << 32);
 fn mask_of(request: &CallRequest) -> Option<u64> {
     let Arg::Bytes(mask) = &request.call.args[1] else { return None };
     Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
+}
+
+/// A call of ours, of which nobody hears.
+pub(crate) fn ours(call: tern_syscall::Call) -> CallRequest {
+    let (before, resumes, view) = (Vec::new(), None, None);
+    CallRequest { epoch: Epoch(0), number: OURS, signals: 0, resumes, before, brings: 0, call, view }
 }
 
 /// What a rejected call looks like to the program.
@@ -86,7 +93,8 @@ impl Family {
             return self.make_it_at_home(tid, sharer, &request);
         }
         let bound = has_two_parts(request.call.nr) || may_be_errand(request.call.nr);
-        if !bound && request.before.is_empty() && self.freezes(tid, number, false) {
+        // What comes first has to be made once it is here, and then the call is under way.
+        if !bound && self.freezes(tid, number, false) && request.before.is_empty() {
             return;
         }
         if let Some(outcome) = self.timer_call(pid, tid, &request.call) {
@@ -147,12 +155,17 @@ impl Family {
         let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
         let outcome = mailbox.collect(&current);
         if current.request.number == OURS {
+            let brought = thread.brought.take();
             // Called off for a signal that came before it was begun, it has not been made. A later mask goes before it.
             if restart::is(outcome.ret) {
                 thread.mask_due = thread.mask_due.or(mask_of(&current.request));
             }
             thread.follow_mask();
-            if let Some(next) = thread.next_call.take() {
+            if let Some(brought) = brought {
+                self.bring(tid, *brought, &outcome);
+            }
+            let thread = self.of_thread(tid).and_then(|member| member.threads.get_mut(&tid));
+            if let Some(next) = thread.and_then(|thread| thread.next_call.take()) {
                 self.called(tid, next);
             }
             return;
@@ -198,7 +211,7 @@ impl Family {
         member.calls[1] += carried;
         let Some(thread) = member.threads.get_mut(&tid) else { return };
         tracing::trace!(%tid, result.number, result.outcome.ret, "its result");
-        thread.last = Some(result.clone());
+        thread.last = Some(begins::without_beginning(&result));
         thread.follow_mask();
         // What has a part to be done where the program runs cannot be left half done; and a guest that has been sent a
         // signal cannot be halted before it has the result of the call that the signal interrupted.
@@ -207,7 +220,8 @@ impl Family {
         if self.freeze.is_some() && !result.before.is_empty() {
             self.tell(tid, &Message::Before(number, result.before.clone()));
         }
-        if bound || !self.freezes(tid, number, true) {
+        let brings = |family: &mut Self| !bound && family.brings_beginning(tid, &current, &result);
+        if bound || !self.freezes(tid, number, true) && !brings(self) {
             self.tell(tid, &Message::Result(Box::new(result)));
         }
         if bound && (self.freezes(tid, number, true) || self.freezes(tid, number, false)) {
@@ -273,15 +287,7 @@ impl Thread {
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
         let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
-        let request = CallRequest {
-            epoch: Epoch(0),
-            number: OURS,
-            signals: 0,
-            resumes: None,
-            before: Vec::new(),
-            call: call.clone(),
-            view: None,
-        };
+        let request = ours(call.clone());
         let Ok(layout) = call.lay_out() else { return };
         if mailbox.post(&layout).is_ok() {
             mailbox.ring_later();

@@ -139,6 +139,7 @@ impl Member {
             signals,
             resumes: None,
             before: Vec::new(),
+            brings: 0,
             call: call.map_err(astray)?.call,
             view: None,
         })

@@ -1,6 +1,7 @@
 //! One thread of a process of ours.
 
 use crate::back::Lingering;
+use crate::begins::Brought;
 use crate::chain::Chain;
 use crate::mailbox::Mailbox;
 use std::collections::VecDeque;
@@ -28,6 +29,8 @@ pub(crate) struct Thread {
     pub(crate) unheard: VecDeque<(u64, Siginfo)>,
     /// A transfer that our first interruption cut short.
     pub(crate) partial: Option<Partial>,
+    /// The file that its last call has opened, whose result is told when the deputy has read what comes along.
+    pub(crate) brought: Option<Box<Brought>>,
     /// A call that waits for one of ours to end.
     pub(crate) next_call: Option<CallRequest>,
     /// A signal mask that the deputy is to follow as soon as it is idle.
@@ -79,6 +82,7 @@ impl Thread {
             signals: 0,
             unheard: VecDeque::new(),
             partial: None,
+            brought: None,
             next_call: None,
             mask_due: None,
             wanted: false,
@@ -96,7 +100,7 @@ impl Thread {
     /// Forgets what it was as a deputy.
     pub(crate) fn is_home(&mut self) {
         (self.mailbox, self.current, self.last) = (None, None, None);
-        (self.next_call, self.mask_due, self.lingering) = (None, None, None);
+        (self.brought, self.next_call, self.mask_due, self.lingering) = (None, None, None, None);
         self.unheard.clear();
     }
 }

@@ -8,7 +8,7 @@
 //! * What was read ahead is good until home says, with the result of any call, that the file has changed, or until a signal
 //!   comes, and for a second at most without a word from home. So nobody can have told the program anything that comes after a change which it then does not
 //!   find.
-//! * What waits longer than [`SOON`] is written without an occasion.
+//! * What waits longer than a second is written without an occasion.
 //!
 //! If the process is lost here, what it had written behind is lost with it: it is as if it had been killed a moment earlier, of
 //! which nobody had heard anything.
@@ -22,7 +22,7 @@ use crate::inhand::Fill;
 use crate::member::{GuestMemory, Member, Process, State};
 use crate::near::Beside;
 use crate::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, FileWord, MOST_IN_HAND, Message, send};
 use tern_syscall::Memory;
@@ -31,8 +31,6 @@ use tern_tracee::registers::restart;
 use tern_tracee::stop;
 use tern_wire::Link;
 
-/// How long what is written may wait for an occasion to go home.
-const SOON: Duration = Duration::from_secs(1);
 /// Offsets beyond this are home's to judge: not all file systems know them.
 const FAR: u64 = 1 << FAR_BITS;
 pub(crate) const FAR_BITS: u32 = 33;
@@ -49,12 +47,51 @@ pub struct Errand {
 /// Whether a call was made here; if not, home makes it.
 type Done = std::result::Result<bool, Failed>;
 
-/// A transfer on a descriptor: where in the file, and whether the offset moves along.
-#[derive(Clone, Copy)]
+/// A transfer on a descriptor.
 struct Transfer {
     fd: i32,
+    /// Where in the file, and whether the offset moves along.
     place: u64,
     moves: bool,
+    /// Where in memory, and how many bytes in all.
+    pieces: Vec<(u64, u64)>,
+    count: u64,
+}
+
+/// The pieces that an array of iovecs names, if they are for us.
+fn pieces_of(at: u64, count: u64, memory: &mut GuestMemory<'_>) -> Option<Vec<(u64, u64)>> {
+    if count > tern_syscall::limits::SEGMENTS {
+        return None;
+    }
+    let mut entries = vec![0; count as usize * 16];
+    memory.read(at, &mut entries).ok()?;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
+    entries.as_chunks::<16>().0.iter().map(|entry| Some((word(&entry[..8])?, word(&entry[8..])?))).collect()
+}
+
+impl Transfer {
+    /// The transfer that a call is on a file with this offset, if it is one that may be made here.
+    fn of(trap: &Notification, offset: u64, memory: &mut GuestMemory<'_>) -> Option<Self> {
+        let [fd, at, length, place, _, flags] = trap.args;
+        let nr = i64::from(trap.nr);
+        let moves = match nr {
+            libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => true,
+            libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => false,
+            libc::SYS_preadv2 | libc::SYS_pwritev2 if flags == 0 => place == u64::MAX,
+            _ => return None,
+        };
+        let whole = [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64].contains(&nr);
+        let pieces = if whole { vec![(at, length)] } else { pieces_of(at, length, memory)? };
+        let sum = |sum: u64, (_, length): &(u64, u64)| sum.checked_add(*length);
+        let count = pieces.iter().try_fold(0, sum).filter(|count| (1..=MOST_IN_HAND).contains(count))?;
+        let place = if moves { offset } else { place };
+        (place < FAR).then_some(Self { fd: fd as i32, place, moves, pieces, count })
+    }
+}
+
+fn writes(nr: i64) -> bool {
+    [libc::SYS_write, libc::SYS_pwrite64, libc::SYS_writev, libc::SYS_pwritev, libc::SYS_pwritev2]
+        .contains(&nr)
 }
 
 impl Thread {
@@ -67,7 +104,7 @@ impl Thread {
         if self.talk.call_open || self.talk.partial.is_some() {
             return Ok(false);
         }
-        let [fd, second, third, fourth, ..] = trap.args;
+        let [fd, second, third, ..] = trap.args;
         let fd = fd as i32;
         if self.passed_to_near(trap, process)? {
             return Ok(true);
@@ -85,22 +122,14 @@ impl Thread {
             file.known.offset = to;
             return self.answer_here(trap, to.cast_signed(), process);
         }
-        let transfer = match nr {
-            libc::SYS_read | libc::SYS_write => Transfer { fd, place: file.known.offset, moves: true },
-            libc::SYS_pread64 | libc::SYS_pwrite64 => Transfer { fd, place: fourth, moves: false },
-            _ => return Ok(false),
+        let known = file.known;
+        let Some(transfer) = Transfer::of(trap, known.offset, &mut GuestMemory(&process.memory)) else {
+            return self.answer_of_opened(trap, process);
         };
-        if !(1..=MOST_IN_HAND).contains(&third) || transfer.place >= FAR {
-            return Ok(false);
-        }
-        match nr {
+        match writes(nr) {
             // What it writes itself it would have to find.
-            libc::SYS_read | libc::SYS_pread64 if file.known.reads && !file.known.writes => {
-                self.read_here(trap, transfer, process, home)
-            }
-            libc::SYS_write | libc::SYS_pwrite64 if file.known.writes => {
-                self.write_here(trap, transfer, process, home)
-            }
+            false if known.reads && !known.writes => self.read_here(trap, &transfer, process, home),
+            true if known.writes => self.write_here(trap, &transfer, process, home),
             _ => Ok(false),
         }
     }
@@ -120,19 +149,24 @@ impl Thread {
     fn read_here(
         &mut self,
         trap: &Notification,
-        Transfer { fd, place, moves }: Transfer,
+        transfer: &Transfer,
         process: &mut Process,
         home: Option<&mut Link>,
     ) -> Done {
-        let (at, count) = (trap.args[1], trap.args[2]);
+        let Transfer { fd, place, moves, ref pieces, count } = *transfer;
         let Some(file) = process.files.get(fd) else { return Ok(false) };
         let Some(found) = file.read(place, count) else {
             let fill = process.files.want(fd, place, count);
             return self.wait_for_errand(*trap, fill, process, home);
         };
-        let length = found.len() as u64;
-        if GuestMemory(&process.memory).write(at, found).is_err() {
-            return Ok(false);
+        let (mut length, mut rest) = (0, found);
+        for (at, room) in pieces {
+            let (piece, others) = rest.split_at(rest.len().min(*room as usize));
+            if GuestMemory(&process.memory).write(*at, piece).is_err() {
+                // It ends there; at the first, home says what there is to say.
+                if length > 0 { break } else { return Ok(false) }
+            }
+            (length, rest) = (length + piece.len() as u64, others);
         }
         if moves {
             file.known.offset = place + length;
@@ -143,18 +177,24 @@ impl Thread {
     fn write_here(
         &mut self,
         trap: &Notification,
-        Transfer { fd, place, moves }: Transfer,
+        transfer: &Transfer,
         process: &mut Process,
         home: Option<&mut Link>,
     ) -> Done {
-        let (at, count) = (trap.args[1], trap.args[2]);
-        if process.files.are_full(count as usize) {
+        let Transfer { fd, place, moves, ref pieces, count: most } = *transfer;
+        if process.files.are_full(most as usize) {
             return self.wait_for_errand(*trap, None, process, home);
         }
-        let mut bytes = vec![0; count as usize];
-        if GuestMemory(&process.memory).read(at, &mut bytes).is_err() {
-            return Ok(false);
+        let mut bytes = vec![0; most as usize];
+        let (mut count, mut rest) = (0, &mut bytes[..]);
+        for (at, length) in pieces {
+            let (piece, others) = rest.split_at_mut(rest.len().min(*length as usize));
+            if GuestMemory(&process.memory).read(*at, piece).is_err() {
+                if count > 0 { break } else { return Ok(false) }
+            }
+            (count, rest) = (count + piece.len() as u64, others);
         }
+        bytes.truncate(count as usize);
         let Some(file) = process.files.get(fd) else { return Ok(false) };
         if moves {
             file.known.offset = place + count;
@@ -204,6 +244,7 @@ impl Thread {
             signals: self.talk.signals,
             resumes: self.talk.resumes,
             before,
+            brings: 0,
             call,
             view: None,
         };
@@ -300,7 +341,7 @@ impl Member {
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
-        let waits = self.process.files.waits().filter(|_| !thread.awaits_home()).map(|since| since + SOON);
+        let waits = self.process.files.due().filter(|_| !thread.awaits_home());
         waits.into_iter().chain(self.lent_until()).min()
     }
 
@@ -310,8 +351,7 @@ impl Member {
     /// If home is out of reach.
     pub fn write_behind(&mut self, home: Option<&mut Link>) -> std::result::Result<(), Failed> {
         self.recall_what_is_due()?;
-        let waits = self.process.files.waits().map(|since| since + SOON);
-        let due = waits.is_some_and(|due| due <= Instant::now());
+        let due = self.process.files.due().is_some_and(|due| due <= Instant::now());
         let Self { process, threads } = self;
         match threads.values_mut().next().filter(|_| due) {
             Some(thread) => thread.send_errand(None, process, home),

@@ -141,6 +141,7 @@ impl Thread {
                 signals: self.talk.signals,
                 resumes: self.talk.resumes,
                 before: open.before.clone(),
+                brings: process.files.wants_with(open.trap.nr),
                 call: gathered.call.clone(),
                 view: own::view(&gathered.call, process).map(ByteBuf::from),
             })),

@@ -2,10 +2,13 @@
 //! Nothing here asks anybody for anything (that is `direct.rs`).
 
 use crate::near::{Beside, Near};
+use opened::Closing;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tern_migrate::message::{FileWord, InHand};
-use tern_syscall::{Arg, ByteBuf, Call, Shape};
+use tern_migrate::opened::About;
+use tern_syscall::{Arg, ByteBuf, Call};
+use touch::Touch;
 
 /// How long what was read ahead is good without a word from home.
 const TERM: Duration = Duration::from_secs(1);
@@ -40,6 +43,12 @@ pub struct Files {
     pub shared: bool,
     /// They are being put down: none is taken in hand.
     putting_down: bool,
+    /// Closed, but for home.
+    closing: Closing,
+    /// What came along with the last file that was closed was not read: it is not wanted.
+    skips: bool,
+    /// [`Files::doubts`] when a call of the program's went home last.
+    asked: u64,
 }
 
 /// An open file that nobody else has.
@@ -60,6 +69,12 @@ pub(crate) struct OpenFile {
     pub(crate) near: Option<Near>,
     /// Only the stub's table knows its offset, and what was written (`lending.rs`).
     lent: bool,
+    /// What home has said of it when it was opened, asked then: until anything is heard of it, or done with it.
+    about: Option<(About, Instant)>,
+    /// What came along with it has not been read yet.
+    unread: bool,
+    /// Others may wait for its end.
+    holds: bool,
 }
 
 /// What was read ahead.
@@ -69,6 +84,8 @@ struct Ahead {
     bytes: Vec<u8>,
     /// The file ended there.
     end: bool,
+    /// A read at that end has been told so.
+    told_end: bool,
     /// It was not changing just then: it is good for more than the one read that has waited for it.
     steady: bool,
     since: Instant,
@@ -92,87 +109,7 @@ pub(crate) struct Fill {
 enum Step {
     Written(usize),
     Sought(u64),
-}
-
-/// What a call is to the files in hand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Touch {
-    /// Nothing.
-    None,
-    /// This one may become somebody else's, or none.
-    Takes(i32),
-    /// All may.
-    TakesAll,
-}
-
-impl Touch {
-    /// Where nothing better is known of a call whose first argument is a descriptor, that may be taken.
-    fn of(nr: u32, args: &[u64; 6]) -> Self {
-        let [first, second, ..] = args.map(|arg| arg as i32);
-        match i64::from(nr) {
-            // Who is born has them as well, and who executes or ends has no use for them here; several are named, or they are
-            // where we do not look; or limits may bind that were not there.
-            libc::SYS_fork
-            | libc::SYS_vfork
-            | libc::SYS_clone
-            | libc::SYS_clone3
-            | libc::SYS_execve
-            | libc::SYS_execveat
-            | libc::SYS_exit
-            | libc::SYS_exit_group
-            | libc::SYS_sendmsg
-            | libc::SYS_sendmmsg
-            | libc::SYS_close_range
-            | libc::SYS_io_submit
-            | libc::SYS_pidfd_getfd
-            | libc::SYS_unshare
-            | libc::SYS_dup2
-            | libc::SYS_dup3
-            | libc::SYS_sendfile
-            | libc::SYS_splice
-            | libc::SYS_tee
-            | libc::SYS_copy_file_range
-            | libc::SYS_setrlimit => Self::TakesAll,
-            libc::SYS_prlimit64 if args[2] != 0 => Self::TakesAll,
-            // They move its offset by themselves, or are about the file, or about the descriptor and not what is behind it.
-            libc::SYS_read
-            | libc::SYS_write
-            | libc::SYS_readv
-            | libc::SYS_writev
-            | libc::SYS_lseek
-            | libc::SYS_pread64
-            | libc::SYS_pwrite64
-            | libc::SYS_preadv
-            | libc::SYS_pwritev
-            | libc::SYS_fstat
-            | libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_fstatfs
-            | libc::SYS_fsync
-            | libc::SYS_fdatasync
-            | libc::SYS_syncfs
-            | libc::SYS_sync_file_range
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate
-            | libc::SYS_fadvise64
-            | libc::SYS_readahead
-            | libc::SYS_fchmod
-            | libc::SYS_fchown
-            | libc::SYS_flock
-            | libc::SYS_utimensat
-            | libc::SYS_fgetxattr
-            | libc::SYS_fsetxattr => Self::None,
-            libc::SYS_fcntl if ![libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_SETFL].contains(&second) => {
-                Self::None
-            }
-            libc::SYS_mmap if args[3] as i32 & libc::MAP_TYPE == libc::MAP_PRIVATE => Self::None,
-            libc::SYS_mmap => Self::Takes(args[4] as i32),
-            _ if tern_syscall::row(nr).is_some_and(|row| matches!(row.shapes(args), [Shape::Fd, ..])) => {
-                Self::Takes(first)
-            }
-            _ => Self::None,
-        }
-    }
+    Closed,
 }
 
 impl Files {
@@ -183,12 +120,8 @@ impl Files {
 
     /// Whether home has all of them.
     pub(crate) fn are_clean(&self) -> bool {
-        self.sent.is_none() && self.open.values().all(OpenFile::is_clean) && !self.await_return()
-    }
-
-    /// Since when something waits to be written, if anything does.
-    pub(crate) fn waits(&self) -> Option<Instant> {
-        self.waits
+        let written = self.open.values().all(OpenFile::is_clean) && self.closing.fds.is_empty();
+        self.sent.is_none() && written && !self.await_return()
     }
 
     /// From now on nothing is taken in hand, and what is goes home.
@@ -207,7 +140,7 @@ impl Files {
     /// What was read ahead may be old.
     pub(crate) fn distrust(&mut self) {
         self.doubts += 1;
-        self.open.values_mut().for_each(|file| file.ahead = None);
+        self.open.values_mut().for_each(|file| (file.ahead, file.about) = (None, None));
     }
 
     /// Whether so much more has no room.
@@ -222,6 +155,7 @@ impl Files {
         // What is on its way is confirmed piece by piece, as it was sent.
         let is_sent = self.sent.is_some();
         if let Some(file) = self.open.get_mut(&fd) {
+            file.about = None;
             if is_sent {
                 file.behind.push((place, bytes));
             } else {
@@ -235,30 +169,40 @@ impl Files {
     /// is confirmed, the next call is to be asked the same. So while a call is under way, which may be for ever, nothing is left
     /// to do for a process that is to depart.
     pub(crate) fn send_before(&mut self, number: u64, nr: u32, args: &[u64; 6]) -> Vec<Call> {
+        self.asked = self.doubts;
+        if let Some(file) = self.open.get_mut(&(args[0] as i32)) {
+            file.holds |= touch::holds(nr, args);
+        }
         self.send(number, Touch::of(nr, args), true)
     }
 
     /// The same, for no call of the program's; and a call that does nothing, before which it is to be made, if there is anything.
     pub(crate) fn send_all(&mut self, number: u64) -> (Vec<Call>, Option<Call>) {
         let before = self.send(number, Touch::None, false);
-        let files = self.open.iter().find(|(_, file)| !file.is_clean());
-        let nothing = files.map(|(fd, _)| call_on(*fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0));
+        let files = self.open.iter().filter(|(_, file)| !file.is_clean()).map(|(fd, _)| fd);
+        // On what is closed by then it fails, and does nothing either.
+        let nothing = files.chain(&self.closing.fds).next();
+        let nothing = nothing.map(|fd| call_on(*fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0));
         (before, nothing)
     }
 
     /// What was to be sent could not be: in a while again.
     pub(crate) fn wait_on(&mut self) {
         self.waits = self.waits.map(|_| Instant::now());
+        self.closing.wait_on();
     }
 
     /// A piece of a file that is wanted.
     pub(crate) fn want(&mut self, fd: i32, start: u64, count: u64) -> Option<Fill> {
         let length = self.open.get_mut(&fd)?.want(start, count);
+        self.skips = false;
         Some(Fill { fd, start, length, doubts: self.doubts })
     }
 
     fn send(&mut self, number: u64, touch: Touch, offsets: bool) -> Vec<Call> {
-        let (mut calls, mut steps) = (Vec::new(), Vec::new());
+        let ends = self.closing.fds.iter();
+        let mut calls: Vec<Call> = ends.clone().map(|fd| call_on(*fd, libc::SYS_close, 0, 0)).collect();
+        let mut steps: Vec<(i32, Step)> = ends.map(|fd| (*fd, Step::Closed)).collect();
         for (fd, file) in &mut self.open {
             file.leaves |= touch == Touch::TakesAll || touch == Touch::Takes(*fd);
             file.known.offset = file.offset();
@@ -290,8 +234,13 @@ impl Files {
         let before = if self.confirmed.0 == number { self.confirmed.1 } else { 0 };
         self.confirmed = (number, before.max(results.len()));
         for ((fd, step), result) in steps.into_iter().zip(results.iter().skip(before)) {
+            if matches!(step, Step::Closed) {
+                self.closing.is_closed(fd);
+                continue;
+            }
             let Some(file) = self.open.get_mut(&fd) else { continue };
             match step {
+                Step::Closed => {}
                 Step::Written(length) => {
                     file.behind.remove(0);
                     // Home tells the program, at its next call about it that it makes itself.
@@ -316,6 +265,9 @@ impl Files {
             libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => {
                 file.known.offset + ret.cast_unsigned()
             }
+            libc::SYS_preadv2 | libc::SYS_pwritev2 if args[3] == u64::MAX => {
+                file.known.offset + ret.cast_unsigned()
+            }
             _ => return,
         };
         (file.home, file.window.0) = (at, at);
@@ -331,6 +283,7 @@ impl Files {
         alone: bool,
         beside: &Beside,
     ) {
+        self.open.values_mut().for_each(|file| file.about = None);
         for (fd, word) in words {
             // Said right behind that it is in hand; what is open already stays as it is.
             let fresh = self.open.get_mut(fd).filter(|file| file.near.is_none() && !file.leaves);
@@ -343,6 +296,9 @@ impl Files {
                 (FileWord::Steady, Some(Some(ahead))) => ahead.since = asked.unwrap_or(ahead.since),
                 (FileWord::InHand(known), _) if alone && !self.shared && !self.putting_down => {
                     self.take_in_hand(*fd, *known);
+                }
+                (FileWord::Begins(begins), _) => {
+                    asked.iter().for_each(|asked| self.begin(*fd, begins, *asked));
                 }
                 _ => {}
             }
@@ -383,7 +339,16 @@ impl Files {
         let end = (bytes.len() as u64) < fill.length;
         self.fills += 1;
         let number = self.fills;
-        file.ahead = Some(Ahead { start: fill.start, bytes, end, steady, since, used: false, number });
+        file.ahead = Some(Ahead {
+            start: fill.start,
+            bytes,
+            end,
+            told_end: false,
+            steady,
+            since,
+            used: false,
+            number,
+        });
     }
 }
 
@@ -412,6 +377,9 @@ impl OpenFile {
             leaves: false,
             near: None,
             lent: false,
+            about: None,
+            unread: false,
+            holds: false,
         }
     }
 
@@ -451,12 +419,15 @@ impl OpenFile {
         let found = ahead.bytes.get(usize::try_from(at.checked_sub(ahead.start)?).ok()?..)?;
         let found = &found[..found.len().min(count as usize)];
         let first = !std::mem::replace(&mut ahead.used, true);
-        // The end itself is asked for each time: it is where files grow.
-        let whole = found.len() as u64 == count || ahead.end && (first || !found.is_empty());
+        // The end itself is told once, as part of what was read: it is where files grow, and who comes again waits for that.
+        let whole =
+            found.len() as u64 == count || ahead.end && (first || !found.is_empty() || !ahead.told_end);
         let good = first || ahead.steady && ahead.since.elapsed() < TERM;
         if !(whole && good) {
             return None;
         }
+        ahead.told_end |= found.is_empty();
+        (self.about, self.unread) = (None, false);
         self.window.0 = at + found.len() as u64;
         Some(found)
     }
@@ -492,6 +463,8 @@ impl OpenFile {
 }
 
 pub(crate) mod lending;
+mod opened;
 mod passing;
 #[cfg(test)]
 mod tests;
+mod touch;

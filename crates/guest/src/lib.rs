@@ -40,6 +40,7 @@ pub mod inhand;
 pub mod member;
 mod messages;
 pub mod near;
+pub mod opened;
 mod own;
 pub mod run;
 pub mod sandbox;

@@ -5,6 +5,7 @@
 //! files follow their description within the same message, uncopied.
 
 use crate::cpu::{CpuTime, Demand};
+use crate::opened::Beginning;
 use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
@@ -119,8 +120,10 @@ pub struct CallRequest {
     pub signals: u64,
     /// See [`Talk::resumes`].
     pub resumes: Option<i64>,
-    /// Writes to files in hand, and offsets of theirs, that come first: only `pwrite64` and `lseek`.
+    /// Writes to files in hand, offsets of theirs, and their ends, that come first: only `pwrite64`, `lseek` and `close`.
     pub before: Vec<Call>,
+    /// If it opens a file: so many bytes of that may come with it.
+    pub brings: u32,
     /// The call.
     pub call: Call,
     /// If it opens a file of /proc about the program's own memory: what that shows where the memory is.
@@ -164,6 +167,8 @@ pub enum FileWord {
     Changed,
     /// The file in hand is this node's own, which home sees through MFS: there it can be opened itself.
     Near(Place),
+    /// The file in hand, which this very call has opened, begins so.
+    Begins(Box<Beginning>),
 }
 
 /// A file of a node, as another one sees it through MFS.
@@ -193,6 +198,8 @@ pub struct InHand {
     pub reads: bool,
     /// It may be written.
     pub writes: bool,
+    /// Its file system is that of home's own kernel: nobody else has a part in its end.
+    pub local: bool,
 }
 
 /// What is behind a mapping that home has made.

@@ -19,6 +19,7 @@ fn call(nr: i64, args: [Arg; 6]) -> Message {
         signals: 0,
         resumes: None,
         before: Vec::new(),
+        brings: 0,
         call,
         view: None,
     }))

@@ -13,7 +13,16 @@ struct Trial {
 }
 
 fn in_hand(fd: i32, offset: u64, writes: bool) -> (i32, FileWord) {
-    (fd, FileWord::InHand(InHand { id: (1, fd.unsigned_abs().into()), offset, reads: !writes, writes }))
+    (
+        fd,
+        FileWord::InHand(InHand {
+            id: (1, fd.unsigned_abs().into()),
+            offset,
+            reads: !writes,
+            writes,
+            local: true,
+        }),
+    )
 }
 
 impl Trial {

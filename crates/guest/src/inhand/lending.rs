@@ -43,6 +43,7 @@ impl Files {
         let file = self.open.get_mut(&fd).filter(|file| !file.leaves && file.near.is_none())?;
         let offset = file.known.offset;
         file.lent = true;
+        (file.about, file.unread) = (None, false);
         if file.known.writes {
             let room = (MOST_BEHIND as u64).saturating_sub(behind as u64).saturating_sub(taken);
             return Some(Offer::Writes { offset, room });

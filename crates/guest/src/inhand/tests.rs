@@ -1,9 +1,10 @@
 use super::*;
+use tern_migrate::opened::{Beginning, Content};
 
 const ME: i32 = 3;
 
 fn in_hand(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileWord) {
-    (fd, FileWord::InHand(InHand { id: (1, inode), offset: 0, reads, writes }))
+    (fd, FileWord::InHand(InHand { id: (1, inode), offset: 0, reads, writes, local: true }))
 }
 
 fn beside() -> Beside {
@@ -30,7 +31,7 @@ fn what_is_written_goes_with_the_next_call_in_its_order() {
     for (at, text) in [(0, "ab"), (2, "cd"), (1, "XY"), (9, "z")] {
         files.write(ME, at, text.into());
     }
-    assert!(files.waits().is_some() && !files.are_clean());
+    assert!(files.due().is_some() && !files.are_clean());
     let calls = files.send_before(1, libc::SYS_getppid as u32, &args(0));
     let bytes = |text: &str| Arg::Bytes(ByteBuf::from(text.as_bytes().to_vec()));
     assert_eq!(numbers(&calls), [libc::SYS_pwrite64; 2]);
@@ -42,7 +43,7 @@ fn what_is_written_goes_with_the_next_call_in_its_order() {
     files.confirm(1, &[4, 1]);
     assert!(!files.are_clean(), "that was another call's");
     files.confirm(2, &[4, 1]);
-    assert!(files.are_clean() && files.waits().is_none());
+    assert!(files.are_clean() && files.due().is_none());
 }
 
 #[test]
@@ -95,13 +96,14 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
 }
 
 #[test]
-fn the_end_of_a_file_is_asked_for_each_time() {
+fn the_end_of_a_file_is_told_once() {
     let mut files = files(&[in_hand(ME, 7, true, false)]);
     let now = Instant::now();
     files.filled(Fill { fd: ME, start: 0, length: 9, doubts: 0 }, Some(b"abc".to_vec()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(2, 8), Some(&b"c"[..]), "it ends there");
-    assert_eq!(file.read(3, 8), None);
+    assert_eq!(file.read(3, 8), Some(&b""[..]), "as it was when that was read");
+    assert_eq!(file.read(3, 8), None, "it may have grown");
     files.filled(Fill { fd: ME, start: 3, length: 9, doubts: 0 }, Some(Vec::new()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(3, 8), Some(&b""[..]));
@@ -191,9 +193,133 @@ fn calls_are_known_by_what_they_do_to_files() {
     assert_eq!(touch(libc::SYS_fcntl, [3, libc::F_DUPFD as u64, 0, 0, 0, 0]), Touch::Takes(3));
     assert_eq!(touch(libc::SYS_mmap, [0, 9, 1, libc::MAP_SHARED as u64, 5, 0]), Touch::Takes(5));
     assert_eq!(touch(libc::SYS_mmap, [0, 9, 1, libc::MAP_PRIVATE as u64, 5, 0]), Touch::None);
+    let written = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    assert_eq!(touch(libc::SYS_mmap, [0, 9, written, libc::MAP_SHARED as u64, 5, 0]), Touch::TakesAll);
+    assert_eq!(touch(libc::SYS_preadv2, [3, 4, 0, 0, 0, 0]), Touch::None);
     assert_eq!(touch(libc::SYS_dup2, [3, 4, 0, 0, 0, 0]), Touch::TakesAll);
     assert_eq!(touch(libc::SYS_ioctl, [3, 4, 0, 0, 0, 0]), Touch::Takes(3));
     assert_eq!(touch(libc::SYS_rt_sigaction, [3, 0, 0, 0, 0, 0]), Touch::None);
     assert_eq!(touch(libc::SYS_prlimit64, [0, 7, 0, 1, 0, 0]), Touch::None);
     assert_eq!(touch(libc::SYS_prlimit64, [0, 1, 1, 0, 0, 0]), Touch::TakesAll);
+}
+
+const OPENAT: u32 = libc::SYS_openat as u32;
+
+fn begins(content: &[u8]) -> Beginning {
+    let about = About {
+        mask: 0xfff,
+        blksize: 4096,
+        attributes: 0,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        mode: 0o100_600,
+        ino: 7,
+        size: content.len() as u64,
+        blocks: 8,
+        attributes_mask: 0,
+        times: [(1, 0); 4],
+        rdev: (0, 0),
+        dev: (0, 1),
+        mnt_id: 1,
+    };
+    Beginning { about, content: Some(Content { bytes: ByteBuf::from(content.to_vec()), ends: true }) }
+}
+
+/// The file is opened, and begins so, if `heard` right behind the asking for it.
+fn opened(files: &mut Files, number: u64, content: &[u8], heard: impl FnOnce(&mut Files)) {
+    let before = files.send_before(number, OPENAT, &args(-100));
+    files.confirm(number, &vec![0; before.len()]);
+    heard(files);
+    let word = (ME, FileWord::Begins(Box::new(begins(content))));
+    files.hear(&[in_hand(ME, 7, true, false), word], Some(Instant::now()), true, &beside());
+}
+
+#[test]
+fn what_comes_with_a_file_is_good_until_anything_is_heard() {
+    let mut files = Files::default();
+    let open = |files: &mut Files, number| {
+        files.close(ME);
+        opened(files, number, b"abc", |_| ());
+        assert_eq!(files.about(ME).unwrap().size, 3);
+    };
+    open(&mut files, 1);
+    files.hear(&[(ME, FileWord::Steady)], Some(Instant::now()), true, &beside());
+    assert!(files.about(ME).is_none(), "a call has returned");
+    assert_eq!(files.get(ME).unwrap().read(0, 9), Some(&b"abc"[..]), "which says that it is as it was");
+    open(&mut files, 2);
+    files.hear(&[(ME, FileWord::Changed)], Some(Instant::now()), true, &beside());
+    assert!(files.about(ME).is_none() && files.get(ME).unwrap().read(0, 9).is_none());
+    open(&mut files, 3);
+    files.distrust();
+    assert!(files.about(ME).is_none() && files.get(ME).unwrap().read(0, 9).is_none(), "a signal came");
+    open(&mut files, 4);
+    let file = files.get(ME).unwrap();
+    assert_eq!(file.read(0, 2), Some(&b"ab"[..]));
+    assert_eq!(file.read(2, 9), Some(&b"c"[..]));
+    assert_eq!(file.read(3, 9), Some(&b""[..]));
+    assert_eq!(file.read(3, 9), None, "its end is told once");
+    assert!(files.about(ME).is_none(), "it has been read since");
+    open(&mut files, 5);
+    let long_ago = Instant::now().checked_sub(TERM).unwrap();
+    let file = files.get(ME).unwrap();
+    file.about.as_mut().unwrap().1 = long_ago;
+    file.ahead.as_mut().unwrap().since = long_ago;
+    assert!(file.read(0, 9).is_none() && files.about(ME).is_none(), "long ago");
+    files.close(ME);
+    opened(&mut files, 6, b"abc", Files::distrust);
+    assert!(files.about(ME).is_none() && files.get(ME).unwrap().read(0, 9).is_none(), "a signal came first");
+}
+
+#[test]
+fn what_came_along_unread_is_not_wanted_again() {
+    let mut files = Files::default();
+    assert!(files.wants_with(OPENAT) > 0 && files.wants_with(libc::SYS_read as u32) == 0);
+    opened(&mut files, 1, b"abc", |_| ());
+    assert!(files.close(ME));
+    assert_eq!(files.wants_with(OPENAT), 0);
+    opened(&mut files, 2, b"", |_| ());
+    files.want(ME, 0, 10);
+    assert!(files.wants_with(OPENAT) > 0, "this one is read");
+    files.put_down();
+    assert_eq!(files.wants_with(OPENAT), 0, "it is about to leave");
+}
+
+#[test]
+fn what_is_closed_is_closed_at_home_before_any_call() {
+    let mut files = files(&[in_hand(ME, 7, true, false), in_hand(4, 8, true, false)]);
+    files.get(ME).unwrap().known.offset = 100;
+    assert!(files.close(ME) && files.get(ME).is_none());
+    assert!(!files.are_clean() && files.due().is_some_and(|due| due < Instant::now() + TERM));
+    let calls = files.send_before(1, OPENAT, &args(-100));
+    assert_eq!((numbers(&calls), calls[0].args[0].clone()), (vec![libc::SYS_close], Arg::Value(ME as u64)));
+    // A signal came first, and home has made none of it: it goes with the next.
+    files.confirm(1, &[]);
+    assert!(files.close(4));
+    assert_eq!(numbers(&files.send_before(2, OPENAT, &args(-100))), [libc::SYS_close; 2]);
+    files.confirm(2, &[0]);
+    // Halted, it asks again under the same number, and home says again what it has done.
+    assert_eq!(numbers(&files.send_before(2, OPENAT, &args(-100))), [libc::SYS_close]);
+    files.confirm(2, &[0, 0]);
+    assert!(files.are_clean() && files.due().is_none());
+    files.hear(&[in_hand(ME, 9, true, false)], None, true, &beside());
+    assert!(files.close(ME));
+    let (before, nothing) = files.send_all(3);
+    assert_eq!((numbers(&before), nothing.is_some()), (vec![libc::SYS_close], true), "by itself");
+}
+
+#[test]
+fn home_closes_what_somebody_may_wait_for() {
+    let mut files =
+        files(&[in_hand(ME, 7, true, false), in_hand(4, 7, true, false), in_hand(5, 9, false, true)]);
+    assert!(!files.close(5), "it is written");
+    assert!(!files.close(6), "it is not in hand");
+    files.send_before(1, libc::SYS_fcntl as u32, &[4, libc::F_SETLK as u64, 0, 0, 0, 0]);
+    assert!(!files.close(4) && !files.close(ME), "the lock is the process's, on the file");
+    files.hear(&[in_hand(6, 10, true, false)], None, true, &beside());
+    files.get(6).unwrap().known.local = false;
+    assert!(!files.close(6), "another node has a part in it");
+    files.hear(&[in_hand(7, 11, true, false)], None, true, &beside());
+    files.lend(7, 0);
+    assert!(!files.close(7), "it is lent");
 }
