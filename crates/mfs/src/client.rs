@@ -25,6 +25,7 @@ mod owed;
 mod peer;
 mod people;
 mod told;
+mod traffic;
 mod tree;
 mod unsaved;
 mod ways;
@@ -82,6 +83,8 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     fuser.n_threads = Some(THREADS);
     fuser.clone_fd = true;
     let session = if rustix::process::geteuid().is_root() {
+        // What a plain user's tree says of others is not believed.
+        traffic::tell(&tree);
         let device =
             mount_as_root(at, options).with_context(|| format!("cannot mount at {}", at.display()))?;
         fuser::Session::from_fd(Mounted(tree), device, SessionACL::All, fuser)

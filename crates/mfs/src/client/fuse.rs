@@ -262,7 +262,7 @@ impl Filesystem for Mounted {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         _number: INodeNo,
         handle: FileHandle,
         at: u64,
@@ -271,7 +271,7 @@ impl Filesystem for Mounted {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        answer!(reply, self.read_at(handle, at, size), |read| reply.data(read.data()));
+        answer!(reply, self.read_at(request, handle, at, size), |read| reply.data(read.data()));
     }
 
     fn write(

@@ -9,6 +9,7 @@ use super::map::KeptMap;
 use super::owed::Owed;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, means};
+use super::traffic::Traffic;
 use super::ways::{Refused, steps};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
@@ -107,6 +108,7 @@ pub(crate) struct Tree {
     pub(crate) people: People,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) refused: Refused,
+    pub(crate) traffic: Traffic,
 }
 
 /// How the kernel came to what it wants something done with.
@@ -133,6 +135,7 @@ impl Tree {
             people: People::default(),
             interrupts: Arc::default(),
             refused: Refused::default(),
+            traffic: Traffic::default(),
         }
     }
 
