@@ -100,6 +100,8 @@ pub(crate) struct Tree {
     pub(crate) run_dir: PathBuf,
     /// Where the administration's tree is.
     admin: Option<PathBuf>,
+    /// A guest on a file's own node may have that open itself.
+    pub(crate) dfsa: bool,
     magic: Magic,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
@@ -121,12 +123,13 @@ pub(crate) enum By {
 }
 
 impl Tree {
-    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>) -> Self {
+    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>, dfsa: bool) -> Self {
         Self {
             map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
             run_dir,
             admin,
+            dfsa,
             magic: Magic::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
