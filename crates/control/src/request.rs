@@ -272,7 +272,7 @@ pub enum Reply {
     /// To `GetMap`.
     Map(String),
     /// To `Why`.
-    Why(WhyReport),
+    Why(Box<WhyReport>),
     /// To `Settings`.
     Settings(Settings),
     /// To `Token`: what `tern join` takes.

@@ -11,7 +11,7 @@ pub(crate) fn report(node: &Node, pid: HomePid) -> Result<Reply, Refusal> {
     let (process, why) = balancing::why(node, pid)?;
     let (last_ms, last) = why.last.map_or((0, None), |(ago, verdict)| (ago, Some(said(&verdict))));
     let refused = balancing::refusal(node, pid).filter(|_| !process.movable);
-    Ok(Reply::Why(WhyReport {
+    Ok(Reply::Why(Box::new(WhyReport {
         pid,
         at: why.at,
         demand: process.demand,
@@ -22,7 +22,7 @@ pub(crate) fn report(node: &Node, pid: HomePid) -> Result<Reply, Refusal> {
         nodes: why.prospects.iter().map(row).collect(),
         last,
         last_ms,
-    }))
+    })))
 }
 
 fn files((node, traffic): (&NodeId, &Traffic)) -> FilesRow {

@@ -161,7 +161,7 @@ fn all_of(wanted: u32, each: impl Fn(&ProcessRow) -> Result<(), Failure>, tool: 
 
 fn why(pid: HomePid, json: bool) -> Result<(), Failure> {
     let report = match client::ask(&Request::Why { pid })? {
-        Reply::Why(report) => report,
+        Reply::Why(report) => *report,
         other => return Err(client::unexpected(&other)),
     };
     if json {
