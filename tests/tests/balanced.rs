@@ -165,3 +165,42 @@ fn memory_is_found_elsewhere_before_a_node_is_full() {
     assert!(!String::from_utf8_lossy(&swap).lines().any(swapped), "{}", String::from_utf8_lossy(&swap));
     finish(&cluster, jobs).unwrap();
 }
+
+/// Reads a file of node 3 over and over, and has this kernel keep nothing of it.
+const READS: &str = "import os
+file = os.open('/mfs/3/tmp/data', os.O_RDONLY)
+while True:
+    os.lseek(file, 0, os.SEEK_SET)
+    while os.read(file, 65536):
+        pass
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+";
+
+#[test]
+fn who_reads_files_of_a_node_goes_there_and_who_computes_does_not() {
+    let cluster = known("drawn", 3).unwrap();
+    cluster.run(1, &["sh", "-c", "mkdir -p /mfs && mount.mfs mymfs /mfs"]).unwrap();
+    cluster.run(3, &["sh", "-c", "head -c 16M /dev/zero > /tmp/data"]).unwrap();
+    let row = |pid| cluster.processes(1).unwrap_or_default().into_iter().find(|row| row.pid.0 == pid);
+    let migrations = |pid| row(pid).map_or(0, |row| row.migrations);
+    // All nodes are idle but for this one: there is no other reason to leave.
+    let computes = vec![job(&cluster, "mosrun").unwrap()];
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(migrations(computes[0].pid), 0, "{}", cluster.scene(computes[0].pid));
+    finish(&cluster, computes).unwrap();
+    let reads = vec![program(&cluster, 1, "mosrun", &["/usr/bin/python3", "-c", READS]).unwrap()];
+    let pid = reads[0].pid;
+    let is_there = || row(pid).is_some_and(|row| row.r#where == Some(NodeId(3)));
+    until("it is where its files are", PATIENCE, is_there)
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.scene(pid)));
+    // It stays, though it waits for nothing there, since it would elsewhere.
+    let settled = Instant::now();
+    while settled.elapsed() < Duration::from_secs(10) {
+        assert!(is_there() && migrations(pid) == 1, "{}", cluster.scene(pid));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let why = cluster.run(1, &["migrate", "--why", &pid.to_string()]).unwrap();
+    let why = String::from_utf8_lossy(&why);
+    assert!(why.contains("on files of node 3: "), "{why}");
+    finish(&cluster, reads).unwrap();
+}

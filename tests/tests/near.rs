@@ -44,9 +44,13 @@ for number, line in enumerate(sys.stdin, 1):
 "#;
 
 fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
+    mounted(name, nodes, "timeout=3,dfsa=1")
+}
+
+fn mounted(name: &str, nodes: u16, options: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(name, nodes)?;
     cluster.run(1, &["mkdir", "-p", "/mfs"])?;
-    cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
+    cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
     cluster.run(2, &["mkdir", "-m", "777", "/tmp/near"])?;
     Ok(cluster)
 }
@@ -147,6 +151,44 @@ fn it_is_that_file_or_none_and_under_the_same_rights() -> Result<()> {
         told.tell("close", "close")?;
     }
     ensure!(there(&cluster, "cat /tmp/near/[abc] /tmp/near/away")? == "olda!oldb!newoldc!");
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
+#[test]
+fn of_a_tree_without_dfsa_nothing_is_open_there() -> Result<()> {
+    let cluster = mounted("neardfsa", 2, "timeout=3,dfsa=0")?;
+    there(&cluster, "printf 0123456789abcdef > /tmp/near/a")?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
+    told.tell("read 4", "read 0123")?;
+    told.tell("write ----", "write 4")?;
+    told.tell("seek 0 1", "seek 8")?;
+    ensure!(!told.open_there()?.contains("/tmp/near/a"), "it is open there");
+    ensure!(there(&cluster, "cat /tmp/near/a")? == "0123----89abcdef");
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
+/// What the node says to others (`mosctl nomfs`) holds for guests that have its files open themselves, too.
+#[test]
+fn who_has_files_of_a_closed_node_open_is_sent_home() -> Result<()> {
+    let cluster = cluster("nearclosed", 2)?;
+    there(&cluster, "printf 0123456789abcdef > /tmp/near/a")?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
+    told.tell("read 4", "read 0123")?;
+    ensure!(told.open_there()?.contains("/tmp/near/a"), "it is not open there");
+    cluster.run(2, &["mosctl", "nomfs"])?;
+    // EACCES
+    told.tell("write ----", "write 13")?;
+    ensure!(!told.open_there()?.contains("/tmp/near/a"), "it is open there all the same");
+    ensure!(there(&cluster, "cat /tmp/near/a")? == "0123456789abcdef");
+    cluster.run(2, &["mosctl", "mfs"])?;
+    told.tell("write ----", "write 4")?;
+    ensure!(there(&cluster, "cat /tmp/near/a")? == "0123----89abcdef");
     told.running.close_input();
     ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
     Ok(())

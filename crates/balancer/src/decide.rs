@@ -32,6 +32,8 @@ pub enum Reason {
     Memory,
     /// Its node wants it gone.
     Evicted,
+    /// It works so much on that node's files.
+    Files,
 }
 
 impl Reason {
@@ -246,8 +248,12 @@ impl Round<'_> {
         if hopeless && mover.process.at == home && policy.objective == Objective::Greedy {
             return Err(Stay::NoBetter(Some(Bar::NotFaster)));
         }
+        let files = mover.talks.files_on().filter_map(|node| self.ground.cluster.place_of(node));
+        let mut places: Vec<usize> = shortlist.iter().copied().chain(files).collect();
+        places.sort_unstable();
+        places.dedup();
         let mut prospects: Vec<Prospect> =
-            shortlist.iter().filter_map(|&to| mover.prospect(&self.ground, self.state, to)).collect();
+            places.iter().filter_map(|&to| mover.prospect(&self.ground, self.state, to)).collect();
         // The shortlist was made for everybody; what this one may not or cannot use is no reason to give up.
         let particular = |bar: Option<Bar>| !matches!(bar, None | Some(Bar::NotFaster | Bar::NotWorth));
         if prospects.iter().all(|p| particular(p.bar)) && shortlist.len() < self.ground.cluster.nodes().len()
@@ -274,7 +280,9 @@ impl Round<'_> {
     fn reason(&self, mover: &Mover<'_>, prospect: &Prospect) -> Reason {
         let faster = mover.pace - prospect.pace;
         if prospect.node != self.ground.cluster.me() {
-            Reason::Faster
+            let saved = mover.talk - prospect.talk;
+            let near = mover.talks.has_files_on(prospect.node) && saved > 0.0 && saved >= faster / 2.0;
+            if near { Reason::Files } else { Reason::Faster }
         } else if mover.process.hint == Hint::Io || (mover.talk > 0.0 && mover.talk >= faster / 2.0) {
             Reason::Talks
         } else if mover.pace >= prospect.pace * (1.0 + self.ground.policy.margin) {

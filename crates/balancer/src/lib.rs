@@ -9,6 +9,7 @@
 //!  state     what it remembers: moves under way, charged in advance; how memory shrinks
 //!  ground    the view with all of that counted in
 //!  prospect  one process on one node: its pace there, what the way costs, what is gained, or why not
+//!  talk      what it waits for that is made elsewhere: by home, on files of other nodes
 //!  decide    once a second: evictions, memory before it runs out, then CPU and communication
 //!  place     the best node for a program that starts
 //!  admit     the other side: what a node says to an offer, and its load as it will be once all has settled
@@ -32,6 +33,7 @@ mod process;
 mod prospect;
 mod seed;
 mod state;
+mod talk;
 mod trend;
 mod view;
 
@@ -41,7 +43,7 @@ pub use decide::{Move, Reason, decide};
 pub use explain::{Why, explain};
 pub use place::{Placement, place};
 pub use policy::{Objective, Policy};
-pub use process::{Hint, Process};
+pub use process::{Hint, Process, Traffic};
 pub use prospect::{Bar, Passage, Prospect};
 pub use state::{State, Stay, Verdict};
 pub use view::{Cluster, LinkCost, Node};

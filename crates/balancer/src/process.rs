@@ -1,7 +1,7 @@
 //! What a home knows of its own processes.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tern_ids::{HomePid, NodeId};
 
 /// What the user said about a process.
@@ -15,6 +15,15 @@ pub enum Hint {
     Cpu,
     /// `iojob`: it belongs where its files are, at home.
     Io,
+}
+
+/// Calls, and what they carry.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Round trips a second.
+    pub calls_per_s: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
 }
 
 /// One process of this home, wherever it runs; also a family that moves as one.
@@ -42,6 +51,9 @@ pub struct Process {
     pub calls_per_s: f64,
     /// What these calls carry, in bytes a second.
     pub bytes_per_s: f64,
+    /// What it reads and writes of other nodes' files, which is in neither of these: what home asks that node for, or,
+    /// where it runs on it, would.
+    pub files: BTreeMap<NodeId, Traffic>,
     /// Bytes that it will need (`mosrun -m`); 0: what it has.
     pub claim: u64,
     /// What the user said.
@@ -74,6 +86,7 @@ impl Process {
             dirty: 0,
             calls_per_s: 0.0,
             bytes_per_s: 0.0,
+            files: BTreeMap::new(),
             claim: 0,
             hint: Hint::None,
             locked: false,

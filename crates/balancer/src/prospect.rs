@@ -1,12 +1,13 @@
 //! One process on one node: its pace there, what the way costs, what is gained.
 //!
 //! A process' pace is the wall time in which it gets one standard CPU second of work done: it runs, or waits for
-//! its turn; it sleeps as it does everywhere; and, away from home, it waits for its calls.
+//! its turn; it sleeps as it does everywhere; and it waits for what is made elsewhere.
 
 use crate::ground::Ground;
 use crate::policy::{Objective, Policy};
 use crate::process::{Hint, Process};
 use crate::state::State;
+use crate::talk::Talk;
 use crate::view::{LinkCost, Node, STANDARD_SPEED};
 use serde::{Deserialize, Serialize};
 use tern_ids::NodeId;
@@ -63,7 +64,7 @@ pub struct Prospect {
     pub pace: f64,
     /// The same where it is.
     pub pace_here: f64,
-    /// The part of `pace` in which it waits for calls to home.
+    /// The part of `pace` in which it waits for calls to home, and for files of other nodes.
     pub talk: f64,
     /// Standard CPU seconds that it is expected to go on for.
     pub rest_s: f64,
@@ -84,12 +85,11 @@ pub(crate) struct Mover<'a> {
     pub(crate) place: usize,
     pub(crate) threads: f64,
     pub(crate) pace: f64,
-    /// The part of that in which it waits for calls to home.
+    /// The part of that in which it waits for calls to home, and for files of other nodes.
     pub(crate) talk: f64,
     /// Sleep that belongs to it wherever it runs, for each second of work.
     sleep: f64,
-    calls: f64,
-    bytes: f64,
+    pub(crate) talks: Talk,
     pub(crate) rest_s: f64,
     /// How long a second of CPU takes it here.
     stretch: f64,
@@ -105,16 +105,16 @@ impl<'a> Mover<'a> {
         let work = threads * share;
         let busy = threads.min(1.0);
         let sleep = (1.0 - busy) / (busy * share);
-        let heard = process.hint != Hint::Cpu;
-        let per_work = |rate: f64| if heard && rate.is_finite() { rate.clamp(0.0, 1e12) / work } else { 0.0 };
-        let (calls, bytes) = (per_work(process.calls_per_s), per_work(process.bytes_per_s));
+        let mut talks = if process.hint == Hint::Cpu { Talk::silent() } else { Talk::of(process, work) };
         // What it waits for its calls here is no sleep of its own. Nor can it be more than it is seen to sleep: what is
         // believed of the link comes from messages to a daemon, and whoever is seen to compute all the time does not
         // wait. It will be as wrong elsewhere.
-        let believed = talk(ground, node, calls, bytes);
+        let believed = talks.wait(ground, node);
         let talk = believed.min(sleep);
-        let fewer = if believed > 0.0 { talk / believed } else { 1.0 };
-        let (calls, bytes, sleep) = (calls * fewer, bytes * fewer, sleep - talk);
+        if believed > 0.0 {
+            talks.lessen(ground, node.id, talk / believed);
+        }
+        let sleep = sleep - talk;
         let cpu_s = if process.cpu_s.is_finite() { process.cpu_s.max(0.0) } else { 0.0 };
         Some(Self {
             process,
@@ -123,8 +123,7 @@ impl<'a> Mover<'a> {
             pace: 1.0 / share + sleep + talk,
             talk,
             sleep,
-            calls,
-            bytes,
+            talks,
             rest_s: cpu_s * f64::from(node.speed) / STANDARD_SPEED,
             stretch: stand.runnable.max(threads) / node.cpus.min(stand.runnable.max(threads)),
         })
@@ -145,7 +144,7 @@ impl<'a> Mover<'a> {
         let (node, stand) = (ground.cluster.nodes().get(to)?, ground.stands.get(to)?);
         let runnable = if to == self.place { stand.runnable } else { stand.runnable + self.threads };
         let share = node.share(runnable.max(self.threads));
-        let talk = talk(ground, node, self.calls, self.bytes);
+        let talk = self.talks.wait(ground, node);
         let pace = 1.0 / share + self.sleep + talk;
         let from = ground.cluster.nodes().get(self.place)?;
         let passage = self.passage(ground, from, node);
@@ -327,13 +326,4 @@ impl<'a> Mover<'a> {
 /// Bytes that the link to a node carries in a second.
 fn node_carries(ground: &Ground<'_>, node: NodeId) -> f64 {
     ground.cluster.node(node).map_or(f64::INFINITY, |node| node.link.bytes_per_s as f64)
-}
-
-/// Seconds of waiting for calls to home, for each second of work done on a node.
-fn talk(ground: &Ground<'_>, node: &Node, calls: f64, bytes: f64) -> f64 {
-    if node.id == ground.cluster.me() {
-        return 0.0;
-    }
-    let call = f64::from(node.link.rtt_us) * 1e-6 + ground.policy.per_call_s;
-    calls * call + bytes / node.link.bytes_per_s as f64
 }

@@ -1,9 +1,9 @@
 //! Single decisions, with numbers that one can follow by hand.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tern_balancer::{
     Answer, Bar, Cluster, Hint, LinkCost, Node, Placement, Policy, Process, Reason, Settling, State, Stay,
-    accepts, decide, explain, place,
+    Traffic, accepts, decide, explain, place,
 };
 use tern_ids::{HomePid, NodeId};
 
@@ -127,6 +127,38 @@ fn who_talks_much_stays_and_comes_home() {
     assert_eq!(moves(vec![node(1, 1.0), node(2, 2.0)], &[runs]), []);
     let files = Process { hint: Hint::Io, resident_s: 2.0, ..busy(7, 2, 0.1) };
     assert_eq!(moves(vec![node(1, 0.0), node(2, 1.0)], &[files]), [(7, 1, Reason::Talks)]);
+}
+
+#[test]
+fn who_works_on_files_of_a_node_goes_there_and_stays() {
+    let on = |node| {
+        let traffic = Traffic { calls_per_s: 1_000.0, bytes_per_s: 29e6 };
+        BTreeMap::from([(NodeId(node), traffic)])
+    };
+    let idle = || vec![node(1, 0.5), node(2, 0.0), node(3, 0.0)];
+    // At home it computes half of the time, and waits for the files in the other half.
+    let at_home = Process { demand: 50.0, files: on(3), ..busy(7, 1, 9.0) };
+    assert_eq!(moves(idle(), std::slice::from_ref(&at_home)), [(7, 3, Reason::Files)]);
+    // Where they are it would wait for them anywhere else, and twice as long on a third node.
+    let there = Process { demand: 100.0, files: on(3), ..busy(7, 3, 30.0) };
+    let nodes = vec![node(1, 0.0), node(2, 0.0), node(3, 1.0)];
+    let (stay, bars) = stay(nodes, there.clone());
+    assert_eq!(stay, None);
+    assert!(
+        bars.contains(&(1, Some(Bar::NotFaster))) && bars.contains(&(2, Some(Bar::NotFaster))),
+        "{bars:?}"
+    );
+    // Three more there, and home is better all the same.
+    assert_eq!(moves(vec![node(1, 0.0), node(3, 4.0)], &[there]), [(7, 1, Reason::Faster)]);
+    // One that is seen to compute all the time does not wait for them, whatever is believed of the link.
+    let runs = Process { demand: 100.0, ..at_home.clone() };
+    assert_eq!(moves(idle(), &[runs]), []);
+    // Nor does a node draw anybody that is not in sight, or to whose user files are nothing.
+    assert_eq!(moves(idle(), &[Process { files: on(9), ..at_home.clone() }]), []);
+    assert_eq!(moves(idle(), &[Process { hint: Hint::Cpu, ..at_home.clone() }]), []);
+    // Who calls home as much as it works on files has nothing to gain.
+    let both = Process { calls_per_s: 1_000.0, bytes_per_s: 29e6, ..at_home };
+    assert_eq!(moves(idle(), &[both]), []);
 }
 
 #[test]

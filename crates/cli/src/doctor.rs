@@ -13,6 +13,7 @@ mod namespaces;
 mod node;
 mod seccomp;
 mod tracing;
+mod walkers;
 
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +69,7 @@ pub fn examine() -> Vec<Finding> {
         namespaces::examine(),
         cpu::examine(),
         files::examine(),
+        walkers::examine(),
         host::examine(),
         node::examine(),
     ]

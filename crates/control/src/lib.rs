@@ -22,6 +22,7 @@ pub mod request;
 pub mod shim;
 pub mod steer;
 pub mod stream;
+pub mod traffic;
 pub mod why;
 
 pub use advice::{Advice, Forget, Habit};
@@ -34,4 +35,5 @@ pub use report::{
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
 pub use steer::{Decay, Evacuation, Settings, Switch};
-pub use why::{ProspectRow, WhyReport};
+pub use traffic::FileTraffic;
+pub use why::{FilesRow, ProspectRow, WhyReport};

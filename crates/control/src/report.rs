@@ -136,6 +136,9 @@ pub struct Usage {
     pub calls: u64,
     /// Bytes that these have brought it and taken from it.
     pub call_bytes: u64,
+    /// Bytes that it has read and written itself of files of the node where it runs, since it came there.
+    #[serde(default)]
+    pub near_bytes: u64,
 }
 
 /// `tern status`.

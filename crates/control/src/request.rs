@@ -6,6 +6,7 @@ use crate::costs::{Costs, LinkRow};
 use crate::place::Place;
 use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
 use crate::steer::{Decay, Evacuation, Settings, Switch};
+use crate::traffic::FileTraffic;
 use crate::why::WhyReport;
 use serde::{Deserialize, Serialize};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
@@ -129,6 +130,8 @@ pub enum Request {
         /// The node; none: its home.
         node: Option<NodeId>,
     },
+    /// What processes of this node have read and written of other nodes' files lately (root only).
+    FileTraffic(Vec<FileTraffic>),
     /// May the cluster move a running process by itself, and what it forks? `Keep` is refused.
     SetLock {
         /// The process.
@@ -269,7 +272,7 @@ pub enum Reply {
     /// To `GetMap`.
     Map(String),
     /// To `Why`.
-    Why(WhyReport),
+    Why(Box<WhyReport>),
     /// To `Settings`.
     Settings(Settings),
     /// To `Token`: what `tern join` takes.

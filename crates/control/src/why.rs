@@ -16,6 +16,9 @@ pub struct WhyReport {
     pub memory: u64,
     /// System calls to home a second: those that go there, or that would.
     pub calls_per_s: f64,
+    /// Files of other nodes that it reads and writes.
+    #[serde(default)]
+    pub files: Vec<FilesRow>,
     /// Why no move of it is considered now; `None` if any is.
     pub stays: Option<String>,
     /// Each node that is considered, the fastest first.
@@ -24,6 +27,17 @@ pub struct WhyReport {
     pub last: Option<String>,
     /// How long ago that was said.
     pub last_ms: u64,
+}
+
+/// What a process does on files of another node than its home, wherever it runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilesRow {
+    /// The node that has them.
+    pub node: NodeId,
+    /// How often home asks that node a second, or would.
+    pub calls_per_s: f64,
+    /// Bytes of that a second.
+    pub bytes_per_s: f64,
 }
 
 /// What a process has to hope for on a node.

@@ -89,6 +89,7 @@ impl Family {
                 waited_seconds: m.demand.waited as f64 / 1e9,
                 calls: m.calls[0],
                 call_bytes: m.calls[1],
+                near_bytes: if m.is_away() { m.demand.near } else { 0 },
             },
             started: None,
         }

@@ -163,7 +163,8 @@ impl Member {
         *self.direct.alone.get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
-    /// An open file of it, if nobody but it has that. One that it has opened just now nobody can have.
+    /// An open file of it, if nobody but it has that; and where it may be opened as well, if it is in MFS. One that it has opened just now nobody can
+    /// have.
     fn in_hand(&mut self, fd: i32, prove: bool) -> Option<Found> {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
         let pid = self.memory.pid();
@@ -205,6 +206,7 @@ impl Member {
             let tick = if place.is_some() { TICK + APART } else { TICK };
             self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat), tick });
         }
+        let place = place.filter(|_| place::may_be_opened_there(pid, fd));
         let file = InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes, local };
         Some(Found { file, place, about })
     }

@@ -26,6 +26,13 @@ pub(crate) fn of(pid: i32, fd: i32, stat: &Stat) -> Option<Place> {
     Some(Place { node, path: ByteBuf::from(path), number: stat.st_ino, who })
 }
 
+/// Whether its tree lets guests have such a file open themselves (`mount.mfs -o dfsa=1`): it answers that without asking anybody.
+pub(crate) fn may_be_opened_there(pid: i32, fd: i32) -> bool {
+    let mut said = [0; 1];
+    let path = format!("/proc/{pid}/fd/{fd}");
+    rustix::fs::getxattr(path, "system.mfs_dfsa", &mut said) == Ok(1) && said == *b"1"
+}
+
 /// The node and what comes after it, if this is the line of the tree that the path is in.
 fn below(line: &str, device: &str, path: &Path) -> Option<(NodeId, Vec<u8>)> {
     let (mount, kind) = line.split_once(" - ")?;

@@ -58,7 +58,12 @@ impl Family {
     pub(crate) fn rows(&mut self) -> Vec<ProcessRow> {
         let usage = |m: &mut Member| {
             let demand = m.demand();
-            Usage { memory: demand.memory, waited_seconds: demand.waited as f64 / 1e9, ..Usage::default() }
+            Usage {
+                memory: demand.memory,
+                waited_seconds: demand.waited as f64 / 1e9,
+                near_bytes: demand.near,
+                ..Usage::default()
+            }
         };
         let (uid, from) = (self.identity.0, Some(self.home_node));
         let row = |m: &mut Member| ProcessRow {

@@ -198,7 +198,10 @@ impl Member {
     pub fn demand(&mut self) -> Demand {
         let memory = procfs::stat(self.process.memory.pid()).map_or(0, |stat| stat.resident());
         let live = self.threads.values().map(|t| cpu::waited(t.host).unwrap_or_default());
-        self.process.demand = Demand { waited: live.fold(self.process.waited, u64::saturating_add), memory };
+        // Of all that it reads and writes, only what is on files that it has open itself is done by its own calls.
+        let near = procfs::transferred(self.process.memory.pid()).unwrap_or_default();
+        let waited = live.fold(self.process.waited, u64::saturating_add);
+        self.process.demand = Demand { waited, memory, near };
         self.process.demand
     }
 

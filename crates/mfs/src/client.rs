@@ -25,6 +25,7 @@ mod owed;
 mod peer;
 mod people;
 mod told;
+mod traffic;
 mod tree;
 mod unsaved;
 mod ways;
@@ -54,6 +55,8 @@ pub struct Options {
     pub source: String,
     /// Nothing can be changed through it.
     pub read_only: bool,
+    /// A guest on a file's own node has that open itself.
+    pub dfsa: bool,
     /// How long a call waits for a node that does not answer.
     pub patience: Duration,
 }
@@ -76,12 +79,17 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
     let common =
         Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
-    let tree = Arc::new(Tree::new(common, config.run_dir.clone(), config.admin_tree.clone()));
+    let tree = Tree::new(common, config.run_dir.clone(), config.admin_tree.clone(), options.dfsa);
+    let tree = Arc::new(tree);
     let forgetting = tree.forgetting.clone();
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);
     fuser.clone_fd = true;
     let session = if rustix::process::geteuid().is_root() {
+        // What a plain user's tree says of others is not believed. And without dfsa no process gains by going to its files.
+        if options.dfsa {
+            traffic::tell(&tree);
+        }
         let device =
             mount_as_root(at, options).with_context(|| format!("cannot mount at {}", at.display()))?;
         fuser::Session::from_fd(Mounted(tree), device, SessionACL::All, fuser)

@@ -36,6 +36,9 @@ enum What {
         /// Nothing can be changed through it.
         #[arg(long)]
         read_only: bool,
+        /// Whether guests have files of their own node open themselves, if they are in this tree.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+        dfsa: u8,
         /// Seconds that a call waits for a node that does not answer.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: u64,
@@ -68,8 +71,9 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             serve::run(config, &door, is_first)
         }
-        What::Mount { at, source, read_only, timeout } => {
-            let options = Options { source, read_only, patience: Duration::from_secs(timeout) };
+        What::Mount { at, source, read_only, dfsa, timeout } => {
+            let patience = Duration::from_secs(timeout);
+            let options = Options { source, read_only, dfsa: dfsa == 1, patience };
             let session = client::mount(&config, &at, &options)?;
             say("ready");
             session.serve()

@@ -27,6 +27,7 @@ use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
 use leases::Leases;
+use near::Guests;
 use perform::{Fault, Performance};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -80,7 +81,7 @@ struct Serving {
     open: AtomicBool,
     connections: AtomicUsize,
     /// Open for guests of this node.
-    guests_files: AtomicUsize,
+    guests: Guests,
 }
 
 /// Serves this node's files for ever. The first server since the node was started has nobody's promises to hold.
@@ -107,7 +108,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         // What is changed from now on is said at the door.
         open: AtomicBool::new(!tern_node::settings(&config.run_dir).no_mfs),
         connections: AtomicUsize::new(0),
-        guests_files: AtomicUsize::new(0),
+        guests: Guests::default(),
         config,
     });
     if serving.config.file.mfs_notices.unwrap_or(false) {
@@ -126,6 +127,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
                 ShimRequest::Files { open } => {
                     serving.open.store(*open, Ordering::Release);
                     if !*open {
+                        serving.guests.send_home();
                         // What others believe they would read for their term.
                         serving.leases.recall_all();
                     }

@@ -39,4 +39,6 @@ pub struct Demand {
     pub waited: u64,
     /// Bytes of memory that it has.
     pub memory: u64,
+    /// Bytes of this node's own files that it has read and written itself, in this life.
+    pub near: u64,
 }

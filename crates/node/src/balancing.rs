@@ -8,6 +8,7 @@ use crate::habits::{Candidate, Habits, House};
 use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::state::Node;
+use crate::traffic::Traffic;
 use crate::{cluster, moving, owner, peers, processes};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,7 @@ pub(crate) struct Balancing {
     state: Mutex<State>,
     processes: Mutex<Processes>,
     habits: Mutex<Habits>,
+    pub(crate) traffic: Traffic,
     pub(crate) eligible: Eligible,
     /// As it was looked at last.
     candidates: Mutex<Vec<Candidate>>,
@@ -80,7 +82,8 @@ fn look(node: &Arc<Node>, rows: &[ProcessRow]) {
     let started: HashSet<i32> = eligible.iter().map(|one| one.pid).collect();
     let others = balancing.eligible.among(&all, node.config.move_root);
     eligible.extend(others.into_iter().filter(|one| !started.contains(&one.pid)));
-    let candidates = lock(&balancing.habits).look(&all, eligible, rows, &house);
+    let traffic = balancing.traffic.take();
+    let candidates = lock(&balancing.habits).look(&all, eligible, rows, &traffic, &house);
     let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
     *lock(&balancing.candidates) = candidates;
     settle_own(node, &processes, now_ms);

@@ -119,6 +119,11 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         Request::Process { pid } => single::row(node, caller, pid).map(|row| Reply::Process(row.into())),
         Request::Place { pid, of } => Ok(Reply::Place(single::place(node, pid, of))),
         Request::Choose { pid, of, node: to } => single::choose(node, caller, pid, of, to),
+        Request::FileTraffic(told) => {
+            caller.must_own_node("say what others do on files")?;
+            node.balancing.traffic.hear(&told);
+            Ok(Reply::Done)
+        }
         Request::SetLock { pid, lock } => single::set_lock(node, caller, pid, lock),
         Request::Advise { pid, advice } => single::advise(node, caller, pid, advice),
         Request::For { uid, gid, request } => answer(node, caller.speaks_for(uid, gid)?, *request),

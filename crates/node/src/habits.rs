@@ -1,7 +1,11 @@
 //! What this home knows of each of its processes that may be balanced: how much it computes, calls and grows, wherever
 //! it runs. At home the kernel tells; of one that is away its shim does, by what the guest's node and its deputy count.
 
+mod on_files;
+
 use crate::registry::Started;
+use crate::traffic::ByProcess;
+use on_files::{OnFiles, While};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tern_balancer as balancer;
 use tern_balancer::{Decayed, Hint};
@@ -38,6 +42,9 @@ struct Known {
     growth: f64,
     calls: Decayed,
     bytes: Decayed,
+    on_files: OnFiles,
+    /// When what it did at home was counted last.
+    counted_ms: Option<u64>,
     refused: Option<(u64, String)>,
 }
 
@@ -48,6 +55,7 @@ struct Counted {
     wanted: f64,
     calls: f64,
     bytes: f64,
+    near: f64,
     memory: f64,
 }
 
@@ -78,6 +86,7 @@ impl Habits {
         all: &[tern_load::Process],
         eligible: Vec<Started>,
         rows: &[ProcessRow],
+        traffic: &ByProcess,
         house: &House<'_>,
     ) -> Vec<Candidate> {
         let here: HashMap<i32, &tern_load::Process> = all.iter().map(|found| (found.pid, found)).collect();
@@ -92,7 +101,10 @@ impl Habits {
             }
             let row = rows.get(&started.pid).copied();
             let key = (started.pid, started.start);
-            let before = self.known.remove(&key);
+            let mut before = self.known.remove(&key);
+            if let Some((known, told)) = before.as_mut().zip(traffic.get(&started.pid)) {
+                known.on_files.hear(told);
+            }
             let now = follow(before, found, row, &started.said.advice, house);
             candidates.push(Candidate {
                 start: started.start,
@@ -141,11 +153,14 @@ fn follow(
         growth: 0.0,
         calls: Decayed::default(),
         bytes: Decayed::default(),
+        on_files: OnFiles::default(),
+        counted_ms: None,
         refused: None,
     });
     if known.at != at {
         // Counts of another life say nothing of this one, but its habits are the same.
-        (known.at, known.since_ms, known.heard) = (at, house.now_ms, None);
+        (known.at, known.since_ms, known.heard, known.counted_ms) = (at, house.now_ms, None, None);
+        known.on_files.moved();
     }
     let decay = decay(advice.forget, house.decay);
     match is_away(row, house.me) {
@@ -154,7 +169,11 @@ fn follow(
             known.memory = found.resident as f64;
             if let Some(rates) = &found.rates {
                 known.learn(rates.wanted.into(), rates.growth.into());
-                known.count(rates.calls.into(), rates.bytes.into(), decay);
+                let before_ms = known.counted_ms.replace(house.now_ms);
+                let seconds =
+                    before_ms.map_or(1.0, |then| house.now_ms.saturating_sub(then).max(1) as f64 / 1e3);
+                let (calls, bytes) = (f64::from(rates.calls) * seconds, f64::from(rates.bytes) * seconds);
+                known.count(While { seconds, calls, bytes, away: None }, decay);
             }
         }
     }
@@ -168,6 +187,7 @@ impl Counted {
             wanted: row.cpu_seconds + usage.waited_seconds,
             calls: usage.calls as f64,
             bytes: usage.call_bytes as f64,
+            near: usage.near_bytes as f64,
             memory: usage.memory as f64,
         }
     }
@@ -183,11 +203,13 @@ impl Known {
         };
         let seconds = now_ms.saturating_sub(then_ms) as f64 / 1e3;
         if (seconds >= 0.5 && now != then) || seconds > 3.0 {
-            let each = |now: f64, then: f64| (now - then).max(0.0) / seconds;
+            let more = |now: f64, then: f64| (now - then).max(0.0);
             // A shim that has lost its memory counts from nothing again.
             let growth = if then.memory > 0.0 { (now.memory - then.memory) / seconds } else { 0.0 };
-            self.learn(each(now.wanted, then.wanted) * 100.0, growth);
-            self.count(each(now.calls, then.calls), each(now.bytes, then.bytes), decay);
+            self.learn(more(now.wanted, then.wanted) / seconds * 100.0, growth);
+            let away = Some((self.at, now_ms.saturating_sub(self.since_ms), more(now.near, then.near)));
+            let (calls, bytes) = (more(now.calls, then.calls), more(now.bytes, then.bytes));
+            self.count(While { seconds, calls, bytes, away }, decay);
             self.heard = Some((now_ms, now));
         }
     }
@@ -199,9 +221,10 @@ impl Known {
         self.growth += (growth - self.growth) * part;
     }
 
-    fn count(&mut self, calls: f64, bytes: f64, decay: balancer::Decay) {
-        self.calls.add(calls, decay);
-        self.bytes.add(bytes, decay);
+    fn count(&mut self, now: While, decay: balancer::Decay) {
+        let (calls, bytes) = self.on_files.count(now, decay);
+        self.calls.add(calls / now.seconds, decay);
+        self.bytes.add(bytes / now.seconds, decay);
     }
 }
 
@@ -243,6 +266,7 @@ fn describe(
         growth: known.growth.max(0.0) as u64,
         calls_per_s: known.calls.rate(),
         bytes_per_s: known.bytes.rate(),
+        files: known.on_files.rates(),
         claim: advice.memory.unwrap_or(0),
         hint: match advice.habit {
             Some(Habit::Cpu) => Hint::Cpu,
@@ -299,7 +323,7 @@ mod tests {
             migrations: 1,
             reason: String::new(),
             command: "x".into(),
-            usage: Usage { memory: 9 << 20, waited_seconds, calls, call_bytes: 0 },
+            usage: Usage { memory: 9 << 20, waited_seconds, calls, ..Usage::default() },
             started: None,
         }
     }

@@ -53,6 +53,7 @@ mod slots;
 mod speed;
 mod state;
 pub mod token;
+mod traffic;
 pub mod users;
 mod why;
 

@@ -2,26 +2,32 @@
 
 use crate::balancing;
 use crate::state::Node;
-use tern_balancer::{Bar, Prospect, Reason, Stay, Verdict};
-use tern_control::{ProspectRow, Refusal, Reply, WhyReport};
-use tern_ids::HomePid;
+use tern_balancer::{Bar, Prospect, Reason, Stay, Traffic, Verdict};
+use tern_control::{FilesRow, ProspectRow, Refusal, Reply, WhyReport};
+use tern_ids::{HomePid, NodeId};
 
 /// `migrate --why`.
 pub(crate) fn report(node: &Node, pid: HomePid) -> Result<Reply, Refusal> {
     let (process, why) = balancing::why(node, pid)?;
     let (last_ms, last) = why.last.map_or((0, None), |(ago, verdict)| (ago, Some(said(&verdict))));
     let refused = balancing::refusal(node, pid).filter(|_| !process.movable);
-    Ok(Reply::Why(WhyReport {
+    Ok(Reply::Why(Box::new(WhyReport {
         pid,
         at: why.at,
         demand: process.demand,
         memory: process.rss,
         calls_per_s: process.calls_per_s,
+        files: process.files.iter().map(files).collect(),
         stays: refused.or_else(|| why.stay.as_ref().map(stays)),
         nodes: why.prospects.iter().map(row).collect(),
         last,
         last_ms,
-    }))
+    })))
+}
+
+fn files((node, traffic): (&NodeId, &Traffic)) -> FilesRow {
+    let Traffic { calls_per_s, bytes_per_s } = *traffic;
+    FilesRow { node: *node, calls_per_s, bytes_per_s }
 }
 
 fn row(prospect: &Prospect) -> ProspectRow {
@@ -44,6 +50,7 @@ fn said(verdict: &Verdict) -> String {
                 Reason::Home => "home has a CPU to spare",
                 Reason::Memory => "its node is running out of memory",
                 Reason::Evicted => "its node wants it gone",
+                Reason::Files => "it works so much on files of that node",
             };
             format!("from {} to {}: {why}", next.from, next.to)
         }

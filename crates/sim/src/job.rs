@@ -1,5 +1,25 @@
 //! One job.
 
+use tern_balancer::Traffic;
+
+/// What a job does on files of another node than its home.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Files {
+    /// The node that has them.
+    pub on: usize,
+    /// Calls for each second of work.
+    pub calls: f64,
+    /// Bytes of these, for each second of work.
+    pub bytes: f64,
+}
+
+impl Files {
+    /// At this pace.
+    pub(crate) fn traffic(&self, pace: f64) -> Traffic {
+        Traffic { calls_per_s: self.calls / pace, bytes_per_s: self.bytes / pace }
+    }
+}
+
 /// What it is, wherever it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
@@ -23,6 +43,8 @@ pub struct Job {
     pub calls: f64,
     /// Bytes of these, for each second of work.
     pub bytes: f64,
+    /// What it does on another node's files.
+    pub files: Option<Files>,
     /// Runs and rests in turn, for so many milliseconds each; 0: always runs.
     pub turns_ms: u64,
 }
@@ -41,8 +63,19 @@ impl Job {
             sleep: 0.0,
             calls: 20.0,
             bytes: 20e3,
+            files: None,
             turns_ms: 0,
         }
+    }
+
+    /// Seconds that it waits on a node for what is made elsewhere, for each second of work.
+    pub(crate) fn talk(&self, me: usize, call_s: f64, link: f64) -> f64 {
+        let away = if self.home == me { 0.0 } else { 1.0 };
+        let reach = |calls: f64, bytes: f64| calls * call_s + bytes / link;
+        // Home asks the files' node, and elsewhere home is asked for that.
+        let files = self.files.filter(|files| files.on != me);
+        let files = files.map_or(0.0, |files| (1.0 + away) * reach(files.calls, files.bytes));
+        away * reach(self.calls, self.bytes) + files
     }
 
     /// Seconds that it needs at least, alone on a CPU of this speed (1 is standard), at home.

@@ -25,7 +25,7 @@ mod report;
 mod transit;
 mod world;
 
-pub use job::Job;
+pub use job::{Files, Job};
 pub use machine::Hardware;
 pub use mix::{Event, MIXES, Mix, Scenario};
 pub use report::{Ages, Comparison, Deaths, Fairness, Outcome, compare};

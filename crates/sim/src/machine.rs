@@ -94,9 +94,7 @@ impl Machine {
                 running.demand -= if running.frozen { 0.0 } else { running.demand * (step_s / SAMPLER_S) };
                 return true;
             }
-            let away = running.job.home != me;
-            let talk = if away { running.job.calls * call_s + running.job.bytes / link } else { 0.0 };
-            let pace = 1.0 / share + running.job.sleep + talk;
+            let pace = 1.0 / share + running.job.sleep + running.job.talk(me, call_s, link);
             running.pace = pace;
             running.busy = 1.0 / (share * pace);
             running.demand += (running.busy - running.demand) * (step_s / SAMPLER_S);

@@ -114,6 +114,7 @@ impl Tally {
             Reason::Home => "home",
             Reason::Memory => "memory",
             Reason::Evicted => "evicted",
+            Reason::Files => "files",
         };
         *self.reasons.entry(name).or_default() += 1;
     }

@@ -356,6 +356,7 @@ impl<'a> World<'a> {
         process.dirty = (job.dirty * running.demand.min(1.0)) as u64;
         process.calls_per_s = job.calls / pace;
         process.bytes_per_s = job.bytes / pace;
+        process.files = job.files.iter().map(|files| (id(files.on), files.traffic(pace))).collect();
         process.evicted = self.machines[running.at].leaving && running.at != job.home;
         process
     }

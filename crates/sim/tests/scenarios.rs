@@ -1,8 +1,8 @@
 //! What issue 3 wants to see, in simulated clusters with the daemon's own gossip and balancer.
 
 use tern_sim::{
-    Event, Hardware, Information, Job, Mix, Objective, Outcome, Placing, Policy, Scenario, Settings, compare,
-    run,
+    Event, Files, Hardware, Information, Job, Mix, Objective, Outcome, Placing, Policy, Scenario, Settings,
+    compare, run,
 };
 
 fn settings(objective: Objective) -> Settings {
@@ -31,6 +31,7 @@ fn computing(home: usize, count: usize, work_s: f64) -> Vec<Job> {
         sleep: 0.0,
         calls: 20.0,
         bytes: 20e3,
+        files: None,
         turns_ms: 0,
     };
     vec![job; count]
@@ -160,4 +161,42 @@ fn the_same_seed_gives_the_same_report() {
         |seed| compare(&Mix::named("churn").unwrap().scenario(20, 2, seed), &settings(Objective::Greedy));
     assert_eq!(of(5), of(5));
     assert_ne!(of(5), of(6));
+}
+
+/// Works on files of the third node, for which it waits `seconds` at home, for each second of work.
+fn on_files(home: usize, work_s: f64, seconds: f64) -> Job {
+    let files = Files { on: 2, calls: seconds * 2_000.0, bytes: seconds * 58e6 };
+    Job { files: Some(files), ..computing(home, 1, work_s).remove(0) }
+}
+
+#[test]
+fn a_job_goes_to_its_files_and_stays_there() {
+    // All CPUs are idle but its own, so that the files are the only difference.
+    for waits in [0.1, 0.5, 5.0] {
+        let jobs = [vec![on_files(0, 100.0, waits)], computing(1, 1, 100.0)].concat();
+        let outcome = balanced(&scenario(4, jobs, 900));
+        assert_eq!((outcome.moves, outcome.reasons.get("files")), (1, Some(&1)), "{waits}: {outcome:?}");
+        // It had to use a second of CPU time first.
+        let most = 102.0 + 3.0 * waits;
+        assert!(outcome.makespan_s.unwrap() <= most, "{waits}: {outcome:?}");
+    }
+    // What it hardly waits for moves nobody, nor does what is computed.
+    let jobs = [vec![on_files(0, 100.0, 0.02)], computing(1, 1, 100.0)].concat();
+    assert_eq!(balanced(&scenario(4, jobs, 900)).moves, 0);
+}
+
+#[test]
+fn files_and_cpus_are_weighed_without_swings() {
+    // Eight are drawn to the one CPU of their files' node; away from there each would take half as long again at home.
+    let jobs: Vec<Job> = (0..8).map(|index| on_files(index % 2, 120.0, 0.5)).collect();
+    let outcome = balanced(&scenario(4, jobs, 3_600));
+    assert_eq!((outcome.finished, outcome.back_within_10s), (8, 0));
+    assert!(outcome.most_moves <= 6, "{outcome:?}");
+    // Three CPUs at a pace of 1.5 or 2, and one at 1; alone each of them had 1 of 4 of what all are worth.
+    assert!(outcome.makespan_s.unwrap() < 420.0, "{outcome:?}");
+    // Its files' node is crowded by its own jobs: it is not worth going there.
+    let jobs = [vec![on_files(0, 60.0, 0.3)], computing(2, 12, 60.0)].concat();
+    let one = scenario(3, jobs, 900);
+    let outcome = balanced(&one);
+    assert_eq!(outcome.back_within_10s, 0, "{outcome:?}");
 }

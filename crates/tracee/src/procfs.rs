@@ -405,6 +405,19 @@ pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
         .collect())
 }
 
+/// Bytes that it has read and written by calls of its own, of files and of all else.
+///
+/// # Errors
+/// If the process is gone or not ours.
+pub fn transferred(pid: i32) -> Result<u64> {
+    let text = read(pid, "io")?;
+    let lines = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
+    let counts = lines.filter_map(|line| {
+        line.strip_prefix("rchar: ").or_else(|| line.strip_prefix("wchar: "))?.parse::<u64>().ok()
+    });
+    Ok(counts.fold(0, u64::saturating_add))
+}
+
 /// Where an open file of it is read and written next, and its flags, as open(2) has them.
 ///
 /// # Errors

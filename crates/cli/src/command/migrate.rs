@@ -161,7 +161,7 @@ fn all_of(wanted: u32, each: impl Fn(&ProcessRow) -> Result<(), Failure>, tool: 
 
 fn why(pid: HomePid, json: bool) -> Result<(), Failure> {
     let report = match client::ask(&Request::Why { pid })? {
-        Reply::Why(report) => report,
+        Reply::Why(report) => *report,
         other => return Err(client::unexpected(&other)),
     };
     if json {
@@ -172,6 +172,10 @@ fn why(pid: HomePid, json: bool) -> Result<(), Failure> {
         "{pid} is on node {at}: it wants {demand:.0}% of a CPU, has {}, and calls home {calls_per_s:.0} times a second\n",
         output::bytes(memory),
     );
+    for files in &report.files {
+        let (calls, bytes) = (files.calls_per_s, output::bytes(files.bytes_per_s as u64));
+        text += &format!("on files of node {}: {bytes} a second, in {calls:.0} calls\n", files.node);
+    }
     if let Some(stays) = &report.stays {
         text += &format!("now: {stays}\n");
     }

@@ -27,7 +27,7 @@ pub struct Options {
     source: String,
     /// Where
     directory: PathBuf,
-    /// Options, with commas between: ro, timeout=SECONDS, config=DIRECTORY, dfsa=0; those of fstab
+    /// Options, with commas between: ro, timeout=SECONDS, config=DIRECTORY, dfsa=0|1; those of fstab
     #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Change nothing through it; the same as -o ro
@@ -53,6 +53,7 @@ struct Wanted {
     read_only: bool,
     timeout: Option<u64>,
     config: Option<PathBuf>,
+    dfsa: bool,
 }
 
 /// The command line.
@@ -64,7 +65,9 @@ pub fn describe() -> Command {
              node has its number; here is the node where the calling process runs, home its home, 0 this node, and the \
              names of the cluster's map work too. selected is the node that was written to its file of that name \
              (/run/mosix/proc/self/selected), lastexec the one where it has executed its program. magic is where it \
-             runs to what makes a file, and where it has made the last one to all else: for temporary files. It goes on without ternd, and ends when it is unmounted.\n\nIn \
+             runs to what makes a file, and where it has made the last one to all else: for temporary files. It goes on without ternd, and ends when it is unmounted.\n\nWith \
+             dfsa=1, which is so unless it is said, a process that runs on the node of a file which it has open reads and writes that there. \
+             With dfsa=0 its home does it, as for other files.\n\nIn \
              /etc/fstab:\n\n  mymfs /mfs mfs defaults,nofail 0 0",
         )
         .after_help(help::closing(
@@ -98,6 +101,9 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     if wanted.read_only {
         program.arg("--read-only");
     }
+    if !wanted.dfsa {
+        program.args(["--dfsa", "0"]);
+    }
     if let Some(timeout) = wanted.timeout {
         program.args(["--timeout", &timeout.to_string()]);
     }
@@ -121,7 +127,7 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
 }
 
 fn read(options: &Options) -> Result<Wanted, String> {
-    let mut wanted = Wanted { read_only: options.read_only, timeout: None, config: None };
+    let mut wanted = Wanted { read_only: options.read_only, timeout: None, config: None, dfsa: true };
     for option in options.options.iter().filter(|option| !option.is_empty()) {
         match option.split_once('=') {
             None if option == "ro" => wanted.read_only = true,
@@ -130,11 +136,9 @@ fn read(options: &Options) -> Result<Wanted, String> {
                 wanted.timeout = Some(seconds.ok_or("timeout is 1 to 3600 seconds")?);
             }
             Some(("config", directory)) => wanted.config = Some(directory.into()),
-            // There is none yet: guests' calls on files go home, whatever is mounted.
-            Some(("dfsa", "0")) => {}
-            Some(("dfsa", _)) => {
-                return Err("there is no dfsa yet (docs/limits.md); dfsa=0 is what there is".into());
-            }
+            Some(("dfsa", "0")) => wanted.dfsa = false,
+            Some(("dfsa", "1")) => wanted.dfsa = true,
+            Some(("dfsa", _)) => return Err("dfsa is 0 or 1".into()),
             _ if OTHERS.contains(&&**option) || option.starts_with("x-") || options.sloppy => {}
             _ => return Err(format!("there is no option {option}")),
         }
@@ -155,10 +159,12 @@ mod tests {
 
     #[test]
     fn the_line_of_the_seeds_is_understood() {
-        let plain = Wanted { read_only: false, timeout: None, config: None };
+        let plain = Wanted { read_only: false, timeout: None, config: None, dfsa: true };
         assert_eq!(words("mymfs /mfs"), Ok(plain));
         assert!(words("mymfs /mfs -o defaults,nofail,x-systemd.automount,dfsa=0").is_ok());
         assert_eq!(words("mymfs /mfs -n -o ro,timeout=5").unwrap().timeout, Some(5));
+        assert!(words("mymfs /mfs -o defaults,dfsa=1").unwrap().dfsa);
+        assert!(!words("mymfs /mfs -o dfsa=0").unwrap().dfsa);
         assert!(words("mymfs /mfs -r").unwrap().read_only);
     }
 
@@ -167,7 +173,7 @@ mod tests {
         for (line, part) in [
             ("a /mfs -o fast", "no option fast"),
             ("a /mfs -o timeout=0", "1 to 3600"),
-            ("a /mfs -o dfsa=1", "no dfsa yet"),
+            ("a /mfs -o dfsa=2", "dfsa is 0 or 1"),
         ] {
             assert!(words(line).unwrap_err().contains(part), "{line}");
         }

@@ -305,13 +305,21 @@ impl Mounted {
         handle.inode.peer.owed.release(Release::File(handle.opened()), soon);
     }
 
-    pub(crate) fn read_at(&self, handle: FileHandle, at: u64, length: u32) -> Outcome<Read> {
+    pub(crate) fn read_at(
+        &self,
+        request: &Request,
+        handle: FileHandle,
+        at: u64,
+        length: u32,
+    ) -> Outcome<Read> {
         let handle = self.handle(handle)?;
         if let Some(read) = handle.early(at, length) {
             return Ok(read);
         }
         let deed = |opened| Deed::Read { opened, at, length };
-        self.0.with_open(&handle, &handle.opener, &[], deed).map(Read::All)
+        let heard = self.0.with_open(&handle, &handle.opener, &[], deed)?;
+        self.0.traffic.count(request.pid(), handle.inode.node(), heard.data().len());
+        Ok(Read::All(heard))
     }
 
     pub(crate) fn write_at(
@@ -331,6 +339,7 @@ impl Mounted {
             let heard =
                 self.0.with_open(&handle, &who, piece, |opened| Deed::Write { opened, at, append })?;
             handle.inode.content.doubt();
+            self.0.traffic.count(request.pid(), handle.inode.node(), piece.len());
             let count = count_in(&heard.answer, piece.len() as u64)?;
             done += count;
             if count < piece.len() as u64 {

@@ -24,6 +24,10 @@ use std::time::{Duration, SystemTime};
 /// How long the kernel may believe what is not under a lease.
 const TTL: Duration = Duration::ZERO;
 
+/// The attribute by which a deputy asks whether a guest may have files of this tree open itself (`deputy/place.rs`). The
+/// kernel lets everybody read one of that kind.
+const DFSA: &str = "system.mfs_dfsa";
+
 /// fuser's error of ours.
 fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())
@@ -262,7 +266,7 @@ impl Filesystem for Mounted {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         _number: INodeNo,
         handle: FileHandle,
         at: u64,
@@ -271,7 +275,7 @@ impl Filesystem for Mounted {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        answer!(reply, self.read_at(handle, at, size), |read| reply.data(read.data()));
+        answer!(reply, self.read_at(request, handle, at, size), |read| reply.data(read.data()));
     }
 
     fn write(
@@ -448,6 +452,10 @@ impl Filesystem for Mounted {
         // What chown asks of each file.
         if name == "security.capability" && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
             reply.error(error(Errno::NODATA));
+            return;
+        }
+        if name == DFSA {
+            sized(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
         let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };

@@ -57,11 +57,11 @@ fn status(pid: u32, field: &str) -> Option<String> {
 }
 
 /// The process of a thread; none if it is in no pid namespace of ours.
-fn process(tid: u32) -> Option<HomePid> {
+pub(crate) fn process(tid: u32) -> Option<HomePid> {
     status(tid, "Tgid:").and_then(|pid| pid.parse().ok()).map(HomePid)
 }
 
-fn ask(run_dir: &Path, request: &Request) -> std::io::Result<Reply> {
+pub(crate) fn ask(run_dir: &Path, request: &Request) -> std::io::Result<Reply> {
     let mut socket = UnixStream::connect(run_dir.join("control"))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;

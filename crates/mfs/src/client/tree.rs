@@ -9,6 +9,7 @@ use super::map::KeptMap;
 use super::owed::Owed;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, means};
+use super::traffic::Traffic;
 use super::ways::{Refused, steps};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
@@ -99,6 +100,8 @@ pub(crate) struct Tree {
     pub(crate) run_dir: PathBuf,
     /// Where the administration's tree is.
     admin: Option<PathBuf>,
+    /// A guest on a file's own node may have that open itself.
+    pub(crate) dfsa: bool,
     magic: Magic,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
@@ -107,6 +110,7 @@ pub(crate) struct Tree {
     pub(crate) people: People,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) refused: Refused,
+    pub(crate) traffic: Traffic,
 }
 
 /// How the kernel came to what it wants something done with.
@@ -119,12 +123,13 @@ pub(crate) enum By {
 }
 
 impl Tree {
-    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>) -> Self {
+    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>, dfsa: bool) -> Self {
         Self {
             map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
             run_dir,
             admin,
+            dfsa,
             magic: Magic::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
@@ -133,6 +138,7 @@ impl Tree {
             people: People::default(),
             interrupts: Arc::default(),
             refused: Refused::default(),
+            traffic: Traffic::default(),
         }
     }
 

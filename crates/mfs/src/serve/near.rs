@@ -13,12 +13,15 @@ use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, ROOT, Release};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use tern_control::door;
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{Refusal, RefusalKind};
@@ -32,22 +35,40 @@ const MOST: usize = 512;
 /// A path is no deeper: each step costs.
 const DEEPEST: usize = 200;
 
+/// The files that guests have open here.
+#[derive(Debug, Default)]
+pub(super) struct Guests {
+    count: AtomicUsize,
+    /// How their shims hear that they are to let go.
+    sockets: Mutex<HashMap<Opened, UnixStream>>,
+}
+
+impl Guests {
+    /// Has all of them let go of their files: at their next calls, which go home then, and are refused there.
+    pub(super) fn send_home(&self) {
+        for socket in lock(&self.sockets).values() {
+            // One that has gone by itself.
+            let _gone = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
 /// A file for a guest, among all.
 struct Counted(Arc<Serving>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.guests_files.fetch_sub(1, Ordering::AcqRel);
+        self.0.guests.count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Serving {
     /// Opens a file for a guest, in a thread of its own, which ends when the file is let go.
     pub(super) fn open_for_guest(self: &Arc<Self>, caller: door::Caller) {
-        if self.guests_files.load(Ordering::Acquire) >= MOST {
+        if self.guests.count.load(Ordering::Acquire) >= MOST {
             return caller.answer(&refusal("too many files are open for guests"));
         }
-        self.guests_files.fetch_add(1, Ordering::AcqRel);
+        self.guests.count.fetch_add(1, Ordering::AcqRel);
         let counted = Counted(self.clone());
         let work = move || counted.0.serve_guest(caller);
         if let Err(error) = std::thread::Builder::new().name("guest".into()).stack_size(256 << 10).spawn(work)
@@ -67,11 +88,18 @@ impl Serving {
         };
         if let Some(file) = session.0.file(opened)
             && let Ok(mut socket) = caller.give(file.fd.as_fd())
+            && let Ok(other) = socket.try_clone()
         {
+            lock(&self.guests.sockets).insert(opened, other);
+            // Those that were there when others were shut out have heard it.
+            if !self.open.load(Ordering::Acquire) {
+                self.guests.send_home();
+            }
             // However long its guest works on it.
             let _blocks = socket.set_read_timeout(None);
             while socket.read(&mut [0]).map_or_else(|e| e.kind() == ErrorKind::Interrupted, |read| read > 0) {
             }
+            lock(&self.guests.sockets).remove(&opened);
         }
         release::release(&session.0, &self.leases, Release::File(opened));
     }

@@ -37,6 +37,7 @@ fn plain_users_look_and_change_nothing() {
         Request::Switch { switch: Switch::NoMfs, on: true },
         Request::Choose { pid: own(), of: Place::Selected, node: None },
         Request::Choose { pid: own(), of: Place::Magic, node: None },
+        Request::FileTraffic(Vec::new()),
         Request::SetLock { pid: own(), lock: Lock::Unlocked },
         Request::Advise { pid: own(), advice: Advice::default() },
     ] {
