@@ -8,7 +8,7 @@
 use super::owed::{Owed, Part};
 use super::unsaved::Boot;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, Step, VERSION};
-use crate::{lock, send};
+use crate::{keep_alive, lock, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -413,6 +413,7 @@ impl Peer {
             self.common.identity.cluster_client(self.node).map_err(|_unusable| Failure::Lost)?;
         let end = end.min(Instant::now() + LOOK);
         let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
+        keep_alive(&link).map_err(|_gone| Failure::Broken)?;
         let (session, ear) = (self.common.session, lane == EAR);
         let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear };
         let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
