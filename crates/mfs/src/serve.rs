@@ -417,3 +417,6 @@ fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
     let head = tern_wire::encode(answer)?;
     Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
 }
+
+#[cfg(test)]
+mod tests;
