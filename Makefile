@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-storm test-kernels lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -43,6 +43,12 @@ test-suites: all
 	scripts/setup dpkg-source:dpkg-dev /usr/include/tcl8.6/tcl.h:tcl8.6-dev tclsh:tcl /usr/include/zlib.h:zlib1g-dev \
 		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
 	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
+
+# Two of these machines, whose nodes have disks, are reset by turns: what was saved on the other's (fsync) is there. Ten minutes.
+# TERN_KERNELS=6.12:6.12 is one cluster, TERN_ROUNDS=3 how often.
+test-resets: all
+	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils mkfs.ext4:e2fsprogs
+	scripts/test-resets $(target)/release
 
 lint:
 	cargo xtask ci-lint

@@ -17,26 +17,42 @@ BOOT = 240  # seconds, on a machine that has other things to do
 class Machine:
     """One machine with a kernel, a network card, a console in a file, and a shell behind its second serial line."""
 
-    def __init__(self, number, kernel, ramdisk, folder, model=MODEL, cpus=1):
+    def __init__(self, number, kernel, ramdisk, folder, model=MODEL, cpus=1, store=None):
         self.number, self.kernel = number, kernel
         folder = pathlib.Path(folder)
         self.console, self.line = folder / f"console{number}.log", folder / f"shell{number}"
+        self.card = folder / f"card{number}"
         self.pending = b""
         self.counter, self.asked = 0, "start"
-        words = [
+        self.words = [
             "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", model, "-smp", str(cpus), "-m", str(MEMORY_MIB),
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel.image,
             "-initrd", ramdisk,
-            # Without a stable TSC its vDSO would make calls as well, and prove nothing.
-            "-append", f"console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off net.ifnames=0 tern.node={number}",
+            # Without a stable TSC its vDSO would make calls as well, and prove nothing. Whether the timer works a kernel cannot
+            # find out where it waits for a processor itself.
+            "-append", f"console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off net.ifnames=0 tern.node={number}",
             "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
             "-chardev", f"socket,id=shell,path={self.line},server=on,wait=off", "-serial", "chardev:shell",
-            "-netdev", f"dgram,id=net,local.type=unix,local.path={folder}/card{number},"
+            "-netdev", f"dgram,id=net,local.type=unix,local.path={self.card},"
                        f"remote.type=unix,remote.path={folder}/wire{number}",
             "-device", f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:{number:02x},romfile=",
         ]
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if store:
+            # What it has written to the disk we keep, and nothing that it only meant to write.
+            self.words += ["-drive", f"if=virtio,format=raw,cache=writeback,file={store}"]
         self.shell = None
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def reset(self):
+        """As if its power had gone for a moment: all memory is lost. It begins anew, and is not waited for."""
+        self.close()
+        self.shell, self.pending = None, b""
+        self.line.unlink()
+        self.card.unlink(missing_ok=True)
+        self.start()
 
     def connect(self):
         """Takes the line to its shell. What it says before that is lost."""

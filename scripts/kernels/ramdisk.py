@@ -8,8 +8,8 @@ import stat
 import subprocess
 import tempfile
 
-# The network card and what it is plugged into, on kernels that have them as modules.
-MODULES = ("virtio_pci", "virtio_net")
+# The network card, a disk and what they are plugged into, and the file systems' own way out; on kernels that have them as modules.
+MODULES = ("virtio_pci", "virtio_net", "virtio_blk", "fuse")
 FOLDERS = ("bin", "etc/tern", "lib/modules", "mnt", "proc", "root", "run", "sys", "tmp", "usr/bin", "var/cache", "dev")
 
 
@@ -43,7 +43,7 @@ class Ramdisk:
                 self.file(library[1:], pathlib.Path(library).read_bytes(), 0o755)
 
     def modules(self, kernel):
-        """The network's modules; `lib/modules/order` says in which order they are loaded."""
+        """The modules; `lib/modules/order` says in which order they are loaded."""
         order = []
 
         def load(name):
@@ -70,6 +70,22 @@ class Ramdisk:
                 fields = (inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(spelled), 0)
                 head = b"070701" + b"".join(b"%08x" % field for field in fields) + spelled
                 archive.write(head + bytes(-len(head) % 4) + content + bytes(-len(content) % 4))
+
+
+def node(kernel, binaries):
+    """A machine that can be a node."""
+    disk = Ramdisk()
+    disk.file("init", (pathlib.Path(__file__).resolve().parent / "init").read_bytes(), 0o755)
+    disk.program("/bin/busybox", "bin/busybox")
+    disk.link("bin/sh", "busybox")
+    for name in ("tern", "ternd", "tern-shim", "tern-mfs"):
+        disk.program(binaries / name, f"usr/bin/{name}")
+    for name in ("migrate", "mps", "mosrun", "mosctl", "mount.mfs"):
+        disk.link(f"usr/bin/{name}", "tern")
+    disk.file("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
+    disk.file("etc/group", b"root:x:0:\nnogroup:x:65534:\n")
+    disk.modules(kernel)
+    return disk
 
 
 def stripped(source):

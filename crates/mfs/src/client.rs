@@ -24,6 +24,7 @@ mod map;
 mod owed;
 mod peer;
 mod people;
+mod sound;
 mod told;
 mod traffic;
 mod tree;

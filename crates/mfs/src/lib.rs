@@ -13,6 +13,9 @@ pub mod message;
 mod number;
 pub mod serve;
 
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::{Link, LinkError};
@@ -27,6 +30,15 @@ fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], patience: Duration
             done => return done,
         }
     }
+}
+
+/// Has the kernel find out within some 15 s that the peer's machine is gone, and within 5 s that it is another one by now: a server
+/// lets its locks go then, and a client that has asked asks again. Of a machine that was reset no word comes by itself.
+fn keep_alive(socket: &impl AsFd) -> Result<(), Errno> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(3))?;
+    sockopt::set_tcp_keepcnt(socket, 3)
 }
 
 /// A lock whose holder cannot leave it half changed, or has ended with the process.

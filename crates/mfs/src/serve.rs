@@ -20,9 +20,8 @@ mod release;
 mod session;
 mod stat;
 
-use crate::lock;
 use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
-use crate::send;
+use crate::{keep_alive, lock, send};
 use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
@@ -408,15 +407,6 @@ impl Drop for Listening<'_> {
     }
 }
 
-/// Has the kernel find out within some 15 s that the peer's machine is gone, so that its locks go too.
-fn keep_alive(socket: &TcpStream) -> Result<()> {
-    use rustix::net::sockopt;
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(3))?;
-    Ok(sockopt::set_tcp_keepcnt(socket, 3)?)
-}
-
 fn answer(done: Result<Answer, Fault>) -> Answer {
     match done {
         Ok(answer) => answer,
@@ -429,3 +419,6 @@ fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
     let head = tern_wire::encode(answer)?;
     Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
 }
+
+#[cfg(test)]
+mod tests;

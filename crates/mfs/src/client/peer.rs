@@ -6,9 +6,10 @@
 //! fail at once until it answers again, which one caller a second may find out.
 
 use super::owed::{Owed, Part};
+use super::sound::{Wanted, brought};
 use super::unsaved::Boot;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, Step, VERSION};
-use crate::{lock, send};
+use crate::{keep_alive, lock, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -196,7 +197,7 @@ impl Peer {
         deed: Deed,
         data: &[u8],
     ) -> Result<Heard, Unheard> {
-        let again = deed.survives_restart();
+        let (again, wanted) = (deed.survives_restart(), Wanted::of(&deed));
         let (mut lane, end) = self.lane()?;
         // What is written may fill a frame by itself.
         let part = if data.is_empty() { self.owed.take() } else { Part::default() };
@@ -208,6 +209,12 @@ impl Peer {
             Answer::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
             Answer::Forgotten => Err(Unheard::Forgotten),
             Answer::Elsewhere => Err(Unheard::Elsewhere),
+            _ if !wanted.is_met(&heard.answer) => {
+                let (objects, opened) = brought(&heard.answer);
+                objects.into_iter().for_each(|object| self.forget(object, 1));
+                opened.into_iter().for_each(|opened| self.owed.release(Release::File(opened), false));
+                Err(Errno::IO.into())
+            }
             _ => Ok(heard),
         }
     }
@@ -381,8 +388,8 @@ impl Peer {
                     let from = length - data.len();
                     return Ok(Heard { answer, boot, frame: frame.payload, from });
                 }
-                // An answer to somebody before us, who has given up.
-                Ok(frame) => link.recycle(frame.payload),
+                // Who gives an answer up gives the connection up with it: so nothing else can come on this one.
+                Ok(_) => return Err(Failure::Broken),
                 Err(LinkError::Timeout) if self.is_there() => {}
                 Err(LinkError::Timeout) => return Err(Failure::Lost),
                 Err(_) => return Err(Failure::Broken),
@@ -413,11 +420,15 @@ impl Peer {
             self.common.identity.cluster_client(self.node).map_err(|_unusable| Failure::Lost)?;
         let end = end.min(Instant::now() + LOOK);
         let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
+        keep_alive(&link).map_err(|_gone| Failure::Broken)?;
         let (session, ear) = (self.common.session, lane == EAR);
         let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear };
         let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
         link.send(ASK, 0, &[&begin], end)?;
         let frame = link.recv(end)?;
+        if (frame.kind, frame.tag) != (ANSWER, 0) {
+            return Err(Failure::Broken);
+        }
         match tern_wire::decode(&frame.payload) {
             Ok(Answer::Begun { fresh, boot }) => {
                 let mut state = self.state();
@@ -453,16 +464,9 @@ impl Asking<'_> {
     }
 }
 
-/// The link, unless its other end is known to be closed: then nothing need be sent to find out.
+/// The link, unless its other end is known to be closed: then nothing need be sent to find out. Nothing is to come that was not asked for.
 fn still_open(mut link: Link) -> Option<Link> {
-    loop {
-        match link.receive() {
-            // An answer to somebody before us, who has given up.
-            Ok(Some(frame)) => link.recycle(frame.payload),
-            Ok(None) => return Some(link),
-            Err(_) => return None,
-        }
-    }
+    matches!(link.receive(), Ok(None)).then_some(link)
 }
 
 /// Why a connection did not bring an answer.
@@ -483,3 +487,6 @@ impl From<LinkError> for Failure {
         if matches!(error, LinkError::Frame(FrameError::TooLong(_))) { Self::TooLong } else { Self::Broken }
     }
 }
+
+#[cfg(test)]
+mod tests;
