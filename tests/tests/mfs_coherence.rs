@@ -70,12 +70,7 @@ fn doer(cluster: &Cluster, node: u16, place: &str) -> Result<Asked> {
 }
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
-    mounted_with(prefix, nodes, on, "")
-}
-
-fn mounted_with(prefix: &str, nodes: u16, on: &[u16], rule: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, nodes)?;
-    cluster.run(2, &["sh", "-c", &format!("echo '{rule}' >> /etc/tern/ternd.toml")])?;
     for node in on {
         cluster.run(*node, &["mkdir", "-p", "/mfs"])?;
         cluster.run(*node, &["mount.mfs", "mymfs", "/mfs"])?;
@@ -107,7 +102,7 @@ fn what_was_written_is_what_is_read_a_thousand_times() {
 
 #[test]
 fn a_local_program_is_noticed_long_before_the_term_is_over() {
-    let cluster = mounted_with("mfsnoticed", 2, &[1], "mfs_notices = true").unwrap();
+    let cluster = mounted("mfsnoticed", 2, &[1]).unwrap();
     let mut local = doer(&cluster, 2, "/tmp/co").unwrap();
     let mut reader = doer(&cluster, 1, "/mfs/2/tmp/co").unwrap();
     let mut waited = Duration::ZERO;

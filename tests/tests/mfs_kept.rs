@@ -86,12 +86,30 @@ fn rounds() -> u32 {
     std::env::var("TERN_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 
+/// A rule of node 2, and a variable of who mounts its files.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    rule: &'static str,
+    variable: &'static str,
+}
+
+/// Changes of local programs are told of, and the kernel here can be told to forget names.
+const AS_IT_IS: Kind = Kind { rule: "", variable: "TERN_LOG=info" };
+
+/// Nobody is told of them.
+const UNTOLD: Kind = Kind { rule: "mfs_notices = false", ..AS_IT_IS };
+
+/// As before Linux 6.16: `tern-mfs` keeps names in the kernel's place.
+const OLD: Kind = Kind { variable: "TERN_NO_EPOCH=1", ..AS_IT_IS };
+const OLD_AND_UNTOLD: Kind = Kind { variable: OLD.variable, ..UNTOLD };
+
 /// Node 1 looks through /mfs; node 3 does as well, and node 2 has the files.
-fn cluster(name: &str) -> Result<Cluster> {
+fn cluster(name: &str, kind: Kind) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(name, 3)?;
+    cluster.run(2, &["sh", "-c", &format!("echo '{}' >> /etc/tern/ternd.toml", kind.rule)])?;
     for node in [1, 3] {
         cluster.run(node, &["mkdir", "-p", "/mfs"])?;
-        cluster.run(node, &["mount.mfs", "mymfs", "/mfs"])?;
+        cluster.run(node, &["env", kind.variable, "mount.mfs", "mymfs", "/mfs"])?;
     }
     cluster.run(2, &["mkdir", "-p", "-m", "777", "/tmp/names/deep/down"])?;
     Ok(cluster)
@@ -107,10 +125,13 @@ fn hands(cluster: &Cluster) -> Result<(Hand, [Hand; 2])> {
 
 #[test]
 fn what_is_opened_is_what_is_there() {
-    let cluster = cluster("mfsnames").unwrap();
-    let (mut looks, others) = hands(&cluster).unwrap();
+    opens(&cluster("mfsnames", AS_IT_IS).unwrap(), rounds()).unwrap();
+}
+
+fn opens(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let (mut looks, others) = hands(cluster)?;
     for mut other in others {
-        for round in 0..rounds() {
+        for round in 0..rounds {
             let [first, second, third] = ["a", "b", "c"].map(|which| format!("{which}{round:06}"));
             let mut turn = || {
                 let file = "deep/down/file";
@@ -137,17 +158,21 @@ fn what_is_opened_is_what_is_there() {
                 looks.must(&format!("create {file}"))?;
                 other.must("remove deep/second")
             };
-            turn().with_context(|| format!("round {round}")).unwrap();
+            turn().with_context(|| format!("round {round}"))?;
         }
     }
+    Ok(())
 }
 
 #[test]
 fn a_path_leads_where_it_leads_now() {
-    let cluster = cluster("mfspaths").unwrap();
-    let (mut looks, others) = hands(&cluster).unwrap();
+    paths(&cluster("mfspaths", AS_IT_IS).unwrap(), rounds()).unwrap();
+}
+
+fn paths(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let (mut looks, others) = hands(cluster)?;
     for mut other in others {
-        for round in 0..rounds() {
+        for round in 0..rounds {
             let [first, second] = ["a", "b"].map(|which| format!("{which}{round:06}"));
             let mut turn = || {
                 // A directory has another name, and another one has its.
@@ -196,18 +221,22 @@ fn a_path_leads_where_it_leads_now() {
                 Ok(())
             };
             let turn: Result<()> = turn();
-            turn.with_context(|| format!("round {round}")).unwrap();
+            turn.with_context(|| format!("round {round}"))?;
         }
     }
+    Ok(())
 }
 
 #[test]
 fn who_may_not_any_more_does_not() {
-    let cluster = cluster("mfsmayno").unwrap();
-    let (_, others) = hands(&cluster).unwrap();
-    let mut looks = Hand::start(&cluster, 1, &["/mfs/2/tmp/names", "1234"]).unwrap();
+    may_not(&cluster("mfsmayno", AS_IT_IS).unwrap(), rounds()).unwrap();
+}
+
+fn may_not(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let (_, others) = hands(cluster)?;
+    let mut looks = Hand::start(cluster, 1, &["/mfs/2/tmp/names", "1234"])?;
     for mut other in others {
-        for round in 0..rounds() / 4 {
+        for round in 0..rounds / 4 {
             let mut turn = || {
                 other.must("chmod deep 755")?;
                 other.must("put deep/down/file text")?;
@@ -221,23 +250,27 @@ fn who_may_not_any_more_does_not() {
                 looks.hears("get deep/down/file", "EACCES")?;
                 other.must("remove deep/down/file")
             };
-            turn().with_context(|| format!("round {round}")).unwrap();
+            turn().with_context(|| format!("round {round}"))?;
         }
     }
+    Ok(())
 }
 
 /// A directory whose own name changes while somebody is in it.
 #[test]
 fn who_is_in_a_directory_stays_there() {
-    let cluster = cluster("mfsstays").unwrap();
-    let (mut looks, others) = hands(&cluster).unwrap();
+    stays(&cluster("mfsstays", AS_IT_IS).unwrap(), rounds()).unwrap();
+}
+
+fn stays(cluster: &Cluster, rounds: u32) -> Result<()> {
+    let (mut looks, others) = hands(cluster)?;
     for mut other in others {
-        for round in 0..rounds() / 4 {
+        for round in 0..rounds / 4 {
             let mut turn = || {
                 other.must("mkdir place")?;
                 other.must("put place/file text")?;
                 looks.hears("get place/file", "text")?;
-                let mut inside = Hand::start(&cluster, 1, &["/mfs/2/tmp/names/place"])?;
+                let mut inside = Hand::start(cluster, 1, &["/mfs/2/tmp/names/place"])?;
                 inside.hears("get file", "text")?;
                 other.must("rename place moved")?;
                 inside.hears("get file", "text")?;
@@ -248,7 +281,24 @@ fn who_is_in_a_directory_stays_there() {
                 inside.must("remove file")?;
                 other.must("rmdir place")
             };
-            turn().with_context(|| format!("round {round}")).unwrap();
+            turn().with_context(|| format!("round {round}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_this_is_so_where_nobody_is_told_and_on_older_kernels() {
+    for (name, kind) in [("mfsuntold", UNTOLD), ("mfsold", OLD), ("mfsolduntold", OLD_AND_UNTOLD)] {
+        let cluster = cluster(name, kind).unwrap();
+        for (which, all) in [
+            ("opens", opens as fn(&Cluster, u32) -> Result<()>),
+            ("paths", paths),
+            ("may not", may_not),
+            ("stays", stays),
+        ] {
+            println!("{name}: {which}");
+            all(&cluster, rounds().div_ceil(5)).unwrap();
         }
     }
 }
@@ -256,7 +306,7 @@ fn who_is_in_a_directory_stays_there() {
 /// Two make, rename and remove files in one directory at once; neither may wait for the other's term again and again.
 #[test]
 fn two_in_one_directory_do_not_stand_in_each_others_way() {
-    let cluster = cluster("mfsboth").unwrap();
+    let cluster = cluster("mfsboth", AS_IT_IS).unwrap();
     let (mut one, [_, mut other]) = hands(&cluster).unwrap();
     let begun = std::time::Instant::now();
     let run = |hand: &mut Hand, name: &str| -> Result<()> {

@@ -21,6 +21,7 @@ mod listing;
 mod locks;
 mod magic;
 mod map;
+mod names;
 mod owed;
 mod peer;
 mod people;

@@ -110,7 +110,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         guests: Guests::default(),
         config,
     });
-    if serving.config.file.mfs_notices.unwrap_or(false) {
+    if serving.config.file.mfs_notices.unwrap_or(true) {
         serving.leases.listen();
     }
     loop {

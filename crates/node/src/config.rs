@@ -124,7 +124,7 @@ pub struct File {
     /// Whether root of another node is nobody here; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_squash_root: Option<bool>,
-    /// Whether they are told at once of what programs of this node change in files that they have open; false.
+    /// Whether they are told at once of what programs of this node change in files that they have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
     /// Where the administration's tree is; `/run/mosix` for root's node in /run/tern, nowhere for others, nor if empty.

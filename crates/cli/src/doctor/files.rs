@@ -23,7 +23,7 @@ fn local(told: io::Result<()>) -> Finding {
     match told {
         Ok(()) => Finding::ok(
             name,
-            "of files that other nodes have open can be told there at once (mfs_notices in ternd.toml)",
+            "of files that other nodes have open are told there at once (unless ternd.toml has mfs_notices = false)",
         ),
         Err(error) => {
             let cost = "what programs here change of files that other nodes have open is seen there up to a second later";

@@ -4,6 +4,7 @@ use super::attributes::{file, ours};
 use super::belief::{Before, Version};
 use super::handle::{Handle, Read};
 use super::inode::Inode;
+use super::names::makes_nothing;
 use super::peer::Heard;
 use super::told::{Named, Open, Told, known};
 use super::tree::{Below, Link, Tree};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tern_wire::limits::MOST_PAYLOAD;
 
 /// The most bytes that a deed on an open file takes, and its caller without his groups.
@@ -69,11 +71,16 @@ impl Mounted {
                     refused.at_name(tid, dir.number, name, true);
                     return Err(Errno::STALE);
                 }
-                Look::First => self.0.at_end(tid, &dir, &who, &[], deed).inspect_err(|errno| {
-                    if *errno == Errno::STALE {
-                        refused.at_name(tid, dir.number, name, false);
+                Look::First => {
+                    if let Some(told) = self.kept_name(tid, &dir, name) {
+                        return Ok(told);
                     }
-                }),
+                    self.0.at_end(tid, &dir, &who, &[], deed).inspect_err(|errno| {
+                        if *errno == Errno::STALE {
+                            refused.at_name(tid, dir.number, name, false);
+                        }
+                    })
+                }
                 how => {
                     if how == Look::Perhaps {
                         refused.begins(tid, dir.number);
@@ -99,6 +106,18 @@ impl Mounted {
         }
     }
 
+    /// What has a name, if it is believed here in the kernel's place; that is noted first, as where the kernel believes it.
+    fn kept_name(&self, tid: u32, dir: &Arc<Inode>, name: &OsStr) -> Option<Told> {
+        let epoch = self.0.forgetting.epoch();
+        let (inode, like, before) = dir.names.get(name, epoch)?;
+        let left = before.pass(|left| left(like.lease));
+        if !makes_nothing(tid) || !inode.ways.add(dir, name, left, epoch) || !self.0.inodes.tell_again(&inode)
+        {
+            return None;
+        }
+        Some(known(inode, &like, before, false))
+    }
+
     /// Tells the kernel of what has this name.
     pub(crate) fn tell(
         &self,
@@ -109,31 +128,36 @@ impl Mounted {
     ) -> Outcome<Told> {
         let Answer::Found(found, under) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
-        let name = self.named(dir, name, &inode, found, under);
+        let name = self.named(dir, name, &inode, found, under.lease, &before);
         Ok(known(inode, &found.attributes, before, false).named(name))
     }
 
-    /// The name of what was found, which the kernel may believe as long as the directory's lease holds.
+    /// The name of what was found, which the kernel may believe as long as the directory's lease holds. If it cannot forget names it is
+    /// believed here.
     pub(crate) fn named(
         &self,
         dir: &Arc<Inode>,
         name: &OsStr,
         inode: &Arc<Inode>,
         found: &Found,
-        under: &Attributes,
+        under: u32,
+        before: &Before,
     ) -> Named {
         use rustix::fs::FileType::{Directory, RegularFile, Symlink};
         let kind = rustix::fs::FileType::from_raw_mode(found.attributes.mode);
         let epoch = self.0.forgetting.epoch();
+        // Believed or not: it may be the last step of a way whose others were.
+        inode.ways.add(dir, name, Duration::ZERO, epoch);
         // Of others, what is opened is here, and nobody there is asked.
-        if matches!(kind, RegularFile | Directory | Symlink)
-            && self.0.forgetting.forgets_names()
-            && may_be_believed(dir, epoch)
-        {
-            Named::Under(under.lease, dir.clone(), name.to_owned(), inode.clone(), epoch)
-        } else {
-            Named::Anew
+        if !matches!(kind, RegularFile | Directory | Symlink) || !may_be_believed(dir, epoch) {
+            return Named::Anew;
         }
+        if self.0.forgetting.forgets_names() {
+            return Named::Under(under, dir.clone(), name.to_owned(), inode.clone(), epoch);
+        }
+        let lease = under.min(found.attributes.lease);
+        dir.names.keep(name, inode, Attributes { lease, ..found.attributes }, before, epoch);
+        Named::Anew
     }
 
     pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
@@ -166,18 +190,22 @@ impl Mounted {
             return Ok(Told::ours(of_link(link)));
         }
         let inode = self.inode(number)?;
-        if let Some((attributes, before)) = inode.after() {
+        let known_here = if reading { inode.kept() } else { inode.after() };
+        if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
         }
         let before = Before::asking(&inode.peer);
         let deed = |of| Deed::Stat { of };
-        let heard = if inode.is_believed() {
-            // It would not ask, had it not denied somebody something by what it believes: perhaps of a file that has lost its name.
-            self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
-        } else {
+        let heard = if reading {
             self.0.with(&inode, &self.who(request), &[], deed)?
+        } else {
+            // It may be about to deny somebody something by that, or have done so: perhaps of a file that has lost its name.
+            self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
         };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
+        if reading {
+            inode.keeps(attributes, before.clone());
+        }
         Ok(known(inode, &attributes, before, reading))
     }
 

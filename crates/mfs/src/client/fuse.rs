@@ -254,7 +254,7 @@ impl Filesystem for Mounted {
             if OFlags::from_bits_retain(flags).contains(OFlags::EXCL) {
                 inode.is_new(before.clone(), found.attributes.lease);
             }
-            let named = self.named(&dir, name, &inode, &found, &under);
+            let named = self.named(&dir, name, &inode, &found, under.lease, &before);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
             let handle = Handle::new(inode, who, flags, opened, heard.boot);
             Ok((attr, generation, self.opened(handle, found.attributes, before, named)))

@@ -7,6 +7,7 @@
 use super::belief::{Before, Version};
 use super::content::Content;
 use super::locks::Owners;
+use super::names::Names;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use super::ways::Ways;
@@ -51,8 +52,12 @@ pub(crate) struct Inode {
     pub(crate) content: Content,
     /// How the kernel may come to it without asking.
     pub(crate) ways: Ways,
+    /// What is below it, where the kernel asks each time.
+    pub(crate) names: Names,
     /// What it is like since something was done in it, for when the kernel asks that.
     after: Mutex<Option<(Attributes, Before)>>,
+    /// What it was like when somebody was about to read it.
+    kept: Mutex<Option<(Attributes, Before)>>,
     /// What the kernel was told that it is like, and until when it believes that.
     told: Mutex<Option<(Version, Instant)>>,
     /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
@@ -110,11 +115,6 @@ impl Inode {
         *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
     }
 
-    /// Whether the kernel still believes what it was told.
-    pub(crate) fn is_believed(&self) -> bool {
-        lock(&self.told).is_some_and(|(_, until)| Instant::now() < until)
-    }
-
     /// Whether the kernel may believe something else.
     pub(crate) fn is_believed_to_differ(&self, is: Version) -> bool {
         lock(&self.told).is_some_and(|(told, until)| told != is && Instant::now() < until + LONGER)
@@ -131,6 +131,16 @@ impl Inode {
     pub(crate) fn after(&self) -> Option<(Attributes, Before)> {
         let after = lock(&self.after).take();
         after.filter(|(is, before)| before.age() < AFTER && before.holds(is.lease))
+    }
+
+    /// It is like this, for whoever reads it.
+    pub(crate) fn keeps(&self, is: Attributes, before: Before) {
+        *lock(&self.kept) = (is.lease > 0).then_some((is, before));
+    }
+
+    /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here.
+    pub(crate) fn kept(&self) -> Option<(Attributes, Before)> {
+        lock(&self.kept).clone().filter(|(is, before)| before.stands(is.lease))
     }
 
     /// It was made just now.
@@ -315,12 +325,37 @@ impl Inodes {
         let hold = Hold { object: found.object, count: 1, name };
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
-        let (peer, ways) = (peer.clone(), Ways::default());
-        let (after, new, told) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let inode = Inode { number, peer, same, hold, owners, unsaved, content, ways, after, new, told };
-        let inode = Arc::new(inode);
+        let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
+        let (after, kept) = (Mutex::default(), Mutex::default());
+        let (new, told) = (Mutex::default(), Mutex::default());
+        let inode = Arc::new(Inode {
+            number,
+            peer,
+            same,
+            hold,
+            owners,
+            unsaved,
+            content,
+            ways,
+            names,
+            after,
+            kept,
+            new,
+            told,
+        });
         inodes.insert(number, (inode.clone(), 1));
         inode
+    }
+
+    /// The kernel is told of an inode once more, which it was not asked for; false if it knows it no more.
+    pub(crate) fn tell_again(&self, inode: &Arc<Inode>) -> bool {
+        match lock(&self.known).inodes.get_mut(&inode.number) {
+            Some((known, told)) if Arc::ptr_eq(known, inode) => {
+                *told += 1;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The kernel forgets so many tellings.

@@ -99,7 +99,7 @@ impl Mounted {
         let Some((before, lease)) = ahead.looked.clone() else { return Err((reply, Errno::IO)) };
         before.pass(|left| {
             while let Some(next) = ahead.entries.front_mut() {
-                if !self.show(&handle, next, left(lease), left, &before, &mut reply) {
+                if !self.show(&handle, next, lease, left, &before, &mut reply) {
                     break;
                 }
                 let after = next.entry.after;
@@ -117,7 +117,7 @@ impl Mounted {
         &self,
         handle: &Handle,
         next: &mut Next,
-        names: Duration,
+        lease: u32,
         left: &dyn Fn(u32) -> Duration,
         before: &Before,
         reply: &mut ReplyDirectoryPlus,
@@ -131,13 +131,16 @@ impl Mounted {
         };
         let inode = next.told.get_or_insert_with(|| self.told(&handle.inode, entry.name.as_os(), found));
         let told = Told::found(inode.clone(), &found.attributes, before.clone());
-        let holds = names.min(left(found.attributes.lease));
+        let holds = left(lease).min(told.believed(left(found.attributes.lease)));
         let believed = told.is_all()
             && self.0.forgetting.forgets_names()
             && super::ways::may_be_believed(&handle.inode, self.0.forgetting.epoch())
             && !holds.is_zero()
             && inode.ways.add(&handle.inode, entry.name.as_os(), holds, super::ways::LISTED);
         let ttl = if believed { holds } else { Duration::ZERO };
+        if !self.0.forgetting.forgets_names() {
+            self.named(&handle.inode, entry.name.as_os(), inode, found, lease, before);
+        }
         told.tells(ttl);
         !reply.add(INodeNo(inode.number), entry.after, entry.name.as_os(), &ttl, &told.attr, told.generation)
     }

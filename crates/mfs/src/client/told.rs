@@ -12,6 +12,11 @@ use std::time::{Duration, UNIX_EPOCH};
 /// How long the kernel believes what is ours: the cluster's map changes rarely.
 const OURS: Duration = Duration::from_secs(1);
 
+/// How long it believes what a file is like that somebody here has open. Then it asks, and is answered from here as long as the lease
+/// holds: so a lease that comes back late, for a change that has been made already, is no news to the kernel. To tell it that would
+/// throw away what it has asked for meanwhile.
+const OPEN: Duration = Duration::from_millis(20);
+
 /// What the kernel is told of a file.
 #[derive(Debug)]
 pub(crate) struct Told {
@@ -78,6 +83,12 @@ impl Told {
         known(inode, is, before, false)
     }
 
+    /// How long the kernel believes it, of which so much is left.
+    pub(crate) fn believed(&self, left: Duration) -> Duration {
+        let is_open = self.of.as_ref().is_some_and(|(inode, _)| inode.content.is_open());
+        if is_open { left.min(OPEN) } else { left }
+    }
+
     /// Whether the kernel may believe all of it later.
     pub(crate) fn is_all(&self) -> bool {
         matches!(self.forgets, Forgets::Nothing)
@@ -98,6 +109,7 @@ impl Told {
             let left = left(*lease);
             match &self.forgets {
                 Forgets::Nothing => {
+                    let left = self.believed(left);
                     self.tells(left);
                     pass(left, name);
                 }

@@ -1,7 +1,7 @@
 //! By which names the kernel here may come to a file without asking.
 //!
 //! It believes a name for as long as the lease of its directory lasts, and forgets all names when one is asked back
-//! (`FUSE_NOTIFY_INC_EPOCH`; kernels that have it not are told to believe none). A program on the server's own node knows nothing
+//! (`FUSE_NOTIFY_INC_EPOCH`; for kernels that have it not [`super::names`] does). A program on the server's own node knows nothing
 //! of leases. So what opens or changes something says all steps by which the kernel may have come to it, and the server looks at them
 //! in the same trip ([`crate::message::Step`]): if one of them leads elsewhere the call fails with `ESTALE`, upon which the kernel
 //! goes the whole path again, asking at each step (`LOOKUP_REVAL`).
@@ -35,9 +35,10 @@ const MOST: usize = 8;
 const DEEPEST: usize = 64;
 
 /// How long who was told that a step leads elsewhere takes to go the path again; and what comes behind a name that is not there,
-/// when it is to be made.
-const AGAIN: Duration = Duration::from_millis(200);
-const SOON: Duration = Duration::from_millis(50);
+/// when it is to be made. Not shorter than a wrong step may be said yet ([`super::belief`]): who took longer would say it at the end,
+/// and that is final.
+const AGAIN: Duration = Duration::from_millis(400);
+const SOON: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 struct Way {
