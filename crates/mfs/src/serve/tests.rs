@@ -42,7 +42,7 @@ impl Served {
             sessions: Mutex::default(),
             open: AtomicBool::new(true),
             connections: AtomicUsize::new(0),
-            guests_files: AtomicUsize::new(0),
+            guests: Guests::default(),
             config,
         };
         Self { serving: Arc::new(serving), client, place }
