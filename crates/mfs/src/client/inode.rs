@@ -384,13 +384,14 @@ impl Inodes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::peer::Common;
     use super::*;
 
     const NODE: NodeId = NodeId(2);
 
-    fn found(inode: u64, born: i64) -> Found {
+    /// An empty file of that number, as a server tells of it.
+    pub(in crate::client) fn found(inode: u64, born: i64) -> Found {
         let zero = Moment { seconds: 0, nanos: 0 };
         let key = FileKey { volume: 1, device: 1, inode };
         let attributes = Attributes {

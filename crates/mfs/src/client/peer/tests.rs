@@ -1,7 +1,8 @@
 //! A hostile server: what it sends is no answer, nobody waits for it for ever, and nothing stays of it.
 
 use super::*;
-use crate::message::{Attributes, FileKey, Found, Moment, Name};
+use crate::client::inode::tests::found;
+use crate::message::{Attributes, Found, Name};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::net::TcpListener;
@@ -109,24 +110,9 @@ fn who_hears_nothing_but_nonsense_gives_up() {
 
 #[test]
 fn what_the_kernel_would_not_take_is_let_go() {
-    let zero = Moment { seconds: 0, nanos: 0 };
-    let is = Attributes {
-        key: FileKey { volume: 1, device: 1, inode: 7 },
-        born: zero,
-        mode: 0o100_644,
-        links: 1,
-        uid: 0,
-        gid: 0,
-        size: u64::MAX,
-        blocks: 0,
-        block_size: 4096,
-        read: zero,
-        written: zero,
-        changed: zero,
-        lease: 0,
-        settled: true,
-    };
-    let answer = Answer::Found(Found { object: Object(7), attributes: is }, is);
+    let Found { object, attributes } = found(6, 0);
+    let is = Attributes { size: u64::MAX, ..attributes };
+    let answer = Answer::Found(Found { object, attributes: is }, is);
     let faced = faced(Duration::from_secs(60), move |_, link, ask| say(link, ask.tag, &answer));
     let look = Deed::Lookup { dir: crate::message::ROOT, name: Name::from(OsStr::new("a")) };
     assert_eq!(ask(&faced.peer, look).unwrap_err(), Unheard::Errno(Errno::IO));
