@@ -28,6 +28,8 @@ test-storm:
 		javac:default-jdk-headless node:nodejs
 	cargo build --workspace --bins
 	scripts/links $(target)/debug
+	PROPTEST_CASES=$${PROPTEST_CASES:-4000} PROPTEST_RNG_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') \
+		cargo nextest run -E 'not package(tern-tests)'
 	cargo nextest run --profile storm -p tern-tests
 
 # Clusters of virtual machines with Debian's kernels of different versions, in software emulation: half an hour. Needs a

@@ -88,6 +88,16 @@ impl<'a> Ground<'a> {
         ground
     }
 
+    /// How a node stands.
+    pub(crate) fn stand(&self, node: NodeId) -> Option<&Stand> {
+        self.stands.get(self.cluster.place_of(node)?)
+    }
+
+    /// The opportunity cost of a utilisation.
+    pub(crate) fn cost(&self, utilisation: f64) -> f64 {
+        self.base.powf(utilisation.min(64.0))
+    }
+
     /// One move more.
     pub(crate) fn charge(&mut self, process: &Process, to: NodeId) {
         let (threads, memory) = (process.threads(), process.memory() as f64);

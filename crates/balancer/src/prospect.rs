@@ -292,34 +292,57 @@ impl<'a> Mover<'a> {
 
     /// How much the sum of n^utilisation falls when it goes from one node to the other.
     fn relief(&self, ground: &Ground<'_>, from: &Node, node: &Node, to: usize) -> f64 {
-        let Some((here, there)) = ground.stands.get(self.place).zip(ground.stands.get(to)) else {
+        let Some(there) = ground.stands.get(to) else { return 0.0 };
+        let cpu = |runnable: f64| node.load_of(runnable) / ground.top_load;
+        let asked = ground.cost(cpu(there.runnable + self.threads)) - ground.cost(cpu(there.runnable))
+            + self.memory_cost(ground, node, there.free);
+        self.paid(ground, from) - asked * (1.0 + ground.policy.margin)
+    }
+
+    /// What it costs where it is: its part in the sum.
+    fn paid(&self, ground: &Ground<'_>, from: &Node) -> f64 {
+        let Some(here) = ground.stands.get(self.place) else { return 0.0 };
+        let cpu = |runnable: f64| from.load_of(runnable.max(0.0)) / ground.top_load;
+        ground.cost(cpu(here.runnable)) - ground.cost(cpu(here.runnable - self.threads))
+            + self.memory_cost(ground, from, here.free + self.process.memory() as f64)
+    }
+
+    /// What its memory costs on a node with so much free before it comes.
+    fn memory_cost(&self, ground: &Ground<'_>, node: &Node, free: f64) -> f64 {
+        if node.mem_total == 0 {
             return 0.0;
-        };
-        let cpu = |node: &Node, runnable: f64| node.load_of(runnable.max(0.0)) / ground.top_load;
-        let memory = |node: &Node, free: f64| {
-            if node.mem_total == 0 { 0.0 } else { 1.0 - (free / node.mem_total as f64).min(1.0) }
-        };
-        let cost = |utilisation: f64| ground.base.powf(utilisation.min(64.0));
-        let bytes = self.process.memory() as f64;
-        let paid = cost(cpu(from, here.runnable)) - cost(cpu(from, here.runnable - self.threads))
-            + cost(memory(from, here.free))
-            - cost(memory(from, here.free + bytes));
-        let asked = cost(cpu(node, there.runnable + self.threads)) - cost(cpu(node, there.runnable))
-            + cost(memory(node, there.free - bytes))
-            - cost(memory(node, there.free));
-        paid - asked * (1.0 + ground.policy.margin)
+        }
+        let cost = |free: f64| ground.cost(1.0 - (free / node.mem_total as f64).min(1.0));
+        cost(free - self.process.memory() as f64) - cost(free)
+    }
+
+    /// The load of a node above which nothing of the sum is gained: where its part there is what it pays here.
+    fn relieving_load(&self, ground: &Ground<'_>, node: &Node) -> f64 {
+        let seen = ground.cluster.nodes().get(self.place).zip(ground.stand(node.id));
+        let Some((from, there)) = seen else { return 0.0 };
+        let memory = self.memory_cost(ground, node, there.free);
+        let affordable = self.paid(ground, from) / (1.0 + ground.policy.margin) - memory;
+        // n^(u + own) - n^u is to be that.
+        let own = node.load_of(self.threads) / ground.top_load;
+        let utilisation = (affordable.max(0.0) / (ground.cost(own) - 1.0)).log(ground.base);
+        (utilisation * ground.top_load).max(0.0)
     }
 
     /// The load of the target above which the process does not want to come: when its pace there would be worse
     /// than it was thought by more than a part, for then somebody else was faster, and there are better places;
-    /// and in no case when nothing is gained.
+    /// and in no case when nothing is gained. Without the latter, two homes whose jobs can be alone on a node each,
+    /// and which see late, follow each other between two nodes for ever: there, both CPUs of one are as fast.
     pub(crate) fn limit_load(&self, ground: &Ground<'_>, prospect: &Prospect) -> f64 {
         let Some(node) = ground.cluster.node(prospect.node) else { return 0.0 };
         let gaining = self.pace / (1.0 + ground.policy.margin);
         let expected = prospect.pace * (1.0 + ground.policy.surprise);
         let waiting = gaining.min(expected) - self.sleep - prospect.talk;
         let speed = f64::from(node.speed) / STANDARD_SPEED;
-        node.load_of((waiting.max(0.0) * speed * node.cpus - self.threads).max(0.0))
+        let limit = node.load_of((waiting.max(0.0) * speed * node.cpus - self.threads).max(0.0));
+        match ground.policy.objective {
+            Objective::Greedy => limit,
+            Objective::Opportunity => limit.min(self.relieving_load(ground, node)),
+        }
     }
 }
 
