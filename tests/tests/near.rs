@@ -23,6 +23,9 @@ for number, line in enumerate(sys.stdin, 1):
             said = os.read(file, int(more[0])).decode()
         elif word == "write":
             said = os.write(file, more[0].encode())
+        elif word == "fill":
+            for _ in range(int(more[0])):
+                os.write(file, bytes(4096))
         elif word == "seek":
             said = os.lseek(file, int(more[0]), int(more[1]))
         elif word == "fork":
@@ -120,11 +123,34 @@ fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     ensure!(there(&cluster, "cat /tmp/near/a")? == "0123XYZ7----cd+++");
     told.tell("close", "close")?;
     // Where it goes its offset goes too.
+    there(&cluster, "truncate -s 100K /tmp/near/a")?;
     told.tell("open /mfs/2/tmp/near/a O_RDONLY", "open ")?;
     told.tell("read 5", "read 0123X")?;
     ensure!(told.open_there()?.contains("/tmp/near/a"));
     ensure!(cluster.migrate(told.running.pid, "home").is_ok());
     told.tell("read 5", "read YZ7--")?;
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
+#[test]
+fn a_short_file_is_not_worth_it_until_much_has_been_written() -> Result<()> {
+    let cluster = cluster("nearshort", 2)?;
+    there(&cluster, "printf 0123456789abcdef > /tmp/near/a")?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("open /mfs/2/tmp/near/a O_RDONLY", "open ")?;
+    told.tell("read 4", "read 0123")?;
+    ensure!(!told.open_there()?.contains("/tmp/near/"), "it is open there");
+    told.tell("close", "close")?;
+    told.tell("open /mfs/2/tmp/near/b O_WRONLY|O_CREAT", "open ")?;
+    told.tell("write ----", "write 4")?;
+    ensure!(!told.open_there()?.contains("/tmp/near/"), "it is open there");
+    // More than is written behind at once.
+    told.tell("fill 80", "fill ")?;
+    told.tell("write ++++", "write 4")?;
+    ensure!(told.open_there()?.contains("/tmp/near/b"), "it is not open there");
+    ensure!(there(&cluster, "stat -c %s /tmp/near/b; tail -c 4 /tmp/near/b")? == "327688\n++++");
     told.running.close_input();
     ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
     Ok(())

@@ -5,7 +5,7 @@
 use crate::begins;
 use crate::family::Family;
 use crate::member::Member;
-use crate::place;
+use crate::place::{self, Trees};
 use crate::thread::Current;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +43,9 @@ const TRANSFERS: u32 = 4;
 /// So many files for reading are looked after; each costs a look with each call.
 const MOST: usize = 16;
 
+/// From so many bytes on it is worth having a file of its own node open there: that takes as long as some twenty calls.
+const WORTH_OPENING: u64 = 64 << 10;
+
 /// The files of a process of which home is to say if they change.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
@@ -51,7 +54,9 @@ pub(crate) struct Direct {
     /// For reading, by descriptor.
     watched: BTreeMap<i32, Watched>,
     /// In hand for writing.
-    written: BTreeSet<i32>,
+    written: BTreeMap<i32, Written>,
+    /// The trees of MFS that it has files of.
+    trees: Trees,
     /// Writes behind that have failed, and of which the program has not been told.
     errors: BTreeMap<i32, i64>,
     /// Whether it shares its descriptors with nobody, if that has been looked at.
@@ -69,8 +74,17 @@ struct Found {
     file: InHand,
     /// Where it is, if that is in MFS.
     place: Option<Place>,
-    /// If it has been opened just now, and is this kernel's own: what that says of it.
+    /// If it has been opened just now: what the kernel says of it.
     about: Option<About>,
+}
+
+/// A file in hand for writing.
+#[derive(Debug, Default)]
+struct Written {
+    /// So many bytes were written behind.
+    bytes: u64,
+    /// Which file it is, if it is one of MFS and where it is has not been said.
+    elsewhere: Option<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -143,12 +157,14 @@ impl Member {
             && let Some(Found { file, place, about }) = self.in_hand(fd, !proven)
             && !shared.contains(&file.id)
         {
-            words.extend(self.direct.give(fd, &file));
+            let elsewhere = (!file.local && place.is_none()).then_some(file.id);
+            words.extend(self.direct.give(fd, &file, elsewhere));
             words.push((fd, FileWord::InHand(file)));
             words.extend(place.map(|place| (fd, FileWord::Near(place))));
             let begins = about.map(|about| Beginning { about, content: None });
             words.extend(begins.map(|begins| (fd, FileWord::Begins(Box::new(begins)))));
         }
+        words.extend(self.direct.place_of_much_written(self.memory.pid()));
         words
     }
 
@@ -174,10 +190,14 @@ impl Member {
         if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return None;
         }
-        let kind = fstatfs(&file).ok()?.f_type as u32;
-        let place = if kind == place::FUSE { place::of(pid, fd, &stat) } else { None };
-        if place.is_none() && !LOCAL.contains(&kind) {
-            return None;
+        let id = (stat.st_dev, stat.st_ino);
+        let mut elsewhere = self.direct.trees.has(stat.st_dev);
+        if !elsewhere {
+            let kind = fstatfs(&file).ok()?.f_type as u32;
+            elsewhere = kind == place::FUSE && self.direct.trees.find(pid, stat.st_dev);
+            if !elsewhere && !LOCAL.contains(&kind) {
+                return None;
+            }
         }
         let (offset, flags) = procfs::descriptor(pid, fd).ok()?;
         let access = (flags & libc::O_ACCMODE as u64) as i32;
@@ -193,21 +213,23 @@ impl Member {
             std::fs::read_link(&path)
                 .map_or(true, |to| to.starts_with("/dev/shm") || to.starts_with("/memfd:"))
         };
-        if memory() || writes && bound() {
+        if !elsewhere && memory() || writes && bound() {
             return None;
         }
-        if prove && tern_image::process::others_have(pid, fd, (stat.st_dev, stat.st_ino)) {
+        if prove && tern_image::process::others_have(pid, fd, id) {
             self.direct.others.insert(fd);
             return None;
         }
-        let local = place.is_none() && !prove;
-        let about = if local && self.sees_users_as_we() { begins::about(&file) } else { None };
+        // What is read and written is not read ahead; and a long file is worth it at once.
+        let much = reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= WORTH_OPENING);
+        let place = if elsewhere && much { self.direct.trees.place(pid, fd, id) } else { None };
+        let about =
+            if !prove && place.is_none() && self.sees_users_as_we() { begins::about(&file) } else { None };
         if !writes {
-            let tick = if place.is_some() { TICK + APART } else { TICK };
+            let tick = if elsewhere { TICK + APART } else { TICK };
             self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat), tick });
         }
-        let place = place.filter(|_| place::may_be_opened_there(pid, fd));
-        let file = InHand { id: (stat.st_dev, stat.st_ino), offset, reads, writes, local };
+        let file = InHand { id, offset, reads, writes, local: !elsewhere && !prove };
         Some(Found { file, place, about })
     }
 
@@ -241,6 +263,8 @@ impl Direct {
             let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
             tracing::warn!(fd, ret, length, "what was written behind could not be written");
             self.errors.insert(fd as i32, error);
+        } else if let Some(written) = self.written.get_mut(&(fd as i32)) {
+            written.bytes += length;
         }
     }
 
@@ -277,9 +301,9 @@ impl Direct {
     }
 
     /// A file goes in hand; what is to be said of another that cannot be looked after any more.
-    fn give(&mut self, fd: i32, file: &InHand) -> Option<(i32, FileWord)> {
+    fn give(&mut self, fd: i32, file: &InHand, elsewhere: Option<(u64, u64)>) -> Option<(i32, FileWord)> {
         if file.writes {
-            self.written.insert(fd);
+            self.written.insert(fd, Written { bytes: 0, elsewhere });
         }
         if self.watched.len() <= MOST {
             return None;
@@ -288,6 +312,16 @@ impl Direct {
         self.watched.remove(&other);
         self.others.insert(other);
         Some((other, FileWord::Changed))
+    }
+
+    /// Where a file is of which so much was written by now that it is worth having it open there.
+    fn place_of_much_written(&mut self, pid: i32) -> Option<(i32, FileWord)> {
+        let Self { written, trees, .. } = self;
+        let (fd, written) = written
+            .iter_mut()
+            .find(|(_, written)| written.bytes >= WORTH_OPENING && written.elsewhere.is_some())?;
+        let place = trees.place(pid, *fd, written.elsewhere.take()?)?;
+        Some((*fd, FileWord::Near(place)))
     }
 
     /// How long a file for reading is, if the next change of it will be seen.
@@ -343,7 +377,10 @@ impl Direct {
                 } else if small && nr == libc::SYS_write {
                     self.written.remove(&fd);
                 }
-                if self.others.contains(&fd) || self.watched.contains_key(&fd) || self.written.contains(&fd) {
+                if self.others.contains(&fd)
+                    || self.watched.contains_key(&fd)
+                    || self.written.contains_key(&fd)
+                {
                     return None;
                 }
                 let transfers = self.transfers.entry(fd).or_default();
