@@ -319,7 +319,7 @@ impl Family {
             if let Some(member) = self.members.get_mut(pid) {
                 member.task = Some(Task { migration, ..Task::new(None, here) });
             }
-            match self.halt_to_leave(*pid) {
+            match self.halt_at_home(*pid) {
                 Ok(true) => self.begin_out(*pid, peer, true),
                 Ok(false) => {}
                 Err(error) => self.lost(*pid, &error),

@@ -166,7 +166,7 @@ impl Member {
 
     /// A signal of it is on its way to the program: the siginfo that it is to see.
     pub(crate) fn timed(&mut self, info: &mut Siginfo) {
-        if word(info, CODE) == SI_TIMER
+        if is_of_a_timer(info)
             && let Some(overrun) = self.timers.delivered(word(info, TIMER))
         {
             info[OVERRUN..OVERRUN + 4].copy_from_slice(&overrun.to_le_bytes());
@@ -180,13 +180,15 @@ fn waiting(threads: &[Injection]) -> Result<Vec<i32>> {
     for thread in threads {
         let (own, shared) = thread.stopped()?.pending()?;
         all.extend(
-            own.iter()
-                .chain(&shared)
-                .filter(|info| word(info, CODE) == SI_TIMER)
-                .map(|info| word(info, TIMER)),
+            own.iter().chain(&shared).filter(|info| is_of_a_timer(info)).map(|info| word(info, TIMER)),
         );
     }
     Ok(all)
+}
+
+/// Whether a timer of timer_create has raised this.
+pub(crate) fn is_of_a_timer(info: &Siginfo) -> bool {
+    word(info, CODE) == SI_TIMER
 }
 
 fn word(info: &Siginfo, at: usize) -> i32 {

@@ -25,7 +25,7 @@ use tern_migrate::target;
 use tern_tracee::dirty::Tracker;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
-use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Siginfo, Stop, Stopped};
+use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Siginfo, Stop, Stopped, signal_of};
 use tern_tracee::{Error, Memory, Result};
 
 /// Processes smaller than this (KiB) are stopped and copied at once.
@@ -57,7 +57,7 @@ impl Member {
     ///
     /// # Errors
     /// If it does not stand.
-    fn take_standing(&mut self, tid: HomePid) -> Result<Stopped> {
+    pub(crate) fn take_standing(&mut self, tid: HomePid) -> Result<Stopped> {
         self.thread(tid)?.standing.take().ok_or(Error::Gone { pid: tid.0 })
     }
 
@@ -187,7 +187,14 @@ impl Member {
             }
         }
         let Some(reserve) = self.reserve.take() else { return Ok(()) };
-        self.inject(|_member, injection| reserve.release(injection))
+        let tids: Vec<HomePid> = self.threads.keys().copied().collect();
+        let memory = Memory::open(self.memory.pid())?;
+        self.inject(|member, injection| {
+            for tid in tids {
+                member.raise_unheard((&mut *injection, &memory), reserve, tid)?;
+            }
+            reserve.release(injection)
+        })
     }
 
     /// Makes the standing process, whose image has been taken, the deputy of its next life, and sets it
@@ -205,6 +212,10 @@ impl Member {
         match self.change_over(&mut injections, reserve, image, bell) {
             Ok(()) => {
                 self.actions.clone_from(&image.actions);
+                // Taken before it went.
+                let unheard = self.threads.values().flat_map(|thread| &thread.unheard);
+                let taken: Vec<i32> = unheard.map(|(_, info)| signal_of(info)).collect();
+                taken.into_iter().for_each(|signal| self.handled(signal));
                 self.set_waiting(injections, reserve).map_err(|error| (error, false))
             }
             Err(error) => {
@@ -294,9 +305,7 @@ impl Member {
             let tid = HomePid(injection.pid());
             injection.stopped()?.set_options(FOLLOW_THREADS)?;
             // Signals that were sent to the guest that never ran.
-            let (own_pid, thread) = (self.own_pid, self.thread(tid)?);
-            let unheard: Vec<Siginfo> = thread.unheard.drain(..).map(|(_, info)| info).collect();
-            raise_natively(injection, &memory, reserve, (own_pid, thread.own_tid), &unheard)?;
+            self.raise_unheard((injection, &memory), reserve, tid)?;
         }
         let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
         let last = injections.len().saturating_sub(1);
@@ -425,7 +434,7 @@ pub(crate) fn raise_natively(
 ) -> Result<()> {
     for info in infos {
         memory.write(reserve.scratch(), info)?;
-        let signal = tern_tracee::stop::signal_of(info) as u64;
+        let signal = signal_of(info) as u64;
         let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
         let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
     }

@@ -103,7 +103,7 @@ impl Family {
             let peer = outbound.peer;
             member.state = State::Outbound(outbound);
             match done {
-                Ok(_) | Err(SendError::Restless) if must_stand => match self.halt_to_leave(pid) {
+                Ok(_) | Err(SendError::Restless) if must_stand => match self.halt_at_home(pid) {
                     Ok(true) => {}
                     Ok(false) => return,
                     Err(error) => return self.lost(pid, &error),
@@ -201,6 +201,21 @@ impl Family {
         // Said before all is done here, for which the process would stand still: what its guest asks for waits in the
         // link. Nothing that it has done until then is seen by anybody, so all can still be taken back.
         let mut told = Ok(());
+        for pid in &company {
+            // They are there before anything is that tells of them.
+            match self.members.get_mut(pid).map(Member::take_waiting) {
+                Some(Ok(signals)) => {
+                    for (tid, signal) in signals {
+                        told = told.and_then(|()| self.peers[peer].tell(tid, &signal, &[]));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.tell_peer(peer, *pid, &Message::Drop);
+                    return self.stay_home(*pid, &error.to_string());
+                }
+                None => return,
+            }
+        }
         for pid in &company {
             let Some(member) = self.members.get_mut(pid) else { return };
             (member.revived, member.epoch) = (false, member.offered);

@@ -2,24 +2,27 @@
 //!
 //! The kernel makes a signal pending before the call that sends it returns, so that whoever is told of the call by its
 //! sender, in whatever way, has handled the signal first. So home does not tell the sender before it has sent these
-//! signals on: what it tells a guest's node comes there in that order. And a process leaves home when it has handled those
-//! that wait for it there.
+//! signals on: what it tells a guest's node comes there in that order. And those that wait for a process when it leaves home
+//! are at its guest before that runs.
 
 use crate::family::Family;
-use crate::member::Member;
+use crate::firing::is_of_a_timer;
+use crate::member::{Member, State};
+use crate::out::raise_natively;
+use crate::signal::{Verdict, judge, runs_once};
 use crate::stops::NAP;
-use crate::thread::Thread;
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
+use tern_image::Reserve;
+use tern_image::process::Action;
+use tern_migrate::message::Message;
 use tern_syscall::{Arg, Call};
-use tern_tracee::stop::Stop;
-use tern_tracee::{Result, procfs};
+use tern_tracee::inject::{self, Injection};
+use tern_tracee::stop::{Siginfo, Stopped, signal_of};
+use tern_tracee::{Memory, Result, procfs};
 
 /// How long a signal is waited for that the kernel should hand out at once. It does not in a frozen control group.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How often a process that is to leave is let take signals. One that gets some all the time leaves with some on the way.
-const TURNS: u32 = 4;
 
 /// Whom a call sends signals to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,33 +57,6 @@ impl Family {
         }
     }
 
-    /// Brings a process that is about to leave home to a stand, as [`halt_at_home`](Self::halt_at_home) does, but lets it
-    /// take the signals first that wait for it: the deputy would send them on when the guest runs already, who may have
-    /// been told of them.
-    ///
-    /// # Errors
-    /// If it cannot be waited for.
-    pub(crate) fn halt_to_leave(&mut self, pid: HomePid) -> Result<bool> {
-        let execs = self.members.get(&pid).map(|member| member.execs);
-        for _ in 0..TURNS {
-            if !self.halt_at_home(pid)? {
-                return Ok(false);
-            }
-            let Some(member) = self.members.get_mut(&pid) else { return Ok(false) };
-            if !member.is_let_take_signals()? {
-                return Ok(true);
-            }
-            self.take_until(|family| {
-                !family.members.get(&pid).is_some_and(|member| is_to_take_one(&member.numbers()))
-            });
-            // The move begins anew with another program.
-            if self.members.get(&pid).map(|member| member.execs) != execs {
-                return Ok(false);
-            }
-        }
-        self.halt_at_home(pid)
-    }
-
     /// Takes stops until this is so before there are none.
     fn take_until(&mut self, done: impl Fn(&mut Self) -> bool) {
         let give_up = Instant::now() + PATIENCE;
@@ -109,29 +85,103 @@ impl Member {
         self.living().map(|thread| thread.tid).collect()
     }
 
-    /// Lets a standing process go on if signals wait for it. Not one that is stopped by job control, which takes none, or
-    /// is in a transfer that we have cut short, of which only we know what was done.
-    fn is_let_take_signals(&mut self) -> Result<bool> {
-        let stays = |thread: &Thread| {
-            let group = thread.standing.as_ref().is_some_and(|s| matches!(s.stop, Stop::Group(_)));
-            group || thread.partial.is_some()
+    /// Takes the signals from the kernel that wait for the threads of a captured process, which stands, and that its
+    /// handlers are to see; what its guest is to be told of them before it goes. The deputy would send them on when the guest
+    /// runs already, who may have been told of them by who sent them. If it stays they are raised again
+    /// ([`Self::raise_unheard`]).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn take_waiting(&mut self) -> Result<Vec<(HomePid, Message)>> {
+        let (State::Outbound(outbound), Some(reserve)) = (&self.state, self.reserve) else {
+            return Ok(Vec::new());
         };
-        if self.living().any(stays) || !self.living().any(|thread| waits_for(thread.tid)) {
-            return Ok(false);
-        }
-        for thread in self.threads.values_mut() {
-            if let Some(stopped) = thread.standing.take() {
-                thread.wanted = false;
-                stopped.resume(0)?;
+        let Some(actions) = outbound.image.as_ref().map(|image| image.actions.clone()) else {
+            return Ok(Vec::new());
+        };
+        let mut told = Vec::new();
+        for tid in self.numbers() {
+            let thread = self.thread(tid)?;
+            // What interrupts a transfer that we have cut short must end it, which only its deputy can.
+            let Some(stopped) = thread.standing.as_ref().filter(|_| thread.partial.is_none()) else {
+                continue;
+            };
+            let signals = for_handlers(stopped, &actions)?;
+            if signals == 0 {
+                continue;
+            }
+            let (mut injection, _, memory) = inject::through_vdso(self.take_standing(tid)?)?;
+            let taken = take(&mut injection, &memory, reserve, signals, &actions);
+            self.stands_at(injection.finish()?)?;
+            let thread = self.thread(tid)?;
+            for info in taken? {
+                thread.signals += 1;
+                thread.unheard.push_back((thread.signals, info));
+                told.push((tid, Message::Signal(thread.signals, info.to_vec())));
             }
         }
-        Ok(true)
+        Ok(told)
+    }
+
+    /// Has a thread under injection raise what its guest has not heard of, which never ran, in this thread.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn raise_unheard(
+        &mut self,
+        (injection, memory): (&mut Injection, &Memory),
+        reserve: Reserve,
+        tid: HomePid,
+    ) -> Result<()> {
+        let (own_pid, thread) = (self.own_pid, self.thread(tid)?);
+        let unheard: Vec<Siginfo> = thread.unheard.drain(..).map(|(_, info)| info).collect();
+        raise_natively(injection, memory, reserve, (own_pid, thread.own_tid), &unheard)
     }
 }
 
-/// Whether a signal waits that this thread would take.
-fn waits_for(tid: HomePid) -> bool {
-    procfs::status(tid.0).is_ok_and(|status| status.pending & !status.blocked != 0)
+/// The signals that wait for a standing thread and that handlers are to see, as a set. Not those of timers, of which the
+/// kernel must know that they wait when its timers are taken; nobody sends them.
+fn for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
+    let (own, shared) = stopped.pending()?;
+    let (mut wanted, mut left) = (0, stopped.sigmask()?);
+    for info in own.iter().chain(&shared) {
+        let signal = signal_of(info);
+        let Some(action) = usize::try_from(signal - 1).ok().and_then(|at| actions.get(at)) else { continue };
+        let bit = 1 << (signal - 1);
+        if is_of_a_timer(info) || judge(action[0], signal) != Verdict::Forward {
+            left |= bit;
+        }
+        wanted |= bit;
+    }
+    Ok(wanted & !left)
+}
+
+/// Takes waiting signals of a set in a thread under injection, in the kernel's order: all, but of those whose handler runs
+/// once one each.
+fn take(
+    injection: &mut Injection,
+    memory: &Memory,
+    reserve: Reserve,
+    mut signals: u64,
+    actions: &[Action],
+) -> Result<Vec<Siginfo>> {
+    let (set, now, at) = (reserve.scratch(), reserve.scratch() + 64, reserve.scratch() + 128);
+    memory.write(now, &[0; 16])?;
+    let mut taken = Vec::new();
+    while signals != 0 {
+        memory.write(set, &signals.to_le_bytes())?;
+        let signal = injection.call(libc::SYS_rt_sigtimedwait, [set, at, now, 8, 0, 0])?;
+        if !(1..=64).contains(&signal) {
+            break;
+        }
+        let mut info = [0; 128];
+        memory.read(at, &mut info)?;
+        taken.push(info);
+        if runs_once(&actions[signal as usize - 1]) {
+            signals &= !(1 << (signal - 1));
+        }
+    }
+    Ok(taken)
 }
 
 /// Whether one of these threads is about to take a signal. One that stands, for job control or for us, takes none

@@ -12,7 +12,7 @@ use crate::blob;
 use crate::member::Member;
 use crate::space::HomeSpace;
 use tern_ids::HomePid;
-use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
+use tern_image::process::{Action, DEFAULT, IGNORE, is_ignored_by_default};
 use tern_migrate::message::Message;
 use tern_syscall::Interrupted;
 use tern_tracee::registers::{Registers, restart};
@@ -38,6 +38,11 @@ pub(crate) fn judge(action: u64, signal: i32) -> Verdict {
         DEFAULT => Verdict::Natural,
         _ => Verdict::Forward,
     }
+}
+
+/// Whether a handler is reset when it runs.
+pub(crate) fn runs_once(action: &Action) -> bool {
+    action[1] & libc::SA_RESETHAND as u32 as u64 != 0
 }
 
 impl Member {
@@ -74,16 +79,19 @@ impl Member {
                 }
                 stopped.resume(0)?;
                 // The handler's first run resets it, where it runs; here the next one finds it reset.
-                if let Some(action) = self.actions.get_mut(signal as usize - 1)
-                    && action[1] & libc::SA_RESETHAND as u32 as u64 != 0
-                {
-                    action[0] = DEFAULT;
-                }
+                self.handled(signal);
                 let thread = self.thread(tid)?;
                 thread.signals += 1;
                 thread.unheard.push_back((thread.signals, info));
                 Ok(Some(Message::Signal(thread.signals, info.to_vec())))
             }
+        }
+    }
+
+    /// The handler of this signal runs.
+    pub(crate) fn handled(&mut self, signal: i32) {
+        if let Some(action) = self.actions.get_mut(signal as usize - 1).filter(|action| runs_once(action)) {
+            action[0] = DEFAULT;
         }
     }
 

@@ -69,6 +69,13 @@ impl Family {
         self.tell(pid, &Message::Declined(offered, why.into()));
     }
 
+    /// The process that is to come with this thread, all of which is here.
+    pub(crate) fn of_arriving(&self, tid: HomePid) -> Option<HomePid> {
+        let has =
+            |member: &Member| matches!(&member.process.state, State::Arriving(arriving) if arriving.has(tid));
+        self.members.iter().find(|(_, member)| has(member)).map(|(pid, _)| *pid)
+    }
+
     /// Takes a part of an arriving process; answers go to `source` if it comes from another node.
     pub(crate) fn receive_part(&mut self, arrived: Arrived, source: Option<&mut Link>) -> Result<(), Failed> {
         let pid = arrived.pid;

@@ -23,6 +23,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use tern_ids::HomePid;
 use tern_image::content::Cache;
 use tern_image::process::MOST_THREADS;
 use tern_image::{Layout, ProcessImage, ThreadImage, Unmovable};
@@ -327,6 +328,23 @@ impl Arriving {
         Ok(())
     }
 
+    /// Whether its image has come, and has this thread.
+    #[must_use]
+    pub fn has(&self, tid: HomePid) -> bool {
+        self.image.as_ref().is_some_and(|(image, _)| image.threads.iter().any(|thread| thread.tid == tid))
+    }
+
+    /// A signal that a thread of it takes before it goes on, with its number ([`tern_migrate::message::Talk::signals`]). It
+    /// had been sent before the process was captured, and whoever sent it may have told it so.
+    pub fn take_signal(&mut self, tid: HomePid, count: u64, info: &[u8]) {
+        let Some((image, talk)) = &mut self.image else { return };
+        let at = image.threads.iter().position(|thread| thread.tid == tid);
+        if let Some(talk) = at.and_then(|at| talk.talks.get_mut(at)).filter(|talk| count > talk.signals) {
+            talk.signals = count;
+            talk.carried.push(info.to_vec());
+        }
+    }
+
     /// Since when it has stood still, but for its image's way.
     #[must_use]
     pub fn frozen(&self) -> Instant {
@@ -380,7 +398,7 @@ pub(crate) fn filter(reserve: tern_image::Reserve) -> Vec<Instruction> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
+    use tern_ids::{Epoch, MigrationId, NodeId, ShimId};
     use tern_image::Reserve;
     use tern_migrate::message::Vdso;
 

@@ -74,7 +74,7 @@ impl Family {
     pub(crate) fn take_message(&mut self, arrived: Arrived) {
         if arrived.message.is_of_a_thread() {
             // Of one that has ended here, or that has never been, nobody waits for anything.
-            if let Some(pid) = self.of_thread(arrived.pid)
+            if let Some(pid) = self.of_thread(arrived.pid).or_else(|| self.of_arriving(arrived.pid))
                 && let Err(error) = self.take_word_for_thread(pid, arrived)
             {
                 self.failed(pid, &error);
@@ -163,6 +163,10 @@ impl Family {
             }
             Message::Signal(count, info) => {
                 let Some(Member { process, threads }) = self.members.get_mut(&pid) else { return Ok(()) };
+                if let State::Arriving(arriving) = &mut process.state {
+                    arriving.take_signal(tid, *count, info);
+                    return Ok(());
+                }
                 // Whoever has sent it may have changed a file before.
                 process.distrust()?;
                 match (threads.get_mut(&tid), Siginfo::try_from(info.as_slice())) {
