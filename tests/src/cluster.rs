@@ -57,6 +57,15 @@ impl Cluster {
         Self::make(binaries()?, options)
     }
 
+    /// The same, connected in this way.
+    ///
+    /// # Errors
+    /// As `up`; or if that is no way.
+    pub fn with_link(prefix: &str, nodes: u16, link: &str) -> Result<Self> {
+        let options = Options { nodes, daemon: true, link: link.parse()?, ..Options::unique(prefix)? };
+        Self::make(binaries()?, options)
+    }
+
     /// One node without a daemon: the lab and nothing else.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ pub mod client;
 mod hostile;
 pub mod message;
 mod number;
+mod packing;
 pub mod serve;
 
 use rustix::io::Errno;
@@ -20,9 +21,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::{Link, LinkError};
 
-/// Sends a frame for as long as the other end takes some of it within each `patience`: over a slow link a large one may last.
+/// Sends a frame, packed where that is worth it, for as long as the other end takes some of it within each `patience`: over a slow link a large one may last.
 fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], patience: Duration) -> Result<(), LinkError> {
-    link.queue(kind, tag, parts)?;
+    match packing::pack(link, parts) {
+        Some(packed) => link.queue(kind | packing::PACKED, tag, &[&packed])?,
+        None => link.queue(kind, tag, parts)?,
+    }
     loop {
         let unsent = link.unsent();
         match link.drain(Instant::now() + patience) {

@@ -4,7 +4,7 @@
 //!  client ── Ask, and what is to be written ──▶ server      frame 1, its tag counts the asks of this lane
 //!         ◀─ Answer, and what was read ────────             frame 2, with the ask's tag
 //! ```
-//! A connection is a *lane*: one ask at a time, so that many run at once on many lanes. All lanes of one mounted tree are
+//! On slow links either may be packed (`packing.rs`). A connection is a *lane*: one ask at a time, so that many run at once on many lanes. All lanes of one mounted tree are
 //! one *session*, which holds its objects and open files, and outlives its lanes for a while: after a broken connection the
 //! client asks again under the same number, and what was done already is not done twice.
 
@@ -21,7 +21,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;

@@ -21,7 +21,7 @@ mod session;
 mod stat;
 
 use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
-use crate::{keep_alive, lock, send};
+use crate::{keep_alive, lock, packing, send};
 use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
@@ -255,7 +255,7 @@ impl Serving {
             // A client may be silent for as long as it likes; the kernel tells when it is gone.
             let frame = match link.recv(Instant::now() + Duration::from_secs(3600)) {
                 Err(LinkError::Timeout) => continue,
-                frame => frame?,
+                frame => packing::unpack(frame?).context("a frame packed as nobody packs")?,
             };
             anyhow::ensure!(frame.kind == ASK, "a frame that does not ask");
             let (ask, data): (Ask, &[u8]) = postcard::take_from_bytes(&frame.payload)?;

@@ -9,7 +9,7 @@ use super::owed::{Owed, Part};
 use super::sound::{Wanted, brought};
 use super::unsaved::Boot;
 use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, Step, VERSION};
-use crate::{keep_alive, lock, send};
+use crate::{keep_alive, lock, packing, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -181,7 +181,7 @@ impl Peer {
     pub(crate) fn hear(&self, link: &mut Link, number: u64, ask: &Ask) -> Option<Answer> {
         let head = tern_wire::encode(ask).ok()?;
         link.send(ASK, number, &[&head], Instant::now() + LOOK).ok()?;
-        let frame = link.recv(Instant::now() + LOOK).ok()?;
+        let frame = packing::unpack(link.recv(Instant::now() + LOOK).ok()?)?;
         (frame.tag == number).then_some(())?;
         tern_wire::decode(&frame.payload).ok()
     }
@@ -380,7 +380,8 @@ impl Peer {
     fn exchange(&self, link: &mut Link, boot: Boot, tag: u64, parts: &[&[u8]]) -> Result<Heard, Failure> {
         send(link, ASK, tag, parts, self.common.patience)?;
         loop {
-            match link.recv(Instant::now() + LOOK) {
+            let heard = link.recv(Instant::now() + LOOK);
+            match heard.and_then(|frame| packing::unpack(frame).ok_or(LinkError::Closed)) {
                 Ok(frame) if frame.kind == ANSWER && frame.tag == tag => {
                     let length = frame.payload.len();
                     let (answer, data) = postcard::take_from_bytes::<Answer>(&frame.payload)
