@@ -69,6 +69,15 @@ impl Meter {
     }
 }
 
+impl Meter {
+    /// How many nanoseconds more all of the process has used away than its kernel here has counted; less, if it is negative.
+    #[must_use]
+    pub fn more_than_counted(&self) -> i64 {
+        let signed = |time: u64| i64::try_from(time).unwrap_or(i64::MAX);
+        signed(self.before.total()) - signed(self.begun.total)
+    }
+}
+
 /// Whose CPU time a call asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
@@ -166,6 +175,15 @@ impl AtHome {
     pub fn answer(&self, nr: u32, args: &[u64; 6]) -> Option<Outcome> {
         let (time, _) = self.0.as_ref().filter(|(_, asked)| asked.elapsed() < Self::TERM)?;
         Self::is_asked_for(nr, args).then(|| Outcome { ret: 0, outs: vec![time.clone()] })
+    }
+
+    /// The same in nanoseconds, and until when it is believed.
+    #[must_use]
+    pub fn known(&self) -> Option<(u64, Instant)> {
+        let (time, asked) = self.0.as_ref()?;
+        let word =
+            |at: usize| time.get(at..at + 8).and_then(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
+        Some((word(0)?.checked_mul(1_000_000_000)?.checked_add(word(8)?)?, *asked + Self::TERM))
     }
 
     fn is_asked_for(nr: u32, args: &[u64; 6]) -> bool {

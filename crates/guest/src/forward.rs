@@ -118,6 +118,7 @@ impl Thread {
             self.talk.call += 1;
         }
         process.at_home.forget();
+        process.hot.forget_time(&process.memory, process.reserve)?;
         let before = process.files.send_before(self.talk.call, trap.nr, &trap.args);
         self.take_back(&trap, &mut process.files);
         let (sent, since) = (Some(gathered), Instant::now());

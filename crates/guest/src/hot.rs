@@ -19,16 +19,23 @@
 //! **Files of this node's own** ([`crate::near`]) are not lent: the stub has the kernel make the call, without a stop. Which ones they are stands in the table
 //! as long as it stands there what is lent, and the program counts as being in a call that was let through.
 //!
+//! **The process's CPU time** is told without a stop as well, by programs that have such files: what this kernel has counted, and on top of it what
+//! home has said last ([`crate::cpu::AtHome`]) and what was used elsewhere. The shim says so in the table whenever it has told the time itself.
+//!
 //! The guest can write all over the table and the rooms: what is read there is checked, and harms only its own files.
 
+mod clock;
 mod site;
+mod slot;
 mod stub;
 
 use crate::inhand::Files;
-use crate::inhand::lending::{Lent, Offer};
+use crate::inhand::lending::Offer;
 use crate::member::{Member, Process};
 use crate::thread::Thread;
+use clock::Clock;
 use site::{Room, Shape, Site};
+use slot::Slot;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use stub::Stage;
@@ -64,6 +71,7 @@ pub struct Hot {
     /// The slot that was given away last.
     last: usize,
     own: Own,
+    clock: Option<Clock>,
 }
 
 /// The files that are this node's own, whose calls the stub has the kernel make.
@@ -81,46 +89,6 @@ struct Own {
 /// The address behind the one `syscall` of the stub in this range.
 pub(crate) fn behind_native(reserve: Reserve) -> u64 {
     reserve.start + stub::CODE + stub::behind_native()
-}
-
-/// What is lent of one file.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    fd: i32,
-    /// What the stub may do with it; 0 if nothing.
-    kind: u8,
-    /// Whether it is written.
-    writes: bool,
-    /// The stub may have moved it on.
-    out: bool,
-    offset: u64,
-    start: u64,
-    end: u64,
-    /// Which of the things read ahead is in its room.
-    filled: u64,
-    /// It is read in pieces of which few would fit: those are copied once, by the shim.
-    bulk: bool,
-    since: Instant,
-    until: Instant,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        let now = Instant::now();
-        Self {
-            fd: -1,
-            kind: 0,
-            writes: false,
-            out: false,
-            offset: 0,
-            start: 0,
-            end: 0,
-            filled: 0,
-            bulk: false,
-            since: now,
-            until: now,
-        }
-    }
 }
 
 fn room(reserve: Reserve, slot: usize) -> u64 {
@@ -156,7 +124,7 @@ impl Hot {
             let maps = procfs::maps(memory.pid())?;
             self.rooms.extend(Room::beside(shape.start, &maps, memory));
         }
-        let room = self.rooms.iter_mut().find(|room| room.serves(shape.start));
+        let room = self.rooms.iter_mut().find(|room| room.serves(shape.start) && room.is_for(nr));
         let Some(hop) = room.and_then(Room::next) else { return Ok(()) };
         let table = reserve.start + stub::TABLE;
         let code = reserve.start + stub::CODE;
@@ -225,12 +193,17 @@ impl Hot {
             }
         }
         let bits = if self.own.some { files.own_files(stub::MOST_NEAR) } else { 0 };
-        table[2..8].copy_from_slice(&bits.to_le_bytes()[..6]);
+        table[2..stub::CLOCK].copy_from_slice(&bits.to_le_bytes()[..stub::CLOCK - 2]);
         if bits != 0 {
             files.pass();
             // The server that opened them may have been followed by one that does not know of it.
             let until = Some(Instant::now() + SOON);
             self.own = Own { some: true, named: true, out: true, until };
+        }
+        if let Some(clock) = &mut self.clock {
+            clock.named = Instant::now() < clock.until;
+            table[stub::CLOCK] = clock.named.into();
+            table[stub::MORE..][..16].copy_from_slice(&clock.bytes());
         }
         memory.write(reserve.start + stub::TABLE, &table)
     }
@@ -264,7 +237,8 @@ impl Hot {
 
     /// From now on nothing is lent, whatever the thread does. What has been done with it is still to be taken back.
     pub(crate) fn revoke(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
-        if self.slots.iter().all(|slot| slot.kind == 0) && !self.own.named {
+        let clock = self.clock.as_mut().is_some_and(|clock| std::mem::take(&mut clock.named));
+        if self.slots.iter().all(|slot| slot.kind == 0) && !self.own.named && !clock {
             return Ok(());
         }
         self.slots.iter_mut().for_each(|slot| slot.kind = 0);
@@ -280,6 +254,7 @@ impl Hot {
         self.rooms.clear();
         self.slots = <[Slot; 2]>::default();
         self.own = Own::default();
+        self.clock = None;
         // Those that were hot are soon again.
         self.counts.values_mut().for_each(|count| *count = (*count).min(HOT / 2));
     }
@@ -314,8 +289,11 @@ impl Hot {
                     registers.rcx = kept(stub::KEPT_RCX)?;
                 }
             }
-            Stage::Looks | Stage::Copies | Stage::Slow => {
+            Stage::Returned if !site::is_clock(shape.nr) => registers.rip = shape.call + 2,
+            Stage::Looks | Stage::Copies | Stage::Slow | Stage::Returned => {
                 (registers.rip, registers.rax) = (shape.call, shape.nr.into());
+                // What it has made it makes again.
+                registers.orig_rax = u64::MAX;
                 if stage == Stage::Copies {
                     (registers.rdi, registers.rsi) = (kept(stub::KEPT_RDI)?, kept(stub::KEPT_RSI)?);
                 }
@@ -329,7 +307,8 @@ impl Hot {
     fn due(&self) -> Option<Instant> {
         let due = |slot: &Slot| slot.out && (slot.writes || slot.kind != 0);
         let own = self.own.until.filter(|_| self.own.named);
-        self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(own).min()
+        let clock = self.clock.as_ref().filter(|clock| clock.named).map(|clock| clock.until);
+        self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(own).chain(clock).min()
     }
 
     /// What of it is due by now: that something be taken back, or else that it be not lent any more.
@@ -337,51 +316,13 @@ impl Hot {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.out && slot.until <= now);
         let own = self.own.named && self.own.until.is_some_and(|until| until <= now);
-        (due().any(|slot| slot.writes), own || due().any(|slot| !slot.writes && slot.kind != 0))
+        let clock = self.clock.as_ref().is_some_and(|clock| clock.named && clock.until <= now);
+        (due().any(|slot| slot.writes), own || clock || due().any(|slot| !slot.writes && slot.kind != 0))
     }
 
     /// Whether something is lent, or may have been done with what was.
     pub(crate) fn is_out(&self) -> bool {
         self.own.out || self.slots.iter().any(|slot| slot.out)
-    }
-}
-
-impl Slot {
-    fn lend_read(&mut self, offset: u64, ahead: Option<Lent<'_>>, memory: &Memory, place: u64) -> Result<()> {
-        let now = Instant::now();
-        let Some(ahead) = ahead else {
-            *self = Self {
-                fd: self.fd,
-                bulk: self.bulk,
-                kind: stub::READ,
-                out: true,
-                offset,
-                until: now + SOON,
-                ..Self::default()
-            };
-            return Ok(());
-        };
-        let end = ahead.start + ahead.bytes.len() as u64;
-        let there = !self.writes && self.filled == ahead.number && (self.start..self.end).contains(&offset);
-        if !there {
-            // What fits, from here on; all of it if that fits.
-            let start = offset.min(end.saturating_sub(ROOM)).max(ahead.start);
-            let from = (start - ahead.start) as usize;
-            let bytes = ahead.bytes.get(from..).unwrap_or_default();
-            let bytes = &bytes[..bytes.len().min(ROOM as usize)];
-            memory.write(place, bytes)?;
-            (self.start, self.end, self.filled) = (start, start + bytes.len() as u64, ahead.number);
-        }
-        (self.kind, self.writes, self.out) = (stub::READ, false, true);
-        (self.offset, self.until) = (offset, ahead.until);
-        Ok(())
-    }
-
-    fn lend_room(&mut self, offset: u64, room: u64) {
-        let since = Instant::now();
-        (self.kind, self.writes, self.out) = (stub::WRITTEN, true, true);
-        (self.offset, self.start, self.end) = (offset, offset, offset + room);
-        (self.since, self.until) = (since, since + SOON);
     }
 }
 

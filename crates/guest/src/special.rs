@@ -87,6 +87,9 @@ impl Thread {
         if !matches!(told, Some(Ok(()))) {
             return Ok(false);
         }
+        if let Some(home) = process.at_home.known().filter(|_| of_clock) {
+            process.told_time(trap, home)?;
+        }
         self.talk.resumes = None;
         self.reply(trap.id, 0)?;
         Ok(true)

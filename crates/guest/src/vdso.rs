@@ -10,6 +10,7 @@
 use crate::member::Process;
 use std::ops::Range;
 use tern_tracee::Result;
+use tern_tracee::inject::SYSCALL;
 use tern_tracee::stop::Stopped;
 use tern_tracee::vdso::{is_inside, lead_out};
 
@@ -27,7 +28,12 @@ impl Process {
         let registers = stopped.registers()?;
         Ok(match &self.foreign {
             Some(foreign) => foreign.in_stubs(registers.rip),
-            None => self.vdso().is_some_and(|vdso| is_inside(&vdso, &registers)),
+            // In front of a call that it makes there it has given up on the clock's pages.
+            None => {
+                let mut next = [0; 2];
+                let calls = self.memory.read(registers.rip, &mut next).is_ok() && next == SYSCALL;
+                !calls && self.vdso().is_some_and(|vdso| is_inside(&vdso, &registers))
+            }
         })
     }
 
@@ -45,8 +51,10 @@ impl Process {
             return Ok(stopped);
         }
         match self.vdso() {
-            Some(vdso) => lead_out(stopped, &self.memory, &vdso),
-            None => Ok(stopped),
+            Some(vdso) if is_inside(&vdso, &stopped.registers()?) => {
+                self.hot.with_vdso(&vdso, &self.memory, || lead_out(stopped, &self.memory, &vdso))
+            }
+            _ => Ok(stopped),
         }
     }
 }

@@ -15,10 +15,13 @@
 //!   31 c0                  xor %eax,%eax
 //!   0f 05, 48 3d …         the same
 //! ```
+//! In the vDSO, where the clocks' functions end with the `syscall` of those that it cannot tell, anything may be behind that: a function
+//! hands on no flags, and what a compiler has made of a `syscall` in it counts on none.
+//!
 //! Where the stub does not make the call it goes to that `syscall`: the shim sees the same trap at the same address as ever.
 //!
 //! A `jmp` of five bytes does not reach our range. It goes to a **hop**, in the bytes behind the last of the same file's code,
-//! which are in its last page by accident, and are zeros: the ELF header says where that is.
+//! which are in its last page by accident, and are zeros: the ELF header says where that is. In the vDSO these are the last bytes of its image.
 
 use super::stub;
 use std::ops::Range;
@@ -34,6 +37,11 @@ pub(super) const HOP: u64 = 24;
 /// More headers no file has that is looked at.
 const MOST_HEADERS: usize = 32;
 const HEADER: usize = 56;
+
+/// Whether this call's sites are those of the vDSO.
+pub(super) fn is_clock(nr: u32) -> bool {
+    i64::from(nr) == libc::SYS_clock_gettime
+}
 
 /// What is known of the code around a `syscall`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +71,12 @@ impl Shape {
 
     fn of_bytes(bytes: &[u8; LOOK], behind: u64, nr: u32) -> Option<Self> {
         let (before, rest) = bytes.split_at(BEFORE);
-        // Its flags are set anew, so that nobody sees ours.
-        let (&[0x0f, 0x05, 0x48, 0x3d, 0 | 1, 0xf0], call) = (rest, behind - 2) else { return None };
+        let &[0x0f, 0x05, ref after @ ..] = rest else { return None };
+        // Its flags are set anew, so that nobody sees ours; of clocks only the vDSO has sites.
+        if !matches!(after, [0x48, 0x3d, 0 | 1, 0xf0]) && !is_clock(nr) {
+            return None;
+        }
+        let call = behind - 2;
         match *before {
             // read
             [_, 0x80, 0x3d, a, b, c, d, 0, 0x74, to, 0x31, 0xc0] if nr == 0 => {
@@ -170,6 +182,8 @@ pub(super) struct Room {
     code: Range<u64>,
     /// What of it is free.
     free: Range<u64>,
+    /// It is the vDSO.
+    vdso: bool,
 }
 
 impl Room {
@@ -178,8 +192,16 @@ impl Room {
         let at = maps.iter().position(|m| m.start <= site && site < m.end)?;
         let code = &maps[at];
         let read_only = code.prot == (libc::PROT_READ | libc::PROT_EXEC) as u32;
-        if !read_only || code.shared || code.is_anonymous() {
+        let vdso = code.name == b"[vdso]";
+        if !read_only || code.shared || (code.is_anonymous() && !vdso) {
             return None;
+        }
+        if vdso {
+            let mut image = vec![0; usize::try_from(code.end - code.start).ok()?];
+            memory.read(code.start, &mut image).ok()?;
+            let used = image.iter().rposition(|byte| *byte != 0)? as u64 + 1;
+            let free = (code.start + used).next_multiple_of(16)..code.end;
+            return Some(Self { code: code.start..code.end, free, vdso });
         }
         let same = |m: &&Mapping| (m.device, m.inode, m.offset) == (code.device, code.inode, 0);
         let head = maps[..=at].iter().rev().find(same)?;
@@ -188,13 +210,21 @@ impl Room {
         let end = end_of_code(&elf, code.offset)?;
         let from = code.start.checked_add(end.checked_sub(code.offset)?)?.checked_next_multiple_of(16)?;
         let last_page = code.end.checked_sub(PAGE)?;
-        (last_page < from && from < code.end)
-            .then_some(Self { code: code.start..code.end, free: from..code.end })
+        (last_page < from && from < code.end).then_some(Self {
+            code: code.start..code.end,
+            free: from..code.end,
+            vdso,
+        })
     }
 
     /// Whether this address is in the same code.
     pub(super) fn serves(&self, site: u64) -> bool {
         self.code.contains(&site)
+    }
+
+    /// Whether sites of this call may be in it.
+    pub(super) fn is_for(&self, nr: u32) -> bool {
+        self.vdso == is_clock(nr)
     }
 
     /// A place for one more hop.

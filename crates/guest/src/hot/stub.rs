@@ -4,13 +4,15 @@
 //!
 //! ```text
 //!   0  kinds of the two slots, a byte each: 0 not lent, 1 read, 2 written
-//!   2  a bit for each descriptor below 48: the file is the guest's own, its kernel makes the call
+//!   2  a bit for each descriptor below 40: the file is the guest's own, its kernel makes the call
+//!   7  1: the time is told
 //!   8  rdi, 16 rsi: the program's, while it copies
 //!  24  the record of the site that it came from
 //!  32  rcx, 48 rax: the program's, while it asks for threads; 40 where to then
 //!  64  a slot: descriptor (u32), +8 offset, +16 where its bytes begin in the file, +24 and end, +32 their address,
 //!      +40 where the last pread ended
 //! 128  the other one
+//! 176  seconds, 184 nanoseconds (below a second) that the process has used on top of what the guest's kernel has counted
 //! 192  records: +0 entry, +8 the flag that says "one thread", +16 where to if not, +24 the `syscall`, +32 behind it, +40 its number
 //! ```
 //! A site comes here with its record in rax. Only rax, rcx and r11 are free, as with a `syscall`; the flags are, because only
@@ -21,6 +23,9 @@
 //! ([`leave`]); behind it there is only the way back. A call on a file of the guest's own is made by the one `syscall` here, which the filter
 //! lets through; stopped in front of it the thread has not begun, and behind it the registers are those behind the program's own `syscall`,
 //! also when the kernel is to make it again: it then goes back by the two bytes of that one.
+//!
+//! The process's CPU time is asked of the guest's kernel by the same `syscall`, and what is missing is added to what it has said. Until both words
+//! are there the thread has not begun.
 
 #![allow(unsafe_code, reason = "the code of the stub is assembly")]
 
@@ -42,7 +47,10 @@ pub(crate) const RECORD: usize = 48;
 pub(crate) const READ: u8 = 1;
 pub(crate) const WRITTEN: u8 = 2;
 /// Descriptors below this may be the guest's own: a bit each, behind the two kinds.
-pub(crate) const MOST_NEAR: i32 = 48;
+pub(crate) const MOST_NEAR: i32 = 40;
+/// Whether the time is told, and what is to be added.
+pub(crate) const CLOCK: usize = 7;
+pub(crate) const MORE: usize = 176;
 
 std::arch::global_asm!(
     ".pushsection .rodata",
@@ -50,7 +58,7 @@ std::arch::global_asm!(
     ".globl tern_hot_begin, tern_hot_kept, tern_hot_read, tern_hot_read_copies, tern_hot_read_done",
     ".globl tern_hot_pread, tern_hot_pread_copies, tern_hot_pread_done, tern_hot_lseek, tern_hot_lseek_done",
     ".globl tern_hot_write, tern_hot_write_copies, tern_hot_write_done, tern_hot_mend, tern_hot_slow, tern_hot_end",
-    ".globl tern_hot_pwrite, tern_hot_native_done",
+    ".globl tern_hot_pwrite, tern_hot_native_done, tern_hot_clock, tern_hot_clock_sums, tern_hot_clock_done",
     ".set .Lhot_table, .Lhot_begin + {table}",
     "tern_hot_begin:",
     ".Lhot_begin:",
@@ -207,6 +215,14 @@ std::arch::global_asm!(
     "tern_hot_write_done:",
     "mov rcx, [rip + .Lhot_table + 24]",
     "jmp qword ptr [rcx + 32]",
+    // clock_gettime, of the process's CPU time.
+    "tern_hot_clock:",
+    "mov [rip + .Lhot_table + 24], rax",
+    "cmp edi, {process}",
+    "jne tern_hot_slow",
+    "cmp byte ptr [rip + .Lhot_table + 7], 1",
+    "jne tern_hot_slow",
+    "jmp 61f",
     // pwrite: nothing of it is lent.
     "tern_hot_pwrite:",
     "mov [rip + .Lhot_table + 24], rax",
@@ -218,10 +234,28 @@ std::arch::global_asm!(
     "mov r11, [rip + .Lhot_table]",
     "bt r11, rcx",
     "jnc tern_hot_slow",
-    "mov rcx, [rip + .Lhot_table + 24]",
+    "61: mov rcx, [rip + .Lhot_table + 24]",
     "mov rax, [rcx + 40]",
     "syscall",
     "tern_hot_native_done:",
+    "mov rcx, [rip + .Lhot_table + 24]",
+    "cmp dword ptr [rcx + 40], {clock}",
+    "je tern_hot_clock_sums",
+    "jmp qword ptr [rcx + 32]",
+    "tern_hot_clock_sums:",
+    "test eax, eax",
+    "jnz tern_hot_clock_done",
+    "mov rcx, [rsi]",
+    "mov r11, [rsi + 8]",
+    "add rcx, [rip + .Lhot_table + 176]",
+    "add r11, [rip + .Lhot_table + 184]",
+    "cmp r11, 1000000000",
+    "jb 62f",
+    "sub r11, 1000000000",
+    "inc rcx",
+    "62: mov [rsi], rcx",
+    "mov [rsi + 8], r11",
+    "tern_hot_clock_done:",
     "mov rcx, [rip + .Lhot_table + 24]",
     "jmp qword ptr [rcx + 32]",
     // Not here: to the program's own `syscall`.
@@ -238,6 +272,8 @@ std::arch::global_asm!(
     most = const tern_migrate::message::MOST_IN_HAND,
     far = const crate::direct::FAR_BITS,
     near = const MOST_NEAR,
+    process = const libc::CLOCK_PROCESS_CPUTIME_ID,
+    clock = const libc::SYS_clock_gettime,
 );
 
 unsafe extern "C" {
@@ -256,6 +292,9 @@ unsafe extern "C" {
     static tern_hot_write_done: u8;
     static tern_hot_pwrite: u8;
     static tern_hot_native_done: u8;
+    static tern_hot_clock: u8;
+    static tern_hot_clock_sums: u8;
+    static tern_hot_clock_done: u8;
     static tern_hot_mend: u8;
     static tern_hot_slow: u8;
     static tern_hot_end: u8;
@@ -274,6 +313,8 @@ pub(crate) enum Stage {
     Copies,
     /// Only the way back is left.
     Done,
+    /// The kernel has made the call. Of a file of the guest's own that is all; of the time a part is missing.
+    Returned,
     /// Only the way to the program's own `syscall` is left.
     Slow,
 }
@@ -298,6 +339,7 @@ pub(crate) fn entry(nr: u32, asks: bool) -> Option<u64> {
         libc::SYS_lseek => offset(&raw const tern_hot_lseek),
         libc::SYS_write => offset(&raw const tern_hot_write),
         libc::SYS_pwrite64 => offset(&raw const tern_hot_pwrite),
+        libc::SYS_clock_gettime => offset(&raw const tern_hot_clock),
         _ => return None,
     })
 }
@@ -328,9 +370,13 @@ pub(crate) fn stage(at: u64) -> Option<Stage> {
         (offset(&raw const tern_hot_write) + 1, Stage::Looks),
         (offset(&raw const tern_hot_write_copies), Stage::Copies),
         (offset(&raw const tern_hot_write_done), Stage::Done),
+        (offset(&raw const tern_hot_clock), Stage::Enters),
+        (offset(&raw const tern_hot_clock) + 1, Stage::Looks),
         (offset(&raw const tern_hot_pwrite), Stage::Enters),
         (offset(&raw const tern_hot_pwrite) + 1, Stage::Looks),
-        (offset(&raw const tern_hot_native_done), Stage::Done),
+        (offset(&raw const tern_hot_native_done), Stage::Returned),
+        (offset(&raw const tern_hot_clock_sums), Stage::Looks),
+        (offset(&raw const tern_hot_clock_done), Stage::Done),
         (offset(&raw const tern_hot_mend), Stage::Copies),
         (offset(&raw const tern_hot_slow), Stage::Slow),
     ];
@@ -351,7 +397,8 @@ mod tests {
 
     #[test]
     fn every_place_has_its_stage() {
-        for nr in [libc::SYS_pread64, libc::SYS_lseek, libc::SYS_write, libc::SYS_pwrite64, libc::SYS_read] {
+        use libc::{SYS_clock_gettime, SYS_lseek, SYS_pread64, SYS_pwrite64, SYS_read, SYS_write};
+        for nr in [SYS_pread64, SYS_lseek, SYS_write, SYS_pwrite64, SYS_read, SYS_clock_gettime] {
             let entry = entry(nr as u32, false).unwrap();
             assert_eq!((stage(entry), stage(entry + 7)), (Some(Stage::Enters), Some(Stage::Looks)));
         }
