@@ -129,11 +129,14 @@ impl Settling {
         coming.map(|change| change.memory).fold(0, u64::saturating_add)
     }
 
-    /// The node's load as it will be; this is what it tells others. `own.load` is what was sampled.
+    /// The node's load as it will be; this is what it tells others. `own.load` is what was sampled, `own.age_ms` ago:
+    /// what the sample lacks of a change goes by when it was taken, and not by now. By now, two arrivals of just before
+    /// a sample were half forgotten when the next one was due, and a third followed them.
     #[must_use]
     pub fn expected_load(&self, own: &Node, policy: &Policy, now_ms: u64) -> f64 {
+        let sampled_ms = now_ms.saturating_sub(own.age_ms);
         let missing = |change: &Change| {
-            let passed = now_ms.saturating_sub(change.since_ms) as f64;
+            let passed = sampled_ms.saturating_sub(change.since_ms) as f64;
             let hidden = (-passed / policy.load_settle_ms.max(1) as f64).exp();
             match change.state {
                 Progress::Coming => change.threads,

@@ -48,7 +48,7 @@ pub struct Node {
     pub mem_pressure: f64,
     /// Whether it takes guests (not blocked, not shutting down, trusts this home).
     pub takes_guests: bool,
-    /// How old all this is, in milliseconds; 0 for the node itself.
+    /// How old all this is, in milliseconds; of the node itself, how long ago it was sampled, and 0 in a view.
     pub age_ms: u64,
     /// Whether it is known to live; false also while that is in doubt.
     pub alive: bool,

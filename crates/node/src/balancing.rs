@@ -221,7 +221,7 @@ pub(crate) fn settled(node: &Node, peer: NodeId, pid: HomePid, came: bool) {
 pub(crate) fn expected(node: &Node, own: tern_balancer::Node) -> tern_balancer::Node {
     let settling = lock(&node.balancing.settling);
     let load = settling.expected_load(&own, &node.balancing.policy, cluster::now_ms());
-    tern_balancer::Node { load, mem_free: settling.expected_free(&own), ..own }
+    tern_balancer::Node { load, mem_free: settling.expected_free(&own), age_ms: 0, ..own }
 }
 
 /// Load and free memory that it tells others.

@@ -42,7 +42,8 @@ const MOST_COUNTED: usize = 4096;
 pub(crate) struct Known {
     gossip: Mutex<Gossip>,
     period: Duration,
-    own: Mutex<Option<Entry>>,
+    /// The last sample, and when it was taken.
+    own: Mutex<Option<(Entry, u64)>>,
     links: Mutex<HashMap<NodeId, LinkCost>>,
     recent: Mutex<VecDeque<(Instant, MigrationReport)>>,
     /// How often each process, by number and start, has migrated.
@@ -109,7 +110,9 @@ pub(crate) fn sample(node: &Arc<Node>) -> ! {
     loop {
         let standard = tern_load::speed::STANDARD;
         sampler.set_speed(node.settings.now().speed.unwrap_or(*measured.get().unwrap_or(&standard)));
-        *lock(&node.cluster.own) = Some(tell(node, &sampler.sample()));
+        let sample = sampler.sample();
+        let taken_ms = now_ms();
+        *lock(&node.cluster.own) = Some((tell(node, &sample), taken_ms));
         thread::sleep(SAMPLE);
     }
 }
@@ -143,8 +146,9 @@ fn tell(node: &Node, sample: &Sample) -> Entry {
 }
 
 /// As it will be when those who are on their way have come.
-fn expected(node: &Node, entry: Entry) -> Entry {
-    let own = owner::for_guests(node, described(node.me(), &entry, 0, LinkCost::default()));
+fn expected(node: &Node, entry: Entry, taken_ms: u64) -> Entry {
+    let age_ms = now_ms().saturating_sub(taken_ms);
+    let own = owner::for_guests(node, described(node.me(), &entry, age_ms, LinkCost::default()));
     let (load, mem_free) = balancing::offered(node, &own);
     Entry { load: load as f32, mem_free, cpus: own.cpus as f32, ..entry }
 }
@@ -158,7 +162,7 @@ pub(crate) fn gossip(node: &Arc<Node>) -> ! {
         let map = node.map();
         // What was agreed to a moment ago is in it: others take what they hear for as old as the message.
         let entry = *lock(&node.cluster.own);
-        let own = entry.map(|entry| expected(node, entry).encode());
+        let own = entry.map(|(entry, taken_ms)| expected(node, entry, taken_ms).encode());
         let (next, events) = {
             let mut gossip = lock(&node.cluster.gossip);
             if let Some(Err(error)) = own.map(|own| gossip.set_own(&own)) {
@@ -240,10 +244,12 @@ fn described(id: NodeId, entry: &Entry, age_ms: u64, link: LinkCost) -> balancer
     }
 }
 
-/// This node as it was sampled last, as the balancer takes it.
+/// This node as it was sampled last, as the balancer takes it; its age is that of the sample.
 pub(crate) fn own(node: &Node) -> balancer::Node {
-    let entry = (*lock(&node.cluster.own)).unwrap_or(NOTHING);
-    balancer::Node { takes_guests: true, ..described(node.me(), &entry, 0, LinkCost::default()) }
+    let now = now_ms();
+    let (entry, taken_ms) = (*lock(&node.cluster.own)).unwrap_or((NOTHING, now));
+    let age_ms = now.saturating_sub(taken_ms);
+    balancer::Node { takes_guests: true, ..described(node.me(), &entry, age_ms, LinkCost::default()) }
 }
 
 /// A node of which nothing is known, and which gets nothing.
@@ -293,7 +299,7 @@ pub(crate) fn view(node: &Node) -> balancer::Cluster {
 /// The same for people.
 pub(crate) fn report(node: &Node) -> ClusterReport {
     let map = node.map();
-    let own = *lock(&node.cluster.own);
+    let own = lock(&node.cluster.own).map(|(entry, _)| entry);
     let gossip = lock(&node.cluster.gossip);
     let now = now_ms();
     let row = |id: NodeId| {
