@@ -84,9 +84,11 @@ impl Settling {
         );
     }
 
-    /// It runs here now.
+    /// It runs here now. Told by its home, and seen by the next look at the guests: what comes first counts, or the load
+    /// has it twice for a while, once in the sample and once as one that the sample lacks.
     pub fn came(&mut self, home: NodeId, pid: HomePid, now_ms: u64) {
-        if let Some(change) = self.changes.get_mut(&(home, pid)) {
+        let change = self.changes.get_mut(&(home, pid)).filter(|change| change.state == Progress::Coming);
+        if let Some(change) = change {
             (change.state, change.since_ms) = (Progress::Came, now_ms);
         }
     }

@@ -294,6 +294,10 @@ fn a_node_counts_what_it_has_agreed_to() {
     let load_at = |ms, sampled: &Node| settling.expected_load(sampled, &policy, ms);
     assert!((load_at(60_000, &own) - 100.0).abs() < 1e-6);
     assert!((load_at(75_000, &one) - 100.0).abs() < 1.0);
+    // Said again, by whoever sees it later, that changes nothing.
+    settling.came(offer.home, offer.pid, 62_000);
+    let load_at = |ms, sampled: &Node| settling.expected_load(sampled, &policy, ms);
+    assert!((load_at(75_000, &one) - 100.0).abs() < 0.01);
     // However long ago the sample was taken: one of before it came has nothing of it.
     let before = Node { age_ms: 900, ..own.clone() };
     assert!((load_at(60_800, &before) - 100.0).abs() < 1e-6);
