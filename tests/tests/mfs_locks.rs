@@ -7,7 +7,7 @@ use tern_tests::asked::Asked;
 use tern_tests::cluster::Cluster;
 
 /// Does what each line says to one file, and answers each with a line. `f` is flock, `o` a lock of the open file, `p` one of the
-/// process; then comes what is wanted, and whether to wait for it.
+/// process; then comes what is wanted, and whether to wait for it. `add` writes a number at the end, and `look` tells what there is.
 const DOER: &str = r#"
 import errno, fcntl, os, struct, sys
 path, files = sys.argv[1], {}
@@ -25,6 +25,12 @@ for line in sys.stdin:
             files[words[1]] = os.open(path, os.O_RDWR)
         elif words[0] == "close":
             os.close(files.pop(words[1]))
+        elif words[0] == "add":
+            os.pwrite(files[words[1]], b"%4d" % int(words[2]), os.fstat(files[words[1]]).st_size)
+        elif words[0] == "look":
+            read = os.pread(files[words[1]], 1 << 16, 0)
+            print("size", os.fstat(files[words[1]]).st_size, "read", len(read), "last", int(read[-4:] or 0), flush=True)
+            continue
         else:
             lock(files[words[0]], words[1], words[2], len(words) > 3)
         print("done", flush=True)
@@ -121,4 +127,24 @@ fn who_had_a_lock_of_a_server_that_was_killed_is_told_so() {
     cluster.run(2, &["pkill", "-KILL", "-f", "[t]ern-mfs.*serve"]).unwrap();
     assert_eq!(one.does("a f shared"), "ESTALE");
     assert_eq!(one.does("b f alone"), "done", "what had none is opened again");
+}
+
+#[test]
+fn who_gets_a_lock_sees_what_was_done_under_the_last_one() {
+    let cluster = mounted("mfslocksee").unwrap();
+    cluster.run(2, &["sh", "-c", ": > /tmp/locked"]).unwrap();
+    let mut there = doer(&cluster, 1, THERE).unwrap();
+    let mut local = doer(&cluster, 2, "/tmp/locked").unwrap();
+    for round in 1..=200 {
+        // So that there is something to believe.
+        there.does("look a");
+        let how = if round % 2 == 0 { "p" } else { "f" };
+        local.does(&format!("a {how} alone wait"));
+        local.does(&format!("add a {round}"));
+        local.does(&format!("a {how} none"));
+        there.does(&format!("a {how} shared wait"));
+        let is = there.does("look a");
+        assert_eq!(is, format!("size {0} read {0} last {round}", 4 * round), "round {round}");
+        there.does(&format!("a {how} none"));
+    }
 }

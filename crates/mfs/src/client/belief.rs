@@ -180,6 +180,14 @@ impl Forgetting {
             let _unknown = notifier.inval_inode(INodeNo(number), 0, 0);
         }
     }
+
+    /// Has the kernel forget what a file is like, but for its content, and what it was told of that and has not taken yet. Waits for
+    /// nothing.
+    pub(crate) fn forget_attributes(&self, number: u64) {
+        if let Some((notifier, ..)) = self.way.get() {
+            let _unknown = notifier.inval_inode(INodeNo(number), -1, 0);
+        }
+    }
 }
 
 /// Listens to a node for what it asks back, for as long as the tree is mounted.

@@ -194,7 +194,7 @@ impl Mounted {
         if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
         }
-        let before = Before::asking(&inode.peer);
+        let (before, locks) = (Before::asking(&inode.peer), inode.locks());
         let deed = |of| Deed::Stat { of };
         let heard = if reading {
             self.0.with(&inode, &self.who(request), &[], deed)?
@@ -204,7 +204,7 @@ impl Mounted {
         };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
         if reading {
-            inode.keeps(attributes, before.clone());
+            inode.keeps(attributes, before.clone(), locks);
         }
         Ok(known(inode, &attributes, before, reading))
     }
@@ -297,7 +297,7 @@ impl Mounted {
         let who = self.who(request);
         let inode = self.inode(number)?;
         let before = Before::asking(&inode.peer);
-        let writes = inode.unsaved.writes();
+        let (writes, locks) = (inode.unsaved.writes(), inode.locks());
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
         let asks = self.0.refused.goes_again(request.pid(), &[&inode]);
@@ -314,7 +314,7 @@ impl Mounted {
         let handle = Handle::new(inode, who, flags, opened, heard.boot);
         // All of it, and not of nothing: that is not asked for.
         if content && is.lease > 0 && is.size > 0 && heard.data().len() as u64 == is.size {
-            handle.has_early(heard, before.clone(), is.lease, writes);
+            handle.has_early(heard, before.clone(), is.lease, (writes, locks));
         }
         Ok(self.opened(handle, is, before, Named::Anew))
     }

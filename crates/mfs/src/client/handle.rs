@@ -42,8 +42,9 @@ struct Early {
     heard: Heard,
     before: Before,
     lease: u32,
-    /// How often it had been written from here.
+    /// How often it had been written from here, and locked.
     writes: u64,
+    locks: u64,
 }
 
 /// What was read.
@@ -87,8 +88,8 @@ impl Handle {
     }
 
     /// All of its content came with the answer to its open, which holds for the lease.
-    pub(crate) fn has_early(&self, heard: Heard, before: Before, lease: u32, writes: u64) {
-        *lock(&self.early) = Some(Early { heard, before, lease, writes });
+    pub(crate) fn has_early(&self, heard: Heard, before: Before, lease: u32, (writes, locks): (u64, u64)) {
+        *lock(&self.early) = Some(Early { heard, before, lease, writes, locks });
     }
 
     /// What came so of this piece, if it still holds.
@@ -97,7 +98,8 @@ impl Handle {
         let has = early.as_ref()?;
         // Somebody else who opens it later may have been told of another version, of which this must not become a part.
         let holds = has.before.age() < EARLY && has.before.pass(|left| !left(has.lease).is_zero());
-        if !holds || has.writes != self.inode.unsaved.writes() {
+        let is_same = (has.writes, has.locks) == (self.inode.unsaved.writes(), self.inode.locks());
+        if !holds || !is_same {
             *early = None;
             return None;
         }

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 use tern_ids::NodeId;
@@ -58,6 +59,8 @@ pub(crate) struct Inode {
     after: Mutex<Option<(Attributes, Before)>>,
     /// What it was like when somebody was about to read it.
     kept: Mutex<Option<(Attributes, Before)>>,
+    /// How often somebody here has wanted a lock on it for the first time, or got one.
+    locks: AtomicU64,
     /// What the kernel was told that it is like, and until when it believes that.
     told: Mutex<Option<(Version, Instant)>>,
     /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
@@ -133,9 +136,35 @@ impl Inode {
         after.filter(|(is, before)| before.age() < AFTER && before.holds(is.lease))
     }
 
-    /// It is like this, for whoever reads it.
-    pub(crate) fn keeps(&self, is: Attributes, before: Before) {
-        *lock(&self.kept) = (is.lease > 0).then_some((is, before));
+    /// It is like this, for whoever reads it; so many [`locks`](Self::locks) there were before it was asked for.
+    pub(crate) fn keeps(&self, is: Attributes, before: Before, locks: u64) {
+        let mut kept = lock(&self.kept);
+        *kept = (is.lease > 0 && locks == self.locks()).then_some((is, before));
+    }
+
+    /// A count of the locks that programs here got on it. As soon as one wants one it is not nothing, and the kernel believes nothing that
+    /// it is told of it.
+    pub(crate) fn locks(&self) -> u64 {
+        self.locks.load(Ordering::Acquire)
+    }
+
+    /// Somebody wants a lock on it; whether he is the first.
+    pub(crate) fn wants_lock(&self) -> bool {
+        if self.locks() > 0 {
+            return false;
+        }
+        // What has been told already is with the kernel then, and what is told later is told so.
+        self.peer.with_nothing_on_its_way(|| {
+            self.locks.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        })
+    }
+
+    /// Somebody has got one, and is about to be told: what was asked for before that is void.
+    pub(crate) fn has_lock(&self) {
+        let mut kept = lock(&self.kept);
+        self.locks.fetch_add(1, Ordering::AcqRel);
+        *kept = None;
+        *lock(&self.after) = None;
     }
 
     /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here.
@@ -327,7 +356,7 @@ impl Inodes {
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
         let (after, kept) = (Mutex::default(), Mutex::default());
-        let (new, told) = (Mutex::default(), Mutex::default());
+        let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let inode = Arc::new(Inode {
             number,
             peer,
@@ -340,6 +369,7 @@ impl Inodes {
             names,
             after,
             kept,
+            locks,
             new,
             told,
         });

@@ -1,5 +1,9 @@
 //! Record locks of programs here, and those of flock. The server never waits for one; who must wait asks again, on a thread of his own, until he
 //! has it or is interrupted.
+//!
+//! Who has a lock sees what others did under theirs. A lease does not see to that alone: a program on the file's node writes at once, and
+//! the lease is asked back after that. So what is known here of a file goes when somebody gets a lock on it, and the kernel, which
+//! cannot be told of each lock (it would throw away what others who have one are asking for), believes nothing of it from the first on.
 
 use super::handle::Handle;
 use super::interrupts::Waiter;
@@ -144,6 +148,9 @@ pub(crate) fn set(
         Ok(None) => return answer(reply, Ok(())),
         Err(errno) => return answer(reply, Err(errno)),
     };
+    if wish.kind != LockKind::Unlocked && wish.handle.inode.wants_lock() {
+        tree.forgetting.forget_attributes(wish.handle.inode.number);
+    }
     let done = wish.try_once(tree);
     let (Err(Errno::AGAIN), Some(waiter)) = (done, waiter) else { return answer(reply, done) };
     let tree = tree.clone();
@@ -198,6 +205,9 @@ impl Wish {
             inode.release_owner(*number);
             return Err(Errno::INTR);
         }
+        if has {
+            inode.has_lock();
+        }
         done
     }
 
@@ -207,7 +217,11 @@ impl Wish {
         let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
         // Who is refused another kind of lock has lost the one that he had.
         if matches!(done, Ok(()) | Err(Errno::AGAIN)) {
-            handle.is_locked.store(done.is_ok() && *kind != LockKind::Unlocked, Ordering::Release);
+            let has = done.is_ok() && *kind != LockKind::Unlocked;
+            handle.is_locked.store(has, Ordering::Release);
+            if has {
+                handle.inode.has_lock();
+            }
         }
         done
     }

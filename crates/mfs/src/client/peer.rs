@@ -153,8 +153,13 @@ impl Peer {
 
     /// They are asked back once more; no answer of before is on its way to the kernel any more.
     pub(crate) fn count_recall(&self) {
+        self.with_nothing_on_its_way(|| self.recalls.fetch_add(1, Ordering::AcqRel));
+    }
+
+    /// Does something while no answer is being passed on to the kernel.
+    pub(crate) fn with_nothing_on_its_way<T>(&self, change: impl FnOnce() -> T) -> T {
         let _nobody = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        self.recalls.fetch_add(1, Ordering::AcqRel);
+        change()
     }
 
     /// How often something was changed from here.

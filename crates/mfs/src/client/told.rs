@@ -85,8 +85,11 @@ impl Told {
 
     /// How long the kernel believes it, of which so much is left.
     pub(crate) fn believed(&self, left: Duration) -> Duration {
-        let is_open = self.of.as_ref().is_some_and(|(inode, _)| inode.content.is_open());
-        if is_open { left.min(OPEN) } else { left }
+        match &self.of {
+            Some((inode, _)) if inode.locks() > 0 => Duration::ZERO,
+            Some((inode, _)) if inode.content.is_open() => left.min(OPEN),
+            _ => left,
+        }
     }
 
     /// Whether the kernel may believe all of it later.
@@ -149,7 +152,7 @@ impl Open {
             let name = self.name.believed(left);
             let left = left(self.is.lease);
             // fuser has one time for both.
-            let believed = name.min(left);
+            let believed = if self.inode.locks() > 0 { Duration::ZERO } else { name.min(left) };
             if !matches!(self.name, Named::Anew) {
                 self.inode.tells(Version::seen(&self.is), believed);
             }
