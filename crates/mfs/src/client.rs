@@ -10,6 +10,7 @@
 mod attributes;
 mod belief;
 mod calls;
+mod change;
 mod content;
 mod fuse;
 mod handle;
@@ -20,6 +21,7 @@ mod interrupts;
 mod listing;
 mod locks;
 mod magic;
+mod maker;
 mod map;
 mod names;
 mod owed;
@@ -36,7 +38,7 @@ use anyhow::{Context, Result};
 use calls::Mounted;
 use fuser::{MountOption, SessionACL};
 use peer::Common;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::MountFlags;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -83,7 +85,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
     let tree = Tree::new(common, config.run_dir.clone(), config.admin_tree.clone(), options.dfsa);
     let tree = Arc::new(tree);
-    let forgetting = tree.forgetting.clone();
+    let (forgetting, mounted) = (tree.forgetting.clone(), tree.clone());
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);
     fuser.clone_fd = true;
@@ -108,6 +110,11 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         fuser::Session::new(Mounted(tree), at, &fuser)
     };
     let session = session.with_context(|| format!("cannot mount at {}", at.display()))?;
+    // What nobody serves yet says which device it is without being asked anything.
+    let how = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
+    if let Ok(is) = rustix::fs::statx(rustix::fs::CWD, at, how, StatxFlags::INO) {
+        mounted.device.is(is.stx_dev_major, is.stx_dev_minor);
+    }
     let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
     forgetting.through(session.notifier(), device);
     Ok(Session(session))

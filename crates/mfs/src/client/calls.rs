@@ -1,16 +1,17 @@
 //! What is done for each of the kernel's asks, without fuser's replies.
 
-use super::attributes::{file, ours};
+use super::attributes::ours;
 use super::belief::{Before, Version};
 use super::handle::{Handle, Read};
 use super::inode::Inode;
+use super::maker::makes_only;
 use super::names::makes_nothing;
 use super::peer::Heard;
 use super::told::{Named, Open, Told, known};
 use super::tree::{Below, Link, Tree};
 use super::ways::{Look, may_be_believed, may_begin};
 use crate::lock;
-use crate::message::{Answer, Attributes, Caller, Change, Deed, Found, MOST_DATA, Name, Object, Release};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, MOST_DATA, Name, Object, Release};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -74,6 +75,9 @@ impl Mounted {
                 Look::First => {
                     if let Some(told) = self.kept_name(tid, &dir, name) {
                         return Ok(told);
+                    }
+                    if makes_only(tid, &who, &self.0.device, &dir, name) {
+                        return Err(Errno::NOENT);
                     }
                     self.0.at_end(tid, &dir, &who, &[], deed).inspect_err(|errno| {
                         if *errno == Errno::STALE {
@@ -161,6 +165,7 @@ impl Mounted {
     }
 
     pub(crate) fn told(&self, dir: &Arc<Inode>, name: &OsStr, found: &Found) -> Arc<Inode> {
+        dir.maker.tells(name);
         self.0.inodes.tell(dir.node(), &dir.peer, found, Some((dir, name)))
     }
 
@@ -209,34 +214,6 @@ impl Mounted {
         Ok(known(inode, &attributes, before, reading))
     }
 
-    pub(crate) fn set(
-        &self,
-        request: &Request,
-        number: INodeNo,
-        handle: Option<FileHandle>,
-        change: &Change,
-    ) -> Outcome<FileAttr> {
-        let inode = self.inode(number)?;
-        let who = self.who(request);
-        let handle = handle.and_then(|handle| self.handle(handle).ok());
-        let is: Attributes = match &handle {
-            // The file's own object is found again on the way, if the server has forgotten both.
-            Some(handle) if change.size.is_some() => {
-                self.0.with(&inode, &who, &[], |of| Deed::Stat { of })?;
-                let deed =
-                    |opened| Deed::Set { of: inode.object(), opened: Some(opened), change: change.clone() };
-                attributes_in(&self.0.with_open(handle, &who, &[], deed)?.answer)?
-            }
-            _ => {
-                let deed = |of| Deed::Set { of, opened: None, change: change.clone() };
-                attributes_in(&self.by_hand_or_path(request, &inode, &who, &[], deed)?.answer)?
-            }
-        };
-        // The kernel sets its own size by it, and looks again before it believes anything else.
-        inode.content.doubt();
-        Ok(file(&inode, &is))
-    }
-
     pub(crate) fn link_target(&self, request: &Request, number: INodeNo) -> Outcome<Vec<u8>> {
         if let Some(link) = Link::of(number.0) {
             return self.0.target(link, request.pid());
@@ -268,7 +245,8 @@ impl Mounted {
 
     /// An extended attribute was changed: if it is an access list, others may look up names there than did, which the kernel
     /// here cannot know.
-    pub(crate) fn lists_may_differ(&self, name: &OsStr) {
+    pub(crate) fn lists_may_differ(&self, of: &Inode, name: &OsStr) {
+        of.maker.rights_change();
         if name.as_encoded_bytes().starts_with(b"system.posix_acl") {
             self.0.forgetting.forget_names();
         }
@@ -284,6 +262,7 @@ impl Mounted {
         let dir = self.inode(parent)?;
         let before = Before::asking(&dir.peer);
         let heard = self.0.at_end(request.pid(), &dir, &self.who(request), &[], deed)?;
+        dir.maker.took(name);
         if let Answer::Removed { gone, dir: is } = heard.answer {
             dir.changed(is, before);
             for inode in gone.into_iter().flat_map(|gone| self.0.inodes.of(dir.node(), &gone)) {
@@ -437,10 +416,6 @@ fn most_data(who: &Caller) -> usize {
 /// Whether it is the root or one of its links, which are no node's.
 pub(crate) fn is_ours(number: INodeNo) -> bool {
     number.0 == ROOT || Link::of(number.0).is_some()
-}
-
-fn attributes_in(answer: &Answer) -> Outcome<Attributes> {
-    if let Answer::Attributes(attributes) = answer { Ok(*attributes) } else { Err(Errno::IO) }
 }
 
 /// So many of as many as there were: more is a server's that cannot be believed.

@@ -193,6 +193,10 @@ impl Filesystem for Mounted {
             // The kernel takes what it believes of the old name for the new one. Which file that is we do not know, if a
             // program there does something with these names too.
             self.0.forgetting.forget_names();
+            if !flags.contains(RenameFlags::RENAME_EXCHANGE) {
+                from.maker.took(name);
+            }
+            to.maker.tells(new);
             if let Answer::Renamed { moved, back, dirs, .. } = heard.answer {
                 self.0.inodes.rename(moved, (&from, name), (&to, new));
                 self.0.inodes.rename(back, (&to, new), (&from, name));
@@ -239,11 +243,12 @@ impl Filesystem for Mounted {
         let flags = flags.cast_unsigned();
         let create = || {
             let (dir, who) = (self.inode(parent)?, self.who(request));
-            let before = Before::asking(&dir.peer);
+            let (before, rights) = (Before::asking(&dir.peer), dir.maker.rights());
             let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, umask, flags };
             let heard = self.0.at_end(request.pid(), &dir, &who, &[], deed)?;
             let Answer::Created(found, opened, under) = heard.answer else { return Err(Errno::IO) };
             dir.changed(under, before.clone());
+            dir.maker.made(request.pid(), who.clone(), before.clone(), under.lease, rights);
             let inode = self.told(&dir, name, &found);
             self.0.made(request.pid(), &inode);
             if OFlags::from_bits_retain(flags).contains(OFlags::TRUNC) {
@@ -441,8 +446,9 @@ impl Filesystem for Mounted {
         let set = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
             inode.is_not_bare();
+            inode.maker.rights_change();
             let set = self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop);
-            self.lists_may_differ(name);
+            self.lists_may_differ(&inode, name);
             set
         });
         answer!(reply, set, |()| reply.ok());
@@ -470,8 +476,9 @@ impl Filesystem for Mounted {
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let removed = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::RemoveAttribute { of, name: Name::from(name) };
+            inode.maker.rights_change();
             let removed = self.by_hand_or_path(request, &inode, &self.who(request), &[], deed);
-            self.lists_may_differ(name);
+            self.lists_may_differ(&inode, name);
             removed
         });
         answer!(reply, removed, |_| reply.ok());

@@ -7,6 +7,7 @@
 use super::belief::{Before, Version};
 use super::content::Content;
 use super::locks::Owners;
+use super::maker::Maker;
 use super::names::Names;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
@@ -55,6 +56,8 @@ pub(crate) struct Inode {
     pub(crate) ways: Ways,
     /// What is below it, where the kernel asks each time.
     pub(crate) names: Names,
+    /// Who makes files in it.
+    pub(crate) maker: Maker,
     /// What it is like since something was done in it, for when the kernel asks that.
     after: Mutex<Option<(Attributes, Before)>>,
     /// What it was like when somebody was about to read it.
@@ -87,6 +90,11 @@ impl Inode {
     /// The server's number of it, as far as we know.
     pub(crate) fn object(&self) -> Object {
         self.hold().object
+    }
+
+    /// Where it was seen last; nothing of a node's root.
+    pub(crate) fn place(&self) -> Option<(Arc<Self>, OsString)> {
+        self.hold().name.clone()
     }
 
     /// Its node.
@@ -355,6 +363,7 @@ impl Inodes {
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
+        let maker = Maker::default();
         let (after, kept) = (Mutex::default(), Mutex::default());
         let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let inode = Arc::new(Inode {
@@ -367,6 +376,7 @@ impl Inodes {
             content,
             ways,
             names,
+            maker,
             after,
             kept,
             locks,

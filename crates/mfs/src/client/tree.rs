@@ -5,6 +5,7 @@ use super::handle::{Handle, Handles};
 use super::inode::{Inode, Inodes};
 use super::interrupts::Interrupts;
 use super::magic::Magic;
+use super::maker::Device;
 use super::map::KeptMap;
 use super::owed::Owed;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
@@ -102,6 +103,8 @@ pub(crate) struct Tree {
     admin: Option<PathBuf>,
     /// A guest on a file's own node may have that open itself.
     pub(crate) dfsa: bool,
+    /// What programs see it as.
+    pub(crate) device: Device,
     magic: Magic,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
     pub(crate) inodes: Arc<Inodes>,
@@ -130,6 +133,7 @@ impl Tree {
             run_dir,
             admin,
             dfsa,
+            device: Device::default(),
             magic: Magic::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
