@@ -96,6 +96,7 @@ mod open_flags;
 mod passthrough;
 mod poll_events;
 mod read_buf;
+mod readers;
 mod rename_flags;
 mod reply;
 mod request;

@@ -44,6 +44,7 @@ use crate::mnt::mount_options::Config;
 use crate::mnt::mount_options::check_option_conflicts;
 use crate::notify::Notifier;
 use crate::read_buf::FuseReadBuf;
+use crate::readers::Readers;
 use crate::reply::Reply;
 use crate::reply::ReplyRaw;
 use crate::reply::ReplySender;
@@ -290,6 +291,8 @@ impl<FS: Filesystem> Session<FS> {
 
         let mut threads = Vec::with_capacity(n_threads);
 
+        // Tern's change: not all wait at once.
+        let readers = Arc::new(Readers::default());
         for (i, ch) in channels.into_iter().enumerate() {
             let thread_name = format!("fuser-{i}");
             let event_loop = SessionEventLoop {
@@ -298,6 +301,7 @@ impl<FS: Filesystem> Session<FS> {
                 ch,
                 allowed,
                 session_owner,
+                readers: readers.clone(),
             };
             threads.push(
                 thread::Builder::new()
@@ -518,6 +522,8 @@ pub(crate) struct SessionEventLoop<FS: Filesystem> {
     pub(crate) filesystem: Arc<FilesystemHolder<FS>>,
     pub(crate) allowed: SessionACL,
     pub(crate) session_owner: Uid,
+    /// Tern's change: who of all threads waits for requests.
+    pub(crate) readers: Arc<Readers>,
 }
 
 impl<FS: Filesystem> SessionEventLoop<FS> {
@@ -526,10 +532,15 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
         // it is reused immediately after dispatching to conserve memory and allocations.
         let mut buf = FuseReadBuf::new();
         let buf = buf.as_mut();
+        let _end = EndOfReaders(&self.readers);
         loop {
+            // Tern's change: it may not be this one's turn.
+            self.readers.wait();
             // Read the next request from the given channel to kernel driver
             // The kernel driver makes sure that we get exactly one request per read
-            match self.ch.receive_retrying(buf) {
+            let received = self.ch.receive_retrying(buf);
+            self.readers.has_one();
+            match received {
                 Ok(size) => match RequestWithSender::new(self.ch.sender(), &buf[..size]) {
                     // Dispatch request
                     Some(req) => {
@@ -552,6 +563,15 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
                 Err(err) => return Err(err.into()),
             }
         }
+    }
+}
+
+/// Tern's change: when one thread has ended, in whatever way, none is left resting.
+struct EndOfReaders<'a>(&'a Readers);
+
+impl Drop for EndOfReaders<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

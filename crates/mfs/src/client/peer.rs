@@ -91,6 +91,8 @@ struct Lane {
 #[derive(Debug, Default)]
 struct State {
     idle: Vec<Lane>,
+    /// How many wait for one. Nobody else need be woken, which is a system call even if nobody is there.
+    waiting: usize,
     /// Lanes that there are.
     made: u16,
     /// The last sign of life, and until when it is not asked.
@@ -307,13 +309,20 @@ impl Peer {
             if left.is_zero() {
                 return Err(Errno::IO);
             }
+            state.waiting += 1;
             state = self.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
     }
 
     fn give_back(&self, lane: Lane) {
-        self.state().idle.push(lane);
-        self.idle.notify_one();
+        let mut state = self.state();
+        state.idle.push(lane);
+        let waited_for = state.waiting > 0;
+        drop(state);
+        if waited_for {
+            self.idle.notify_one();
+        }
     }
 
     /// Asks until there is an answer, on as many connections as it takes.

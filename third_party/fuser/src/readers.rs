@@ -1,0 +1,80 @@
+//! Tern's change: few threads wait for requests at a time, and the others rest until they are needed.
+//!
+//! The kernel wakes whoever has waited longest. With as many waiting as there may be requests under way, a program that makes one call
+//! after the other would be served by each of them in turn, none of which has anything in its processor's cache.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+
+/// The most that wait at a time.
+const MOST: usize = 3;
+
+/// Threads of one session that hear the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Readers(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many wait, or are about to.
+    waiting: usize,
+    /// Those that rest; the one that came last is called first.
+    resting: Vec<Arc<Resting>>,
+    /// One has ended, and nobody rests any more.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Resting {
+    thread: Thread,
+    called: AtomicBool,
+}
+
+impl Readers {
+    /// Returns when this thread is to wait for a request.
+    pub(crate) fn wait(&self) {
+        let mut state = self.state();
+        if state.waiting < MOST || state.over {
+            state.waiting += 1;
+            return;
+        }
+        let own = Arc::new(Resting { thread: thread::current(), called: AtomicBool::new(false) });
+        state.resting.push(own.clone());
+        drop(state);
+        // Who calls it has counted it already.
+        while !own.called.load(Ordering::Acquire) {
+            thread::park();
+        }
+    }
+
+    /// This thread has a request, and may be long about it: if nobody else waits for the next one, somebody is called.
+    pub(crate) fn has_one(&self) {
+        let mut state = self.state();
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.call();
+        }
+    }
+
+    /// It hears nothing any more, and neither shall the others that are not to be left resting.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.over = true;
+        while state.call() {}
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Calls one that rests; false if there is none.
+    fn call(&mut self) -> bool {
+        let Some(next) = self.resting.pop() else { return false };
+        self.waiting += 1;
+        next.called.store(true, Ordering::Release);
+        next.thread.unpark();
+        true
+    }
+}
