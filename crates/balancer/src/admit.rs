@@ -3,12 +3,16 @@
 use crate::decide::Reason;
 use crate::ground;
 use crate::policy::Policy;
+use crate::process::Process;
 use crate::prospect::Bar;
 use crate::trend::Trend;
 use crate::view::Node;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
+
+/// Who takes so many bytes more in `calm_room_s` grows; what is less is no habit, but a program that begins.
+const GROWS: f64 = 64.0 * (1 << 20) as f64;
 
 /// What a home says of a process that it wants to send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +60,8 @@ pub struct Refusal {
 #[derive(Debug, Clone, Default)]
 pub struct Settling {
     changes: BTreeMap<(NodeId, HomePid), Change>,
+    /// Threads of own processes that are here and run or wait, as far as each was looked at, and do not grow.
+    own: f64,
     trend: Trend,
 }
 
@@ -110,6 +116,19 @@ impl Settling {
         self.changes.insert((home, pid), change);
     }
 
+    /// These are the node's own processes that run here: what they want its load is not below. Thirteen that begin at
+    /// once are thirteen by the first look at them, and in the smoothed load two seconds later. Those that grow do not
+    /// count: spread so soon, several went to one node before that could have seen how fast its memory fills.
+    pub fn own<'a>(&mut self, here: impl Iterator<Item = &'a Process>, policy: &Policy) {
+        let calm = here.filter(|process| process.growth as f64 * policy.calm_room_s < GROWS);
+        self.own = calm.map(Process::threads).sum::<f64>().min(65_536.0);
+    }
+
+    /// One of them has left, or ended, and they have not been looked at since.
+    pub fn own_left(&mut self, threads: f64) {
+        self.own = (self.own - threads.max(0.0)).max(0.0);
+    }
+
     /// Once a second, with what was sampled: follows the memory, and forgets what has settled.
     pub fn sampled(&mut self, own: &Node, policy: &Policy, now_ms: u64) {
         self.trend.sample(own.mem_free, now_ms);
@@ -147,7 +166,7 @@ impl Settling {
             }
         };
         let runnable = own.runnable() + self.changes.values().map(missing).sum::<f64>();
-        own.load_of(runnable.max(0.0))
+        own.load_of(runnable.max(self.own))
     }
 
     /// The node's free memory as it will be when all have come; what its own decisions go by.

@@ -151,10 +151,14 @@ impl Round<'_> {
     /// CPU and communication: the move that gains most, again and again, until none gains enough.
     fn balance(&mut self, processes: &BTreeMap<HomePid, &Process>) {
         let mut left: Vec<&Process> = Vec::new();
+        self.state.ripe_s = None;
         for process in processes.values() {
             match self.eligible(process) {
                 Ok(()) => left.push(process),
-                Err(stay) => self.stays(process.pid, stay),
+                Err(stay) => {
+                    self.ripens(process, stay);
+                    self.stays(process.pid, stay);
+                }
             }
         }
         let shortlist = self.shortlist();
@@ -189,6 +193,14 @@ impl Round<'_> {
     /// Whether a process is to be considered at all.
     fn eligible(&self, process: &Process) -> Result<(), Stay> {
         eligible(&self.ground, self.state, process)
+    }
+
+    /// Notes when one that is too young will not be so any more, where it waits for its turn most of the time.
+    fn ripens(&mut self, process: &Process, stay: Stay) {
+        let Stay::Young { cpu_s, needed_s } = stay else { return };
+        let Some(mover) = Mover::new(&self.ground, process).filter(Mover::is_crowded) else { return };
+        let ripe_s = (needed_s - cpu_s).max(0.0) * mover.stretch / mover.threads.min(1.0);
+        self.state.ripe_s = Some(self.state.ripe_s.map_or(ripe_s, |first| first.min(ripe_s)));
     }
 
     fn stays(&mut self, pid: HomePid, stay: Stay) {

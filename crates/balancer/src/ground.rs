@@ -79,6 +79,9 @@ impl<'a> Ground<'a> {
                 ground.set_out(under_way.from, under_way.to, under_way.memory as f64);
             }
         }
+        for ended in &state.ended {
+            ground.shift(ended.on, -ended.threads, 0.0);
+        }
         for placed in &state.placed {
             ground.shift(placed.on, placed.threads, placed.memory as f64);
         }

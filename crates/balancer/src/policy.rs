@@ -89,7 +89,7 @@ impl Default for Policy {
             objective: Objective::Greedy,
             max_age_ms: 5_000,
             young_cpu_s: 1.0,
-            least_cpu_s: 0.1,
+            least_cpu_s: 0.05,
             residence_s: 1.0,
             longest_residence_s: 64.0,
             forget_move_ms: 60_000,

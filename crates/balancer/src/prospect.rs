@@ -92,7 +92,7 @@ pub(crate) struct Mover<'a> {
     pub(crate) talks: Talk,
     pub(crate) rest_s: f64,
     /// How long a second of CPU takes it here.
-    stretch: f64,
+    pub(crate) stretch: f64,
 }
 
 impl<'a> Mover<'a> {
@@ -132,6 +132,11 @@ impl<'a> Mover<'a> {
     /// CPU seconds that it must have used to be considered.
     pub(crate) fn needed_s(&self, policy: &Policy) -> f64 {
         (policy.young_cpu_s / self.stretch.max(1.0)).max(policy.least_cpu_s.min(policy.young_cpu_s))
+    }
+
+    /// Whether it waits for a CPU longer than it has one.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.stretch > 2.0
     }
 
     /// The best pace that a node with this share could give it.

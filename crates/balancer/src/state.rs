@@ -81,6 +81,14 @@ pub(crate) struct Placed {
     at_ms: u64,
 }
 
+/// A process of this home that has ended on another node, which may not have told of that yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) on: NodeId,
+    pub(crate) threads: f64,
+    at_ms: u64,
+}
+
 /// How a node stands, from its own mouth.
 #[derive(Debug, Clone, Copy)]
 struct Told {
@@ -105,6 +113,11 @@ struct History {
 pub struct State {
     pub(crate) moves: BTreeMap<HomePid, UnderWay>,
     pub(crate) placed: Vec<Placed>,
+    pub(crate) ended: Vec<Ended>,
+    /// Where each process ran when it was looked at last, and with how many threads.
+    ran: BTreeMap<HomePid, (NodeId, f64)>,
+    /// Seconds until the first of those that are too young here will have used enough, by the last decision.
+    pub(crate) ripe_s: Option<f64>,
     history: BTreeMap<HomePid, History>,
     trends: BTreeMap<NodeId, Trend>,
     told: BTreeMap<NodeId, Told>,
@@ -186,6 +199,13 @@ impl State {
         self.verdicts.get(&pid)
     }
 
+    /// In how many seconds the first process that is too young now, on a crowded node, will be looked at: by then it is
+    /// worth to decide again, and not a second later.
+    #[must_use]
+    pub fn ripe_s(&self) -> Option<f64> {
+        self.ripe_s
+    }
+
     /// Whether a move of it is under way.
     #[must_use]
     pub fn is_moving(&self, pid: HomePid) -> bool {
@@ -236,7 +256,28 @@ impl State {
             let since = placed.at_ms.saturating_add(settled);
             !shown(placed.on, since) && now_ms.saturating_sub(placed.at_ms) < 60_000
         });
+        self.follow_ends(cluster, processes, policy, now_ms);
         self.follow_memory(cluster, processes, now_ms);
+    }
+
+    /// A home knows at once that a process of its own has ended, wherever that was. The node where it ran has it in its
+    /// next word; until then what it has told before is too much by that. Of this node itself its own load knows.
+    fn follow_ends(
+        &mut self,
+        cluster: &Cluster,
+        processes: &BTreeMap<HomePid, &Process>,
+        policy: &Policy,
+        now_ms: u64,
+    ) {
+        let gone =
+            self.ran.iter().filter(|(pid, (on, _))| !processes.contains_key(pid) && *on != cluster.me());
+        let gone = gone.map(|(_, (on, threads))| Ended { on: *on, threads: *threads, at_ms: now_ms });
+        self.ended.extend(gone);
+        self.ended.retain(|ended| {
+            let told = sample_time(cluster, ended.on, now_ms).is_none_or(|time| time > ended.at_ms);
+            !told && now_ms.saturating_sub(ended.at_ms) < policy.max_age_ms
+        });
+        self.ran = processes.values().map(|process| (process.pid, (process.at, process.threads()))).collect();
     }
 
     /// Only where own processes are, since only those can be taken away.

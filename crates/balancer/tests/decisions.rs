@@ -340,3 +340,57 @@ fn numbers_of_others_cannot_harm() {
         decide(&cluster, &processes, &mut State::default(), &policy, u64::MAX, 1);
     }
 }
+
+#[test]
+fn who_has_ended_elsewhere_is_counted_out_until_that_node_says_so_itself() {
+    let policy = Policy::default();
+    let entry = |age_ms| Node { age_ms, ..node(2, 1.0) };
+    let with = |threads, age_ms| Cluster::new(NodeId(1), vec![node(1, threads), entry(age_ms)]);
+    let view = |age_ms| with(2.0, age_ms);
+    let (one, other, away) = (busy(7, 1, 9.0), busy(8, 1, 9.0), busy(9, 2, 9.0));
+    let mut state = State::default();
+    let all = [one.clone(), other.clone(), away];
+    assert_eq!(decide(&view(100), &all, &mut state, &policy, 10_000, 1), []);
+    // What node 2 has told is of before that.
+    let left = [one, other];
+    let moves = decide(&view(200), &left, &mut state.clone(), &policy, 10_100, 1);
+    assert_eq!(moves.iter().map(|next| next.to).collect::<Vec<_>>(), [NodeId(2)]);
+    // And this of after: somebody else is there.
+    assert_eq!(decide(&with(1.0, 200), &left[..1], &mut state, &policy, 10_100, 1), []);
+    assert_eq!(decide(&view(0), &left, &mut state, &policy, 10_200, 1), []);
+}
+
+#[test]
+fn a_load_is_not_below_what_own_processes_want() {
+    let policy = Policy::default();
+    let mut settling = Settling::default();
+    let grows = Process { growth: 5_000_000, ..busy(3, 1, 1.0) };
+    let here = [busy(1, 1, 1.0), busy(2, 1, 1.0), grows];
+    let threads =
+        |settling: &Settling, sampled: f64| settling.expected_load(&node(1, sampled), &policy, 1_000) / 100.0;
+    settling.own(here.iter(), &policy);
+    // As yet the sample knows little of them; one that grows waits until that knows of it.
+    assert!((threads(&settling, 0.3) - 2.0).abs() < 1e-6);
+    assert!((threads(&settling, 5.0) - 5.0).abs() < 1e-6);
+    settling.own_left(1.0);
+    assert!((threads(&settling, 0.3) - 1.0).abs() < 1e-6);
+    settling.own_left(9.0);
+    assert!((threads(&settling, 0.3) - 0.3).abs() < 1e-6);
+    settling.own([Process { demand: f64::NAN, ..busy(1, 1, 1.0) }].iter(), &policy);
+    assert!((threads(&settling, 0.3) - 0.3).abs() < 1e-6);
+}
+
+#[test]
+fn it_is_known_when_the_first_of_a_crowd_is_old_enough() {
+    let policy = Policy::default();
+    let ripe_s = |threads: u16, cpu_s: f64| {
+        let processes: Vec<Process> = (0..threads).map(|pid| busy(pid.into(), 1, cpu_s)).collect();
+        let cluster = Cluster::new(NodeId(1), vec![node(1, threads.into()), node(2, 0.0)]);
+        let mut state = State::default();
+        decide(&cluster, &processes, &mut state, &policy, 1_000, 1);
+        state.ripe_s()
+    };
+    // Of ten each must have used 0.1 s, and has a tenth of a CPU.
+    assert!((ripe_s(10, 0.04).unwrap() - 0.6).abs() < 1e-6);
+    assert_eq!((ripe_s(10, 0.2), ripe_s(1, 0.04)), (None, None));
+}

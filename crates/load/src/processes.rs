@@ -38,7 +38,8 @@ pub struct Process {
     pub resident: u64,
     /// Its reads and writes so far; nothing if we may not know.
     pub io: Option<Io>,
-    /// What came since the last scan that it was in; nothing in its first.
+    /// What came since the last scan that it was in, or since it was born, if that was after the scan before; nothing in
+    /// the first scan of all.
     pub rates: Option<Rates>,
 }
 
@@ -76,6 +77,8 @@ pub struct Processes {
     /// Inodes of the kernel's own.
     of_kernel: HashMap<i32, u64>,
     scans: u32,
+    /// When all were scanned last.
+    all_at: Option<Instant>,
     page: u64,
 }
 
@@ -99,6 +102,7 @@ impl Processes {
             known: HashMap::new(),
             of_kernel: HashMap::new(),
             scans: 0,
+            all_at: None,
             page: rustix::param::page_size() as u64,
         }
     }
@@ -115,7 +119,9 @@ impl Processes {
             let now: HashMap<_, _> = listed.iter().copied().collect();
             self.of_kernel.retain(|pid, inode| now.get(pid) == Some(inode));
         }
+        let begun = Instant::now();
         let found = listed.iter().filter_map(|&(pid, inode)| self.visit(pid, inode)).collect();
+        self.all_at = matches!(which, Which::All).then_some(begun);
         let scans = self.scans;
         self.known.retain(|_, known| known.scan == scans);
         found
@@ -184,7 +190,11 @@ impl Processes {
             io,
             rates: None,
         };
-        process.rates = before.map(|before| rates(before, &process, &turns, now));
+        process.rates = match before {
+            Some(before) => Some(rates(&before.process, &before.turns, &process, &turns, now - before.at)),
+            // What has been born since the last scan has done all that it has done in its life.
+            None => self.all_at.and_then(|then| newborn(&process, &turns, now - then)),
+        };
         Some(Known { process, turns, at: now, scan: self.scans })
     }
 
@@ -211,23 +221,38 @@ impl Default for Processes {
     }
 }
 
-fn rates(before: &Known, now: &Process, turns: &Turns, at: Instant) -> Rates {
-    let span = at.duration_since(before.at).as_secs_f64().max(1e-3);
+/// The kernel tells in ticks when a process began, so of one that is only a few of them old nothing is known.
+const LEAST_AGE: Duration = Duration::from_millis(100);
+
+/// What it has done in its life, per second, if it was born since the last scan. That it grew is no habit: it was loaded.
+fn newborn(process: &Process, turns: &Turns, since: Duration) -> Option<Rates> {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.try_into().unwrap_or(0));
+    let age = now.checked_sub(Duration::from_millis(process.start.saturating_mul(1000 / TICKS)))?;
+    if age < LEAST_AGE || age > since + LEAST_AGE {
+        return None;
+    }
+    let nothing = Process { used: Duration::ZERO, io: process.io.map(|_| Io::default()), ..process.clone() };
+    Some(Rates { growth: 0.0, ..rates(&nothing, &Turns::default(), process, turns, age) })
+}
+
+fn rates(before: &Process, turns_before: &Turns, now: &Process, turns: &Turns, span: Duration) -> Rates {
+    let span = span.as_secs_f64().max(1e-3);
     let per_second = |grown: u64| (grown as f64 / span) as f32;
     let percent = |nanos: u64| (nanos as f64 / 1e7 / span) as f32;
     // A thread that ended has taken its counters along.
     let fresh = Turns {
-        run: turns.run.saturating_sub(before.turns.run),
-        wait: turns.wait.saturating_sub(before.turns.wait),
-        turns: turns.turns.saturating_sub(before.turns.turns),
+        run: turns.run.saturating_sub(turns_before.run),
+        wait: turns.wait.saturating_sub(turns_before.wait),
+        turns: turns.turns.saturating_sub(turns_before.turns),
     };
     // The kernel adds the time of threads that ended, in ticks.
-    let ticked = now.used.saturating_sub(before.process.used).as_nanos().try_into().unwrap_or(u64::MAX);
+    let ticked = now.used.saturating_sub(before.used).as_nanos().try_into().unwrap_or(u64::MAX);
     let run = match now.threads {
         0 | 1 => fresh.run,
         _ => fresh.run.max(ticked),
     };
-    let io = now.io.zip(before.process.io);
+    let io = now.io.zip(before.io);
     let io = io.map(|(now, then)| {
         (now.calls().saturating_sub(then.calls()), now.bytes().saturating_sub(then.bytes()))
     });
@@ -238,7 +263,7 @@ fn rates(before: &Known, now: &Process, turns: &Turns, at: Instant) -> Rates {
         turns: per_second(fresh.turns),
         calls: per_second(calls),
         bytes: per_second(bytes),
-        growth: ((now.resident as f64 - before.process.resident as f64) / span) as f32,
+        growth: ((now.resident as f64 - before.resident as f64) / span) as f32,
     }
 }
 
@@ -332,6 +357,27 @@ mod tests {
         let first = all_of_kernel(&processes);
         processes.scan(Which::All);
         assert!(all_of_kernel(&processes).iter().any(|pid| first.contains(pid)) || first.is_empty());
+    }
+
+    #[test]
+    fn who_is_new_is_known_by_all_that_it_has_done() {
+        let mut processes = Processes::new();
+        processes.scan(Which::All);
+        let busy = shell("while :; do :; done");
+        let pid = busy.0.id() as i32;
+        // It has not been scanned before.
+        sleep(Duration::from_millis(300));
+        let all = processes.scan(Which::All);
+        let first = all.iter().find(|one| one.pid == pid).unwrap().rates.unwrap();
+        assert!((50.0..150.0).contains(&first.wanted) && first.growth == 0.0, "{first:?}");
+        // Of one that was there all the time nobody knows what it did lately.
+        let mut others = Processes::new();
+        others.scan(Which::All);
+        let old = others.known.remove(&pid);
+        assert!(old.is_some());
+        sleep(Duration::from_millis(20));
+        let all = others.scan(Which::All);
+        assert_eq!(all.iter().find(|one| one.pid == pid).unwrap().rates, None);
     }
 
     fn all_of_kernel(processes: &Processes) -> Vec<i32> {

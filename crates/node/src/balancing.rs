@@ -1,5 +1,10 @@
 //! The home's balancer: once a second it looks at its processes and at the cluster, and moves what gains by it.
 //!
+//! Between two looks it decides again when something has changed that it knows by itself: a process of its own has arrived,
+//! so that the way is free for the next; one has ended, here or elsewhere ([`crate::watch`]); one that waits for its turn
+//! here has become old enough. These decisions look at nothing anew but what has happened: who is not where he was, and
+//! who is no more.
+//!
 //! What decides is `tern_balancer`, which is pure; here it is told what there is, and what it says is done. A node that
 //! is to get a process is asked first, and counts it in from its yes on, so that not everybody sends to the same.
 
@@ -9,11 +14,12 @@ use crate::message::{PeerReply, PeerRequest};
 use crate::slots::lock;
 use crate::state::Node;
 use crate::traffic::Traffic;
+use crate::watch::Watch;
 use crate::{cluster, moving, owner, peers, processes};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_balancer::{
     Answer, Bar, Move, Offer, Placement, Policy, Process, Prospect, Settling, State, Why, accepts, decide,
     explain, place,
@@ -24,6 +30,18 @@ use tern_load::{Processes, Which};
 
 /// How often it decides.
 const ROUND: Duration = Duration::from_secs(1);
+
+/// After so long what a decision goes by may be looked at anew, if one that is too young will not be so any more; so many
+/// times before a look that comes in its time.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const MOST_EARLY: u32 = 2;
+
+/// Between two decisions because of ends.
+const APART: Duration = Duration::from_millis(50);
+
+/// CPU seconds that a process must have used for its end to be waited for. Most processes end before that, and a node that
+/// makes many of them would decide all the time.
+const WATCHED_FROM_S: f64 = 0.5;
 
 /// How long a node may take to say whether a process may come.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -40,8 +58,10 @@ pub(crate) struct Balancing {
     habits: Mutex<Habits>,
     pub(crate) traffic: Traffic,
     pub(crate) eligible: Eligible,
-    /// As it was looked at last.
+    /// As it was looked at last. Whoever needs both locks takes that of `state` first.
     candidates: Mutex<Vec<Candidate>>,
+    /// Who has arrived where since then, and when.
+    landed: Mutex<Vec<(HomePid, NodeId, u64)>>,
     settling: Mutex<Settling>,
     /// Guests of the last look.
     guests: Mutex<BTreeSet<(NodeId, HomePid)>>,
@@ -51,17 +71,63 @@ pub(crate) struct Balancing {
 
 /// Balances for ever.
 pub(crate) fn run(node: &Arc<Node>) -> ! {
+    let mut watch = Watch::default();
+    let mut next = Instant::now() + ROUND;
+    // Looks since the last that came in its time.
+    let mut early = 0;
     loop {
-        thread::sleep(ROUND);
+        let ended = watch.wait(next);
+        if !ended.is_empty() {
+            over(node, &ended);
+            // Those that end together are seen together the next time.
+            thread::sleep(APART);
+        }
+        if Instant::now() < next {
+            continue;
+        }
+        let asked_ms = cluster::now_ms();
         let rows = processes::of_shims(node);
         settle(node, &rows);
-        look(node, &rows);
+        look(node, &mut watch, &rows, asked_ms);
         set_off(node, AGAIN);
+        let ripe = lock(&node.balancing.state).ripe_s().filter(|_| early < MOST_EARLY);
+        let ripe = ripe.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        // What it has used is counted in ticks, and it may be slower than it was.
+        let ripe = ripe.map(|ripe| ripe + ripe / 8 + LOOK_AGAIN / 4).filter(|ripe| *ripe < ROUND);
+        early = if ripe.is_some() { early + 1 } else { 0 };
+        next = Instant::now() + ripe.map_or(ROUND, |ripe| ripe.max(LOOK_AGAIN));
     }
 }
 
-/// Looks at what there is to move.
-fn look(node: &Arc<Node>, rows: &[ProcessRow]) {
+/// These of the own have ended, wherever they ran; decides again when those nodes know it.
+fn over(node: &Arc<Node>, ended: &[i32]) {
+    let mut away = Vec::new();
+    let mut here = Vec::new();
+    lock(&node.balancing.candidates).retain(|Candidate { process, .. }| {
+        let gone = ended.contains(&process.pid.0);
+        if gone && process.at != node.me() {
+            away.push((process.pid, process.at));
+        } else if gone {
+            here.push(process.pid);
+        }
+        !gone
+    });
+    here.into_iter().for_each(|pid| left(node, pid));
+    tracing::debug!(?ended, ?away, "some have ended");
+    let own = node.clone();
+    let go = move || {
+        for (pid, at) in away {
+            tell_gone(&own, at, pid);
+        }
+        set_off(&own, AGAIN);
+    };
+    if let Err(error) = thread::Builder::new().name("ended".into()).spawn(go) {
+        tracing::warn!(%error, "no thread to decide again");
+    }
+}
+
+/// Looks at what there is to move; the rows were asked for then.
+fn look(node: &Arc<Node>, watch: &mut Watch, rows: &[ProcessRow], asked_ms: u64) {
     let settings = node.settings.now();
     let now_ms = cluster::now_ms();
     let closed = cluster::closed(node);
@@ -83,10 +149,20 @@ fn look(node: &Arc<Node>, rows: &[ProcessRow]) {
     let others = balancing.eligible.among(&all, node.config.move_root);
     eligible.extend(others.into_iter().filter(|one| !started.contains(&one.pid)));
     let traffic = balancing.traffic.take();
-    let candidates = lock(&balancing.habits).look(&all, eligible, rows, &traffic, &house);
-    let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
-    *lock(&balancing.candidates) = candidates;
-    settle_own(node, &processes, now_ms);
+    let mut candidates = lock(&balancing.habits).look(&all, eligible, rows, &traffic, &house);
+    let counts = candidates.iter().filter(|one| one.process.cpu_s >= WATCHED_FROM_S);
+    watch.follow(counts.map(|one| (one.process.pid.0, one.start)));
+    {
+        let mut now = lock(&balancing.candidates);
+        // What the shims have said may be older than the last arrivals.
+        let mut landed = lock(&balancing.landed);
+        landed.retain(|(.., at_ms)| *at_ms >= asked_ms);
+        for (pid, to, _) in landed.iter() {
+            is_at(candidates.iter_mut().map(|one| &mut one.process), *pid, *to);
+        }
+        now.clone_from(&candidates);
+    }
+    settle_own(node, candidates.into_iter().map(|candidate| candidate.process).collect(), now_ms);
 }
 
 /// Guests, and the node's own processes.
@@ -126,14 +202,16 @@ fn set_off(node: &Arc<Node>, again: u32) {
 
 fn decision(node: &Node) -> Vec<Move> {
     let balancing = &node.balancing;
+    // All as of one time, or an arrival meanwhile would be a process that is where it has left (see `landed`).
+    let mut state = lock(&balancing.state);
+    let view = cluster::view(node);
     let candidates = lock(&balancing.candidates);
     let processes: Vec<_> = candidates.iter().map(|candidate| candidate.process.clone()).collect();
     drop(candidates);
-    let view = cluster::view(node);
     tracing::debug!(nodes = ?view.nodes().iter().map(|n| (n.id.0, n.load as u32, n.age_ms)).collect::<Vec<_>>(),
         processes = ?processes.iter().map(|p| (p.pid.0, p.at.0, p.demand as u32)).collect::<Vec<_>>(), "a look");
     let now_ms = cluster::now_ms();
-    decide(&view, &processes, &mut lock(&balancing.state), &balancing.policy, now_ms, rand::random())
+    decide(&view, &processes, &mut state, &balancing.policy, now_ms, rand::random())
 }
 
 /// Does what was decided; decides `again` so many times at most if the target would rather not.
@@ -169,9 +247,59 @@ fn carry_out(node: &Arc<Node>, next: &Move, again: u32) {
         let _counted_for_a_while = peers::ask_again(node, to, &settled, ANSWER);
     }
     match moved {
-        Ok(_moved) => lock(&node.balancing.state).arrived(pid, cluster::now_ms()),
+        Ok(_moved) => {
+            if from != node.me() {
+                tell_gone(node, from, pid);
+            }
+            landed(node, pid, from, to);
+            // The way is free for the next one.
+            set_off(node, AGAIN);
+        }
         Err(refusal) => failed(&refusal),
     }
+}
+
+/// Tells a node that a process of this home does not run there any more. It would see that by itself within a second.
+fn tell_gone(node: &Node, from: NodeId, pid: HomePid) {
+    let gone = PeerRequest::Settled { pid, came: false };
+    let _seen_there_soon = peers::ask_again(node, from, &gone, ANSWER);
+}
+
+/// A process has arrived: what is decided before the next look goes by it.
+///
+/// This node's own load first, and then where the process is: whoever decides between the two counts it out, or in, twice,
+/// which at most keeps somebody where he is. The other way round it would be in both loads, and another one would leave.
+fn landed(node: &Node, pid: HomePid, from: NodeId, to: NodeId) {
+    let (balancing, now_ms) = (&node.balancing, cluster::now_ms());
+    lock(&balancing.landed).push((pid, to, now_ms));
+    if from == node.me() {
+        left(node, pid);
+    }
+    let candidates = lock(&balancing.candidates);
+    let threads = candidates.iter().find(|one| one.process.pid == pid).map(|one| one.process.demand / 100.0);
+    drop(candidates);
+    if let Some(threads) = threads.filter(|_| to == node.me()) {
+        lock(&balancing.here).insert(pid, threads);
+        lock(&balancing.settling).came_home(node.me(), pid, threads, now_ms);
+    }
+    let mut state = lock(&balancing.state);
+    state.arrived(pid, now_ms);
+    is_at(lock(&balancing.candidates).iter_mut().map(|one| &mut one.process), pid, to);
+}
+
+fn is_at<'a>(mut processes: impl Iterator<Item = &'a mut Process>, pid: HomePid, to: NodeId) {
+    let found = processes.find(|process| process.pid == pid);
+    if let Some(process) = found.filter(|process| process.at != to) {
+        (process.at, process.resident_s) = (to, 0.0);
+    }
+}
+
+/// An own process does not run here any more: the sampled load has it still.
+fn left(node: &Node, pid: HomePid) {
+    let Some(threads) = lock(&node.balancing.here).remove(&pid) else { return };
+    let mut settling = lock(&node.balancing.settling);
+    settling.left(node.me(), pid, threads, cluster::now_ms());
+    settling.own_left(threads);
 }
 
 /// A process was not moved, whoever wanted it: if it cannot be, that is shown, and it is left alone for a while.
@@ -211,10 +339,15 @@ pub(crate) fn asked(node: &Node, peer: NodeId, offer: Offer) -> Answer {
     answer
 }
 
-/// A process that was to come is here, or does not come.
+/// A process that was to come is here, or does not come, or was here and is no more.
 pub(crate) fn settled(node: &Node, peer: NodeId, pid: HomePid, came: bool) {
+    let was_here = !came && lock(&node.balancing.guests).remove(&(peer, pid));
     let mut settling = lock(&node.balancing.settling);
-    if came { settling.came(peer, pid, cluster::now_ms()) } else { settling.cancelled(peer, pid) }
+    match (came, was_here) {
+        (true, _) => settling.came(peer, pid, cluster::now_ms()),
+        (false, true) => settling.left(peer, pid, 1.0, cluster::now_ms()),
+        (false, false) => settling.cancelled(peer, pid),
+    }
 }
 
 /// This node as it will be: what its own decisions go by.
@@ -246,6 +379,7 @@ fn settle(node: &Node, rows: &[ProcessRow]) {
         settling.came(*home, *pid, now_ms);
     }
     for (home, pid) in before.difference(&now) {
+        tracing::debug!(%home, %pid, "a guest is gone");
         // It had kept about one CPU busy, or it would not have been here.
         settling.left(*home, *pid, 1.0, now_ms);
     }
@@ -255,13 +389,20 @@ fn settle(node: &Node, rows: &[ProcessRow]) {
 
 /// The same of own processes: the sampled load follows slowly, and for a while still has those that have left, and lacks
 /// those that have come home.
-fn settle_own(node: &Node, processes: &[Process], now_ms: u64) {
+fn settle_own(node: &Node, mut processes: Vec<Process>, now_ms: u64) {
     let me = node.me();
+    let mut before = lock(&node.balancing.here);
+    // Who has arrived since these were looked at is noted, and waits for that lock or has had it.
+    for (pid, to, _) in lock(&node.balancing.landed).iter() {
+        is_at(processes.iter_mut(), *pid, *to);
+    }
     let threads = |process: &Process| process.demand / 100.0;
     let now: BTreeMap<_, _> =
         processes.iter().filter(|process| process.at == me).map(|p| (p.pid, threads(p))).collect();
-    let mut before = lock(&node.balancing.here);
     let mut settling = lock(&node.balancing.settling);
+    // A node that gives its guests a part tells of that part, where its own processes are not.
+    let tells_all = node.config.guest_cpus.is_none();
+    settling.own(processes.iter().filter(|one| one.at == me && tells_all), &node.balancing.policy);
     for (pid, threads) in before.iter().filter(|(pid, _)| !now.contains_key(pid)) {
         settling.left(me, *pid, *threads, now_ms);
     }

@@ -1,11 +1,13 @@
 //! What this home knows of each of its processes that may be balanced: how much it computes, calls and grows, wherever
 //! it runs. At home the kernel tells; of one that is away its shim does, by what the guest's node and its deputy count.
 
+mod in_hand;
 mod on_files;
 
 use crate::registry::Started;
 use crate::traffic::ByProcess;
-use on_files::{OnFiles, While};
+use in_hand::InHand;
+use on_files::{OnFiles, TRIP, While};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tern_balancer as balancer;
 use tern_balancer::{Decayed, Hint};
@@ -43,6 +45,7 @@ struct Known {
     calls: Decayed,
     bytes: Decayed,
     on_files: OnFiles,
+    in_hand: InHand,
     /// When what it did at home was counted last.
     counted_ms: Option<u64>,
     refused: Option<(u64, String)>,
@@ -154,6 +157,7 @@ fn follow(
         calls: Decayed::default(),
         bytes: Decayed::default(),
         on_files: OnFiles::default(),
+        in_hand: InHand::default(),
         counted_ms: None,
         refused: None,
     });
@@ -168,11 +172,12 @@ fn follow(
         None => {
             known.memory = found.resident as f64;
             if let Some(rates) = &found.rates {
-                known.learn(rates.wanted.into(), rates.growth.into());
                 let before_ms = known.counted_ms.replace(house.now_ms);
                 let seconds =
                     before_ms.map_or(1.0, |then| house.now_ms.saturating_sub(then).max(1) as f64 / 1e3);
+                known.learn(rates.wanted.into(), rates.growth.into(), seconds);
                 let (calls, bytes) = (f64::from(rates.calls) * seconds, f64::from(rates.bytes) * seconds);
+                let calls = known.would_go_home(found, rates, calls, bytes);
                 known.count(While { seconds, calls, bytes, away: None }, decay);
             }
         }
@@ -194,8 +199,28 @@ impl Counted {
 }
 
 impl Known {
+    /// How many of so many calls and bytes at home would go there if it were away. Who has threads has no files in hand.
+    fn would_go_home(
+        &mut self,
+        found: &tern_load::Process,
+        rates: &tern_load::Rates,
+        calls: f64,
+        bytes: f64,
+    ) -> f64 {
+        let many = f64::from(rates.calls) * 100.0 > in_hand::FEW * f64::from(rates.used);
+        if !many || found.threads > 1 {
+            return calls;
+        }
+        let part = self.in_hand.part(found.pid, bytes);
+        (calls * (1.0 - part) + bytes * part / TRIP).min(calls)
+    }
+
     /// What its shim says. That comes once a second, so that between two of its words nothing seems to happen.
     fn hear(&mut self, now: Counted, decay: balancer::Decay, now_ms: u64) {
+        // As long as its deputy has not heard from there it says what was before, of the CPU but not of the waiting.
+        if now.memory == 0.0 && now.wanted > 0.0 && self.heard.is_none() {
+            return;
+        }
         self.memory = now.memory;
         let Some((then_ms, then)) = self.heard else {
             self.heard = Some((now_ms, now));
@@ -206,7 +231,7 @@ impl Known {
             let more = |now: f64, then: f64| (now - then).max(0.0);
             // A shim that has lost its memory counts from nothing again.
             let growth = if then.memory > 0.0 { (now.memory - then.memory) / seconds } else { 0.0 };
-            self.learn(more(now.wanted, then.wanted) / seconds * 100.0, growth);
+            self.learn(more(now.wanted, then.wanted) / seconds * 100.0, growth, seconds);
             let away = Some((self.at, now_ms.saturating_sub(self.since_ms), more(now.near, then.near)));
             let (calls, bytes) = (more(now.calls, then.calls), more(now.bytes, then.bytes));
             self.count(While { seconds, calls, bytes, away }, decay);
@@ -214,9 +239,9 @@ impl Known {
         }
     }
 
-    fn learn(&mut self, demand: f64, growth: f64) {
-        // The first look at a process that has been there for a while says all.
-        let part = if self.demand == 0.0 { 1.0 } else { NEW };
+    fn learn(&mut self, demand: f64, growth: f64, seconds: f64) {
+        // The first look at a process that has been there for a while says all; a short one, little.
+        let part = if self.demand == 0.0 { 1.0 } else { NEW * seconds.min(1.0) };
         self.demand += (demand - self.demand) * part;
         self.growth += (growth - self.growth) * part;
     }
@@ -349,6 +374,44 @@ mod tests {
         assert!((known.demand - 90.0).abs() < 0.01);
         let known = follow(Some(known), &found(0.0), Some(&away(2, 3.5, 0.5, 104)), &advice, &at(26_000));
         assert!((known.demand - 45.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_a_shim_says_before_it_has_heard_of_its_guest_is_no_beginning() {
+        let closed = HashSet::new();
+        let advice = Advice::default();
+        let at = |now_ms| house(&closed, now_ms);
+        let known = follow(None, &found(100.0), None, &advice, &at(20_000));
+        // The CPU time of its life at home, and nothing of what it has waited.
+        let mut early = away(2, 3.0, 0.0, 0);
+        early.usage.memory = 0;
+        let known = follow(Some(known), &found(0.0), Some(&early), &advice, &at(21_000));
+        assert_eq!((known.at, known.memory as u64), (NodeId(2), 5 << 20), "it is what it was");
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.2, 0.5, 4)), &advice, &at(22_000));
+        let known = follow(Some(known), &found(0.0), Some(&away(2, 3.4, 1.3, 8)), &advice, &at(23_000));
+        assert!((known.demand - 100.0).abs() < 0.01, "{}", known.demand);
+    }
+
+    #[test]
+    fn what_is_read_of_files_goes_home_in_large_pieces() {
+        use std::io::Write;
+        let closed = HashSet::new();
+        let advice = Advice::default();
+        // This test's process itself, which has written a file of 1 MB, by 1,000 calls.
+        let path = std::env::temp_dir().join(format!("habits-{}", std::process::id()));
+        let mut file = std::fs::File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.write_all(&vec![7; 1_000_000]).unwrap();
+        let calls = |pid: i32, threads: u32| {
+            let rates =
+                tern_load::Rates { wanted: 50.0, used: 50.0, calls: 1e3, bytes: 1e6, ..Default::default() };
+            let found = tern_load::Process { pid, threads, rates: Some(rates), ..found(0.0) };
+            follow(None, &found, None, &advice, &house(&closed, 20_000)).calls.rate()
+        };
+        let own = std::process::id() as i32;
+        assert!((7.0..20.0).contains(&calls(own, 1)), "{}", calls(own, 1));
+        assert!((calls(own, 2) - 1e3).abs() < 1.0, "who has threads has none in hand");
+        assert!((calls(-1, 1) - 1e3).abs() < 1.0, "nothing is known of its files");
     }
 
     #[test]

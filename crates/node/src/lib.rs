@@ -55,6 +55,7 @@ mod state;
 pub mod token;
 mod traffic;
 pub mod users;
+mod watch;
 mod why;
 
 pub use config::Config;

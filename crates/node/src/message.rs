@@ -68,7 +68,7 @@ pub enum PeerRequest {
     Gossip(Vec<u8>),
     /// May this process of mine come? Who agrees counts it in from now on.
     MayCome(Offer),
-    /// What has become of it: it is there, or does not come after all.
+    /// What has become of it: it is there, or does not come after all, or was there and has ended or left.
     Settled {
         /// By its number at its home, which is mine.
         pid: HomePid,

@@ -1,6 +1,8 @@
 //! One job.
 
-use tern_balancer::Traffic;
+use crate::world::id;
+use tern_balancer::{Process, Traffic};
+use tern_ids::HomePid;
 
 /// What a job does on files of another node than its home.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -121,6 +123,24 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// What the home's daemon sees of it; the node where it is may want its guests gone.
+    pub(crate) fn process(&self, pid: HomePid, leaving: bool, now_ms: u64) -> Process {
+        let job = &self.job;
+        let mut process = Process::new(pid, id(self.at), self.demand * 100.0, self.cpu_s);
+        let pace =
+            if self.pace > 0.0 { self.pace / (self.demand / self.busy).max(0.01) } else { f64::INFINITY };
+        process.age_s = (now_ms - job.arrives_ms) as f64 / 1000.0;
+        process.resident_s = (now_ms - self.came_ms) as f64 / 1000.0;
+        process.rss = self.memory as u64;
+        process.growth = if self.memory < job.memory_most { job.growth as u64 } else { 0 };
+        process.dirty = (job.dirty * self.demand.min(1.0)) as u64;
+        process.calls_per_s = job.calls / pace;
+        process.bytes_per_s = job.bytes / pace;
+        process.files = job.files.iter().map(|files| (id(files.on), files.traffic(pace))).collect();
+        process.evicted = leaving && self.at != job.home;
+        process
+    }
+
     pub(crate) fn new(job: Job, at: usize, now_ms: u64) -> Self {
         Self {
             at,

@@ -9,6 +9,7 @@ use crate::mix::{Event, Scenario};
 use crate::report::{Outcome, Tally};
 use crate::transit::Transit;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use tern_balancer::{Answer, Cluster, Move, Policy, Process, State, accepts, decide};
 use tern_ids::{HomePid, NodeId};
 
@@ -92,6 +93,8 @@ struct World<'a> {
     tally: Tally,
     /// What is used again at each decision.
     known: Vec<Known>,
+    /// Homes of which a process has arrived or ended, and that decide again.
+    again: BTreeSet<usize>,
 }
 
 impl<'a> World<'a> {
@@ -119,6 +122,7 @@ impl<'a> World<'a> {
             chance: Chance::new(settings.seed ^ 0x5eed),
             tally: Tally::default(),
             known: Vec::new(),
+            again: BTreeSet::new(),
         };
         world.count_cpus();
         world
@@ -247,6 +251,7 @@ impl<'a> World<'a> {
             if !self.alive[place] {
                 continue;
             }
+            self.look_at_own(place, now_ms);
             let machine = &mut self.machines[place];
             let own = machine.sample(id(place));
             machine.settling.sampled(&own, &self.settings.policy, now_ms);
@@ -264,13 +269,15 @@ impl<'a> World<'a> {
         self.knowledge.tell(&told, now_ms, &self.alive);
     }
 
-    /// Each home decides once a second, not all at the same time.
+    /// Each home decides once a second, not all at the same time; and when a process of its own has arrived or ended.
     fn decide(&mut self, now_ms: u64) {
         let steps = usize::try_from(DECIDE_MS / STEP_MS).unwrap_or(1);
         let turn = usize::try_from(now_ms / STEP_MS).unwrap_or(0) % steps;
         // 7 and 10 have no common factor, so each home has its turn once in ten steps, neighbours apart.
         let first = turn * 3 % steps;
-        for place in (first..self.machines.len()).step_by(steps) {
+        let mut turn = std::mem::take(&mut self.again);
+        turn.extend((first..self.machines.len()).step_by(steps));
+        for place in turn {
             if self.alive[place] && !self.machines[place].own.is_empty() {
                 self.decide_at(place, now_ms);
             }
@@ -326,7 +333,15 @@ impl<'a> World<'a> {
         true
     }
 
+    /// What a node's own jobs want that are there.
+    fn look_at_own(&mut self, place: usize, now_ms: u64) {
+        let here = self.machines[place].own.iter().filter(|index| self.jobs[**index].at == place);
+        let here: Vec<Process> = here.map(|index| self.process(*index, now_ms)).collect();
+        self.machines[place].settling.own(here.iter(), &self.settings.policy);
+    }
+
     fn view(&mut self, place: usize, now_ms: u64) -> Cluster {
+        self.look_at_own(place, now_ms);
         self.known.clear();
         let machine = &self.machines[place];
         let guests = machine.own.iter().map(|index| self.jobs[*index].at).filter(|at| *at != place);
@@ -342,23 +357,7 @@ impl<'a> World<'a> {
     /// What the home's daemon sees of a job.
     fn process(&self, index: usize, now_ms: u64) -> Process {
         let running = &self.jobs[index];
-        let job = &running.job;
-        let mut process = Process::new(pid(index), id(running.at), running.demand * 100.0, running.cpu_s);
-        let pace = if running.pace > 0.0 {
-            running.pace / (running.demand / running.busy).max(0.01)
-        } else {
-            f64::INFINITY
-        };
-        process.age_s = (now_ms - job.arrives_ms) as f64 / 1000.0;
-        process.resident_s = (now_ms - running.came_ms) as f64 / 1000.0;
-        process.rss = running.memory as u64;
-        process.growth = if running.memory < job.memory_most { job.growth as u64 } else { 0 };
-        process.dirty = (job.dirty * running.demand.min(1.0)) as u64;
-        process.calls_per_s = job.calls / pace;
-        process.bytes_per_s = job.bytes / pace;
-        process.files = job.files.iter().map(|files| (id(files.on), files.traffic(pace))).collect();
-        process.evicted = self.machines[running.at].leaving && running.at != job.home;
-        process
+        running.process(pid(index), self.machines[running.at].leaving, now_ms)
     }
 
     fn travel(&mut self, now_ms: u64) {
@@ -399,6 +398,7 @@ impl<'a> World<'a> {
         self.machines[to].here.push(index);
         self.machines[to].settling.came(id(home), pid(index), now_ms);
         self.machines[home].state.arrived(pid(index), now_ms);
+        self.again.insert(home);
     }
 
     fn run(&mut self, now_ms: u64) {
@@ -421,9 +421,12 @@ impl<'a> World<'a> {
             }
         }
         for index in ended {
-            let home = self.jobs[index].job.home;
+            let running = &self.jobs[index];
+            let (home, at, threads) = (running.job.home, running.at, running.demand);
             self.machines[home].own.retain(|other| *other != index);
+            self.machines[at].settling.left(id(home), pid(index), threads, now_ms);
             self.active -= 1;
+            self.again.insert(home);
         }
         for place in full {
             let largest = self.machines[place].here.iter().copied();

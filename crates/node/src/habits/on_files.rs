@@ -7,7 +7,7 @@ use tern_balancer::{Decay, Decayed, Traffic};
 use tern_ids::NodeId;
 
 /// Bytes of a round trip, of one that was not seen to make any: the most that one carries.
-const TRIP: f64 = 131_072.0;
+pub(super) const TRIP: f64 = 131_072.0;
 
 /// Who has come to the node of its files may need so long until it has them open itself.
 const SETTLES_MS: u64 = 5_000;
