@@ -57,6 +57,15 @@ impl Cluster {
         Self::make(binaries()?, options)
     }
 
+    /// The same with this directory of the machine in each node, as on a shared file system.
+    ///
+    /// # Errors
+    /// As `up`.
+    pub fn with_shared(prefix: &str, nodes: u16, directory: &Path) -> Result<Self> {
+        let shared = vec![directory.to_owned()];
+        Self::make(binaries()?, Options { nodes, daemon: true, shared, ..Options::unique(prefix)? })
+    }
+
     /// The same, connected in this way.
     ///
     /// # Errors

@@ -23,4 +23,5 @@ pub mod mover;
 pub mod outcome;
 pub mod programs;
 pub mod running;
+pub mod told;
 pub mod verdict;

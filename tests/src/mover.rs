@@ -2,7 +2,9 @@
 
 use crate::cluster::Cluster;
 use crate::material::Sequence;
-use anyhow::Result;
+use crate::programs::{Flavour, named};
+use crate::running::{ANNOUNCE, Running};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -86,6 +88,30 @@ fn descendants(table: &str, root: i32) -> Vec<i32> {
         at += 1;
     }
     family
+}
+
+/// Moves a program that works on files of this folder all the time, until it has passed.
+///
+/// # Errors
+/// If it fails, or a move does.
+pub fn goes_about(cluster: &Cluster, program: &str, scratch: &str) -> Result<()> {
+    let program = named(program, Flavour::Dynamic)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
+    command.env("TERN_SECONDS", "12").env("TERN_SCRATCH", scratch);
+    let mut running = Running::start(&mut command, false)?;
+    running.close_input();
+    let (pid, stop) = (running.pid, AtomicBool::new(false));
+    let (end, moves) = std::thread::scope(|scope| {
+        let mover = scope.spawn(|| wander(cluster, pid, 3, &stop));
+        let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.scene(pid));
+        stop.store(true, Ordering::Relaxed);
+        (end, mover.join())
+    });
+    let (end, moves) = (end?, moves.map_err(|_panic| anyhow!("the mover failed"))??);
+    ensure!(end.status == 0 && end.out == b"PASS\n", "{end:?}");
+    ensure!(moves.done >= 10 && moves.broken.is_empty(), "{moves:?}");
+    Ok(())
 }
 
 #[cfg(test)]

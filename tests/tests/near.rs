@@ -2,49 +2,10 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::mover::wander;
-use tern_tests::programs::{Flavour, named};
-use tern_tests::running::{ANNOUNCE, Running};
-
-/// Does what it is told, on one open file, and says what became of it.
-const TOLD: &str = r#"
-import fcntl, mmap, os, sys
-file = None
-for number, line in enumerate(sys.stdin, 1):
-    word, *more = line.split()
-    said = ""
-    try:
-        if word == "open":
-            file = os.open(more[0], sum(getattr(os, flag) for flag in more[1].split("|")), 0o600)
-        elif word == "read":
-            said = os.read(file, int(more[0])).decode()
-        elif word == "write":
-            said = os.write(file, more[0].encode())
-        elif word == "fill":
-            for _ in range(int(more[0])):
-                os.write(file, bytes(4096))
-        elif word == "seek":
-            said = os.lseek(file, int(more[0]), int(more[1]))
-        elif word == "fork":
-            if (child := os.fork()) == 0:
-                os.write(file, more[0].encode())
-                os._exit(0)
-            said = os.waitpid(child, 0)[1]
-        elif word == "map":
-            # A private mapping, as a loader makes it: its content is another's descriptor for a moment.
-            with open(more[0], "rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-                said = mapped[:4].decode()
-        elif word == "lock":
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        elif word == "close":
-            said = os.close(file)
-    except OSError as error:
-        said = error.errno
-    print(f"{number}:", word, said, flush=True)
-"#;
+use tern_tests::mover;
+use tern_tests::told::Told;
 
 fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
     mounted(name, nodes, "timeout=3,dfsa=1")
@@ -56,45 +17,6 @@ fn mounted(name: &str, nodes: u16, options: &str) -> Result<Cluster> {
     cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
     cluster.run(2, &["mkdir", "-m", "777", "/tmp/near"])?;
     Ok(cluster)
-}
-
-/// A program of node 1 on node 2, told what to do, and which files guests of node 2 have open there.
-struct Told<'a> {
-    cluster: &'a Cluster,
-    running: Running,
-    /// So many things.
-    told: u32,
-}
-
-impl<'a> Told<'a> {
-    fn start(cluster: &'a Cluster, who: &[&str]) -> Result<Self> {
-        let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh"]).args(who).args(["/usr/bin/python3", "-c", TOLD]);
-        let mut told = Self { cluster, running: Running::start(&mut command, false)?, told: 0 };
-        told.tell("hello", "hello")?;
-        let moved = cluster.migrate(told.running.pid, "2");
-        moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
-        Ok(told)
-    }
-
-    fn tell(&mut self, words: &str, hears: &str) -> Result<()> {
-        self.say(words)?;
-        self.running
-            .hear(&format!("{}: {hears}", self.told))
-            .with_context(|| format!("{words}: {}", self.running.so_far()))
-    }
-
-    fn say(&mut self, words: &str) -> Result<()> {
-        self.told += 1;
-        self.running.type_in(&format!("{words}\n"))
-    }
-
-    fn open_there(&self) -> Result<String> {
-        let look = "for p in /proc/[0-9]*; do case $(tr '\\0' ' ' < $p/cmdline 2>/dev/null) in \
-                    tern:*) for f in $p/fd/*; do readlink $f; done;; esac; done; true";
-        let said = self.cluster.run(2, &["sh", "-c", look])?;
-        Ok(String::from_utf8_lossy(&said).into_owned())
-    }
 }
 
 fn there(cluster: &Cluster, line: &str) -> Result<String> {
@@ -261,23 +183,8 @@ fn what_is_called_very_often_is_the_same_wherever_it_goes() -> Result<()> {
 
 /// A program whose files are those of node 2 is moved all the time.
 fn goes_about(program: &str, name: &str) -> Result<()> {
-    let program = named(program, Flavour::Dynamic)?;
     let cluster = cluster(name, 3)?;
-    let mut command = cluster.command(1, "sh");
-    command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
-    command.env("TERN_SECONDS", "8").env("TERN_SCRATCH", "/mfs/2/tmp/near");
-    let mut running = Running::start(&mut command, false)?;
-    running.close_input();
-    let (pid, stop) = (running.pid, AtomicBool::new(false));
-    let (end, moves) = std::thread::scope(|scope| {
-        let mover = scope.spawn(|| wander(&cluster, pid, 3, &stop));
-        let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.scene(pid));
-        stop.store(true, Ordering::Relaxed);
-        (end, mover.join())
-    });
-    let (end, moves) = (end?, moves.map_err(|_panic| anyhow::anyhow!("the mover failed"))??);
-    ensure!(end.status == 0 && end.out == b"PASS\n", "{end:?}");
-    ensure!(moves.done >= 10 && moves.broken.is_empty(), "{moves:?}");
+    mover::goes_about(&cluster, program, "/mfs/2/tmp/near")?;
     ensure!(there(&cluster, "ls /tmp/near")?.is_empty());
     Ok(())
 }

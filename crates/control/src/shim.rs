@@ -4,7 +4,7 @@ use crate::report::{MigrationReport, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 
 /// What ternd writes to a new shim's standard input, as one JSON document, then closes it. The shim listens
 /// on `run_dir/shims/ID.sock`, then writes one line to its standard output: `ready FINGERPRINT` (64
@@ -31,6 +31,8 @@ pub struct ShimStart {
     pub hot_calls: bool,
     /// How many CPUs all guests of the node may use together; `None` is all.
     pub guest_cpus: Option<f64>,
+    /// Directories of file systems that the nodes share (`shared` in `ternd.toml`).
+    pub shared: Vec<PathBuf>,
 }
 
 /// The half a shim holds.
@@ -114,6 +116,18 @@ pub enum ShimRequest {
         who: (u32, u32, Vec<u32>),
         /// How: an access mode of open(2).
         flags: u32,
+    },
+    /// Open a file of a file system that the nodes share, for reading, for a guest of this node. Of the server of the node's files only, and asked
+    /// by shims. (`Done`, and then a byte with the descriptor.)
+    OpenShared {
+        /// The directory that this node too declares as shared, in bytes.
+        root: Vec<u8>,
+        /// The path below it, without links.
+        path: Vec<u8>,
+        /// As its home sees it: another file, or another state of it, is not opened.
+        file: SharedFile,
+        /// For whom: user, group, and his other groups.
+        who: (u32, u32, Vec<u32>),
     },
     /// To the server of a node's files only: let others at them, or not. (`Done`.)
     Files {

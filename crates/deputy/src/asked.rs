@@ -57,9 +57,8 @@ impl Family {
                 ShimRequest::Connection
                 | ShimRequest::End { .. }
                 | ShimRequest::Files { .. }
-                | ShimRequest::OpenFile { .. } => {
-                    caller.answer(&door::not_here());
-                }
+                | ShimRequest::OpenFile { .. }
+                | ShimRequest::OpenShared { .. } => caller.answer(&door::not_here()),
             }
         }
     }

@@ -6,10 +6,12 @@ use crate::begins;
 use crate::family::Family;
 use crate::member::Member;
 use crate::place::{self, Trees};
+use crate::shared::{Looker, Shares};
 use crate::thread::Current;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND, Place};
@@ -36,6 +38,12 @@ const TICK: Duration = Duration::from_millis(15);
 /// The times of a file of another node are its clock's: nodes whose clocks are further apart exchange no processes.
 const APART: Duration = Duration::from_millis(50);
 
+/// The clock of a server that nodes share may be off by so much, and not by more.
+const FAR_APART: Duration = Duration::from_secs(300);
+
+/// Some file systems write times in so long steps; they show no parts of a second.
+const COARSE: Duration = Duration::from_secs(2);
+
 /// A file that was open before its process left, or executed its program, is looked at after so many transfers: to prove that
 /// nobody else has it takes a look at everybody's.
 const TRANSFERS: u32 = 4;
@@ -44,7 +52,7 @@ const TRANSFERS: u32 = 4;
 const MOST: usize = 16;
 
 /// From so many bytes on it is worth having a file of its own node open there: that takes as long as some twenty calls.
-const WORTH_OPENING: u64 = 64 << 10;
+pub(crate) const WORTH_OPENING: u64 = 64 << 10;
 
 /// The files of a process of which home is to say if they change.
 #[derive(Debug, Default)]
@@ -52,7 +60,9 @@ pub(crate) struct Direct {
     /// Where its program runs now: what another life was told is over.
     life: Epoch,
     /// For reading, by descriptor.
-    watched: BTreeMap<i32, Watched>,
+    pub(crate) watched: BTreeMap<i32, Watched>,
+    /// Looks at those of file systems that nodes share.
+    looker: Looker,
     /// In hand for writing.
     written: BTreeMap<i32, Written>,
     /// The trees of MFS that it has files of.
@@ -88,19 +98,40 @@ struct Written {
 }
 
 #[derive(Debug)]
-struct Watched {
-    file: OwnedFd,
-    version: Version,
+pub(crate) struct Watched {
+    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) version: Version,
     /// Changes that are so close together may bear the same time.
     tick: Duration,
+    /// Its device.
+    pub(crate) device: u64,
+    /// It is on a file system that nodes share: its times are its server's, whose clock nobody knows.
+    pub(crate) is_shared: bool,
+    /// Since when it is as it is, as far as we have seen.
+    seen: SystemTime,
+    /// Where it is has been said, in this version of it.
+    pub(crate) offered: bool,
+}
+
+impl Watched {
+    /// Whether every change since that moment has made another version of it. By a clock that is not the cluster's that is known once it
+    /// has been seen as it is for longer than a time stamp may last.
+    pub(crate) fn was_settled(&self, at: SystemTime) -> bool {
+        let Self { version, tick, is_shared, .. } = self;
+        if !is_shared {
+            return version.was_settled(at, *tick);
+        }
+        let step = if version.is_coarse() { COARSE } else { *tick };
+        version.was_settled(at, FAR_APART) || self.seen.checked_add(step).is_some_and(|until| until < at)
+    }
 }
 
 /// What changes if a file's content does, but for what happens within one [`TICK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    changed: Duration,
-    modified: Duration,
-    size: i64,
+pub(crate) struct Version {
+    pub(crate) changed: Duration,
+    pub(crate) modified: Duration,
+    pub(crate) size: i64,
 }
 
 impl Version {
@@ -113,6 +144,10 @@ impl Version {
             modified: time(stat.st_mtime, stat.st_mtime_nsec),
             size: stat.st_size,
         }
+    }
+
+    fn is_coarse(&self) -> bool {
+        self.changed.subsec_nanos() == 0 && self.modified.subsec_nanos() == 0
     }
 
     /// Whether every change since that moment has made another version of it, where changes a tick apart do.
@@ -128,13 +163,14 @@ impl Family {
     pub(crate) fn hear_of_files(&mut self, pid: HomePid, current: &Current, result: &mut CallResult) {
         // Who comes home brings what was shared: what is written meanwhile would be lost.
         let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
-        let Some(member) = self.members.get_mut(&pid) else { return };
+        let Self { members, shares, .. } = self;
+        let Some(member) = members.get_mut(&pid) else { return };
         member.direct.of_life(member.epoch);
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         if let Some(error) = member.direct.error(nr, &args, result.outcome.ret) {
             result.outcome.ret = error;
         }
-        result.files = member.words_of_files(current, &result.outcome, &shared);
+        result.files = member.words_of_files(current, &result.outcome, &shared, shares);
     }
 }
 
@@ -144,6 +180,7 @@ impl Member {
         current: &Current,
         outcome: &Outcome,
         shared: &[(u64, u64)],
+        shares: &mut Shares,
     ) -> Vec<(i32, FileWord)> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         self.direct.forget(nr, &args);
@@ -154,7 +191,7 @@ impl Member {
             && self.is_alone_with_its_files()
             // Only root sees everybody's descriptors.
             && (proven || rustix::process::geteuid().is_root())
-            && let Some(Found { file, place, about }) = self.in_hand(fd, !proven)
+            && let Some(Found { file, place, about }) = self.in_hand(fd, !proven, shares)
             && !shared.contains(&file.id)
         {
             let elsewhere = (!file.local && place.is_none()).then_some(file.id);
@@ -165,6 +202,7 @@ impl Member {
             words.extend(begins.map(|begins| (fd, FileWord::Begins(Box::new(begins)))));
         }
         words.extend(self.direct.place_of_much_written(self.memory.pid()));
+        words.extend(self.direct.offer_shared(self.memory.pid(), shares));
         words
     }
 
@@ -181,7 +219,7 @@ impl Member {
 
     /// An open file of it, if nobody but it has that; and where it may be opened as well, if it is in MFS. One that it has opened just now nobody can
     /// have.
-    fn in_hand(&mut self, fd: i32, prove: bool) -> Option<Found> {
+    fn in_hand(&mut self, fd: i32, prove: bool, shares: &mut Shares) -> Option<Found> {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
         let pid = self.memory.pid();
         let path = format!("/proc/{pid}/fd/{fd}");
@@ -191,7 +229,8 @@ impl Member {
             return None;
         }
         let id = (stat.st_dev, stat.st_ino);
-        let mut elsewhere = self.direct.trees.has(stat.st_dev);
+        let is_shared = shares.find(pid, fd, stat.st_dev).is_some();
+        let mut elsewhere = is_shared || self.direct.trees.has(stat.st_dev);
         if !elsewhere {
             let kind = fstatfs(&file).ok()?.f_type as u32;
             elsewhere = kind == place::FUSE && self.direct.trees.find(pid, stat.st_dev);
@@ -222,12 +261,18 @@ impl Member {
         }
         // What is read and written is not read ahead; and a long file is worth it at once.
         let much = reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= WORTH_OPENING);
-        let place = if elsewhere && much { self.direct.trees.place(pid, fd, id) } else { None };
-        let about =
-            if !prove && place.is_none() && self.sees_users_as_we() { begins::about(&file) } else { None };
+        let place = if elsewhere && much && !is_shared { self.direct.trees.place(pid, fd, id) } else { None };
+        let about = if !prove && place.is_none() && !is_shared && self.sees_users_as_we() {
+            begins::about(&file)
+        } else {
+            None
+        };
         if !writes {
             let tick = if elsewhere { TICK + APART } else { TICK };
-            self.direct.watched.insert(fd, Watched { file, version: Version::of(&stat), tick });
+            let (file, version, device) = (Arc::new(file), Version::of(&stat), stat.st_dev);
+            let seen = SystemTime::now();
+            let watched = Watched { file, version, tick, device, is_shared, seen, offered: false };
+            self.direct.watched.insert(fd, watched);
         }
         let file = InHand { id, offset, reads, writes, local: !elsewhere && !prove };
         Some(Found { file, place, about })
@@ -326,9 +371,8 @@ impl Direct {
 
     /// How long a file for reading is, if the next change of it will be seen.
     pub(crate) fn length_if_settled(&self, fd: i32, now: SystemTime) -> Option<u64> {
-        let Watched { version, tick, .. } = self.watched.get(&fd)?;
-        let settled = version.was_settled(now, *tick);
-        settled.then(|| u64::try_from(version.size).unwrap_or_default())
+        let watched = self.watched.get(&fd)?;
+        watched.was_settled(now).then(|| u64::try_from(watched.version.size).unwrap_or_default())
     }
 
     /// How long it is, if it has not changed since it was looked at.
@@ -342,17 +386,23 @@ impl Direct {
     /// then, has read of one may be kept if that was not being changed in that moment: so it is what the file is now.
     fn look(&mut self, read: Option<i32>, begun: SystemTime) -> Vec<(i32, FileWord)> {
         let mut words = Vec::new();
-        for (fd, watched) in &mut self.watched {
-            let Ok(stat) = fstat(&watched.file) else {
+        let Self { watched, looker, .. } = self;
+        for (fd, watched) in watched {
+            let looked =
+                if watched.is_shared { looker.look(&watched.file) } else { Some(fstat(&watched.file).ok()) };
+            // Its server says nothing: so nothing is said of it either.
+            let Some(found) = looked else { continue };
+            let Some(stat) = found else {
                 words.push((*fd, FileWord::Changed));
                 continue;
             };
             let now = Version::of(&stat);
             let changed = std::mem::replace(&mut watched.version, now) != now;
             if changed {
+                (watched.seen, watched.offered) = (SystemTime::now(), false);
                 words.push((*fd, FileWord::Changed));
             }
-            let steady = if read == Some(*fd) { now.was_settled(begun, watched.tick) } else { !changed };
+            let steady = if read == Some(*fd) { watched.was_settled(begun) } else { !changed };
             if steady {
                 words.push((*fd, FileWord::Steady));
             }

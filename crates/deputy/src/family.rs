@@ -81,6 +81,8 @@ pub(crate) struct Family {
     /// The memory that our processes away share, opened; and which inodes these are.
     pub(crate) objects: Objects,
     pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
+    /// The file systems that this node declares as shared.
+    pub(crate) shares: crate::shared::Shares,
     /// Who opens by name what they share.
     pub(crate) watch: Option<Watch>,
     /// Where those wait who open it for writing.

@@ -48,6 +48,7 @@ mod relatives;
 pub mod run;
 mod sent;
 mod settle;
+mod shared;
 mod sharers;
 mod signal;
 mod space;

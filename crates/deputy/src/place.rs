@@ -84,7 +84,7 @@ impl Trees {
 }
 
 /// Whether mounts have come or gone since it was read, or asked last: then poll(2) says so.
-fn has_changed(table: &File) -> bool {
+pub(crate) fn has_changed(table: &File) -> bool {
     let mut fds = [PollFd::new(table, PollFlags::PRI)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).map_or(true, |changed| changed > 0)

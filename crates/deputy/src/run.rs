@@ -4,6 +4,7 @@ use crate::family::{Event, Family, Homed};
 use crate::ledger::Ledger;
 use crate::mailbox::Bell;
 use crate::member::Member;
+use crate::shared::Shares;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
     let ledger = Ledger::new(&start.run_dir);
     let mut family = Family {
+        shares: Shares::new(start.shared.clone()),
         start,
         key: Arc::new(key),
         door,

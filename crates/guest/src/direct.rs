@@ -25,7 +25,7 @@ use crate::thread::Thread;
 use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, FileWord, MOST_IN_HAND, Message, send};
-use tern_syscall::Memory;
+use tern_syscall::{Call, Memory};
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;
@@ -39,9 +39,17 @@ pub(crate) const FAR_BITS: u32 = 33;
 #[derive(Debug)]
 pub struct Errand {
     request: CallRequest,
-    /// What it reads ahead.
-    fill: Option<Fill>,
+    wanted: Option<Wanted>,
     since: Instant,
+}
+
+/// What is asked of home besides that all is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted {
+    /// A piece of a file, to be read ahead.
+    Fill(Fill),
+    /// Whether anybody has changed this file, which nodes share.
+    Word(i32),
 }
 
 /// Whether a call was made here; if not, home makes it.
@@ -89,6 +97,15 @@ impl Transfer {
     }
 }
 
+impl Wanted {
+    fn call(self) -> Call {
+        match self {
+            Self::Fill(fill) => fill.call(),
+            Self::Word(fd) => crate::inhand::asks_nothing(fd),
+        }
+    }
+}
+
 fn writes(nr: i64) -> bool {
     [libc::SYS_write, libc::SYS_pwrite64, libc::SYS_writev, libc::SYS_pwritev, libc::SYS_pwritev2]
         .contains(&nr)
@@ -99,14 +116,19 @@ impl Thread {
     ///
     /// # Errors
     /// As [`trapped`](Self::trapped).
-    pub fn direct(&mut self, trap: &Notification, process: &mut Process, home: Option<&mut Link>) -> Done {
+    pub fn direct(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+        mut home: Option<&mut Link>,
+    ) -> Done {
         // A call that home may have made already keeps its number.
         if self.talk.call_open || self.talk.partial.is_some() {
             return Ok(false);
         }
         let [fd, second, third, ..] = trap.args;
         let fd = fd as i32;
-        if self.passed_to_near(trap, process)? {
+        if self.passed_to_near(trap, process, home.as_deref_mut())? {
             return Ok(true);
         }
         let Some(file) = process.files.get(fd) else { return Ok(false) };
@@ -156,7 +178,7 @@ impl Thread {
         let Transfer { fd, place, moves, ref pieces, count } = *transfer;
         let Some(file) = process.files.get(fd) else { return Ok(false) };
         let Some(found) = file.read(place, count) else {
-            let fill = process.files.want(fd, place, count);
+            let fill = process.files.want(fd, place, count).map(Wanted::Fill);
             return self.wait_for_errand(*trap, fill, process, home);
         };
         let (mut length, mut rest) = (0, found);
@@ -204,15 +226,15 @@ impl Thread {
     }
 
     /// The trap is taken again when home has done what it needs.
-    fn wait_for_errand(
+    pub(crate) fn wait_for_errand(
         &mut self,
         trap: Notification,
-        fill: Option<Fill>,
+        wanted: Option<Wanted>,
         process: &mut Process,
         home: Option<&mut Link>,
     ) -> Done {
         process.queued.push_back(trap);
-        self.send_errand(fill, process, home)?;
+        self.send_errand(wanted, process, home)?;
         Ok(true)
     }
 
@@ -227,7 +249,7 @@ impl Thread {
     /// then it has got everything already.
     fn send_errand(
         &mut self,
-        fill: Option<Fill>,
+        wanted: Option<Wanted>,
         process: &mut Process,
         home: Option<&mut Link>,
     ) -> std::result::Result<(), Failed> {
@@ -236,7 +258,7 @@ impl Thread {
         }
         let number = self.talk.call + 1;
         let (before, nothing) = process.files.send_all(number);
-        let Some(call) = fill.map(Fill::call).or(nothing) else { return Ok(()) };
+        let Some(call) = wanted.map(Wanted::call).or(nothing) else { return Ok(()) };
         self.talk.call = number;
         let request = CallRequest {
             epoch: process.epoch,
@@ -248,7 +270,7 @@ impl Thread {
             call,
             view: None,
         };
-        self.errand = Some(Box::new(Errand { request, fill, since: Instant::now() }));
+        self.errand = Some(Box::new(Errand { request, wanted, since: Instant::now() }));
         self.send_errand_again(home)
     }
 
@@ -290,7 +312,13 @@ impl Thread {
             files.wait_on();
         }
         files.hear(&result.files, Some(errand.since), alone, beside);
-        if let Some(fill) = errand.fill.filter(|_| made) {
+        if let Some(Wanted::Word(fd)) = errand.wanted.filter(|_| made)
+            && !files.is_vouched(fd)
+        {
+            // It cannot be said, or not in time: home reads it then.
+            files.put_down_near(fd);
+        }
+        if let Some(Wanted::Fill(fill)) = errand.wanted.filter(|_| made) {
             let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
             let length = usize::try_from(result.outcome.ret).ok();
             let read = length.filter(|length| *length as u64 <= fill.length).map(|length| {

@@ -197,7 +197,8 @@ impl Hot {
         if bits != 0 {
             files.pass();
             // The server that opened them may have been followed by one that does not know of it.
-            let until = Some(Instant::now() + SOON);
+            let soon = Instant::now() + SOON;
+            let until = Some(files.vouched_until().map_or(soon, |vouched| vouched.min(soon)));
             self.own = Own { some: true, named: true, out: true, until };
         }
         if let Some(clock) = &mut self.clock {

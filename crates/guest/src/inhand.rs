@@ -49,6 +49,8 @@ pub struct Files {
     skips: bool,
     /// [`Files::doubts`] when a call of the program's went home last.
     asked: u64,
+    /// The program has asked for a lock: what others did before it gets one it finds at home.
+    locks: bool,
 }
 
 /// An open file that nobody else has.
@@ -65,8 +67,10 @@ pub(crate) struct OpenFile {
     behind: Vec<(u64, Vec<u8>)>,
     /// It is put down as soon as home has everything.
     leaves: bool,
-    /// It is this node's own.
+    /// It is this node's own, or shared with it.
     pub(crate) near: Option<Near>,
+    /// When home was asked for what it has said last, that nobody has changed it; if nothing has been heard since.
+    vouched: Option<Instant>,
     /// Only the stub's table knows its offset, and what was written (`lending.rs`).
     lent: bool,
     /// What home has said of it when it was opened, asked then: until anything is heard of it, or done with it.
@@ -140,7 +144,7 @@ impl Files {
     /// What was read ahead may be old.
     pub(crate) fn distrust(&mut self) {
         self.doubts += 1;
-        self.open.values_mut().for_each(|file| (file.ahead, file.about) = (None, None));
+        self.open.values_mut().for_each(|file| (file.ahead, file.about, file.vouched) = (None, None, None));
     }
 
     /// Whether so much more has no room.
@@ -173,6 +177,10 @@ impl Files {
         if let Some(file) = self.open.get_mut(&(args[0] as i32)) {
             file.holds |= touch::holds(nr, args);
         }
+        if touch::holds(nr, args) {
+            self.locks = true;
+            self.open.values_mut().for_each(OpenFile::share_no_more);
+        }
         self.send(number, Touch::of(nr, args), true)
     }
 
@@ -182,7 +190,7 @@ impl Files {
         let files = self.open.iter().filter(|(_, file)| !file.is_clean()).map(|(fd, _)| fd);
         // On what is closed by then it fails, and does nothing either.
         let nothing = files.chain(&self.closing.fds).next();
-        let nothing = nothing.map(|fd| call_on(*fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0));
+        let nothing = nothing.map(|fd| asks_nothing(*fd));
         (before, nothing)
     }
 
@@ -283,13 +291,14 @@ impl Files {
         alone: bool,
         beside: &Beside,
     ) {
-        self.open.values_mut().for_each(|file| file.about = None);
+        self.open.values_mut().for_each(|file| (file.about, file.vouched) = (None, None));
         for (fd, word) in words {
             // Said right behind that it is in hand; what is open already stays as it is.
             let fresh = self.open.get_mut(fd).filter(|file| file.near.is_none() && !file.leaves);
             if let (FileWord::Near(place), Some(file)) = (word, fresh) {
                 file.near = Near::offered(place, beside);
             }
+            self.hear_of_shared(*fd, word, asked, beside);
             let ahead = self.open.get_mut(fd).map(|file| &mut file.ahead);
             match (word, ahead) {
                 (FileWord::Changed, Some(ahead)) => *ahead = None,
@@ -357,6 +366,11 @@ fn call_on(fd: i32, nr: i64, third: u64, fourth: u64) -> Call {
     Call { nr: nr as u32, args: [u64::from(fd.cast_unsigned()), 0, third, fourth, 0, 0].map(Arg::Value) }
 }
 
+/// A call that does nothing: with its result comes what home says of files.
+pub(crate) fn asks_nothing(fd: i32) -> Call {
+    call_on(fd, libc::SYS_lseek, libc::SEEK_CUR as u64, 0)
+}
+
 impl Fill {
     /// The call that reads it.
     pub(crate) fn call(self) -> Call {
@@ -376,6 +390,7 @@ impl OpenFile {
             behind: Vec::new(),
             leaves: false,
             near: None,
+            vouched: None,
             lent: false,
             about: None,
             unread: false,

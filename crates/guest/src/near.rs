@@ -10,10 +10,15 @@
 //! A call that was let through is over when the program makes its next one, or stands in our hand; before that nobody can say what the offset
 //! is. So who is to leave in the middle of one is stopped for a moment first.
 //!
-//! So there is nothing to be read ahead, or written behind, and nothing that could be old. The offset is the kernel's, and goes home with
+//! **A file that nodes share** ([`FileWord::Shared`](tern_migrate::message::FileWord)) is opened in the same way by the same server, if this node declares that
+//! directory too, and only to be read. What this kernel has of it may be old, as what is read ahead may be: so it is read here only as long as
+//! home has said that it is steady since the program has last heard of anything, and for a second. Then home is asked again.
+//!
+//! Of what is this node's own there is nothing to be read ahead, or written behind, and nothing that could be old. The offset is the kernel's, and goes home with
 //! each call that is made there, as that of other files in hand. A descriptor that is not in hand any more stays the guest's until its next call
 //! goes home: then another file takes its place, before that call can give it to a child. Calls on it go home whatever it is here.
 
+use crate::direct::Wanted;
 use crate::forward::Failed;
 use crate::inhand::Files;
 use crate::member::Process;
@@ -23,6 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,8 +36,9 @@ use std::time::Duration;
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{door, stream};
 use tern_ids::NodeId;
-use tern_migrate::message::{InHand, Place};
+use tern_migrate::message::{InHand, Place, SharedPlace};
 use tern_tracee::listener::Notification;
+use tern_wire::Link;
 
 /// How long this node's server may take to open a file: all guests of the family wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -41,13 +48,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Beside {
     node: NodeId,
     door: Arc<Path>,
+    /// The directories that it declares to be the same on other nodes.
+    shared: Arc<[PathBuf]>,
 }
 
 impl Beside {
     /// Of a shim on this node, whose run directory this is.
     #[must_use]
-    pub fn new(node: NodeId, run_dir: &Path) -> Self {
-        Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into() }
+    pub fn new(node: NodeId, run_dir: &Path, shared: &[PathBuf]) -> Self {
+        Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into(), shared: shared.into() }
     }
 }
 
@@ -56,14 +65,27 @@ impl Beside {
 pub(crate) enum Near {
     /// It can be opened there.
     Offered(Box<Place>, Arc<Path>),
-    /// The guest has it open. The server knows of it until the socket is closed.
-    Open(OwnedFd, UnixStream),
+    /// The nodes share it, and it can be opened here as well.
+    Shared(Box<SharedPlace>, Arc<Path>),
+    /// The guest has it open. The server knows of it until the socket is closed, if it is this node's own.
+    Open(OwnedFd, Option<UnixStream>),
 }
 
 impl Near {
     /// What home says is somewhere, if that is here.
     pub(crate) fn offered(place: &Place, beside: &Beside) -> Option<Self> {
         (place.node == beside.node).then(|| Self::Offered(Box::new(place.clone()), Arc::clone(&beside.door)))
+    }
+
+    /// What home says nodes share, if this one does.
+    pub(crate) fn shared(place: &SharedPlace, beside: &Beside) -> Option<Self> {
+        let is_ours = beside.shared.iter().any(|root| root.as_os_str().as_bytes() == &**place.root);
+        is_ours.then(|| Self::Shared(Box::new(place.clone()), Arc::clone(&beside.door)))
+    }
+
+    /// Whether it is a file that nodes share.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(..) | Self::Open(_, None))
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -74,7 +96,7 @@ impl Near {
     pub(crate) fn offset(&self) -> Option<u64> {
         match self {
             Self::Open(file, _) => rustix::fs::tell(file).ok(),
-            Self::Offered(..) => None,
+            Self::Offered(..) | Self::Shared(..) => None,
         }
     }
 
@@ -87,7 +109,7 @@ impl Near {
 
     /// Whether the server has let go of it, as when it was killed.
     fn is_forgotten(&self) -> bool {
-        let Self::Open(_, server) = self else { return false };
+        let Self::Open(_, Some(server)) = self else { return false };
         let mut fds = [PollFd::new(server, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
@@ -95,17 +117,27 @@ impl Near {
 
     /// Opens it.
     fn open(&self, known: InHand) -> io::Result<Self> {
-        let Self::Offered(place, door_path) = self else { return Err(io::ErrorKind::AlreadyExists.into()) };
         let flags = match (known.reads, known.writes) {
             (_, false) => OFlags::RDONLY,
             (false, true) => OFlags::WRONLY,
             (true, true) => OFlags::RDWR,
         };
+        let (door_path, request) = match self {
+            Self::Offered(place, door) => {
+                let (path, number, who) = (place.path.to_vec(), place.number, place.who.clone());
+                (door, ShimRequest::OpenFile { path, number, who, flags: flags.bits() })
+            }
+            Self::Shared(place, door) => {
+                let SharedPlace { root, path, file, who } = &**place;
+                let (root, path, file, who) = (root.to_vec(), path.to_vec(), file.clone(), who.clone());
+                (door, ShimRequest::OpenShared { root, path, file, who })
+            }
+            Self::Open(..) => return Err(io::ErrorKind::AlreadyExists.into()),
+        };
         let mut server = door::connect(door_path)?;
         server.set_read_timeout(Some(PATIENCE))?;
         server.set_write_timeout(Some(PATIENCE))?;
-        let (path, number, who) = (place.path.to_vec(), place.number, place.who.clone());
-        stream::write(&mut server, &ShimRequest::OpenFile { path, number, who, flags: flags.bits() })?;
+        stream::write(&mut server, &request)?;
         match stream::read(&mut server)? {
             ShimReply::Done => {}
             ShimReply::Refused(refusal) => return Err(io::Error::other(refusal.message)),
@@ -113,12 +145,12 @@ impl Near {
         }
         let file = door::receive(&server)?;
         rustix::fs::seek(&file, SeekFrom::Start(known.offset))?;
-        Ok(Self::Open(file, server))
+        Ok(Self::Open(file, (!self.is_shared()).then_some(server)))
     }
 }
 
 impl Thread {
-    /// Lets a call through on a file that is this node's own; false if it is not, or home is to make the call.
+    /// Lets a call through on a file that is this node's own, or that nodes share; false if it is not, or home is to make the call.
     ///
     /// # Errors
     /// If the guest is gone.
@@ -126,10 +158,15 @@ impl Thread {
         &mut self,
         trap: &Notification,
         process: &mut Process,
+        home: Option<&mut Link>,
     ) -> std::result::Result<bool, Failed> {
         let (fd, files) = (trap.args[0] as i32, &mut process.files);
         let Some(file) = files.get(fd) else { return Ok(false) };
         let Some(near) = file.near.as_ref().filter(|_| is_of_content(trap.nr)) else { return Ok(false) };
+        if near.is_shared() && !file.is_vouched() {
+            // Something has been heard since home has looked at it.
+            return self.wait_for_errand(*trap, Some(Wanted::Word(fd)), process, home);
+        }
         if near.is_open() {
             // A server that follows another one does not know of it: so others would believe what is written here.
             if near.is_forgotten() {
@@ -153,7 +190,7 @@ impl Thread {
                     files.is_given(fd);
                 }
                 Err(error) => {
-                    tracing::info!(%error, fd, "a file of this node is read and written through home");
+                    tracing::info!(%error, fd, "a file is read and written through home that could be here");
                     file.near = None;
                     return Ok(false);
                 }

@@ -65,7 +65,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         members: HashMap::new(),
         by_host: HashMap::new(),
         by_home: HashMap::new(),
-        beside: Beside::new(start.node, &start.run_dir),
+        beside: Beside::new(start.node, &start.run_dir, &start.shared),
         empty_since: Instant::now(),
         populated: false,
         home_ready: true,

@@ -127,6 +127,37 @@ impl fmt::Display for ContentHash {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; 32]);
 
+/// A file of a shared file system, as each node sees it that has it mounted: whether two of them mean the same file, in the same state.
+/// Times are seconds and nanoseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedFile {
+    /// Kind and bytes of its handle, where the file system gives one: a network's is its server's, the same on all nodes.
+    pub handle: Option<(i32, Vec<u8>)>,
+    /// Its number there.
+    pub inode: u64,
+    /// When it was made, where that is told.
+    pub born: Option<(i64, u32)>,
+    /// Bytes.
+    pub size: u64,
+    /// When its content was changed last, as the server says.
+    pub modified: (i64, u32),
+    /// When anything of it was.
+    pub changed: (i64, u32),
+}
+
+impl SharedFile {
+    /// Whether both are the same file in the same state. Its times of change are compared to the nanosecond: whoever gets the number of
+    /// a file that is gone has been changed later.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        let state = |file: &Self| (file.inode, file.size, file.modified, file.changed);
+        // What an older kernel does not tell says nothing.
+        let handles = self.handle.as_ref().zip(other.handle.as_ref()).is_none_or(|(a, b)| a == b);
+        let born = self.born.zip(other.born).is_none_or(|(a, b)| a == b);
+        state(self) == state(other) && handles && born
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,5 +168,28 @@ mod tests {
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_eq!("xyz".parse::<ShimId>(), Err(BadId));
         assert_eq!("é".repeat(16).parse::<ShimId>(), Err(BadId));
+    }
+
+    #[test]
+    fn a_shared_file_is_the_same_only_in_the_same_state() {
+        let file = SharedFile {
+            handle: Some((1, vec![1, 2])),
+            inode: 7,
+            born: None,
+            size: 9,
+            modified: (1, 2),
+            changed: (3, 4),
+        };
+        assert!(file.is(&file) && file.is(&SharedFile { handle: None, ..file.clone() }));
+        for other in [
+            SharedFile { handle: Some((1, vec![1, 3])), ..file.clone() },
+            SharedFile { inode: 8, ..file.clone() },
+            SharedFile { size: 8, ..file.clone() },
+            SharedFile { changed: (3, 5), ..file.clone() },
+        ] {
+            assert!(!file.is(&other), "{other:?}");
+        }
+        let born = |at| SharedFile { born: Some((at, 0)), ..file.clone() };
+        assert!(born(1).is(&file) && born(1).is(&born(1)) && !born(1).is(&born(2)));
     }
 }

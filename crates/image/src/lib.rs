@@ -31,4 +31,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything in this crate that is serialised; a node refuses what it does not know.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;

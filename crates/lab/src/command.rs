@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -154,6 +155,9 @@ pub struct LabShape {
     /// MiB of memory for each node; without it, as much as the machine.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(64..))]
     pub memory: Option<u64>,
+    /// Directories of this machine that are the same in all nodes, as on a shared file system; others are each node's own.
+    #[arg(long, value_name = "DIR,…", value_delimiter = ',')]
+    pub shared: Vec<PathBuf>,
     /// switch, hub or p2p, then :RATE,DELAY,LOSS, as in switch:1gbit,0.2ms,1%; the delay is one way.
     #[arg(long, default_value = "switch", value_name = "LINK")]
     pub link: Link,
@@ -181,6 +185,7 @@ impl LabShape {
             nodes: self.nodes.or(by_speed).unwrap_or(2),
             speeds: self.speed,
             memory: self.memory.map(|mebibytes| mebibytes.saturating_mul(1 << 20)),
+            shared: self.shared,
             link: self.link,
             seed: self.seed,
             daemon: !self.bare,

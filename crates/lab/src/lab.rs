@@ -68,6 +68,7 @@ impl Lab {
             link: options.link,
             seed: options.seed,
             daemon: options.daemon,
+            shared: options.shared.clone(),
             helper: helper.clone(),
             netem: false,
             switch: None,

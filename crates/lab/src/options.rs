@@ -87,6 +87,8 @@ pub struct Options {
     pub speeds: Vec<f64>,
     /// Bytes of memory that each node has; `None`: as much as the machine.
     pub memory: Option<u64>,
+    /// Directories of the machine that are its own in each node, and so the same: as a file system that nodes share.
+    pub shared: Vec<PathBuf>,
     /// What connects the nodes.
     pub link: Link,
     /// Makes losses the same each time. With a seed, the user-space wire is used even where the kernel has netem.
@@ -105,6 +107,7 @@ impl Default for Options {
             nodes: 2,
             speeds: Vec::new(),
             memory: None,
+            shared: Vec::new(),
             link: Link::default(),
             seed: None,
             daemon: false,

@@ -38,6 +38,9 @@ pub(crate) fn build(state: &State, node: u16) -> Result<()> {
     for (at, mount) in table.iter().filter(|m| carried_over(m, &layer)).enumerate() {
         carry_over(mount, &layer.join(format!("mount{at}")), &root);
     }
+    for shared in &state.shared {
+        share(shared, &root)?;
+    }
     enter(&root)?;
     let own = Own { state, node, boot_id: uuid() };
     own.write(fresh)
@@ -138,6 +141,13 @@ fn carry_over(mount: &Mount, layer: &Path, root: &Path) {
         return;
     }
     let _ = mount_bind(&mount.at, &at);
+}
+
+/// Shows a directory of the machine as it is.
+fn share(shared: &Path, root: &Path) -> Result<()> {
+    let tried = || format!("show {} in the node", shared.display());
+    let below = shared.strip_prefix("/").map_err(std::io::Error::other).tried(tried)?;
+    mount_bind(shared, root.join(below)).tried(tried)
 }
 
 /// A random version 4 UUID.

@@ -26,6 +26,9 @@ pub(crate) struct State {
     pub(crate) seed: Option<u64>,
     /// Whether ternd belongs in each node.
     pub(crate) daemon: bool,
+    /// Directories of the machine that are the same in all nodes.
+    #[serde(default)]
+    pub(crate) shared: Vec<PathBuf>,
     /// What init and its kin are started from.
     pub(crate) helper: PathBuf,
     /// The kernel's netem is used for delay and loss.

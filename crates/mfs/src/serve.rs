@@ -18,6 +18,7 @@ mod notice;
 mod perform;
 mod release;
 mod session;
+mod shared;
 mod stat;
 
 use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
@@ -122,7 +123,9 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
                         serving.take(socket);
                     }
                 }
-                ShimRequest::OpenFile { .. } => serving.open_for_guest(caller),
+                ShimRequest::OpenFile { .. } | ShimRequest::OpenShared { .. } => {
+                    serving.open_for_guest(caller);
+                }
                 ShimRequest::Files { open } => {
                     serving.open.store(*open, Ordering::Release);
                     if !*open {

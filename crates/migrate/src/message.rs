@@ -10,7 +10,7 @@ use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
+use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
 use tern_tracee::pagemap::Run;
@@ -169,6 +169,22 @@ pub enum FileWord {
     Near(Place),
     /// The file in hand, which this very call has opened, begins so.
     Begins(Box<Beginning>),
+    /// The file in hand, which is only read, is on a file system that home declares as shared: there it can be opened on another node that
+    /// declares it too, and read as long as home says that it is steady.
+    Shared(Box<SharedPlace>),
+}
+
+/// A file of a file system that nodes share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedPlace {
+    /// The directory that home declares.
+    pub root: ByteBuf,
+    /// The path below it, without links.
+    pub path: ByteBuf,
+    /// As home sees it.
+    pub file: SharedFile,
+    /// Who has it open: user, group, and his other groups.
+    pub who: (u32, u32, Vec<u32>),
 }
 
 /// A file of a node, as another one sees it through MFS.

@@ -127,6 +127,10 @@ pub struct File {
     /// Whether they are told at once of what programs of this node change in files that they have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
+    /// Directories of file systems that are the same on all nodes that declare them, by these paths: guests read their files where they
+    /// are; none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Vec<PathBuf>>,
     /// Where the administration's tree is; `/run/mosix` for root's node in /run/tern, nowhere for others, nor if empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_tree: Option<PathBuf>,
@@ -234,6 +238,9 @@ impl Config {
                 "guest_cpus must be 0.01 to 65536; guests = false keeps all guests out".into(),
             ));
         }
+        if file.shared.iter().flatten().any(|path| !is_plain(path)) {
+            return Err(wrong("shared must be whole paths of directories, without . and ..".into()));
+        }
         let (suspend_after, give_up_after) =
             (file.suspend_after.unwrap_or(5), file.give_up_after.unwrap_or(60));
         if suspend_after == 0 || give_up_after <= suspend_after {
@@ -275,6 +282,15 @@ impl Config {
             file,
         })
     }
+}
+
+/// Whether it is the path of one directory below the root, and of no other way there.
+fn is_plain(path: &Path) -> bool {
+    let plain = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
+    plain
+        && path.is_absolute()
+        && path.parent().is_some()
+        && !path.components().any(|c| c.as_os_str() == "..")
 }
 
 /// What holds where `ternd.toml` is silent. Tests run both ways.
@@ -383,6 +399,10 @@ mod tests {
             ("guest_cpus = nan", "0.01 to 65536"),
             ("trust = [0]", "1 to 65535"),
             ("admin_tree = \"mosix\"", "whole path"),
+            ("shared = [\"nfs\"]", "whole paths"),
+            ("shared = [\"/nfs/../etc\"]", "whole paths"),
+            ("shared = [\"/nfs/\"]", "whole paths"),
+            ("shared = [\"/\"]", "whole paths"),
             ("x", "ternd.toml"),
         ] {
             let message = load(text).unwrap_err().to_string();

@@ -11,12 +11,13 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use tern_control::{Refusal, RefusalKind, ShimRequest};
 
+static STARTING: Mutex<()> = Mutex::new(());
+
 /// Passes a connection on to the server; starts one if there is none.
 ///
 /// # Errors
 /// If it does not start, or does not take it.
 pub(crate) fn hand_over(config: &Config, connection: &TcpStream) -> Result<()> {
-    static STARTING: Mutex<()> = Mutex::new(());
     if hand_to(&config.mfs_door(), connection).is_ok() {
         return Ok(());
     }
@@ -29,6 +30,19 @@ pub(crate) fn hand_over(config: &Config, connection: &TcpStream) -> Result<()> {
         handed => return Ok(handed?),
     }
     Ok(hand_to(&config.mfs_door(), connection)?)
+}
+
+/// Starts the server if there is none: guests ask it for files that nodes share, whether or not anybody has mounted the tree.
+///
+/// # Errors
+/// If it does not start.
+pub(crate) fn be_there(config: &Config) -> Result<()> {
+    let is_there = || ask_at(&config.mfs_door(), &ShimRequest::Processes, Some(ANSWER)).is_ok();
+    if is_there() {
+        return Ok(());
+    }
+    let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_there() { Ok(()) } else { start(config) }
 }
 
 /// Tells the server whether others may reach this node's files. One that does not run reads it when it begins.

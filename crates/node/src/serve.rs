@@ -62,6 +62,12 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
                 return Err(Refusal::new(RefusalKind::BadRequest, "a guest has 1 to 4 keys to accept"));
             }
             let role = ShimRole::Guest { home: peer, migration, accept, uid, gid };
+            if node.config.file.shared.iter().flatten().next().is_some()
+                && let Err(error) = crate::mfs::be_there(&node.config)
+            {
+                // Its files are read through home then.
+                tracing::warn!("{error:#}");
+            }
             let (shim, fingerprint) = shims::start(&node.config, node.me(), role)?;
             tracing::info!(%shim, uid, "a guest is expected");
             Ok(PeerReply::Hosted { shim, fingerprint })

@@ -166,6 +166,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         guest_nice: config.guest_nice,
         hot_calls: config.hot_calls,
         guest_cpus: config.guest_cpus,
+        shared: config.file.shared.clone().unwrap_or_default(),
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
     let mut child = spawn(&config.shim, &log)

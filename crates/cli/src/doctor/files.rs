@@ -5,9 +5,46 @@ use crate::output::reason;
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::path::Path;
+use tern_control::shared::Root;
+use tern_node::config::{Config, config_dir};
 
 pub(super) fn examine() -> Vec<Finding> {
-    vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse")), local(tell_of_changes())]
+    let mut findings =
+        vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse")), local(tell_of_changes())];
+    // What is wrong with the configuration is said elsewhere.
+    let config = config_dir().and_then(|dir| Config::load(&dir));
+    let mut declared = config.ok().and_then(|config| config.file.shared).unwrap_or_default();
+    declared.sort();
+    declared.dedup();
+    findings.extend(declared.iter().map(|path| shared(path, Root::open(path))));
+    findings
+}
+
+/// File systems that no two machines can have mounted.
+const OF_ONE_MACHINE: [&str; 10] =
+    ["ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "tmpfs", "overlay"];
+
+fn shared(path: &Path, root: io::Result<Root>) -> Finding {
+    let name = format!("shared {}", path.display());
+    match root {
+        Err(error) => Finding::limited(
+            &name,
+            format!("cannot be opened: {}", reason(&error)),
+            "guests read its files through home; mount it, and say its path without symbolic links",
+        ),
+        Ok(root) if root.loose => Finding::limited(
+            &name,
+            format!("{}, mounted with nocto", root.kind),
+            "guests read its files through home, since an open does not see what others have written",
+        ),
+        Ok(root) if OF_ONE_MACHINE.contains(&&*root.kind) => Finding::limited(
+            &name,
+            root.kind,
+            "no other machine has that; declare what all nodes mount from the same server",
+        ),
+        Ok(root) => Finding::ok(&name, format!("{}: guests read its files where they run", root.kind)),
+    }
 }
 
 /// Asks the kernel to tell what is done to the root's directory, as the server of files does.
@@ -52,6 +89,17 @@ mod tests {
     fn without_fuse_there_is_no_tree() {
         assert_eq!(mfs(Err(io::ErrorKind::NotFound.into())).state, State::Limited);
         assert_eq!(mfs(File::open("/dev/null")).state, State::Ok);
+    }
+
+    #[test]
+    fn what_is_declared_as_shared_is_there_and_can_be() {
+        let root = |path: &str| shared(path.as_ref(), Root::open(path.as_ref()));
+        assert_eq!(root("/nonexistent").state, State::Limited);
+        assert_eq!(root("/proc").state, State::Ok, "of a kind that more than one machine may have");
+        let local = Root { kind: "ext4".into(), ..Root::open("/".as_ref()).unwrap() };
+        assert!(shared("/".as_ref(), Ok(local)).found.contains("ext4"));
+        let loose = Root { loose: true, ..Root::open("/".as_ref()).unwrap() };
+        assert_eq!(shared("/".as_ref(), Ok(loose)).state, State::Limited);
     }
 
     #[test]

@@ -29,7 +29,12 @@ impl Trial {
     fn of(words: &[(i32, FileWord)]) -> Self {
         let range = Box::new(Range([0; Reserve::LEN as usize]));
         let mut files = Files::default();
-        files.hear(words, None, true, &crate::near::Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref()));
+        files.hear(
+            words,
+            None,
+            true,
+            &crate::near::Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &[]),
+        );
         let shape =
             Shape { start: 0x1000, bytes: [0; 5], call: 0x1005, asks: None, nr: libc::SYS_lseek as u32 };
         let asks =
@@ -166,11 +171,35 @@ fn nobody_stands_in_the_stub() {
 }
 
 #[test]
+fn calls_on_a_file_that_nodes_share_are_named_as_long_as_home_vouches_for_it() {
+    let mut trial = Trial::of(&[in_hand(3, 0, false), in_hand(4, 0, true)]);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    trial.files.open_here(3, crate::near::Near::Open(file.into(), None));
+    let own = |trial: &Trial| {
+        let mut bits = [0; 8];
+        trial.memory.read(trial.reserve().start + stub::TABLE, &mut bits).unwrap();
+        u64::from_le_bytes(bits) >> 16
+    };
+    trial.hot.own.some = true;
+    trial.lend(4);
+    assert_eq!(own(&trial), 0, "nothing has been said of it");
+    trial.take_back();
+    trial.files.vouch(3);
+    trial.lend(4);
+    assert_eq!(own(&trial), 1 << 3);
+    assert!(trial.hot.own.until.is_some_and(|until| until <= Instant::now() + SOON));
+    trial.take_back();
+    trial.files.distrust();
+    trial.lend(4);
+    assert_eq!(own(&trial), 0, "a signal may have told of a change");
+}
+
+#[test]
 fn calls_on_a_file_of_this_nodes_own_are_named_until_they_are_taken_back() {
     let mut trial = Trial::of(&[in_hand(3, 0, false), in_hand(4, 0, true)]);
     let file = std::fs::File::open("/dev/null").unwrap();
     let (server, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    trial.files.open_here(3, crate::near::Near::Open(file.into(), server));
+    trial.files.open_here(3, crate::near::Near::Open(file.into(), Some(server)));
     let own = |trial: &Trial| {
         let mut bits = [0; 8];
         trial.memory.read(trial.reserve().start + stub::TABLE, &mut bits).unwrap();

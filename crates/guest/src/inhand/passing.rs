@@ -1,8 +1,9 @@
 //! What of files in hand is this node's own ([`crate::near`]): calls on them are let through, and their descriptors are the guest's.
 
-use super::Files;
-#[cfg(test)]
-use crate::near::Near;
+use super::{Files, OpenFile, TERM};
+use crate::near::{Beside, Near};
+use std::time::Instant;
+use tern_migrate::message::FileWord;
 
 impl Files {
     /// Files that leave are not made calls on here any more: from now on their offset is what we remember.
@@ -20,14 +21,54 @@ impl Files {
 
     /// The descriptors below this one of files that are this node's own, a bit each.
     pub(crate) fn own_files(&self, below: i32) -> u64 {
-        let own = self.open.iter().filter(|(_, file)| file.is_near() && !file.leaves);
+        let own = self.open.iter().filter(|(_, file)| file.is_near() && !file.leaves && file.is_steady());
         own.filter(|(fd, _)| (0..below).contains(*fd)).fold(0, |bits, (fd, _)| bits | 1 << fd)
+    }
+
+    /// How long calls on files that nodes share may be made without asking home again, if any may.
+    pub(crate) fn vouched_until(&self) -> Option<Instant> {
+        let shared = self.open.values().filter(|file| file.is_near() && file.is_shared());
+        shared.filter_map(|file| file.vouched).map(|since| since + TERM).min()
+    }
+
+    /// Whether home has said of a file, since anything was heard, that nobody has changed it.
+    pub(crate) fn is_vouched(&self, fd: i32) -> bool {
+        self.open.get(&fd).is_some_and(OpenFile::is_vouched)
+    }
+
+    /// Takes what home says of a file that nodes share. Where it is read here others' changes may be seen late; so when there is one it goes home.
+    pub(super) fn hear_of_shared(
+        &mut self,
+        fd: i32,
+        word: &FileWord,
+        asked: Option<Instant>,
+        beside: &Beside,
+    ) {
+        let locks = self.locks;
+        let Some(file) = self.open.get_mut(&fd).filter(|file| !file.leaves) else { return };
+        match word {
+            FileWord::Steady => file.vouched = asked,
+            FileWord::Changed => {
+                file.share_no_more();
+                self.part();
+            }
+            FileWord::Shared(place) if file.near.is_none() && !file.known.writes && !locks => {
+                (file.near, file.vouched) = (Near::shared(place, beside), asked);
+            }
+            _ => {}
+        }
     }
 
     /// As if this file in hand had been opened by the guest itself.
     #[cfg(test)]
     pub(crate) fn open_here(&mut self, fd: i32, near: Near) {
         self.open.get_mut(&fd).unwrap().near = Some(near);
+    }
+
+    /// As if home had just said that nobody has changed it.
+    #[cfg(test)]
+    pub(crate) fn vouch(&mut self, fd: i32) {
+        self.open.get_mut(&fd).unwrap().vouched = Some(Instant::now());
     }
 
     /// A call is let through, or may be made without a stop.
@@ -66,5 +107,29 @@ impl Files {
     /// Descriptors that the guest has, and should not.
     pub(crate) fn take_stale(&mut self) -> Vec<i32> {
         std::mem::take(&mut self.stale)
+    }
+}
+
+impl OpenFile {
+    fn is_shared(&self) -> bool {
+        self.near.as_ref().is_some_and(Near::is_shared)
+    }
+
+    pub(crate) fn is_vouched(&self) -> bool {
+        self.vouched.is_some_and(|since| since.elapsed() < TERM)
+    }
+
+    /// Whether what this kernel has of it is what it is.
+    fn is_steady(&self) -> bool {
+        !self.is_shared() || self.is_vouched()
+    }
+
+    /// If nodes share it, it is read at home from now on.
+    pub(super) fn share_no_more(&mut self) {
+        if self.is_shared() {
+            self.leaves |= self.is_near();
+            // What was only offered is in hand as before.
+            self.near.take_if(|near| !near.is_open());
+        }
     }
 }

@@ -8,7 +8,7 @@ fn in_hand(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileWord) {
 }
 
 fn beside() -> Beside {
-    Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref())
+    Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &[])
 }
 
 fn files(words: &[(i32, FileWord)]) -> Files {
@@ -322,4 +322,73 @@ fn home_closes_what_somebody_may_wait_for() {
     files.hear(&[in_hand(7, 11, true, false)], None, true, &beside());
     files.lend(7, 0);
     assert!(!files.close(7), "it is lent");
+}
+
+/// A file that nodes share, opened here, of which home has just said so.
+fn shared() -> Files {
+    let mut files = files(&[in_hand(ME, 7, true, false)]);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    files.open_here(ME, Near::Open(file.into(), None));
+    files.vouch(ME);
+    files
+}
+
+#[test]
+fn a_shared_file_is_read_here_only_while_home_vouches_for_it() {
+    let hear = |files: &mut Files, words: &[FileWord]| {
+        let words: Vec<_> = words.iter().map(|word| (ME, word.clone())).collect();
+        files.hear(&words, Some(Instant::now()), true, &beside());
+    };
+    let mut files = shared();
+    assert!(files.is_vouched(ME) && files.own_files(40) == 1 << ME);
+    // The result of a call with which nothing is said of it.
+    hear(&mut files, &[]);
+    assert!(!files.is_vouched(ME) && files.own_files(40) == 0);
+    hear(&mut files, &[FileWord::Steady]);
+    assert!(files.is_vouched(ME) && files.vouched_until().is_some());
+    files.distrust();
+    assert!(!files.is_vouched(ME), "a signal may have told of a change");
+    hear(&mut files, &[FileWord::Steady]);
+    hear(&mut files, &[FileWord::Changed]);
+    assert!(files.get(ME).is_none(), "it goes home");
+    assert_eq!(files.take_stale(), [ME]);
+}
+
+#[test]
+fn who_asks_for_a_lock_reads_shared_files_at_home() {
+    for nr in [libc::SYS_flock, libc::SYS_fcntl] {
+        let mut files = shared();
+        files.hear(&[in_hand(5, 8, true, false)], None, true, &beside());
+        files.send_before(1, nr as u32, &[5, libc::F_SETLKW as u64, 0, 0, 0, 0]);
+        assert!(files.get(ME).is_none() && files.get(5).is_some());
+        assert_eq!(files.take_stale(), [ME]);
+    }
+    let mut files = shared();
+    files.send_before(1, libc::SYS_fcntl as u32, &[ME as u64, libc::F_GETFD as u64, 0, 0, 0, 0]);
+    assert!(files.get(ME).is_some());
+}
+
+#[test]
+fn only_what_this_node_declares_is_taken_for_shared() {
+    let file = tern_ids::SharedFile {
+        handle: None,
+        inode: 7,
+        born: None,
+        size: 1,
+        modified: (1, 0),
+        changed: (1, 0),
+    };
+    let word = |root: &str| {
+        let [root, path] = [root, "a"].map(|text| ByteBuf::from(text.as_bytes().to_vec()));
+        let place =
+            tern_migrate::message::SharedPlace { root, path, file: file.clone(), who: (1, 1, vec![]) };
+        (ME, FileWord::Shared(Box::new(place)))
+    };
+    let beside = Beside::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &["/nfs".into()]);
+    for (root, writes, shares) in [("/nfs", false, true), ("/nfs/a", false, false), ("/nfs", true, false)] {
+        let mut files = files(&[in_hand(ME, 7, true, writes)]);
+        files.hear(&[word(root)], Some(Instant::now()), true, &beside);
+        let is_shared = files.get(ME).unwrap().near.as_ref().is_some_and(Near::is_shared);
+        assert_eq!(is_shared, shares, "{root} {writes}");
+    }
 }

@@ -78,6 +78,9 @@ impl Serving {
     }
 
     fn serve_guest(&self, caller: door::Caller) {
+        if matches!(caller.request(), ShimRequest::OpenShared { .. }) {
+            return self.serve_shared(caller);
+        }
         let session = match self.guests() {
             Ok(session) => session,
             Err(error) => return caller.answer(&refusal(&error.to_string())),
@@ -169,6 +172,6 @@ impl Serving {
     }
 }
 
-fn refusal(why: &str) -> ShimReply {
+pub(super) fn refusal(why: &str) -> ShimReply {
     ShimReply::Refused(Refusal::new(RefusalKind::NotFound, why))
 }

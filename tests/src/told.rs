@@ -1,0 +1,106 @@
+//! A program of node 1 that works on node 2, does what it is told on one open file, and says what became of it.
+
+use crate::cluster::Cluster;
+use crate::running::{ANNOUNCE, Running};
+use anyhow::{Context, Result};
+
+/// What it is.
+const TOLD: &str = r#"
+import fcntl, mmap, os, sys
+file = None
+for number, line in enumerate(sys.stdin, 1):
+    word, *more = line.split()
+    said = ""
+    try:
+        if word == "open":
+            file = os.open(more[0], sum(getattr(os, flag) for flag in more[1].split("|")), 0o600)
+        elif word == "read":
+            said = os.read(file, int(more[0])).decode()
+        elif word == "write":
+            said = os.write(file, more[0].encode())
+        elif word == "fill":
+            for _ in range(int(more[0])):
+                os.write(file, bytes(4096))
+        elif word == "seek":
+            said = os.lseek(file, int(more[0]), int(more[1]))
+        elif word == "fork":
+            if (child := os.fork()) == 0:
+                os.write(file, more[0].encode())
+                os._exit(0)
+            said = os.waitpid(child, 0)[1]
+        elif word == "born":
+            if (child := os.fork()) == 0:
+                os.read(file, int(more[0]))
+                os._exit(0)
+            said = os.waitpid(child, 0)[1]
+        elif word == "map":
+            # A private mapping, as a loader makes it: its content is another's descriptor for a moment.
+            with open(more[0], "rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+                said = mapped[:4].decode()
+        elif word == "lock":
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        elif word == "look":
+            fcntl.lockf(file, fcntl.LOCK_SH)
+        elif word == "close":
+            said = os.close(file)
+    except OSError as error:
+        said = error.errno
+    print(f"{number}:", word, said, flush=True)
+"#;
+
+/// It, told what to do, and which files guests of node 2 have open there.
+#[derive(Debug)]
+pub struct Told<'a> {
+    cluster: &'a Cluster,
+    /// Itself.
+    pub running: Running,
+    /// So many things.
+    pub told: u32,
+}
+
+impl<'a> Told<'a> {
+    /// Starts it as this command does, and moves it there.
+    ///
+    /// # Errors
+    /// If it does not start, or is not moved.
+    pub fn start(cluster: &'a Cluster, who: &[&str]) -> Result<Self> {
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", ANNOUNCE, "sh"]).args(who).args(["/usr/bin/python3", "-c", TOLD]);
+        let mut told = Self { cluster, running: Running::start(&mut command, false)?, told: 0 };
+        told.tell("hello", "hello")?;
+        let moved = cluster.migrate(told.running.pid, "2");
+        moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+        Ok(told)
+    }
+
+    /// Tells it to do something, of which it is to say that.
+    ///
+    /// # Errors
+    /// If it says something else.
+    pub fn tell(&mut self, words: &str, hears: &str) -> Result<()> {
+        self.say(words)?;
+        self.running
+            .hear(&format!("{}: {hears}", self.told))
+            .with_context(|| format!("{words}: {}", self.running.so_far()))
+    }
+
+    /// Tells it to do something.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn say(&mut self, words: &str) -> Result<()> {
+        self.told += 1;
+        self.running.type_in(&format!("{words}\n"))
+    }
+
+    /// Which files guests have open on node 2.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn open_there(&self) -> Result<String> {
+        let look = "for p in /proc/[0-9]*; do case $(tr '\\0' ' ' < $p/cmdline 2>/dev/null) in \
+                    tern:*) for f in $p/fd/*; do readlink $f; done;; esac; done; true";
+        let said = self.cluster.run(2, &["sh", "-c", look])?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+}
