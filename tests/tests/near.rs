@@ -31,6 +31,9 @@ fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     told.tell("open /mfs/2/tmp/near/a O_RDWR", "open ")?;
     told.tell("read 4", "read 0123")?;
     ensure!(told.open_there()?.contains("/tmp/near/a"), "it is not open there");
+    // Of what it writes there nobody can believe anything: no file has a mark that makes an event of each write.
+    let marks = "cat /proc/[0-9]*/fdinfo/* 2>/dev/null | grep 'fanotify ino:.* mask:c06 '; true";
+    ensure!(there(&cluster, marks)?.is_empty(), "its writes are listened for");
     // What a program of that node does is seen at once, and the other way round.
     there(&cluster, "printf XYZ | dd of=/tmp/near/a bs=1 seek=4 conv=notrunc status=none")?;
     told.tell("read 4", "read XYZ7")?;

@@ -47,7 +47,11 @@ impl Family {
                 let peer = &mut self.peers[at];
                 let Some(link) = &mut peer.link else { break };
                 let taken = match link.receive() {
-                    Ok(Some(frame)) => peer.inbox.take(frame).map_err(|e| e.to_string()),
+                    Ok(Some(frame)) => {
+                        let taken = peer.inbox.take(frame).map_err(|e| e.to_string());
+                        link.recycle(peer.inbox.spare());
+                        taken
+                    }
                     Ok(None) => break,
                     Err(error) => Err(error.to_string()),
                 };

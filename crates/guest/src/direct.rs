@@ -38,7 +38,12 @@ pub(crate) const FAR_BITS: u32 = 33;
 /// What is asked of home for files in hand, while the thread waits or runs on.
 #[derive(Debug)]
 pub struct Errand {
-    request: CallRequest,
+    number: u64,
+    /// How many calls come before it.
+    before: usize,
+    /// The request: it may have to be sent again.
+    message: Message,
+    /// What it is for.
     wanted: Option<Wanted>,
     since: Instant,
 }
@@ -270,7 +275,9 @@ impl Thread {
             call,
             view: None,
         };
-        self.errand = Some(Box::new(Errand { request, wanted, since: Instant::now() }));
+        let before = request.before.len();
+        let message = Message::Call(Box::new(request));
+        self.errand = Some(Box::new(Errand { number, before, message, wanted, since: Instant::now() }));
         self.send_errand_again(home)
     }
 
@@ -280,7 +287,7 @@ impl Thread {
     /// If home is out of reach.
     pub fn send_errand_again(&self, home: Option<&mut Link>) -> std::result::Result<(), Failed> {
         if let (Some(errand), Some(home)) = (&self.errand, home) {
-            send(home, self.tid, &Message::Call(Box::new(errand.request.clone())), &[])?;
+            send(home, self.tid, &errand.message, &[])?;
         }
         Ok(())
     }
@@ -295,7 +302,7 @@ impl Thread {
     ) -> bool {
         let files = &mut process.files;
         let made = !restart::is(result.outcome.ret);
-        let Some(errand) = self.errand.take_if(|errand| errand.request.number == result.number) else {
+        let Some(errand) = self.errand.take_if(|errand| errand.number == result.number) else {
             files.confirm(result.number, &result.before);
             let asked = self.open.as_ref().filter(|open| made && open.sent.is_some());
             let asked = asked.filter(|_| result.number == self.talk.call);
@@ -307,7 +314,7 @@ impl Thread {
         };
         files.confirm(result.number, &result.before);
         // Not if it could not even be begun.
-        let made = made && result.before.len() == errand.request.before.len();
+        let made = made && result.before.len() == errand.before;
         if !made {
             files.wait_on();
         }
@@ -319,11 +326,13 @@ impl Thread {
             files.put_down_near(fd);
         }
         if let Some(Wanted::Fill(fill)) = errand.wanted.filter(|_| made) {
-            let bytes = result.outcome.outs.first().map(|out| out.to_vec()).unwrap_or_default();
+            let bytes = result.outcome.outs.first().cloned().unwrap_or_default();
             let length = usize::try_from(result.outcome.ret).ok();
             let read = length.filter(|length| *length as u64 <= fill.length).map(|length| {
                 let mut bytes = bytes;
-                bytes.resize(length, 0);
+                if bytes.len() != length {
+                    bytes.resize(length, 0);
+                }
                 bytes
             });
             let steady = result.files.contains(&(fill.fd, FileWord::Steady));

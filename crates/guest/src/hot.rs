@@ -56,7 +56,7 @@ const BULK: u64 = 32 << 10;
 const SOON: Duration = Duration::from_secs(1);
 /// Where the rooms begin in our range, and how long each is.
 const ROOMS: u64 = stub::TABLE + PAGE;
-const ROOM: u64 = (Reserve::LEN - PAGE - ROOMS) / 2;
+pub(crate) const ROOM: u64 = (Reserve::LEN - PAGE - ROOMS) / 2;
 
 /// What of a process's calls is made without a stop.
 #[derive(Debug, Default)]

@@ -14,7 +14,8 @@ use touch::Touch;
 const TERM: Duration = Duration::from_secs(1);
 /// So much is read ahead at first, and at most.
 const FIRST: u64 = 16 << 10;
-const MOST_AHEAD: u64 = 256 << 10;
+/// The most is what the stub takes in two goes.
+const MOST_AHEAD: u64 = 2 * crate::hot::ROOM;
 /// So much is written behind at most, of all files together, in so many pieces.
 const MOST_BEHIND: usize = 256 << 10;
 const MOST_PIECES: usize = 64;
@@ -64,7 +65,7 @@ pub(crate) struct OpenFile {
     /// Where the next read is expected, and how much is then read ahead.
     window: (u64, u64),
     /// What is to be written, in this order.
-    behind: Vec<(u64, Vec<u8>)>,
+    behind: Vec<(u64, ByteBuf)>,
     /// It is put down as soon as home has everything.
     leaves: bool,
     /// It is this node's own, or shared with it.
@@ -85,7 +86,7 @@ pub(crate) struct OpenFile {
 #[derive(Debug)]
 struct Ahead {
     start: u64,
-    bytes: Vec<u8>,
+    bytes: ByteBuf,
     /// The file ended there.
     end: bool,
     /// A read at that end has been told so.
@@ -161,7 +162,7 @@ impl Files {
         if let Some(file) = self.open.get_mut(&fd) {
             file.about = None;
             if is_sent {
-                file.behind.push((place, bytes));
+                file.behind.push((place, bytes.into()));
             } else {
                 file.write(place, bytes);
             }
@@ -217,7 +218,7 @@ impl Files {
             for (at, bytes) in &file.behind {
                 calls.push(call_on(*fd, libc::SYS_pwrite64, bytes.len() as u64, *at));
                 if let Some(call) = calls.last_mut() {
-                    call.args[1] = Arg::Bytes(ByteBuf::from(bytes.clone()));
+                    call.args[1] = Arg::Bytes(bytes.clone());
                 }
                 steps.push((*fd, Step::Written(bytes.len())));
             }
@@ -332,7 +333,7 @@ impl Files {
     }
 
     /// What was wanted of a file has come, or an error: home then says it better.
-    pub(crate) fn filled(&mut self, fill: Fill, bytes: Option<Vec<u8>>, steady: bool, since: Instant) {
+    pub(crate) fn filled(&mut self, fill: Fill, bytes: Option<ByteBuf>, steady: bool, since: Instant) {
         let Some(file) = self.open.get_mut(&fill.fd) else { return };
         let Some(bytes) = bytes else {
             file.leaves = true;
@@ -473,7 +474,7 @@ impl OpenFile {
                 return place.copy_from_slice(&bytes);
             }
         }
-        self.behind.push((at, bytes));
+        self.behind.push((at, bytes.into()));
     }
 }
 

@@ -19,7 +19,11 @@ impl Family {
             }
             let Some(home) = &mut self.home else { break };
             let taken = match home.receive() {
-                Ok(Some(frame)) => self.inbox.take(frame).map_err(|e| e.to_string()),
+                Ok(Some(frame)) => {
+                    let taken = self.inbox.take(frame).map_err(|e| e.to_string());
+                    home.recycle(self.inbox.spare());
+                    taken
+                }
                 Ok(None) => break,
                 Err(error) => Err(error.to_string()),
             };

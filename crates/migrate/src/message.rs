@@ -391,6 +391,18 @@ impl Message {
         )
     }
 
+    /// About so many bytes it takes: what a call carries is most of it.
+    fn size(&self) -> usize {
+        const SHORT: usize = 256;
+        let outs = |outs: &[ByteBuf]| outs.iter().map(|out| out.len() + 8).sum::<usize>();
+        let carried = |call: &Call| SHORT + call.carries() as usize;
+        match self {
+            Self::Call(request) => carried(&request.call) + request.before.iter().map(carried).sum::<usize>(),
+            Self::Result(result) => SHORT + outs(&result.outcome.outs),
+            _ => SHORT,
+        }
+    }
+
     fn kind(&self) -> u8 {
         // Only for logs and for telling messages with bytes behind them; the payload says what it is.
         match self {
@@ -420,8 +432,9 @@ pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> R
             done => done?,
         }
     }
-    let mut head = vec![0; 4];
-    head = postcard::to_extend(message, head).map_err(|_e| LinkError::Closed)?;
+    let mut room = Vec::with_capacity(message.size());
+    room.extend([0; 4]);
+    let mut head = postcard::serialize_with_flavor(message, Room(room)).map_err(|_e| LinkError::Closed)?;
     let length = (head.len() - 4) as u32;
     head[..4].copy_from_slice(&length.to_le_bytes());
     let tag = u64::from(pid.0.cast_unsigned());
@@ -436,6 +449,27 @@ pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> R
         link.queue_flagged(kind, flags, tag, &[piece])?;
     }
     Ok(())
+}
+
+/// Where a message is written, a piece at a time: what it carries is long.
+struct Room(Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Room {
+    type Output = Vec<u8>;
+
+    fn try_extend(&mut self, data: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(data);
+        Ok(())
+    }
+
+    fn try_push(&mut self, data: u8) -> postcard::Result<()> {
+        self.0.push(data);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
 }
 
 /// A message that has arrived.
@@ -462,6 +496,8 @@ impl Arrived {
 #[derive(Debug, Default)]
 pub struct Inbox {
     partial: HashMap<(u64, u8), Vec<u8>>,
+    /// The payload of the last message, if nobody wants it any more.
+    spare: Vec<u8>,
 }
 
 /// The peer sent what is no message.
@@ -470,6 +506,12 @@ pub struct Inbox {
 pub struct NoMessage;
 
 impl Inbox {
+    /// The payload of the message that was given last, if that has no more use for it: for the link to fill again
+    /// ([`Link::recycle`]).
+    pub fn spare(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.spare)
+    }
+
     /// Takes a frame; gives the message that it completes.
     ///
     /// # Errors
@@ -493,6 +535,10 @@ impl Inbox {
         let (length, body) = payload.split_first_chunk::<4>().ok_or(NoMessage)?;
         let length = u32::from_le_bytes(*length) as usize;
         let message = decode(body.get(..length).ok_or(NoMessage)?)?;
+        // One that was put together of many is too much to keep.
+        if body.len() == length && payload.capacity() <= 2 * CUT {
+            self.spare = std::mem::take(&mut payload);
+        }
         Ok(Some(Arrived { pid: HomePid(pid), message, rest: 4 + length, payload }))
     }
 }

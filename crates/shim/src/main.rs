@@ -20,6 +20,7 @@ const TURN: Duration = Duration::from_micros(100);
 const MOST: u64 = 1 << 20;
 
 fn main() -> std::process::ExitCode {
+    tern_tracee::heap::keep();
     let begun = begin();
     let (start, key, door) = match begun {
         Ok(all) => all,

@@ -1,11 +1,11 @@
 //! A call on its way home: numbers as they are, and what lay behind the pointers, but never an address of
 //! the guest's.
 
+use crate::ByteBuf;
 use crate::row::Timeout;
 use crate::shape::Shape;
 use crate::table;
 use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
 use std::time::Duration;
 
 /// A system call, gathered from the guest. What arrives at home is hostile until [`Call::lay_out`] has

@@ -5,6 +5,7 @@ mod segments;
 
 pub(crate) use message::header;
 
+use crate::ByteBuf;
 use crate::call::{Arg, Call};
 use crate::limits;
 use crate::memory::{self, Memory};
@@ -13,7 +14,6 @@ use crate::row::{Flow, Row};
 use crate::scatter::Landing;
 use crate::shape::{Len, Shape};
 use crate::table;
-use serde_bytes::ByteBuf;
 
 /// A call that is ready to travel.
 #[derive(Debug, Clone)]

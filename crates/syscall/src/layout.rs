@@ -5,13 +5,13 @@
 
 mod message;
 
+use crate::ByteBuf;
 use crate::call::{Arg, Call, Outcome, Segments};
 use crate::limits;
 use crate::memory::Fault;
 use crate::route::{Route, route};
 use crate::shape::{Amount, Len, Shape, Way, When};
 use crate::table;
-use serde_bytes::ByteBuf;
 
 /// An address that no process has: the kernel answers EFAULT where it uses it.
 const BAD_ADDRESS: u64 = 0xffff_ffff_ffff_f000;

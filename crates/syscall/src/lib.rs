@@ -14,6 +14,7 @@
 //! from the other side can neither panic nor allocate more than [`limits`] allow.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod call;
 mod docs;
 mod filter;
@@ -27,6 +28,7 @@ mod scatter;
 mod shape;
 mod table;
 
+pub use bytes::ByteBuf;
 pub use call::{Area, Arg, Call, Message, Outcome, Segments};
 pub use docs::markdown;
 pub use filter::{SockFilter, filter};
@@ -36,6 +38,5 @@ pub use memory::{Fault, Memory};
 pub use route::{Route, Rule, Special, Test, reason, route, waits_here};
 pub use row::{Arguments, Flow, Interrupted, Row, Timeout, Wait};
 pub use scatter::{Landing, scatter};
-pub use serde_bytes::ByteBuf;
 pub use shape::{Amount, Count, Inside, Len, Over, Shape, Way, When, Width};
 pub use table::{NUMBERS, row, rows};

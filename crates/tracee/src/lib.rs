@@ -13,6 +13,7 @@
 //! * [`procfs`]: what /proc tells;  [`cpu`]: CPU time;  [`timers`]: timers that count it
 //! * [`pagemap`], [`dirty`]: which pages are there, and which were written
 //! * [`listener`]: trapped system calls (seccomp user notification)
+//! * [`heap`]: what this process itself has allocated
 //! * [`limit`]: how much of something it may have
 //! * [`shared`]: memory shared with a deputy, and the futexes in it
 //! * [`turn`]: how long a thread's turns on a processor are
@@ -23,6 +24,7 @@ pub mod cpu;
 pub mod dirty;
 pub mod errand;
 pub mod error;
+pub mod heap;
 pub mod inject;
 pub mod limit;
 pub mod listener;

@@ -76,7 +76,7 @@ impl Files {
         let start = file.known.offset;
         file.known.offset += bytes.len() as u64;
         // A piece of its own: what was there before may be on its way.
-        file.behind.push((start, bytes));
+        file.behind.push((start, bytes.into()));
         self.waits = Some(self.waits.map_or(since, |waits| waits.min(since)));
     }
 

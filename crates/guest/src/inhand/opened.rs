@@ -54,7 +54,7 @@ impl Files {
             self.fills += 1;
             file.ahead = Some(Ahead {
                 start: 0,
-                bytes: content.bytes.to_vec(),
+                bytes: content.bytes.clone(),
                 end: content.ends,
                 told_end: false,
                 steady: true,

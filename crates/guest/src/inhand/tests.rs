@@ -69,27 +69,27 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
     let fill = Fill { fd: ME, start: 0, length: 6, doubts: 0 };
     let now = Instant::now();
     let mut files = files(&words);
-    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    files.filled(fill, Some(b"abcdef".to_vec().into()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(1, 2), Some(&b"bc"[..]));
     assert_eq!(file.read(4, 2), Some(&b"ef"[..]));
     assert_eq!(file.read(4, 3), None, "the rest is not here");
     files.hear(&[(ME, FileWord::Changed)], None, true, &beside());
     assert_eq!(files.get(ME).unwrap().read(1, 2), None);
-    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    files.filled(fill, Some(b"abcdef".to_vec().into()), true, now);
     files.distrust();
     assert_eq!(files.get(ME).unwrap().read(1, 2), None, "a signal came");
-    files.filled(fill, Some(b"abcdef".to_vec()), true, now);
+    files.filled(fill, Some(b"abcdef".to_vec().into()), true, now);
     assert_eq!(files.get(ME).unwrap().read(1, 2), None, "that was read before");
     let fill = Fill { doubts: 1, ..fill };
-    files.filled(fill, Some(b"abcdef".to_vec()), true, now - 2 * TERM);
+    files.filled(fill, Some(b"abcdef".to_vec().into()), true, now - 2 * TERM);
     let file = files.get(ME).unwrap();
     assert_eq!((file.read(0, 2).is_some(), file.read(2, 2)), (true, None), "long ago");
     files.hear(&[(ME, FileWord::Steady)], Some(now), true, &beside());
     assert_eq!(files.get(ME).unwrap().read(2, 2), Some(&b"cd"[..]), "home has looked again");
     // What may be changing is for the one read that has waited for it; so is what has become old on the way.
     for (steady, since) in [(false, now), (true, now - 2 * TERM)] {
-        files.filled(fill, Some(b"abcdef".to_vec()), steady, since);
+        files.filled(fill, Some(b"abcdef".to_vec().into()), steady, since);
         assert_eq!(files.get(ME).unwrap().read(0, 2), Some(&b"ab"[..]));
         assert_eq!(files.get(ME).unwrap().read(2, 2), None);
     }
@@ -99,12 +99,12 @@ fn what_was_read_ahead_is_good_until_somebody_says_otherwise() {
 fn the_end_of_a_file_is_told_once() {
     let mut files = files(&[in_hand(ME, 7, true, false)]);
     let now = Instant::now();
-    files.filled(Fill { fd: ME, start: 0, length: 9, doubts: 0 }, Some(b"abc".to_vec()), true, now);
+    files.filled(Fill { fd: ME, start: 0, length: 9, doubts: 0 }, Some(b"abc".to_vec().into()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(2, 8), Some(&b"c"[..]), "it ends there");
     assert_eq!(file.read(3, 8), Some(&b""[..]), "as it was when that was read");
     assert_eq!(file.read(3, 8), None, "it may have grown");
-    files.filled(Fill { fd: ME, start: 3, length: 9, doubts: 0 }, Some(Vec::new()), true, now);
+    files.filled(Fill { fd: ME, start: 3, length: 9, doubts: 0 }, Some(Vec::new().into()), true, now);
     let file = files.get(ME).unwrap();
     assert_eq!(file.read(3, 8), Some(&b""[..]));
     assert_eq!(file.read(3, 8), None);
@@ -124,7 +124,7 @@ fn more_is_read_ahead_the_longer_it_goes_straight_on() {
     // Who has used little of it until it was old gets less.
     files.filled(
         Fill { fd: ME, start: 0, length: 6, doubts: 0 },
-        Some(vec![0; MOST_AHEAD as usize]),
+        Some(vec![0; MOST_AHEAD as usize].into()),
         true,
         Instant::now() - TERM,
     );

@@ -95,6 +95,14 @@ impl Leases {
         }
     }
 
+    /// A session that gets no leases itself has this file open for writing, and will for some time: nobody else gets one until it has closed it, so nobody is to
+    /// be told of what is done to it. To be said before that.
+    pub(crate) fn ignore(&self, fd: impl AsFd, key: FileKey) {
+        if let Some(notices) = self.notices.get() {
+            notices.ignore(fd, key);
+        }
+    }
+
     /// A program of this node has changed a file: asks all leases of it back, and waits for nobody.
     pub(crate) fn noticed(&self, key: FileKey) {
         if let Some(file) = lock(&self.files).get_mut(&key) {

@@ -6,8 +6,8 @@
 //! nodes believe nothing of what is written there.
 
 use super::acting::Acting;
-use super::perform::{Fault, Performance};
-use super::session::Session;
+use super::perform::{Fault, Performance, writes};
+use super::session::{OpenFile, Session};
 use super::{Connected, Serving, release};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, ROOT, Release};
@@ -15,7 +15,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -90,7 +90,7 @@ impl Serving {
             Err(error) => return caller.answer(&refusal(&error.to_string())),
         };
         if let Some(file) = session.0.file(opened)
-            && let Ok(mut socket) = caller.give(file.fd.as_fd())
+            && let Ok(mut socket) = self.give(caller, &session.0, &file)
             && let Ok(other) = socket.try_clone()
         {
             lock(&self.guests.sockets).insert(opened, other);
@@ -105,6 +105,15 @@ impl Serving {
             lock(&self.guests.sockets).remove(&opened);
         }
         release::release(&session.0, &self.leases, Release::File(opened));
+    }
+
+    /// Gives a guest the file, of whose writing from now on nobody is told: it has been opened, so that nobody believes anything of it, until
+    /// it is closed, by this thread. Our session is one that hears nothing, and gets no lease itself.
+    fn give(&self, caller: door::Caller, session: &Session, file: &OpenFile) -> io::Result<UnixStream> {
+        if writes(file.flags) && !session.listens() {
+            self.leases.ignore(&file.fd, file.key);
+        }
+        caller.give(file.fd.as_fd())
     }
 
     /// Whether it is the file of that number, and home has it open: otherwise another file may have got its number since.

@@ -11,6 +11,9 @@
 //! Marks are made in a [`Group`] that is closed, with all its marks, after every lease that began with it is over; the next
 //! group is there by then. So nobody has to find a file again to take its mark away, and what is not looked at any more from
 //! elsewhere costs nothing after [`LIFE`].
+//!
+//! A file that a guest of this node writes has no mark ([`Notices::ignore`]): nobody gets a lease of it meanwhile, and whoever gets one
+//! afterwards marks it again.
 
 mod event;
 mod handle;
@@ -108,6 +111,13 @@ impl Group {
         self.called.insert(handle, key);
         Ok(())
     }
+
+    fn unmark(&mut self, path: &str, key: FileKey) {
+        if self.marked.remove(&key) {
+            // It may have gone by itself, with the file.
+            let _gone = self.fanotify.mark(MarkFlags::FAN_MARK_REMOVE, OF_FILE, rustix::fs::CWD, Some(path));
+        }
+    }
 }
 
 impl Notices {
@@ -130,6 +140,15 @@ impl Notices {
             tracing::info!(%error, volume = key.volume, "a file system without notices");
             group.without.insert(key.volume);
         }
+    }
+
+    /// Hears no more of what is done to this file, which is none of the directories, until it is watched again: as long as nobody can have a lease of it there
+    /// is nobody to be told, and each write would cost its program twice what it costs otherwise.
+    pub(crate) fn ignore(&self, fd: impl AsFd, key: FileKey) {
+        let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        let mut groups = lock(&self.0);
+        let Groups { now, before } = &mut *groups;
+        before.iter_mut().chain([now]).for_each(|group| group.unmark(&path, key));
     }
 
     /// The descriptors that events come from.

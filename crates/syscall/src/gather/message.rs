@@ -1,11 +1,11 @@
 //! struct msghdr and struct mmsghdr.
 
 use super::{Gather, Gatherer};
+use crate::ByteBuf;
 use crate::call::{Area, Message};
 use crate::limits;
 use crate::scatter::Landing;
 use crate::shape::Way;
-use serde_bytes::ByteBuf;
 
 /// struct msghdr, and where its fields are.
 pub(crate) mod header {

@@ -1,11 +1,11 @@
 //! iovec arrays.
 
 use super::{Gather, Gatherer};
+use crate::ByteBuf;
 use crate::call::Segments;
 use crate::limits;
 use crate::scatter::Landing;
 use crate::shape::Way;
-use serde_bytes::ByteBuf;
 
 const IOVEC: u64 = 16;
 

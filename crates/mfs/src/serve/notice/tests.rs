@@ -165,3 +165,21 @@ fn marks_last_for_longer_than_what_they_are_for() {
     assert_eq!(notices.file_of(&event(MaskFlags::FAN_DELETE_SELF)), Some(key));
     assert!(!lock(&notices.0).now.marked.contains(&key), "another one may have its number");
 }
+
+#[test]
+fn what_nobody_can_believe_is_not_listened_for() {
+    let Some((leases, session)) = heard() else { return };
+    let place = Place::new("ignored");
+    let (quiet, other) = (place.0.join("quiet"), place.0.join("other"));
+    fs::write(&quiet, "one").unwrap();
+    fs::write(&other, "one").unwrap();
+    let (fd, key, kind) = held(&quiet);
+    assert!(leases.grant(&session, key));
+    leases.watch(&fd, key, kind);
+    leases.ignore(&fd, key);
+    assert!(Command::new("sh").args(["-c", "printf two >$0"]).arg(&quiet).status().unwrap().success());
+    // What comes behind it is heard.
+    assert!(is_asked_back(&leases, &session, &other, "printf two > other"));
+    assert!(session.recalled(Duration::ZERO).iter().all(|lease| lease.of != key));
+    assert!(is_asked_back(&leases, &session, &quiet, "printf two > quiet"), "it is watched again");
+}
