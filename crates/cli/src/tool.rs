@@ -5,8 +5,8 @@
 //! syntax clap cannot read (`mosrun -3`, `setpe -off`) parse it themselves, and describe it for the reader.
 
 use crate::command::{
-    advised, bestnode, completions, doctor, init, join, lab, man, migrate, mon, mosctl, moskillall, mosps,
-    mosrun, mount_mfs, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
+    advised, bestnode, completions, doctor, init, join, lab, man, mexec, migrate, mon, mosctl, moskillall,
+    mosps, mosrun, mount_mfs, mpmake, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 30] = [
+pub const TOOLS: [Tool; 33] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -46,6 +46,9 @@ pub const TOOLS: [Tool; 30] = [
     Tool { name: "slowdecay", standalone: true, describe: advised::describe_slowdecay, run: advised::run },
     Tool { name: "fastdecay", standalone: true, describe: advised::describe_fastdecay, run: advised::run },
     Tool { name: "bestnode", standalone: true, describe: bestnode::describe, run: bestnode::run },
+    Tool { name: "mexec", standalone: true, describe: mexec::describe, run: mexec::run },
+    Tool { name: "mpmake", standalone: true, describe: mpmake::describe, run: mpmake::run },
+    Tool { name: "mpsh", standalone: true, describe: mpmake::describe_shell, run: mpmake::run_shell },
     Tool { name: "migrate", standalone: true, describe: migrate::describe, run: migrate::run },
     Tool { name: "moskillall", standalone: true, describe: moskillall::describe, run: moskillall::run },
     Tool { name: "mps", standalone: true, describe: mps::describe, run: mps::run },

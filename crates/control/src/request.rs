@@ -173,6 +173,8 @@ pub enum Request {
     GetMap,
     /// Leave the cluster: forget the map (`setpe -off`). Refused while processes are away or visiting.
     MapOff,
+    /// Have what places commands run (mexec), which listens at `RUN/mexec`. (`Done`.)
+    Mexec,
     /// Make a token for one join, valid this many seconds.
     Token {
         /// 60 to 604,800.

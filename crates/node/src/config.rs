@@ -127,6 +127,9 @@ pub struct File {
     /// Whether they are told at once of what programs of this node change in files that they have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
+    /// How many commands of other nodes (mexec) run here at a time; one for each CPU, and one more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mexec_jobs: Option<u32>,
     /// Directories of file systems that are the same on all nodes that declare them, by these paths: guests read their files where they
     /// are; none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,6 +182,8 @@ pub struct Config {
     pub shim: PathBuf,
     /// The program of both halves of MFS, beside ternd.
     pub mfs: PathBuf,
+    /// The program of both halves of mexec, beside ternd.
+    pub exec: PathBuf,
     /// Where the administration's tree is, if it is.
     pub admin_tree: Option<PathBuf>,
     /// The program that serves it, beside ternd.
@@ -198,6 +203,12 @@ impl Config {
     #[must_use]
     pub fn mfs_door(&self) -> PathBuf {
         self.run_dir.join("mfs.sock")
+    }
+
+    /// Where what runs other nodes' commands listens for its daemon.
+    #[must_use]
+    pub fn exec_door(&self) -> PathBuf {
+        self.run_dir.join("exec.sock")
     }
 
     /// Held by who serves the administration's tree; its number stands in it.
@@ -232,6 +243,11 @@ impl Config {
         }
         if file.guest_nice.is_some_and(|nice| nice > 19) {
             return Err(wrong("guest_nice must be 0 to 19".into()));
+        }
+        if file.mexec_jobs == Some(0) {
+            return Err(wrong(
+                "mexec_jobs must be at least 1; guests = false keeps all work of others out".into(),
+            ));
         }
         if file.guest_cpus.is_some_and(|cpus| !(0.01..=65536.0).contains(&cpus)) {
             return Err(wrong(
@@ -275,6 +291,7 @@ impl Config {
             move_root: file.move_root.unwrap_or(false),
             shim: file.shim.clone().unwrap_or_else(|| ternd.with_file_name("tern-shim")),
             mfs: ternd.with_file_name("tern-mfs"),
+            exec: ternd.with_file_name("tern-exec"),
             admin_tree,
             admin: ternd.with_file_name("tern-admin"),
             ternd,
@@ -398,6 +415,7 @@ mod tests {
             ("guest_cpus = 0.0", "0.01 to 65536"),
             ("guest_cpus = nan", "0.01 to 65536"),
             ("trust = [0]", "1 to 65535"),
+            ("mexec_jobs = 0", "at least 1"),
             ("admin_tree = \"mosix\"", "whole path"),
             ("shared = [\"nfs\"]", "whole paths"),
             ("shared = [\"/nfs/../etc\"]", "whole paths"),

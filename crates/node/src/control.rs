@@ -1,5 +1,6 @@
 //! The control socket: requests of tools and shims of this node.
 
+use crate::beside::Beside;
 use crate::map::{Map, MapError};
 use crate::message::PeerReply;
 use crate::moving::{self, Preparation};
@@ -143,6 +144,10 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
                 return Err(Refusal::new(RefusalKind::Unavailable, said).hint("mps shows them"));
             }
             node.forget_map().map(|()| Reply::Done)
+        }
+        Request::Mexec => {
+            let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
+            Beside::exec(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
         }
         Request::Token { seconds } => {
             caller.must_own_node("make tokens")?;

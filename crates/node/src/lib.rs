@@ -7,7 +7,7 @@
 //!  other nodes ──TLS──▶ listen ─┬▶ serve   a member asks: ping, host a guest, map
 //!                               ├▶ admit   a machine joins
 //!                               ├▶ shims   a connection is passed on to a shim
-//!                               └▶ mfs     or to the server of this node's files
+//!                               └▶ beside  or to the server of this node's files, or to what runs commands
 //! ```
 //! Threads, one for each connection, within limits; no lock is held over a wait for somebody else. All that
 //! must outlive ternd is in files or in the shims.
@@ -16,6 +16,7 @@
 mod admin;
 mod admit;
 mod balancing;
+mod beside;
 mod cluster;
 pub mod config;
 mod control;
@@ -59,6 +60,7 @@ mod watch;
 mod why;
 
 pub use config::Config;
+pub use credentials::with_groups as caller;
 pub use daemon::run;
 pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
 pub use permission::check_access;

@@ -1,8 +1,9 @@
 //! The TCP port: who connects says in clear for whom it is, and is authenticated by that one.
 
+use crate::beside::Beside;
 use crate::slots::{Slot, Slots};
 use crate::state::Node;
-use crate::{admit, mfs, serve, shims};
+use crate::{admit, serve, shims};
 use anyhow::{Context, Result};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -127,7 +128,13 @@ impl Gate {
             }
             Preamble::Files => {
                 socket.set_read_timeout(None)?;
-                mfs::hand_over(&self.node.config, &socket).context("the server of files did not take it")?;
+                let files = Beside::files(&self.node.config);
+                files.hand_over(&socket).context("the server of files did not take it")?;
+            }
+            Preamble::Exec => {
+                socket.set_read_timeout(None)?;
+                let exec = Beside::exec(&self.node.config);
+                exec.hand_over(&socket).context("what runs other nodes' commands did not take it")?;
             }
         }
         Ok(())

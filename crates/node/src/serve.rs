@@ -1,5 +1,6 @@
 //! Answering the other nodes' daemons.
 
+use crate::beside::Beside;
 use crate::message::{Hello, PeerReply, PeerRequest, TalkError, check_protocol, hear, say};
 use crate::state::{Node, kernel};
 use crate::{balancing, cluster, costs, evacuation, peers, processes, shims};
@@ -63,7 +64,7 @@ fn answer(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             }
             let role = ShimRole::Guest { home: peer, migration, accept, uid, gid };
             if node.config.file.shared.iter().flatten().next().is_some()
-                && let Err(error) = crate::mfs::be_there(&node.config)
+                && let Err(error) = Beside::files(&node.config).ensure()
             {
                 // Its files are read through home then.
                 tracing::warn!("{error:#}");

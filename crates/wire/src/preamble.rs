@@ -3,7 +3,7 @@
 //! ```text
 //!  0..4    "TERN"
 //!  4       version
-//!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files
+//!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files, 5 Exec
 //!  6..16   zero
 //!  16..32  the shim, else zero
 //! ```
@@ -25,6 +25,8 @@ pub enum Preamble {
     Shim(ShimId),
     /// For the server of this node's files.
     Files,
+    /// For what runs other nodes' commands here.
+    Exec,
 }
 
 /// Why bytes are no preamble.
@@ -52,6 +54,7 @@ impl Preamble {
             Self::Join => 2,
             Self::Shim(_) => 3,
             Self::Files => 4,
+            Self::Exec => 5,
         };
         if let Self::Shim(id) = self {
             bytes[16..].copy_from_slice(&id.0);
@@ -77,6 +80,7 @@ impl Preamble {
             2 => Self::Join,
             3 => Self::Shim(ShimId(id)),
             4 => Self::Files,
+            5 => Self::Exec,
             _ => return Err(PreambleError::Malformed),
         };
         if preamble.to_bytes() == *bytes { Ok(preamble) } else { Err(PreambleError::Malformed) }
@@ -89,7 +93,14 @@ mod tests {
 
     #[test]
     fn all_kinds_survive() {
-        for preamble in [Preamble::Node, Preamble::Join, Preamble::Shim(ShimId([9; 16])), Preamble::Files] {
+        let all = [
+            Preamble::Node,
+            Preamble::Join,
+            Preamble::Shim(ShimId([9; 16])),
+            Preamble::Files,
+            Preamble::Exec,
+        ];
+        for preamble in all {
             assert_eq!(Preamble::from_bytes(&preamble.to_bytes()), Ok(preamble));
         }
     }

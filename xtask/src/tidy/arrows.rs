@@ -14,11 +14,12 @@
 //!  node                      starts shims as programs, and so knows none of the above but control, wire
 //!                            and what decides: load, gossip, balancer
 //!  mfs                       all nodes' files as one tree; reads the node's map and identity
+//!  mexec                     commands that are placed; reads the node's map and identity
 //!  admin                     the node as files; asks ternd, and reads its configuration
 //!  sim                       a cluster of nothing but gossip and balancer
 //!  lab                       starts nodes, as programs
 //!  top                       shows the cluster, which it asks for in control's words
-//!  cli                       reaches the cluster through control; founds and joins with node; its doctor reads
+//!  cli                       reaches the cluster through control, and places commands in mexec's words; founds and joins with node; its doctor reads
 //!                            the node's identity, which is wire's
 //! ```
 
@@ -27,7 +28,7 @@ use serde_json::Value;
 use std::process::Command;
 
 /// Each crate, and the crates of ours that it may depend on besides ids.
-const ARROWS: [(&str, &[&str]); 23] = [
+const ARROWS: [(&str, &[&str]); 24] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
     ("tern-balancer", &[]),
@@ -45,12 +46,22 @@ const ARROWS: [(&str, &[&str]); 23] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-mfs", &["tern-control", "tern-wire", "tern-node"]),
+    ("tern-mexec", &["tern-control", "tern-wire", "tern-node"]),
     ("tern-admin", &["tern-control", "tern-node"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
     ("tern-top", &["tern-control"]),
     (
         "tern-cli",
-        &["tern-cgroup", "tern-control", "tern-wire", "tern-node", "tern-lab", "tern-sim", "tern-top"],
+        &[
+            "tern-cgroup",
+            "tern-control",
+            "tern-wire",
+            "tern-node",
+            "tern-lab",
+            "tern-sim",
+            "tern-top",
+            "tern-mexec",
+        ],
     ),
     ("tern-tests", &["tern-control", "tern-lab"]),
     ("xtask", &["tern-syscall"]),

@@ -1,0 +1,298 @@
+//! `mexec`: a command on the node that runs it best, as if it ran here.
+
+mod inherited;
+mod signals;
+mod streams;
+
+use super::mosrun::become_program::{arguments, become_program};
+use super::mosrun::options;
+use crate::tool::Call;
+use crate::{Failure, client, help, output, place};
+use clap::{Arg, ArgAction, Command};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use tern_control::{RefusalKind, Reply, Request};
+use tern_ids::NodeId;
+use tern_mexec::pieces::{self, Piece};
+use tern_mexec::words::{Failed, Order, Said, Where, kind};
+
+/// Ended with when the node that ran it was lost, as ssh does.
+const LOST: u8 = 255;
+
+/// What a tool that runs a command elsewhere adds to the exit codes.
+const OWN_CODES: &str = "\
+126  the command cannot be executed\n127  the command was not found\n255  the node that ran it was lost\n\
+Once it runs, the exit status, or death by a signal, is the command's own.";
+
+/// The command line.
+pub fn describe() -> Command {
+    help::command("mexec")
+        .about("Run a command on the node that runs it best, as if it ran here")
+        .long_about(
+            "Run a command on the node that runs it best: here while this node has nothing to do, else where the load is lowest. It has \
+             the caller's environment, directory, umask, limits, groups and nice value; its standard streams, \
+             signals and exit status are as if it ran here. There it sees this node's files, the compilers and headers \
+             too, through MFS, and that node's own /dev, /proc, /sys and /run. It does not migrate, and what it leaves running is ended with it. When no node has room it waits for its \
+             turn. For short commands that read and write much, as builds are made of; what computes for long is mosrun's.",
+        )
+        .override_usage("mexec [-n NODES|-b] [-i] [-r] [-v] [--] COMMAND [ARG..]")
+        .arg(Arg::new("nodes").short('n').value_name("NODES").help("One of these only: 2,4-6, or names"))
+        .arg(Arg::new("best").short('b').action(ArgAction::SetTrue).help("The best of all; so unless -n is said"))
+        .arg(
+            Arg::new("interactive")
+                .short('i')
+                .action(ArgAction::SetTrue)
+                .help("With a terminal of its own, as ssh -t"),
+        )
+        .arg(
+            Arg::new("repeatable")
+                .short('r')
+                .action(ArgAction::SetTrue)
+                .help("If its node is lost, run it again on another: for what may be done twice"),
+        )
+        .arg(
+            Arg::new("verbose")
+                .short('v')
+                .action(ArgAction::SetTrue)
+                .help("Say on standard error where it runs"),
+        )
+        .arg(Arg::new("command").value_name("COMMAND").num_args(1..).trailing_var_arg(true).help(
+            "What to run, found there as the shell finds it, and its arguments",
+        ))
+        .after_help(help::closing(
+            "  mexec gcc -c big.c                     where the load is lowest\n  \
+               mexec -n 2,3 -- ./render frame7        on one of two nodes\n  \
+               make -j12 CC=\"mexec gcc\"               the compilations of a build\n  \
+               ls *.wav | xargs -P8 -n1 mexec flac -8 -s",
+            OWN_CODES,
+        ))
+}
+
+/// What the words say.
+struct Words<'a> {
+    r#where: Where,
+    interactive: bool,
+    repeatable: bool,
+    verbose: bool,
+    program: &'a OsStr,
+    arguments: Vec<&'a OsStr>,
+}
+
+fn read<'a>(call: &Call<'a>) -> Result<Words<'a>, Failure> {
+    let (mut r#where, mut rest) = (Where::Best, call.args);
+    let (mut interactive, mut repeatable, mut verbose) = (false, false, false);
+    let wrong = |message: String| Failure::usage(call.tool, message);
+    while let Some((word, after)) = rest.split_first() {
+        let Some(letters) = word.to_str().and_then(|word| word.strip_prefix('-')).filter(|w| !w.is_empty())
+        else {
+            break;
+        };
+        rest = after;
+        if letters == "-" {
+            break;
+        }
+        if let Some(attached) = letters.strip_prefix('n') {
+            let list = match (attached, rest.split_first()) {
+                ("", Some((next, after))) => {
+                    rest = after;
+                    next.to_string_lossy().into_owned()
+                }
+                ("", None) => return Err(wrong("-n needs a list of nodes".into())),
+                (attached, _) => attached.to_owned(),
+            };
+            r#where = Where::Among(nodes(&list)?);
+            continue;
+        }
+        for letter in letters.chars() {
+            match letter {
+                'b' => r#where = Where::Best,
+                'i' => interactive = true,
+                'r' => repeatable = true,
+                'v' => verbose = true,
+                _ => return Err(wrong(format!("unknown option '-{letters}'"))),
+            }
+        }
+    }
+    let Some((program, args)) = rest.split_first() else {
+        return Err(wrong("no command was given".into()));
+    };
+    let arguments = arguments(program, args);
+    Ok(Words { r#where, interactive, repeatable, verbose, program, arguments })
+}
+
+/// A list of numbers and ranges, or of names.
+fn nodes(list: &str) -> Result<Vec<NodeId>, Failure> {
+    if let Ok(nodes) = options::nodes(list) {
+        return Ok(nodes);
+    }
+    list.split(',').map(place::node).collect()
+}
+
+/// What is known of commands is kept by this: the program, and of a shell's commands the first one.
+fn class(program: &OsStr, arguments: &[&OsStr]) -> String {
+    let base = |path: &OsStr| {
+        Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    };
+    let name = base(program);
+    let shell = ["sh", "bash", "dash", "ksh", "zsh"].contains(&&*name);
+    let script =
+        shell.then(|| arguments.iter().skip_while(|word| !word.to_string_lossy().ends_with('c')).nth(1));
+    match script.flatten() {
+        Some(script) => {
+            let script = script.to_string_lossy();
+            let first = script.split_whitespace().find(|word| !word.contains('=')).unwrap_or_default();
+            format!("{name} {}", base(OsStr::new(first)))
+        }
+        None => name,
+    }
+}
+
+/// `mexec …`.
+///
+/// # Errors
+/// A refusal (nothing was run), 126 or 127 if there is no such program, 255 if its node was lost, or the command's own status.
+pub fn run(call: &Call<'_>) -> Result<(), Failure> {
+    match call.args.first().and_then(|word| word.to_str()) {
+        Some("--help" | "-h") => return help::print(describe(), call),
+        Some("--version") => return help::print_version(call),
+        _ => {}
+    }
+    let words = read(call)?;
+    let mut task = inherited::task(words.program, &words.arguments)?;
+    let terminal = words.interactive.then(streams::Raw::window).flatten();
+    if words.interactive && terminal.is_none() {
+        return Err(Failure::usage(call.tool, "-i needs a terminal as standard input"));
+    }
+    task.terminal = terminal;
+    let class = class(words.program, &words.arguments);
+    let order = Order { task, r#where: words.r#where.clone(), repeatable: words.repeatable, class };
+    let mut home = connect()?;
+    pieces::say(&mut home, kind::ORDER, &order).map_err(|e| broken(&e))?;
+    match hear(&mut home)? {
+        Said::Here => {
+            if words.verbose {
+                tell("here");
+            }
+            super::mpmake::note("here");
+            drop(home);
+            Err(become_program(words.program, &words.arguments))
+        }
+        Said::Started(node) => {
+            super::mpmake::note(&format!("on node {node}"));
+            if words.verbose {
+                tell(&format!("on node {node}"));
+            }
+            match streams::attend(home, &order.task)? {
+                Said::Ended(ended) => signals::end_as(ended.status),
+                said => not_run(said, &words),
+            }
+        }
+        said => not_run(said, &words),
+    }
+}
+
+fn tell(what: &str) {
+    let _gone = io::Write::write_all(&mut io::stderr(), format!("mexec: {what}\n").as_bytes());
+}
+
+/// Why it does not run, or not to its end.
+fn not_run(said: Said, words: &Words<'_>) -> Result<(), Failure> {
+    let program = words.program.to_string_lossy();
+    Err(match said {
+        Said::Refused(refusal) => refusal.into(),
+        Said::NotStarted(what, errno) => {
+            let error = io::Error::from_raw_os_error(errno);
+            let why = output::reason(&error);
+            match what {
+                Failed::Program => {
+                    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+                    Failure { code, message: format!("{program}: {why}"), hint: None }
+                }
+                Failed::Directory => {
+                    Failure::new(RefusalKind::Unavailable, format!("this directory is not seen there: {why}"))
+                        .hint("cd to a directory below none of /dev, /proc, /sys and /run")
+                }
+                Failed::Setting => {
+                    Failure::new(RefusalKind::Unavailable, format!("{program} cannot be begun there: {why}"))
+                }
+            }
+        }
+        Said::Lost(node) => Failure {
+            code: LOST,
+            message: format!("node {node} was lost while it ran {program}"),
+            hint: None,
+        },
+        said => {
+            Failure::new(RefusalKind::Internal, format!("{said:?} was said where a command was to be run"))
+        }
+    })
+}
+
+fn hear(home: &mut UnixStream) -> Result<Said, Failure> {
+    match pieces::hear(home).map_err(|e| broken(&e))? {
+        Piece { kind: kind::SAID, bytes, .. } => pieces::read(&bytes).map_err(|e| broken(&e)),
+        piece => {
+            Err(Failure::new(RefusalKind::Internal, format!("a piece of kind {} came first", piece.kind)))
+        }
+    }
+}
+
+fn broken(error: &io::Error) -> Failure {
+    Failure::new(RefusalKind::Unavailable, format!("what places commands has gone: {error}"))
+        .hint("exec.log in ternd's run directory says why; try again")
+}
+
+/// Connects to what places commands; ternd starts it.
+fn connect() -> Result<UnixStream, Failure> {
+    let socket = client::run_dir().join(tern_mexec::SOCKET);
+    if let Ok(home) = UnixStream::connect(&socket) {
+        return Ok(home);
+    }
+    match client::ask(&Request::Mexec)? {
+        Reply::Done => UnixStream::connect(&socket).map_err(|e| broken(&e)),
+        other => Err(client::unexpected(&other)),
+    }
+}
+
+/// Words of the system as they travel.
+fn bytes(word: &OsStr) -> Vec<u8> {
+    std::os::unix::ffi::OsStrExt::as_bytes(word).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn read_line(line: &str) -> Result<(Where, [bool; 3], String), String> {
+        let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+        let words = read(&Call { tool: "mexec", args: &args }).map_err(|failure| failure.message)?;
+        let flags = [words.interactive, words.repeatable, words.verbose];
+        Ok((words.r#where, flags, format!("{:?}", words.arguments)))
+    }
+
+    #[test]
+    fn options_end_at_the_command() {
+        let best = |flags, words: &str| Ok((Where::Best, flags, words.to_owned()));
+        assert_eq!(read_line("gcc -n x"), best([false; 3], r#"["gcc", "-n", "x"]"#));
+        assert_eq!(read_line("-rv -- -x"), best([false, true, true], r#"["-x"]"#));
+        let some = Where::Among(vec![NodeId(2), NodeId(4), NodeId(5)]);
+        assert_eq!(read_line("-n 2,4-5 a"), Ok((some.clone(), [false; 3], r#"["a"]"#.into())));
+        assert_eq!(read_line("-n2,4-5 a"), Ok((some, [false; 3], r#"["a"]"#.into())));
+        assert_eq!(read_line("-x a").unwrap_err(), "unknown option '-x'");
+        assert_eq!(read_line("-b").unwrap_err(), "no command was given");
+    }
+
+    #[test]
+    fn classes_are_programs_and_first_commands() {
+        let class = |line: &[&str]| {
+            let words: Vec<_> = line.iter().map(|word| OsStr::new(*word)).collect();
+            super::class(words[0], &words)
+        };
+        assert_eq!(class(&["/usr/bin/gcc", "-c", "x.c"]), "gcc");
+        assert_eq!(class(&["sh", "-ec", "X=1 /bin/ld -o a && b"]), "sh ld");
+        assert_eq!(class(&["bash", "script"]), "bash");
+    }
+}

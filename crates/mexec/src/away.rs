@@ -1,0 +1,169 @@
+//! The half that runs commands of other nodes, for their users.
+//!
+//! ```text
+//!  ternd ──socket──▶ door ──▶ one thread a connection: begin, and then command after command
+//!                                ├▶ slots   whether there is room, and whose turn it is
+//!                                ├▶ rooms   what the commands of its home see
+//!                                └▶ job     streams, signals and the end of one command
+//! ```
+
+mod job;
+mod rooms;
+mod slots;
+
+use crate::words::{Ask, Said, VERSION, Who, kind};
+use anyhow::{Context, Result, bail};
+use job::Job;
+use rooms::Rooms;
+use slots::{Claim, Slot, Slots};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::NodeId;
+use tern_node::Config;
+use tern_node::map::Map;
+use tern_wire::{Identity, Link, LinkError, ServerTls};
+
+/// How long a handshake may take, and a word to leave.
+const SOON: Duration = Duration::from_secs(10);
+
+/// How long a connection that runs nothing is kept: longer than the other half keeps it.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// How often who waits for room looks whether he is still waited for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The away half of a node.
+#[derive(Debug)]
+pub(crate) struct Away {
+    node: NodeId,
+    config: Config,
+    tls: ServerTls,
+    rooms: Rooms,
+    slots: Arc<Slots>,
+}
+
+impl Away {
+    /// That of this node.
+    pub(crate) fn new(config: Config, identity: &Identity) -> Result<Self> {
+        let slots = Arc::new(Slots::new(config.file.mexec_jobs));
+        Ok(Self {
+            node: identity.node(),
+            tls: identity.cluster_server()?,
+            rooms: Rooms::new(config.clone()),
+            slots,
+            config,
+        })
+    }
+
+    /// One connection, from its handshake to its end.
+    pub(crate) fn serve(&self, socket: TcpStream) -> Result<()> {
+        let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
+        let home = link.peer_node().context("the peer is no node")?;
+        match ask(&mut link, SOON)? {
+            Some(Ask::Begin { version: VERSION }) => {}
+            Some(Ask::Begin { version }) => {
+                let said =
+                    format!("node {} speaks version {VERSION} of mexec, the other {version}", self.node);
+                return say(&mut link, &Said::Refused(Refusal::new(RefusalKind::Unsupported, said)));
+            }
+            _ => bail!("it does not begin"),
+        }
+        say(&mut link, &Said::Begun)?;
+        let mut claim = None;
+        loop {
+            match ask(&mut link, IDLE)? {
+                Some(Ask::Run(task, who)) => {
+                    let turn = claim.take().and_then(Claim::slot).or_else(|| self.slots.take(who.uid));
+                    match self.admit(home, &who) {
+                        Err(refusal) => say(&mut link, &Said::Refused(refusal))?,
+                        Ok(()) => match turn {
+                            None => say(&mut link, &Said::Full)?,
+                            Some(slot) => self.run(&mut link, home, &task, &who, slot)?,
+                        },
+                    }
+                }
+                Some(Ask::Wait { uid, running }) => {
+                    let waiting = self.slots.wait(uid, running);
+                    while !waiting.has_come(LOOK) {
+                        // Who gives up closes the connection; nothing else comes meanwhile.
+                        if link.receive()?.is_some() {
+                            bail!("it speaks while it waits");
+                        }
+                    }
+                    claim = Some(waiting);
+                    say(&mut link, &Said::Room)?;
+                }
+                Some(Ask::Begin { .. }) => bail!("it begins twice"),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Whether a command of this user from that node is run here.
+    fn admit(&self, home: NodeId, who: &Who) -> Result<(), Refusal> {
+        let me = self.node;
+        let refused = |said: String| Refusal::new(RefusalKind::Unavailable, said);
+        if !self.config.guests || tern_node::settings(&self.config.run_dir).block {
+            let hint = "mosctl noblock, on that node, or guests = true in its ternd.toml";
+            return Err(refused(format!("node {me} takes no work of other nodes")).hint(hint));
+        }
+        if !Map::read(&self.config.map).is_ok_and(|map| map.contains(home)) {
+            return Err(refused(format!("node {home} is not in node {me}'s map")).hint("tern status"));
+        }
+        if !rustix::process::geteuid().is_root() && rustix::process::geteuid().as_raw() != who.uid {
+            let said = format!("node {me} is a plain user's, and runs his commands only");
+            return Err(Refusal::new(RefusalKind::NotAllowed, said));
+        }
+        if who.uid == 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
+            let said = format!("root of another node is nobody on node {me}");
+            return Err(Refusal::new(RefusalKind::NotAllowed, said).hint("mfs_squash_root in its ternd.toml"));
+        }
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        link: &mut Link,
+        home: NodeId,
+        task: &crate::words::Task,
+        who: &Who,
+        slot: Slot,
+    ) -> Result<()> {
+        let begun = self.rooms.of(home).and_then(|room| Job::begin(task, who, &room));
+        let mut job = match begun {
+            Ok(job) => job,
+            Err(error) => {
+                tracing::warn!(%home, "a command cannot be begun: {error:#}");
+                let said = format!("node {} cannot run it: {error:#}", self.node);
+                return say(link, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
+            }
+        };
+        let said = job.attend(link, self.node)?;
+        // Before its home hears of the end, and asks for room for the next.
+        drop(slot);
+        say(link, &said)
+    }
+}
+
+/// The next ask; none if the other half has ended the connection, or was silent for so long.
+fn ask(link: &mut Link, patience: Duration) -> Result<Option<Ask>> {
+    loop {
+        let frame = match link.recv(Instant::now() + patience) {
+            Err(LinkError::Closed | LinkError::Timeout) => return Ok(None),
+            frame => frame?,
+        };
+        match frame.kind {
+            kind::ASK => return Ok(Some(tern_wire::decode(&frame.payload)?)),
+            // What was under way when its command ended.
+            kind::DATA | kind::END | kind::TAKEN | kind::SIGNAL | kind::WINDOW | kind::BEAT => {}
+            other => bail!("a piece of kind {other} where something is asked"),
+        }
+    }
+}
+
+fn say(link: &mut Link, said: &Said) -> Result<()> {
+    let bytes = tern_wire::encode(said)?;
+    Ok(link.send(kind::SAID, 0, &[&bytes], Instant::now() + SOON)?)
+}

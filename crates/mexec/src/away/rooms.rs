@@ -1,0 +1,123 @@
+//! The rooms of this node, one for each home whose commands run here.
+
+use crate::lock;
+use crate::room;
+use crate::words::{Task, Who};
+use anyhow::{Context, Result, bail};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tern_ids::NodeId;
+use tern_node::Config;
+
+/// How long a room without commands is kept.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// All rooms.
+#[derive(Debug)]
+pub(super) struct Rooms {
+    config: Config,
+    rooms: Mutex<HashMap<NodeId, Arc<Room>>>,
+    /// Rooms are made one at a time: the second who wants the same finds it made.
+    making: Mutex<()>,
+}
+
+/// A room: it ends, with all commands in it, when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    orders: Mutex<UnixStream>,
+    process: Mutex<Child>,
+    used: Mutex<Instant>,
+}
+
+impl Rooms {
+    pub(super) fn new(config: Config) -> Self {
+        Self { config, rooms: Mutex::default(), making: Mutex::new(()) }
+    }
+
+    /// The room of this home's commands.
+    ///
+    /// # Errors
+    /// If it cannot be made: its home's files are not to be had.
+    pub(super) fn of(&self, home: NodeId) -> Result<Arc<Room>> {
+        if let Some(room) = self.known(home) {
+            return Ok(room);
+        }
+        let _one_at_a_time = lock(&self.making);
+        if let Some(room) = self.known(home) {
+            return Ok(room);
+        }
+        let room = Arc::new(Room::make(&self.config, home)?);
+        lock(&self.rooms).insert(home, room.clone());
+        Ok(room)
+    }
+
+    fn known(&self, home: NodeId) -> Option<Arc<Room>> {
+        let mut rooms = lock(&self.rooms);
+        // Those that nobody uses, and those that were killed.
+        rooms.retain(|of, room| {
+            room.lives() && (*of == home || Arc::strong_count(room) > 1 || lock(&room.used).elapsed() < IDLE)
+        });
+        rooms.get(&home).cloned()
+    }
+}
+
+impl Room {
+    fn make(config: &Config, home: NodeId) -> Result<Self> {
+        let (orders, theirs) = UnixStream::pair()?;
+        let own = std::env::current_exe().context("no path of our own")?;
+        let mut command = Command::new(own);
+        command.arg("--config").arg(&config.config_dir).arg("room").arg(home.to_string());
+        command.env("TERN_RUN_DIR", &config.run_dir);
+        let mut process = command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("no room can be started")?;
+        drop(command);
+        let mut line = String::new();
+        if let Some(stdout) = process.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        let room = Self {
+            orders: Mutex::new(orders),
+            process: Mutex::new(process),
+            used: Mutex::new(Instant::now()),
+        };
+        match line.trim_end() {
+            "ready" => Ok(room),
+            "" => bail!("the room of node {home}'s commands has ended at once"),
+            said => bail!("{}", said.strip_prefix("failed ").unwrap_or(said)),
+        }
+    }
+
+    fn lives(&self) -> bool {
+        matches!(lock(&self.process).try_wait(), Ok(None))
+    }
+
+    /// Has a command begun in it.
+    ///
+    /// # Errors
+    /// If the room is gone.
+    pub(super) fn begin(
+        &self,
+        task: &Task,
+        who: &Who,
+        descriptors: [BorrowedFd<'_>; room::DESCRIPTORS],
+    ) -> Result<()> {
+        *lock(&self.used) = Instant::now();
+        room::order(&mut lock(&self.orders), task, who, descriptors).context("the room is gone")
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut process = lock(&self.process);
+        let _ended = process.kill();
+        let _status = process.wait();
+    }
+}

@@ -1,0 +1,231 @@
+//! How many commands run here at a time, and whose turn it is.
+//!
+//! Nobody is turned away: who finds no room waits for it. It is given to the user of whom the fewest commands run, here and (as their
+//! homes say) elsewhere; of his, to who has waited longest. So users share a node equally, however many commands each of them has and
+//! whoever came first.
+
+use crate::lock;
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long room is kept for who has been told of it.
+const KEPT: Duration = Duration::from_secs(2);
+
+/// All room of this node.
+#[derive(Debug)]
+pub(super) struct Slots {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    most: usize,
+    /// Of each user, how many have room or were told of it.
+    taken: HashMap<u32, usize>,
+    waiting: Vec<Waiting>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    uid: u32,
+    elsewhere: u32,
+    /// Since when it has been told that there is room.
+    told: Option<Instant>,
+}
+
+impl State {
+    fn count(&self) -> usize {
+        self.taken.values().sum()
+    }
+
+    /// Tells those whose turn it is; room that was kept too long is given to others.
+    fn settle(&mut self, now: Instant) {
+        for at in (0..self.waiting.len()).rev() {
+            if self.waiting[at].told.is_some_and(|told| now.duration_since(told) > KEPT) {
+                let over = self.waiting.remove(at);
+                self.give_back(over.uid);
+            }
+        }
+        while self.count() < self.most {
+            let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
+            let next = self.waiting.iter().enumerate().filter(|(_, one)| one.told.is_none());
+            let next = next.min_by_key(|(_, one)| (of(one.uid) + u64::from(one.elsewhere), one.number));
+            let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
+            *self.taken.entry(uid).or_default() += 1;
+            self.waiting[at].told = Some(now);
+        }
+    }
+
+    fn give_back(&mut self, uid: u32) {
+        if let Some(count) = self.taken.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.taken.remove(&uid);
+            }
+        }
+    }
+}
+
+impl Slots {
+    /// So many as are said, or one for each CPU and one more: while one waits for its files another computes.
+    pub(super) fn new(most: Option<u32>) -> Self {
+        let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        let most = most.unwrap_or_else(|| cpus() + 1).max(1) as usize;
+        let state = State { most, taken: HashMap::new(), waiting: Vec::new(), next: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Room at once, if there is some and nobody waits.
+    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Option<Slot> {
+        let mut state = lock(&self.state);
+        state.settle(Instant::now());
+        if state.count() >= state.most || state.waiting.iter().any(|one| one.told.is_none()) {
+            return None;
+        }
+        *state.taken.entry(uid).or_default() += 1;
+        Some(Slot { slots: self.clone(), uid })
+    }
+
+    /// Waits in line, for a user of whom so many commands run elsewhere.
+    pub(super) fn wait(self: &Arc<Self>, uid: u32, elsewhere: u32) -> Claim {
+        let mut state = lock(&self.state);
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push(Waiting { number, uid, elsewhere, told: None });
+        state.settle(Instant::now());
+        Claim { slots: self.clone(), number, uid }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        state.settle(Instant::now());
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+/// Room for one command, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    slots: Arc<Slots>,
+    uid: u32,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.slots.change(|state| state.give_back(self.uid));
+    }
+}
+
+/// A place in the line, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    slots: Arc<Slots>,
+    number: u64,
+    uid: u32,
+}
+
+impl Claim {
+    /// Waits so long for its turn; whether that has come.
+    pub(super) fn has_come(&self, most: Duration) -> bool {
+        let is_told =
+            |state: &State| state.waiting.iter().any(|one| one.number == self.number && one.told.is_some());
+        let mut state = lock(&self.slots.state);
+        state.settle(Instant::now());
+        if is_told(&state) {
+            return true;
+        }
+        let waited = self.slots.changed.wait_timeout(state, most);
+        waited.is_ok_and(|(state, _)| is_told(&state))
+    }
+
+    /// The room that it was told of, if that has been kept.
+    pub(super) fn slot(self) -> Option<Slot> {
+        let mut state = lock(&self.slots.state);
+        let at = state.waiting.iter().position(|one| one.number == self.number && one.told.is_some())?;
+        state.waiting.remove(at);
+        drop(state);
+        Some(Slot { slots: self.slots.clone(), uid: self.uid })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.slots.change(|state| {
+            if let Some(at) = state.waiting.iter().position(|one| one.number == self.number) {
+                let one = state.waiting.remove(at);
+                if one.told.is_some() {
+                    state.give_back(one.uid);
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(most: u32) -> Arc<Slots> {
+        Arc::new(Slots::new(Some(most)))
+    }
+
+    const NOW: Duration = Duration::ZERO;
+
+    #[test]
+    fn there_is_so_much_room_and_no_more() {
+        let slots = slots(2);
+        let (one, two) = (slots.take(1).unwrap(), slots.take(1).unwrap());
+        assert!(slots.take(2).is_none());
+        drop(one);
+        assert!(slots.take(2).is_some());
+        drop(two);
+        assert_eq!(lock(&slots.state).count(), 0);
+    }
+
+    #[test]
+    fn who_has_least_is_next_whoever_came_first() {
+        let slots = slots(2);
+        let first = (slots.take(1).unwrap(), slots.take(1).unwrap());
+        let greedy: Vec<_> = (0..5).map(|_| slots.wait(1, 0)).collect();
+        let late = slots.wait(2, 0);
+        assert!(!greedy[0].has_come(NOW) && !late.has_come(NOW));
+        drop(first.0);
+        assert!(late.has_come(NOW) && greedy.iter().all(|claim| !claim.has_come(NOW)));
+        let room = late.slot().unwrap();
+        assert!(slots.take(3).is_none(), "nobody overtakes who waits");
+        drop(first.1);
+        // Now each has one, or none: the oldest claim of the one who waits.
+        assert!(greedy[0].has_come(NOW) && !greedy[1].has_come(NOW));
+        drop(room);
+        assert!(greedy[1].has_come(NOW));
+    }
+
+    #[test]
+    fn who_runs_much_elsewhere_waits() {
+        let slots = slots(1);
+        let held = slots.take(9).unwrap();
+        let (rich, poor) = (slots.wait(1, 7), slots.wait(2, 1));
+        drop(held);
+        assert!(poor.has_come(NOW) && !rich.has_come(NOW));
+    }
+
+    #[test]
+    fn who_gives_up_leaves_no_gap() {
+        let slots = slots(1);
+        let held = slots.take(9).unwrap();
+        let (gone, next) = (slots.wait(1, 0), slots.wait(2, 0));
+        drop(held);
+        assert!(gone.has_come(NOW));
+        drop(gone);
+        assert!(next.has_come(NOW));
+        drop(next);
+        assert!(slots.take(3).is_some());
+        assert!(lock(&slots.state).waiting.is_empty());
+    }
+}

@@ -1,0 +1,353 @@
+//! The half that finds a node for each command of this one, and stands between it and its caller.
+//!
+//! ```text
+//!  mexec ──Order──▶ caller: one thread each
+//!                     ├▶ gate     so many of a user's at a time are looked for a node for
+//!                     ├▶ choice   which node, by what is known of all
+//!                     ├▶ classes  how long such commands took
+//!                     ├▶ links    to that node's away half
+//!                     └▶ relay    streams, signals and the end
+//! ```
+
+mod choice;
+mod classes;
+mod gate;
+mod links;
+mod relay;
+mod view;
+
+use crate::lock;
+use crate::pieces::{self, Piece};
+use crate::words::{Ask, Order, Said, Where, Who, kind};
+use anyhow::{Context, Result, bail};
+use choice::Wish;
+use classes::Classes;
+use gate::{Entered, Gate};
+use links::Links;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::NodeId;
+use tern_node::Config;
+use tern_wire::{Identity, Link};
+use view::View;
+
+/// How long a caller may take to say what he wants, and a node to say whether it runs it: its first command has a room made for it.
+const SOON: Duration = Duration::from_secs(20);
+
+/// How often who waits for room looks whether this node has some.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How often who waits at the gate looks whether his caller is there.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The home half of a node.
+#[derive(Debug)]
+pub(crate) struct Home {
+    me: NodeId,
+    config: Config,
+    view: View,
+    links: Links,
+    classes: Classes,
+    running: Running,
+    gate: Gate,
+}
+
+/// Commands of this node that run: of each user on each node.
+#[derive(Debug, Default)]
+struct Running(Mutex<HashMap<(NodeId, u32), u32>>);
+
+impl Running {
+    fn on(&self, node: NodeId) -> u32 {
+        lock(&self.0).iter().filter(|((on, _), _)| *on == node).map(|(_, count)| count).sum()
+    }
+
+    fn of(&self, uid: u32) -> u32 {
+        lock(&self.0).iter().filter(|((_, of), _)| *of == uid).map(|(_, count)| count).sum()
+    }
+
+    fn count(&self, node: NodeId, uid: u32) -> Counted<'_> {
+        *lock(&self.0).entry((node, uid)).or_default() += 1;
+        Counted(self, (node, uid))
+    }
+}
+
+struct Counted<'a>(&'a Running, (NodeId, u32));
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut running = lock(&self.0.0);
+        if let Some(count) = running.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// How a command's time on a node has ended.
+enum Outcome {
+    /// All has been said to the caller.
+    Over,
+    /// There is no room.
+    Full,
+    /// It was not run there: the node refuses, or cannot be reached.
+    Not(Refusal),
+    /// The node is gone, and nothing of it has been passed on: it may be run again if it is repeatable.
+    Lost,
+    /// The node is gone, and something of it has been passed on.
+    Cut,
+}
+
+impl Home {
+    /// That of this node.
+    pub(crate) fn new(config: Config, identity: Identity) -> Self {
+        Self {
+            me: identity.node(),
+            view: View::new(&config),
+            links: Links::new(&config, identity),
+            classes: Classes::default(),
+            running: Running::default(),
+            gate: Gate::default(),
+            config,
+        }
+    }
+
+    /// Serves one caller, from his order to its command's end.
+    pub(crate) fn serve(&self, mut caller: UnixStream) -> Result<()> {
+        let who = tern_node::caller(&caller)?;
+        caller.set_read_timeout(Some(SOON))?;
+        let Piece { kind: kind::ORDER, bytes, .. } = pieces::hear(&mut caller)? else { bail!("no order") };
+        let order: Order = pieces::read(&bytes)?;
+        let (pid, who) = (who.0, Who { uid: who.1, gid: who.2, groups: who.3 });
+        match self.place(&order, &who, pid, &mut caller) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let refusal = error.downcast::<Refusal>();
+                let refusal =
+                    refusal.unwrap_or_else(|e| Refusal::new(RefusalKind::Internal, format!("{e:#}")));
+                say(&mut caller, &Said::Refused(refusal))
+            }
+        }
+    }
+
+    /// Finds a node that runs it, and sees it through.
+    fn place(&self, order: &Order, who: &Who, pid: i32, caller: &mut UnixStream) -> Result<()> {
+        let wish = match &order.r#where {
+            Where::Best => Wish::Any { short: self.classes.is_short(who.uid, &order.class) },
+            Where::Among(nodes) => Wish::Among(nodes.clone()),
+        };
+        let (mut lost, mut why) = (Vec::new(), None);
+        let mut entered = Some(self.enter(who.uid, caller)?);
+        loop {
+            let (now, later) = match self.candidates(&wish, &lost) {
+                Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
+                Ok(candidates) => candidates,
+            };
+            let mut outcome = None;
+            for node in now {
+                if node == self.me {
+                    return self.here(order, who, pid, caller, &mut entered);
+                }
+                match self.on(node, order, who, caller, &mut entered)? {
+                    Outcome::Full => {}
+                    // It is not asked again, and neither is it waited for.
+                    Outcome::Not(refusal) => {
+                        lost.push(node);
+                        why = Some(refusal);
+                    }
+                    other => {
+                        outcome = Some((node, other));
+                        break;
+                    }
+                }
+            }
+            if outcome.is_none() {
+                let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(node)).collect();
+                outcome = match self.wait(&wish, &later, who, caller)? {
+                    Waited::Room(node, link) => {
+                        Some((node, self.over(node, *link, order, who, caller, &mut entered)?))
+                    }
+                    Waited::Home => None,
+                    Waited::Nobody => {
+                        let none = || {
+                            Refusal::new(RefusalKind::Unavailable, "no node can run it").hint("tern status")
+                        };
+                        return Err(why.take().unwrap_or_else(none).into());
+                    }
+                };
+            }
+            match outcome {
+                Some((_, Outcome::Over)) => return Ok(()),
+                Some((node, Outcome::Lost)) if order.repeatable => {
+                    lost.push(node);
+                    entered = Some(self.enter(who.uid, caller)?);
+                }
+                Some((node, Outcome::Lost | Outcome::Cut)) => return say(caller, &Said::Lost(node)),
+                Some((node, Outcome::Not(refusal))) => {
+                    lost.push(node);
+                    why = Some(refusal);
+                }
+                Some((_, Outcome::Full)) | None => {}
+            }
+        }
+    }
+
+    /// The nodes to ask now, and those that may have room later.
+    fn candidates(&self, wish: &Wish, lost: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+        let nodes = self.view.nodes(|node| self.running.on(node))?;
+        let trusted = nodes.into_iter().filter(|node| node.node == self.me || self.config.trusts(node.node));
+        let known: Vec<_> = trusted.filter(|node| !lost.contains(&node.node)).collect();
+        let (now, later) = (choice::order(&known, self.me, wish), choice::fit(&known, wish));
+        if later.is_empty() {
+            let said = "none of the nodes asked for is up and trusted";
+            return Err(Refusal::new(RefusalKind::Unavailable, said)
+                .hint("tern status, which lists them")
+                .into());
+        }
+        Ok((now, later))
+    }
+
+    /// Waits at the gate as long as its caller does.
+    fn enter(&self, uid: u32, caller: &UnixStream) -> Result<Entered<'_>> {
+        loop {
+            if let Some(entered) = self.gate.enter(uid, PATIENCE) {
+                return Ok(entered);
+            }
+            let mut fds = [PollFd::new(caller, PollFlags::RDHUP)];
+            if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
+                bail!("its caller has gone");
+            }
+        }
+    }
+
+    /// The caller becomes the command; it counts until that ends.
+    fn here(
+        &self,
+        order: &Order,
+        who: &Who,
+        pid: i32,
+        caller: &mut UnixStream,
+        entered: &mut Option<Entered<'_>>,
+    ) -> Result<()> {
+        let pid = rustix::process::Pid::from_raw(pid).context("the caller is of another pid namespace")?;
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+        let _counted = self.running.count(self.me, who.uid);
+        *entered = None;
+        say(caller, &Said::Here)?;
+        let begun = Instant::now();
+        while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
+        self.classes.took(who.uid, &order.class, begun.elapsed());
+        Ok(())
+    }
+
+    /// Runs it on that node, if there is room.
+    fn on<'a>(
+        &'a self,
+        node: NodeId,
+        order: &Order,
+        who: &Who,
+        caller: &mut UnixStream,
+        entered: &mut Option<Entered<'a>>,
+    ) -> Result<Outcome> {
+        match self.links.to(node) {
+            Ok(link) => self.over(node, link, order, who, caller, entered),
+            Err(error) => {
+                let said = format!("node {node} cannot be asked: {error:#}");
+                Ok(Outcome::Not(Refusal::new(RefusalKind::Unavailable, said)))
+            }
+        }
+    }
+
+    fn over(
+        &self,
+        node: NodeId,
+        mut link: Link,
+        order: &Order,
+        who: &Who,
+        caller: &mut UnixStream,
+        entered: &mut Option<Entered<'_>>,
+    ) -> Result<Outcome> {
+        let counted = self.running.count(node, who.uid);
+        let run = Ask::Run(Box::new(order.task.clone()), who.clone());
+        match links::ask(&mut link, &run, Instant::now() + SOON) {
+            Ok(Said::Full) => {
+                self.links.keep(node, link);
+                Ok(Outcome::Full)
+            }
+            Ok(Said::Refused(refusal)) => Ok(Outcome::Not(refusal)),
+            Ok(said @ (Said::Started(_) | Said::NotStarted(..))) => {
+                *entered = None;
+                let held = order.repeatable;
+                let (outcome, ended) = relay::relay(&mut link, caller, said, held)?;
+                drop(counted);
+                if let Some(ended) = ended {
+                    self.classes.took(who.uid, &order.class, Duration::from_micros(ended.wall));
+                    self.links.keep(node, link);
+                }
+                Ok(outcome)
+            }
+            Ok(said) => bail!("node {node} says {said:?} where a command was to be run"),
+            // It may have begun.
+            Err(error) => {
+                tracing::info!(%node, "lost with a command asked for: {error:#}");
+                Ok(Outcome::Lost)
+            }
+        }
+    }
+
+    /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
+    fn wait(&self, wish: &Wish, nodes: &[NodeId], who: &Who, caller: &UnixStream) -> Result<Waited> {
+        let ask = Ask::Wait { uid: who.uid, running: self.running.of(who.uid) };
+        let mut waiting = Vec::new();
+        for node in nodes.iter().filter(|node| **node != self.me) {
+            let asked = self.links.to(*node).and_then(|mut link| {
+                let bytes = tern_wire::encode(&ask)?;
+                link.send(kind::ASK, 0, &[&bytes], Instant::now() + SOON)?;
+                Ok((*node, link))
+            });
+            waiting.extend(asked);
+        }
+        let home = nodes.contains(&self.me);
+        while home || !waiting.is_empty() {
+            let mut fds = vec![PollFd::new(caller, PollFlags::RDHUP)];
+            fds.extend(waiting.iter().map(|(_, link)| PollFd::new(link, PollFlags::IN)));
+            let _interrupted = poll(&mut fds, Some(&LOOK));
+            if !fds[0].revents().is_empty() {
+                bail!("its caller has gone");
+            }
+            for at in (0..waiting.len()).rev() {
+                match waiting[at].1.receive() {
+                    Ok(None) => {}
+                    Ok(Some(frame)) if matches!(tern_wire::decode(&frame.payload), Ok(Said::Room)) => {
+                        let (node, link) = waiting.swap_remove(at);
+                        return Ok(Waited::Room(node, Box::new(link)));
+                    }
+                    // It is of no use any more.
+                    _ => drop(waiting.swap_remove(at)),
+                }
+            }
+            if home && self.candidates(wish, &[])?.0.contains(&self.me) {
+                return Ok(Waited::Home);
+            }
+        }
+        Ok(Waited::Nobody)
+    }
+}
+
+/// What who waited for room has got.
+enum Waited {
+    Room(NodeId, Box<Link>),
+    /// This node has some.
+    Home,
+    /// Nobody of those asked is there.
+    Nobody,
+}
+
+fn say(caller: &mut UnixStream, said: &Said) -> Result<()> {
+    Ok(pieces::say(caller, kind::SAID, said)?)
+}

@@ -1,0 +1,144 @@
+//! Which node a command is begun on: pure functions of what is known of all.
+//!
+//! What was sent somewhere in the last second no load tells of yet; so a node counts as busy with what was sent there from here, or by
+//! its load, whichever is more. A command gets the share of a CPU that is left for one more; the node where that is fastest is first.
+//! Home is first while it has nothing to do: what is run there needs no link, and no file from anywhere.
+
+use tern_ids::NodeId;
+
+/// What is known of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Known {
+    /// Which.
+    pub(super) node: NodeId,
+    /// Of one of its CPUs; 10,000 is the standard.
+    pub(super) speed: u32,
+    /// How many it has; a quota makes it a fraction.
+    pub(super) cpus: f32,
+    /// 100 is one standard CPU kept busy.
+    pub(super) load: f32,
+    /// Commands of this node that run there.
+    pub(super) ours: u32,
+    /// It is heard of, and takes work.
+    pub(super) open: bool,
+    /// Nobody has found it dead: who names it has it asked, also if nothing was heard of it yet.
+    pub(super) there: bool,
+}
+
+/// Where a command may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Anywhere. Short ones only here: to send them costs more than it gains.
+    Any {
+        /// Such commands take less than they would gain.
+        short: bool,
+    },
+    /// On one of these.
+    Among(Vec<NodeId>),
+}
+
+impl Known {
+    /// How many of its CPUs are in use.
+    fn busy(&self) -> f32 {
+        let by_load = self.load / 100.0 / (self.speed.max(1) as f32 / 10_000.0);
+        by_load.max(self.ours as f32)
+    }
+
+    /// How fast one more command would be there.
+    fn pace(&self) -> f32 {
+        self.speed as f32 * (self.cpus / (self.busy() + 1.0)).min(1.0)
+    }
+
+    /// Whether one more has a CPU of its own, as far as there is one.
+    fn has_room(&self) -> bool {
+        self.busy() + 1.0 <= self.cpus.max(1.0) + 0.5
+    }
+}
+
+/// The nodes that a command may run on, now or later.
+pub(super) fn fit(nodes: &[Known], wish: &Wish) -> Vec<NodeId> {
+    let may = |known: &&Known| match wish {
+        Wish::Any { .. } => known.open,
+        Wish::Among(named) => known.there && named.contains(&known.node),
+    };
+    nodes.iter().filter(may).map(|known| known.node).collect()
+}
+
+/// The nodes to ask now, the best first. Home is among them only if it is to run it at once.
+pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
+    match wish {
+        Wish::Any { short: true } => return vec![me],
+        // Whoever names home alone has it run here, whatever the load.
+        Wish::Among(named) if named.iter().all(|node| *node == me) => return vec![me],
+        _ => {}
+    }
+    let fit = fit(nodes, wish);
+    let mut fit: Vec<&Known> = nodes.iter().filter(|known| fit.contains(&known.node)).collect();
+    fit.retain(|known| known.node != me || known.has_room());
+    fit.sort_by(|a, b| b.pace().total_cmp(&a.pace()).then(a.node.cmp(&b.node)));
+    if matches!(wish, Wish::Any { .. })
+        && let Some(home) = fit.iter().position(|known| known.node == me)
+    {
+        let home = fit.remove(home);
+        fit.insert(0, home);
+    }
+    fit.into_iter().map(|known| known.node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: NodeId = NodeId(1);
+    const ANY: Wish = Wish::Any { short: false };
+
+    fn known(node: u16, speed: u32, load: f32, ours: u32) -> Known {
+        Known { node: NodeId(node), speed, cpus: 1.0, load, ours, open: true, there: true }
+    }
+
+    fn ids(nodes: &[Known], wish: &Wish) -> Vec<u16> {
+        order(nodes, ME, wish).iter().map(|node| node.0).collect()
+    }
+
+    #[test]
+    fn home_is_first_while_it_is_idle_and_no_place_when_it_is_busy() {
+        let others = [known(2, 20_000, 0.0, 0), known(3, 10_000, 0.0, 0)];
+        let with = |home| [&[home][..], &others].concat();
+        assert_eq!(ids(&with(known(1, 10_000, 10.0, 0)), &ANY), [1, 2, 3]);
+        assert_eq!(ids(&with(known(1, 10_000, 95.0, 0)), &ANY), [2, 3]);
+        assert_eq!(ids(&with(known(1, 10_000, 0.0, 1)), &ANY), [2, 3]);
+    }
+
+    #[test]
+    fn what_was_just_sent_counts_before_any_load_tells_of_it() {
+        let nodes = [known(1, 10_000, 100.0, 1), known(2, 10_000, 0.0, 2), known(3, 10_000, 50.0, 0)];
+        assert_eq!(ids(&nodes, &ANY), [3, 2]);
+    }
+
+    #[test]
+    fn a_fast_node_takes_more_before_a_slow_one_is_better() {
+        let busy = |ours| [known(2, 25_000, 0.0, ours), known(3, 10_000, 0.0, 0)];
+        assert_eq!(ids(&busy(1), &ANY), [2, 3]);
+        assert_eq!(ids(&busy(2), &ANY), [3, 2]);
+    }
+
+    #[test]
+    fn short_ones_stay_and_named_nodes_are_meant() {
+        let nodes = [known(1, 10_000, 900.0, 9), known(2, 10_000, 0.0, 0), known(3, 10_000, 0.0, 0)];
+        assert_eq!(ids(&nodes, &Wish::Any { short: true }), [1]);
+        assert_eq!(ids(&nodes, &Wish::Among(vec![ME])), [1]);
+        assert_eq!(ids(&nodes, &Wish::Among(vec![ME, NodeId(3)])), [3]);
+        assert_eq!(ids(&nodes, &Wish::Among(vec![NodeId(9)])), [0u16; 0]);
+    }
+
+    #[test]
+    fn who_is_closed_or_gone_is_not_asked() {
+        let mut nodes = [known(2, 10_000, 0.0, 0), known(3, 10_000, 0.0, 0)];
+        let named = Wish::Among(vec![NodeId(2)]);
+        nodes[0].open = false;
+        assert_eq!(ids(&nodes, &ANY), [3]);
+        assert_eq!(ids(&nodes, &named), [2], "it says itself why not");
+        nodes[0].there = false;
+        assert_eq!(ids(&nodes, &named), [0u16; 0]);
+    }
+}

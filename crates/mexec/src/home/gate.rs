@@ -1,0 +1,65 @@
+//! So many orders of a user at a time are looked for a node for; the others wait here, and not each with a connection to every node.
+
+use crate::lock;
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+/// Enough that each node always knows of somebody who waits for room there.
+const MOST: u32 = 8;
+
+/// The gate of all users.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    within: Mutex<HashMap<u32, u32>>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Lets one more of this user's in, as soon as it may; none if that is not within this time.
+    pub(super) fn enter(&self, uid: u32, most: Duration) -> Option<Entered<'_>> {
+        let full = |within: &mut HashMap<u32, u32>| within.get(&uid).copied().unwrap_or(0) >= MOST;
+        let waited = self.changed.wait_timeout_while(lock(&self.within), most, full);
+        let (mut within, waited) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *within.entry(uid).or_default() += 1;
+        Some(Entered(self, uid))
+    }
+}
+
+/// One that is within, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Entered<'a>(&'a Gate, u32);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut within = lock(&self.0.within);
+        if let Some(count) = within.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                within.remove(&self.1);
+            }
+        }
+        drop(within);
+        // Each waits for his own user's.
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_of_each_user_and_no_more() {
+        let (gate, now) = (Gate::default(), Duration::ZERO);
+        let mut within: Vec<_> = (0..MOST).map(|_| gate.enter(1, now).unwrap()).collect();
+        assert!(gate.enter(1, now).is_none() && gate.enter(2, now).is_some());
+        within.pop();
+        assert!(gate.enter(1, now).is_some());
+        drop(within);
+        assert!(lock(&gate.within).is_empty());
+    }
+}

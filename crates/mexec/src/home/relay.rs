@@ -1,0 +1,157 @@
+//! Between a caller and the node that runs its command: what one says the other hears.
+//!
+//! Neither is waited for, so that one who takes nothing, a stopped caller say, is still told from one who is lost. What is under way is
+//! bounded by the streams' credit.
+
+use super::Outcome;
+use crate::lock_step::Beat;
+use crate::pieces::{Inbox, Outbox};
+use crate::words::{CREDIT, Ended, Said, kind};
+use anyhow::{Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::unix::net::UnixStream;
+use tern_wire::Link;
+
+/// How much of a repeatable command's output is held back: what its caller has not seen can be made again.
+const MOST_HELD: usize = CREDIT / 2;
+
+/// What its node says, until it is passed on.
+#[derive(Debug, Default)]
+struct Held {
+    holds: bool,
+    pieces: Vec<(u8, u8, Vec<u8>)>,
+    bytes: usize,
+}
+
+/// Relays until the command has ended, or one of the two is gone: what has come of it, and its end, if that is known and the link is
+/// good for another one.
+///
+/// # Errors
+/// If the caller is gone; the command ends then, as the link is closed.
+pub(super) fn relay(
+    link: &mut Link,
+    caller: &mut UnixStream,
+    said: Said,
+    hold: bool,
+) -> Result<(Outcome, Option<Ended>)> {
+    caller.set_nonblocking(true)?;
+    let outcome = converse(link, caller, said, hold);
+    caller.set_nonblocking(false)?;
+    outcome
+}
+
+fn converse(
+    link: &mut Link,
+    caller: &mut UnixStream,
+    said: Said,
+    hold: bool,
+) -> Result<(Outcome, Option<Ended>)> {
+    let (mut inbox, mut outbox, mut beat) = (Inbox::default(), Outbox::default(), Beat::new());
+    let mut held = Held { holds: hold, ..Held::default() };
+    held.pass(kind::SAID, 0, &tern_wire::encode(&said)?, &mut outbox);
+    let mut over = matches!(said, Said::NotStarted(..));
+    let mut ended = None;
+    while !over {
+        if let Err(error) = forward(link, &mut held, &mut outbox, &mut beat, &mut ended) {
+            tracing::info!("a command is lost: {error:#}");
+            return Ok(lost(&held, outbox, caller));
+        }
+        over = ended.is_some();
+        outbox.flush(caller)?;
+        while let Some(piece) = inbox.piece()? {
+            if !piece.is_sound() || !(kind::DATA..=kind::WINDOW).contains(&piece.kind) {
+                bail!("its caller says what no caller says");
+            }
+            if link.queue(piece.kind, piece.stream.into(), &[&piece.bytes]).is_err() {
+                return Ok(lost(&held, outbox, caller));
+            }
+        }
+        if over {
+            break;
+        }
+        let sends = |waits: bool| if waits { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::new(&*link, PollFlags::IN | sends(link.wants_write())),
+            PollFd::new(&*caller, PollFlags::IN | sends(outbox.waits())),
+        ];
+        match poll(&mut fds, Some(&Timespec::try_from(Beat::OFTEN)?)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let comes = fds[1].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        if comes && !inbox.fill(caller)? {
+            bail!("its caller has gone");
+        }
+    }
+    held.release(&mut outbox);
+    finish(outbox, caller)?;
+    Ok((Outcome::Over, ended))
+}
+
+/// Passes on what the node says.
+fn forward(
+    link: &mut Link,
+    held: &mut Held,
+    outbox: &mut Outbox,
+    beat: &mut Beat,
+    ended: &mut Option<Ended>,
+) -> Result<()> {
+    while let Some(frame) = link.receive()? {
+        beat.heard();
+        match frame.kind {
+            kind::BEAT => {}
+            kind::SAID => {
+                if let Said::Ended(how) = tern_wire::decode(&frame.payload)? {
+                    *ended = Some(how);
+                }
+                held.pass(frame.kind, 0, &frame.payload, outbox);
+            }
+            kind::DATA | kind::END | kind::TAKEN if frame.tag < 3 => {
+                held.pass(frame.kind, frame.tag as u8, &frame.payload, outbox);
+            }
+            other => bail!("a piece of kind {other} of a command"),
+        }
+        if ended.is_some() {
+            return Ok(());
+        }
+        link.recycle(frame.payload);
+    }
+    if beat.is_due()? {
+        link.queue(kind::BEAT, 0, &[])?;
+    }
+    Ok(())
+}
+
+impl Held {
+    fn pass(&mut self, kind: u8, stream: u8, bytes: &[u8], outbox: &mut Outbox) {
+        if !self.holds {
+            return outbox.add(kind, stream, bytes);
+        }
+        self.bytes += bytes.len();
+        self.pieces.push((kind, stream, bytes.to_vec()));
+        // What takes input, or says much, is not repeated: its caller has to go on.
+        if self.bytes > MOST_HELD || kind == kind::TAKEN {
+            self.release(outbox);
+        }
+    }
+
+    /// From now on everything is passed on at once.
+    fn release(&mut self, outbox: &mut Outbox) {
+        self.holds = false;
+        for (kind, stream, bytes) in self.pieces.drain(..) {
+            outbox.add(kind, stream, &bytes);
+        }
+    }
+}
+
+/// The node is lost. What it has said is passed on, unless all of it can be made anew.
+fn lost(held: &Held, outbox: Outbox, caller: &mut UnixStream) -> (Outcome, Option<Ended>) {
+    let _gone = finish(outbox, caller);
+    if held.holds { (Outcome::Lost, None) } else { (Outcome::Cut, None) }
+}
+
+/// Everything leaves, however slowly the caller takes it.
+fn finish(mut outbox: Outbox, caller: &mut UnixStream) -> Result<()> {
+    caller.set_nonblocking(false)?;
+    Ok(outbox.flush(caller)?)
+}

@@ -1,0 +1,78 @@
+//! tern-exec: both halves of mexec. ternd starts it; it is of no use by hand.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tern_control::door::Door;
+use tern_ids::NodeId;
+use tern_node::{Config, config};
+
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Words {
+    /// The directory of ternd.toml.
+    #[arg(long, value_name = "DIRECTORY")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Run commands of other nodes, and find nodes for those of this one.
+    Serve,
+    /// Be the room of another node's commands.
+    Room {
+        /// That node.
+        home: u16,
+    },
+}
+
+fn main() -> ExitCode {
+    let words = Words::parse();
+    let filter = std::env::var("TERN_LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    match run(words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("failed {error:#}"));
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: Words) -> Result<()> {
+    let directory = words.config.map_or_else(config::config_dir, Ok)?;
+    let config = Config::load(&directory)?;
+    match words.what {
+        What::Serve => {
+            // Each command has some descriptors.
+            let mut limit = getrlimit(Resource::Nofile);
+            limit.current = limit.maximum;
+            let _as_it_was = setrlimit(Resource::Nofile, limit);
+            let (door, socket) = (config.exec_door(), config.run_dir.join(tern_mexec::SOCKET));
+            for left_over in [&door, &socket] {
+                let _gone = std::fs::remove_file(left_over);
+            }
+            let door = Door::at(door).context("cannot listen")?;
+            let listener = UnixListener::bind(&socket).context("cannot listen")?;
+            std::fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
+            say("ready");
+            tern_mexec::serve(config, &door, listener)
+        }
+        What::Room { home } => tern_mexec::be_room(&config, NodeId(home)),
+    }
+}
+
+/// Answers whoever started us, who may be gone.
+fn say(line: &str) {
+    let _gone = writeln!(std::io::stdout(), "{line}");
+}

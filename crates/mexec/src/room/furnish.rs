@@ -1,0 +1,119 @@
+//! What a room has: its home's files, and of this node what only a node can have.
+//!
+//! The root is a small file system of its own, in which each directory of home's root is mounted, and not home's root itself with
+//! mounts in it: a mount goes away, for everybody, when the FUSE client finds that the directory below it is another one.
+
+use super::place;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
+    mount_remount, unmount,
+};
+use rustix::thread::UnshareFlags;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tern_ids::NodeId;
+use tern_node::Config;
+
+/// What of the node's own a room has. A command's /proc is its own.
+const OWN: [&str; 3] = ["dev", "sys", "run"];
+
+/// Furnishes the room of this process, and makes it its root.
+///
+/// # Errors
+/// If home's files are not there, or something cannot be mounted. The namespace, and all in it, goes with this process.
+pub(super) fn furnish(config: &Config, home: NodeId) -> Result<()> {
+    new_mounts()?;
+    let at = place(config, home);
+    fs::create_dir_all(&at)?;
+    mount("tern", &at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=1m")
+        .context("cannot mount the room")?;
+    let (files, root) = (at.join("mfs"), at.join("root"));
+    fs::create_dir(&files)?;
+    fs::create_dir(&root)?;
+    mount("tern", &root, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=1m")
+        .context("cannot mount the room's root")?;
+    let mut tree = start_tree(config, &files)?;
+    if let Err(error) = fill(&files, home, &root) {
+        let _ended = tree.kill();
+        return Err(error);
+    }
+    // Its own mounts only: each command has a copy of them. And those of the tree's program stay where it looks for its things.
+    new_mounts()?;
+    mount_remount(&root, MountFlags::BIND | MountFlags::RDONLY, c"")
+        .context("cannot close the room's root")?;
+    rustix::process::chdir(&root)?;
+    rustix::process::pivot_root(".", ".").context("cannot enter the room")?;
+    unmount(".", UnmountFlags::DETACH).context("cannot leave the node's own files")?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+fn new_mounts() -> Result<()> {
+    super::birth::leave(UnshareFlags::NEWNS)?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(())
+}
+
+/// Mounts the files of all nodes for this room alone; they go with it.
+fn start_tree(config: &Config, at: &Path) -> Result<Child> {
+    let mut command = Command::new(&config.mfs);
+    command.arg("--config").arg(&config.config_dir).arg("mount").arg(at);
+    command.env("TERN_RUN_DIR", &config.run_dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    super::birth::ends_with_us(&mut command);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", config.mfs.display()))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line)?;
+    }
+    match line.trim_end() {
+        "ready" => Ok(child),
+        "" => bail!("the tree of files has ended at once"),
+        said => bail!("{}", said.strip_prefix("failed ").unwrap_or(said)),
+    }
+}
+
+fn fill(files: &Path, home: NodeId, root: &Path) -> Result<()> {
+    let theirs = files.join(home.to_string());
+    let entries = fs::read_dir(&theirs).with_context(|| format!("node {home}'s files are not there"))?;
+    for entry in entries {
+        let entry = entry?;
+        let (name, from) = (entry.file_name(), entry.path());
+        let to = root.join(&name);
+        let own = OWN.iter().any(|own| name == *own);
+        if entry.file_type()?.is_symlink() {
+            symlink(fs::read_link(&from)?, &to)?;
+            continue;
+        }
+        if !entry.file_type()?.is_dir() {
+            // What else is in a root is links to kernels and such; a file alone is shown, sockets and pipes do not cross.
+            if entry.file_type()?.is_file() {
+                rustix::fs::mknodat(CWD, &to, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)?;
+                let _not_readable = mount_bind(&from, &to);
+            }
+            continue;
+        }
+        fs::create_dir(&to)?;
+        match name.as_bytes() {
+            b"proc" => {}
+            _ if own => {
+                let from = Path::new("/").join(&name);
+                mount_bind_recursive(&from, &to)
+                    .with_context(|| format!("cannot show {}", from.display()))?;
+            }
+            // There its own tree would be in it; this room's has the same.
+            b"mfs" => mount_bind_recursive(files, &to).context("cannot show /mfs")?,
+            // Some directories are for nobody, as lost+found.
+            _ => drop(mount_bind(&from, &to)),
+        }
+    }
+    if let Some(needed) = OWN.iter().chain(&["proc"]).find(|needed| !root.join(needed).exists()) {
+        bail!("node {home} has no /{needed}");
+    }
+    Ok(())
+}

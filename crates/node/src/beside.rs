@@ -1,0 +1,92 @@
+//! Programs beside ternd that other nodes' connections are for: the server of this node's files, and what runs their commands. Each is a process
+//! of its own, started when the first needs it, and outlives ternd.
+
+use crate::config::Config;
+use crate::shims::{hand_to, read_line, spawn_apart};
+use anyhow::{Context, Result};
+use std::fs::OpenOptions;
+use std::io;
+use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Beside<'a> {
+    config: &'a Config,
+    program: &'a Path,
+    door: PathBuf,
+    log: &'static str,
+}
+
+impl<'a> Beside<'a> {
+    /// The server of this node's files.
+    pub(crate) fn files(config: &'a Config) -> Self {
+        Self { config, program: &config.mfs, door: config.mfs_door(), log: "mfs.log" }
+    }
+
+    /// What runs other nodes' commands, and finds nodes for ours.
+    pub(crate) fn exec(config: &'a Config) -> Self {
+        Self { config, program: &config.exec, door: config.exec_door(), log: "exec.log" }
+    }
+
+    /// Passes a connection on to it; starts it if it does not run.
+    ///
+    /// # Errors
+    /// If it does not start, or does not take it.
+    pub(crate) fn hand_over(&self, connection: &TcpStream) -> Result<()> {
+        self.when_there(|| hand_to(&self.door, connection))
+    }
+
+    /// Starts it if it does not run.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) fn ensure(&self) -> Result<()> {
+        self.when_there(|| tern_control::door::connect(&self.door).map(drop))
+    }
+
+    fn when_there(&self, act: impl Fn() -> io::Result<()>) -> Result<()> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        if act().is_ok() {
+            return Ok(());
+        }
+        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        match act() {
+            // Nobody listens, and a new one may take the name.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                self.start()?;
+            }
+            done => return Ok(done?),
+        }
+        Ok(act()?)
+    }
+
+    fn start(&self) -> Result<()> {
+        let log = self.config.run_dir.join(self.log);
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&log)?;
+        let mut command = Command::new(self.program);
+        command
+            .arg("--config")
+            .arg(&self.config.config_dir)
+            .arg("serve")
+            .env("TERN_RUN_DIR", &self.config.run_dir);
+        let name = self.program.display().to_string();
+        let mut child = spawn_apart(&mut command, log).with_context(|| format!("cannot start {name}"))?;
+        let said = child.stdout.take().map_or_else(|| Ok(String::new()), read_line);
+        if !said.as_ref().is_ok_and(|line| line == "ready") {
+            let _ended = child.kill();
+            let _status = child.wait();
+            anyhow::bail!("{name} did not start: {}", said.unwrap_or_else(|e| e.to_string()));
+        }
+        tracing::info!(pid = child.id(), name, "has started");
+        let wait = move || {
+            let status = child.wait();
+            tracing::warn!(?status, name, "has ended");
+        };
+        std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait)?;
+        Ok(())
+    }
+}

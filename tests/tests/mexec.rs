@@ -1,0 +1,310 @@
+//! Commands that are placed on another node, against the same commands at home.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tern_lab::Cable;
+use tern_tests::cluster::Cluster;
+
+/// How long something that is to happen may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A shell's line on node 1, after this prefix.
+fn shell(cluster: &Cluster, before: &str, line: &str) -> Command {
+    let mut command = cluster.command(1, "sh");
+    // As a caller would have it: with a status of its own.
+    command.args(["-c", &format!("{before} \"$0\" -c \"$1\""), "sh", line]).current_dir("/tmp");
+    command
+}
+
+fn said(end: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (end.status.code(), text(&end.stdout), text(&end.stderr))
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Processes of a node whose command line has this word.
+fn count(cluster: &Cluster, node: u16, word: &str) -> usize {
+    let said = cluster.command(node, "pgrep").args(["-fc", word]).output().map(|end| end.stdout);
+    let said = said.ok().and_then(|said| String::from_utf8_lossy(&said).trim().parse().ok());
+    said.expect("pgrep does not count")
+}
+
+const ELSEWHERE: &str = "mexec -n 2 --";
+
+#[test]
+fn a_command_is_as_it_would_be_here() {
+    let cluster = Cluster::with_nodes("mexecas", 2).unwrap();
+    cluster.run(1, &["sh", "-c", "echo home > /tmp/whose; echo away > /dev/null"]).unwrap();
+    for line in [
+        "echo out; echo err >&2; exit 7",
+        "cat /tmp/whose; pwd; umask; ulimit -a; id",
+        "echo written > /tmp/by-it; cat /tmp/by-it; rm /tmp/by-it",
+        "nice; echo $0 $FOO; env | grep -v ^_ | sort",
+        "kill -9 $$",
+        "kill -TERM $$",
+        "trap '' PIPE; exit 255",
+        "for i in 1 2 3; do echo $i; echo $i >&2; done",
+        "head -c 3000000 /dev/zero | tr '\\0' x",
+        "cat <&-; echo $?",
+        "set -- $(cat /proc/self/stat); [ $1 != $$ ] && [ -d /proc/$$ ] && echo a process",
+    ] {
+        let run = |before: &str| {
+            let before =
+                format!("umask 027; ulimit -n 99; ulimit -c 0; export FOO='a b'; exec nice -n 3 {before}");
+            said(&shell(&cluster, &before, line).stdin(Stdio::null()).output().unwrap())
+        };
+        assert_eq!(run(ELSEWHERE), run(""), "{line}");
+    }
+    let there = cluster.run(1, &["mexec", "-n", "2", "hostname"]).unwrap();
+    assert_eq!(there, cluster.run(2, &["hostname"]).unwrap(), "it does run there");
+}
+
+#[test]
+fn users_are_who_they_are() {
+    let cluster = Cluster::with_nodes("mexecuser", 2).unwrap();
+    cluster
+        .run(1, &["sh", "-c", "mkdir -m 700 /tmp/roots; mkdir /tmp/hers; chown 1234:77 /tmp/hers"])
+        .unwrap();
+    let who = "exec setpriv --reuid 1234 --regid 77 --groups 77,4242";
+    for line in [
+        "id",
+        "ls /tmp/roots",
+        "echo x > /tmp/hers/file && stat -c %u:%g:%a /tmp/hers/file; rm /tmp/hers/file",
+        "kill -9 1",
+        "mount -t tmpfs x /tmp",
+    ] {
+        let run = |before: &str| {
+            let (code, out, err) = said(
+                &shell(&cluster, &format!("{who} {before}"), line).stdin(Stdio::null()).output().unwrap(),
+            );
+            // Who init is, and who refuses to mount, has other words there.
+            (
+                code == Some(0),
+                out,
+                err.contains("not permitted") || err.contains("denied") || err.contains("must be"),
+            )
+        };
+        assert_eq!(run(ELSEWHERE), run(""), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_says_so() {
+    let cluster = Cluster::with_nodes("mexecnot", 2).unwrap();
+    cluster.run(1, &["sh", "-c", "touch /tmp/plain; mkdir -p /run/only-here"]).unwrap();
+    let run = |line: &str| said(&cluster.command(1, "sh").args(["-c", line]).output().unwrap());
+    assert_eq!(
+        run("mexec -n 2 no-such-thing"),
+        (Some(127), String::new(), "mexec: no-such-thing: no such file or directory\n".into())
+    );
+    assert_eq!(run("mexec -n 2 /tmp/plain").0, Some(126));
+    let (code, _, err) = run("cd /run/only-here && mexec -n 2 true");
+    assert!(code == Some(5) && err.contains("directory is not seen there"), "{code:?} {err}");
+    let (code, _, err) = run("mexec -n 9 true");
+    assert!(code == Some(5) && err.contains("none of the nodes"), "{code:?} {err}");
+    cluster.run(2, &["mosctl", "block"]).unwrap();
+    let (code, _, err) = run("mexec -n 2 true");
+    assert!(code == Some(5), "{code:?} {err}");
+    assert_eq!(run("mexec").0, Some(2));
+}
+
+/// A command on node 2 that says when it runs.
+fn begin(cluster: &Cluster, line: &str) -> Result<Child> {
+    let mut child = cluster
+        .command(1, "mexec")
+        .args(["-n", "2", "--", "sh", "-c", &format!("echo begun; {line}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut begun = [0; 6];
+    child.stdout.as_mut().context("no pipe")?.read_exact(&mut begun)?;
+    Ok(child)
+}
+
+/// mexec itself, which is the child of the lab's own way in.
+fn mexec(cluster: &Cluster) -> Result<String> {
+    Ok(String::from_utf8_lossy(&cluster.run(1, &["pgrep", "-x", "mexec"])?).trim().to_owned())
+}
+
+#[test]
+fn signals_reach_it_and_its_end_is_ours() {
+    let cluster = Cluster::with_nodes("mexecsig", 2).unwrap();
+    let mut child =
+        begin(&cluster, "trap 'echo usr1' USR1; trap 'echo int; exit 3' INT; while :; do sleep 0.1; done")
+            .unwrap();
+    let pid = mexec(&cluster).unwrap();
+    cluster.run(1, &["kill", "-USR1", &pid]).unwrap();
+    let mut heard = [0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"usr1\n");
+    cluster.run(1, &["kill", "-INT", &pid]).unwrap();
+    assert_eq!(said(&child.wait_with_output().unwrap()), (Some(3), "int\n".into(), String::new()));
+}
+
+#[test]
+fn nothing_is_left_whoever_ends() {
+    let cluster = Cluster::with_nodes("mexecend", 2).unwrap();
+    let gone = |word: &str| until(word, || count(&cluster, 2, word) == 0);
+    // The command, with what it has left.
+    let end = shell(&cluster, ELSEWHERE, "setsid sleep 1001 & sleep 1002 & exit 4").output().unwrap();
+    assert_eq!(end.status.code(), Some(4));
+    gone("^sleep 100[12]");
+    // mexec.
+    let mut child = begin(&cluster, "setsid sleep 1003 & sleep 1004").unwrap();
+    until("it runs", || count(&cluster, 2, "^sleep 100[34]") == 2);
+    cluster.run(1, &["pkill", "-KILL", "-x", "mexec"]).unwrap();
+    child.wait().unwrap();
+    gone("^sleep 100[34]");
+    // Either half.
+    for node in [1, 2] {
+        let child = begin(&cluster, "sleep 1005").unwrap();
+        cluster.run(node, &["pkill", "-KILL", "-f", "tern-exec.*serve"]).unwrap();
+        let (code, _, err) = said(&child.wait_with_output().unwrap());
+        assert!(code == Some(if node == 1 { 5 } else { 255 }), "{code:?} {err}");
+        gone("^sleep 1005");
+    }
+    // And all goes on.
+    assert_eq!(cluster.run(1, &["mexec", "-n", "2", "echo", "well"]).unwrap(), b"well\n");
+}
+
+#[test]
+fn a_lost_node_is_said_or_another_takes_over() {
+    let cluster = Cluster::with_nodes("mexeclost", 3).unwrap();
+    let child = begin(&cluster, "sleep 1006").unwrap();
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    let (code, _, err) = said(&child.wait_with_output().unwrap());
+    assert!(code == Some(255) && err.contains("node 2 was lost"), "{code:?} {err}");
+    until("its command is ended there", || count(&cluster, 2, "^sleep 1006") == 0);
+    cluster.lab().heal(Cable::Node(2)).unwrap();
+    // Where it began is noted; the second time it ends.
+    let line = "hostname >> /tmp/where; [ $(wc -l < /tmp/where) -gt 1 ] || sleep 1007; echo once";
+    let mut again = cluster.command(1, "mexec");
+    let child = again
+        .args(["-r", "-n", "2,3", "--", "sh", "-c", line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let at = || (2..=3).find(|node| count(&cluster, *node, "^sleep 1007") > 0);
+    until("it runs", || at().is_some());
+    let node = at().unwrap();
+    cluster.run(node, &["pkill", "-KILL", "-f", "tern-exec.*serve"]).unwrap();
+    assert_eq!(said(&child.wait_with_output().unwrap()), (Some(0), "once\n".into(), String::new()));
+    let hosts = cluster.run(1, &["cat", "/tmp/where"]).unwrap();
+    assert_eq!(String::from_utf8_lossy(&hosts).lines().count(), 2);
+}
+
+#[test]
+fn streams_are_whole_and_nobody_waits_for_another() {
+    let cluster = Cluster::with_nodes("mexecstream", 2).unwrap();
+    // More than all that is under way, both ways at once.
+    let mut child = cluster
+        .command(1, "mexec")
+        .args(["-n", "2", "--", "sh", "-c", "cat; echo over >&2"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let content: Vec<u8> = (0..20_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let mut stdin = child.stdin.take().unwrap();
+    let sent = content.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent));
+    let end = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(
+        end.stdout == content && end.stderr == b"over\n" && end.status.success(),
+        "{} bytes",
+        end.stdout.len()
+    );
+    // Who takes nothing of the output hears of errors all the same.
+    let mut child =
+        begin(&cluster, "(head -c 9000000 /dev/zero; echo done >&2) & echo first >&2; wait").unwrap();
+    let mut first = [0; 6];
+    child.stderr.as_mut().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"first\n");
+    // And who goes away has the command told by SIGPIPE.
+    drop(child.stdout.take());
+    let _status = child.wait().unwrap();
+    let end = shell(&cluster, "", "mexec -n 2 yes | head -n 1; echo over").output().unwrap();
+    assert_eq!(said(&end), (Some(0), "y\nover\n".into(), String::new()));
+}
+
+#[test]
+fn who_finds_no_room_waits_for_his_turn() {
+    let cluster = Cluster::with_nodes("mexecturn", 2).unwrap();
+    cluster.run(1, &["sh", "-c", "mkdir /tmp/done"]).unwrap();
+    let line = "for i in $(seq 40); do mexec -n 2 sh -c 'sleep 0.05; : > /tmp/done/$0' $i & done; wait; ls /tmp/done | wc -l";
+    assert_eq!(
+        said(&cluster.command(1, "sh").args(["-c", line]).output().unwrap()),
+        (Some(0), "40\n".into(), String::new())
+    );
+}
+
+/// A project with a shell of its own, a recursive make, a file that does not compile, and a recipe of two lines.
+const PROJECT: &str = r##"
+mkdir -p sub
+for i in $(seq 8); do echo "int f$i(int x) { return x * $i; }" > f$i.c; done
+echo 'int broken(' > bad.c
+cat > Makefile <<'END'
+SHELL = /bin/bash
+OBJECTS = $(patsubst %.c,%.o,$(wildcard f*.c))
+all: lib.a sub bad.o
+lib.a: $(OBJECTS)
+	@ar rcsD $@ $^
+	@[[ -s $@ ]] && echo "made $@" > made
+%.o: %.c
+	@gcc -O2 -c -o $@ $< 2> /dev/null; code=$$?; echo $$$$ >> $$HOME/pids; hostname >> hosts; exit $$code
+.PHONY: sub
+sub:
+	@$(MAKE) --no-print-directory -s -C sub
+END
+printf 'x.o: ../f1.c\n\t@gcc -c -o $@ $< && hostname >> ../hosts\n' > sub/Makefile
+"##;
+
+#[test]
+fn make_makes_the_same_with_recipes_elsewhere() {
+    let cluster = Cluster::with_nodes("mpmake", 3).unwrap();
+    let made = |make: &str| {
+        let line = format!(
+            "rm -rf /tmp/p && mkdir /tmp/p && cd /tmp/p && export HOME=$PWD\n{PROJECT}\n{make} -k; echo $?; cat made; sha256sum *.o lib.a sub/x.o"
+        );
+        let end = cluster.command(1, "sh").args(["-c", &line]).output().unwrap();
+        let (code, out, err) = said(&end);
+        // Lines of make itself have the time in which it met them.
+        let mut err: Vec<_> = err.lines().map(str::to_owned).collect();
+        err.sort();
+        let hosts = cluster.run(1, &["sh", "-c", "sort -u /tmp/p/hosts"]).unwrap();
+        ((code, out, err), String::from_utf8_lossy(&hosts).into_owned())
+    };
+    let (native, at_home) = made("make -j2");
+    assert!(native.1.starts_with("2\nmade lib.a\n") && native.1.lines().count() == 12, "{native:?}");
+    assert_eq!(at_home.trim(), "node1");
+    // However much home has to do: nothing of it is for home.
+    cluster
+        .run(
+            1,
+            &[
+                "sh",
+                "-c",
+                "for i in 1 2 3; do timeout 100 sh -c 'while :; do :; done' > /dev/null 2>&1 & done",
+            ],
+        )
+        .unwrap();
+    let busy = || cluster.run(1, &["mexec", "hostname"]).is_ok_and(|host| host != b"node1\n");
+    until("home is seen to be busy", busy);
+    let (placed, hosts) = made("mpmake -j6");
+    assert_eq!(placed, native);
+    assert!(hosts.contains("node2") || hosts.contains("node3"), "{hosts}");
+}
