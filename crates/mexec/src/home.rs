@@ -12,6 +12,7 @@
 mod choice;
 mod classes;
 mod gate;
+mod honest;
 mod links;
 mod relay;
 mod view;
@@ -41,6 +42,12 @@ const SOON: Duration = Duration::from_secs(20);
 /// How often who waits for room looks whether this node has some.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
+/// Enough of each user that each node always knows of somebody who waits for room there.
+const LOOKED_FOR: u32 = 8;
+
+/// The most commands of one user at a time: less than there are in all, so that nobody keeps others out.
+const MOST: u32 = 2048;
+
 /// How often who waits at the gate looks whether his caller is there.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -54,6 +61,7 @@ pub(crate) struct Home {
     classes: Classes,
     running: Running,
     gate: Gate,
+    callers: Gate,
 }
 
 /// Commands of this node that run: of each user on each node.
@@ -112,7 +120,8 @@ impl Home {
             links: Links::new(&config, identity),
             classes: Classes::default(),
             running: Running::default(),
-            gate: Gate::default(),
+            gate: Gate::new(LOOKED_FOR),
+            callers: Gate::new(MOST),
             config,
         }
     }
@@ -122,8 +131,15 @@ impl Home {
         let who = tern_node::caller(&caller)?;
         caller.set_read_timeout(Some(SOON))?;
         let Piece { kind: kind::ORDER, bytes, .. } = pieces::hear(&mut caller)? else { bail!("no order") };
-        let order: Order = pieces::read(&bytes)?;
+        let mut order: Order = pieces::read(&bytes)?;
         let (pid, who) = (who.0, Who { uid: who.1, gid: who.2, groups: who.3 });
+        let Some(_counted) = self.callers.enter(who.uid, Duration::ZERO) else {
+            let said = format!("{MOST} commands of this user are placed from this node already");
+            return say(&mut caller, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
+        };
+        if who.uid != 0 {
+            honest::hold(&mut order.task, pid)?;
+        }
         match self.place(&order, &who, pid, &mut caller) {
             Ok(()) => Ok(()),
             Err(error) => {

@@ -5,20 +5,23 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Enough that each node always knows of somebody who waits for room there.
-const MOST: u32 = 8;
-
 /// The gate of all users.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gate {
+    most: u32,
     within: Mutex<HashMap<u32, u32>>,
     changed: Condvar,
 }
 
 impl Gate {
+    /// One that so many of each user may be within.
+    pub(super) fn new(most: u32) -> Self {
+        Self { most, within: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// Lets one more of this user's in, as soon as it may; none if that is not within this time.
     pub(super) fn enter(&self, uid: u32, most: Duration) -> Option<Entered<'_>> {
-        let full = |within: &mut HashMap<u32, u32>| within.get(&uid).copied().unwrap_or(0) >= MOST;
+        let full = |within: &mut HashMap<u32, u32>| within.get(&uid).copied().unwrap_or(0) >= self.most;
         let waited = self.changed.wait_timeout_while(lock(&self.within), most, full);
         let (mut within, waited) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
         if waited.timed_out() {
@@ -54,8 +57,8 @@ mod tests {
 
     #[test]
     fn so_many_of_each_user_and_no_more() {
-        let (gate, now) = (Gate::default(), Duration::ZERO);
-        let mut within: Vec<_> = (0..MOST).map(|_| gate.enter(1, now).unwrap()).collect();
+        let (gate, now) = (Gate::new(8), Duration::ZERO);
+        let mut within: Vec<_> = (0..8).map(|_| gate.enter(1, now).unwrap()).collect();
         assert!(gate.enter(1, now).is_none() && gate.enter(2, now).is_some());
         within.pop();
         assert!(gate.enter(1, now).is_some());
