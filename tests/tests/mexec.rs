@@ -153,6 +153,27 @@ fn signals_reach_it_and_its_end_is_ours() {
 }
 
 #[test]
+fn it_has_a_terminal_when_that_is_asked_for() {
+    let cluster = Cluster::with_nodes("mexectty", 2).unwrap();
+    let line =
+        "stty rows 31 cols 77; mexec -i -n 2 sh -c 'hostname; tty; stty size; exit 7'; echo code $?; stty -a";
+    let mut script = cluster.command(1, "script");
+    let script = script.args(["-qec", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut script = script.spawn().unwrap();
+    // At its end script would type one as well.
+    let typed = script.stdin.take();
+    let end = script.wait_with_output().unwrap();
+    drop(typed);
+    let said = String::from_utf8_lossy(&end.stdout).into_owned();
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    assert_eq!((lines[0], lines[2], lines[3]), ("node2", "31 77", "code 7"), "{said}");
+    assert!(lines[1].starts_with("/dev/pts/"), "{said}");
+    assert!(said.contains(" icanon"), "the caller's terminal is as it was: {said}");
+    let none = cluster.command(1, "mexec").args(["-i", "true"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
 fn nothing_is_left_whoever_ends() {
     let cluster = Cluster::with_nodes("mexecend", 2).unwrap();
     let gone = |word: &str| until(word, || count(&cluster, 2, word) == 0);
