@@ -262,13 +262,13 @@ impl Home {
     }
 
     /// Runs it on that node, if there is room.
-    fn on<'a>(
-        &'a self,
+    fn on(
+        &self,
         node: NodeId,
         order: &Order,
         who: &Who,
         caller: &mut UnixStream,
-        entered: &mut Option<Entered<'a>>,
+        entered: &mut Option<Entered<'_>>,
     ) -> Result<Outcome> {
         match self.links.to(node) {
             Ok(link) => self.over(node, link, order, who, caller, entered),

@@ -22,7 +22,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tern_ids::NodeId;
 use tern_node::Config;
 
@@ -154,7 +154,7 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
 
 /// Where rooms are made.
 pub(crate) fn place(config: &Config, home: NodeId) -> PathBuf {
-    Path::new(&config.run_dir).join(format!("room-{home}"))
+    config.run_dir.join(format!("room-{home}"))
 }
 
 #[cfg(test)]

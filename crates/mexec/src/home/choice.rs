@@ -57,11 +57,14 @@ impl Known {
 
 /// The nodes that a command may run on, now or later.
 pub(super) fn fit(nodes: &[Known], wish: &Wish) -> Vec<NodeId> {
-    let may = |known: &&Known| match wish {
+    fitting(nodes, wish).map(|known| known.node).collect()
+}
+
+fn fitting<'a>(nodes: &'a [Known], wish: &'a Wish) -> impl Iterator<Item = &'a Known> {
+    nodes.iter().filter(move |known| match wish {
         Wish::Any { .. } => known.open,
         Wish::Among(named) => known.there && named.contains(&known.node),
-    };
-    nodes.iter().filter(may).map(|known| known.node).collect()
+    })
 }
 
 /// The nodes to ask now, the best first. Home is among them only if it is to run it at once.
@@ -72,17 +75,13 @@ pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
         Wish::Among(named) if named.iter().all(|node| *node == me) => return vec![me],
         _ => {}
     }
-    let fit = fit(nodes, wish);
-    let mut fit: Vec<&Known> = nodes.iter().filter(|known| fit.contains(&known.node)).collect();
-    fit.retain(|known| known.node != me || known.has_room());
-    fit.sort_by(|a, b| b.pace().total_cmp(&a.pace()).then(a.node.cmp(&b.node)));
-    if matches!(wish, Wish::Any { .. })
-        && let Some(home) = fit.iter().position(|known| known.node == me)
-    {
-        let home = fit.remove(home);
-        fit.insert(0, home);
-    }
-    fit.into_iter().map(|known| known.node).collect()
+    let mut now: Vec<&Known> =
+        fitting(nodes, wish).filter(|known| known.node != me || known.has_room()).collect();
+    let after_home = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node != me;
+    now.sort_by(|a, b| {
+        after_home(a).cmp(&after_home(b)).then(b.pace().total_cmp(&a.pace())).then(a.node.cmp(&b.node))
+    });
+    now.into_iter().map(|known| known.node).collect()
 }
 
 #[cfg(test)]

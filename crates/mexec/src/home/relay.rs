@@ -49,14 +49,20 @@ fn converse(
     let (mut inbox, mut outbox, mut beat) = (Inbox::default(), Outbox::default(), Beat::new());
     let mut held = Held { holds: hold, ..Held::default() };
     held.pass(kind::SAID, 0, &tern_wire::encode(&said)?, &mut outbox);
-    let mut over = matches!(said, Said::NotStarted(..));
-    let mut ended = None;
-    while !over {
-        if let Err(error) = forward(link, &mut held, &mut outbox, &mut beat, &mut ended) {
-            tracing::info!("a command is lost: {error:#}");
-            return Ok(lost(&held, outbox, caller));
+    if matches!(said, Said::NotStarted(..)) {
+        held.release(&mut outbox);
+        finish(outbox, caller)?;
+        return Ok((Outcome::Over, None));
+    }
+    let ended = loop {
+        match forward(link, &mut held, &mut outbox, &mut beat) {
+            Ok(None) => {}
+            Ok(Some(ended)) => break ended,
+            Err(error) => {
+                tracing::info!("a command is lost: {error:#}");
+                return Ok(lost(&held, outbox, caller));
+            }
         }
-        over = ended.is_some();
         outbox.flush(caller)?;
         while let Some(piece) = inbox.piece()? {
             if !piece.is_sound() || !(kind::DATA..=kind::WINDOW).contains(&piece.kind) {
@@ -65,9 +71,6 @@ fn converse(
             if link.queue(piece.kind, piece.stream.into(), &[&piece.bytes]).is_err() {
                 return Ok(lost(&held, outbox, caller));
             }
-        }
-        if over {
-            break;
         }
         let sends = |waits: bool| if waits { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
@@ -82,44 +85,35 @@ fn converse(
         if comes && !inbox.fill(caller)? {
             bail!("its caller has gone");
         }
-    }
+    };
     held.release(&mut outbox);
     finish(outbox, caller)?;
-    Ok((Outcome::Over, ended))
+    Ok((Outcome::Over, Some(ended)))
 }
 
-/// Passes on what the node says.
-fn forward(
-    link: &mut Link,
-    held: &mut Held,
-    outbox: &mut Outbox,
-    beat: &mut Beat,
-    ended: &mut Option<Ended>,
-) -> Result<()> {
+/// Passes on what the node says; the command's end, if that is among it.
+fn forward(link: &mut Link, held: &mut Held, outbox: &mut Outbox, beat: &mut Beat) -> Result<Option<Ended>> {
     while let Some(frame) = link.receive()? {
         beat.heard();
         match frame.kind {
             kind::BEAT => {}
             kind::SAID => {
-                if let Said::Ended(how) = tern_wire::decode(&frame.payload)? {
-                    *ended = Some(how);
-                }
                 held.pass(frame.kind, 0, &frame.payload, outbox);
+                if let Said::Ended(how) = tern_wire::decode(&frame.payload)? {
+                    return Ok(Some(how));
+                }
             }
             kind::DATA | kind::END | kind::TAKEN if frame.tag < 3 => {
                 held.pass(frame.kind, frame.tag as u8, &frame.payload, outbox);
             }
             other => bail!("a piece of kind {other} of a command"),
         }
-        if ended.is_some() {
-            return Ok(());
-        }
         link.recycle(frame.payload);
     }
     if beat.is_due()? {
         link.queue(kind::BEAT, 0, &[])?;
     }
-    Ok(())
+    Ok(None)
 }
 
 impl Held {
