@@ -131,7 +131,7 @@ impl Away {
         who: &Who,
         slot: Slot,
     ) -> Result<()> {
-        let begun = self.rooms.of(home).and_then(|room| Job::begin(task, who, &room));
+        let begun = self.rooms.of(home).and_then(|room| Job::begin(task, who, room));
         let mut job = match begun {
             Ok(job) => job,
             Err(error) => {

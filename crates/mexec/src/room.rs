@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use tern_ids::NodeId;
@@ -95,6 +95,35 @@ pub(crate) fn order(
     Ok(())
 }
 
+/// Gives the executor the room's tree of files.
+fn give(executor: &UnixStream, tree: BorrowedFd<'_>) -> Result<()> {
+    let descriptors = [tree];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(executor, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Takes the tree of files of the room at the other end of this socket.
+///
+/// # Errors
+/// If the room is gone.
+pub(crate) fn take(room: &UnixStream) -> Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(room, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    descriptors(&mut ancillary).into_iter().next().context("the room has ended")
+}
+
+fn descriptors(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let rights = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    rights.flatten().collect()
+}
+
 /// An order that has come.
 struct Order {
     task: Task,
@@ -114,14 +143,7 @@ impl Order {
         if got.bytes == 0 {
             return Ok(None);
         }
-        let descriptors: Vec<OwnedFd> = ancillary
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
+        let descriptors = descriptors(&mut ancillary);
         let mut body = Vec::new();
         executor.take(u32::from_le_bytes(length).into()).read_to_end(&mut body)?;
         let (task, who) = tern_wire::decode(&body)?;
@@ -139,17 +161,25 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
     let mut executor = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
-    furnish::furnish(config, home)?;
+    let tree = furnish::furnish(config, home)?;
     let _gone = writeln!(io::stdout(), "ready");
+    give(&executor, tree.as_fd())?;
+    drop(tree);
     rustix::stdio::dup2_stdout(&null)?;
     birth::reap_by_kernel();
+    let scratch = scratch(config);
     while let Some(order) = Order::hear(&mut executor)? {
-        if let Err(error) = birth::bear(&order) {
+        if let Err(error) = birth::bear(&order, &scratch) {
             // Its init's line is closed with it, which says that nothing was begun.
             tracing::warn!(%error, "a command could not be begun");
         }
     }
     Ok(())
+}
+
+/// Where a command that may be run twice has a place of its own for temporary files: on this node, for as long as it runs.
+fn scratch(config: &Config) -> PathBuf {
+    config.run_dir.join("tmp")
 }
 
 /// Where rooms are made.

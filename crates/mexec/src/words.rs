@@ -99,6 +99,8 @@ pub struct Task {
     pub input: bool,
     /// Standard output and error are one file.
     pub joined: bool,
+    /// Where it runs it has a place of its own for temporary files (`TMPDIR`), which goes with it.
+    pub scratch: bool,
 }
 
 /// Who runs it: user, group, other groups. The caller's home has it from its kernel.

@@ -18,6 +18,7 @@ mod handle;
 pub mod hostile;
 mod inode;
 mod interrupts;
+mod lasting;
 mod listing;
 mod locks;
 mod magic;
@@ -35,6 +36,7 @@ mod unsaved;
 mod ways;
 
 use anyhow::{Context, Result};
+use belief::Forgetting;
 use calls::Mounted;
 use fuser::{MountOption, SessionACL};
 use peer::Common;
@@ -63,6 +65,8 @@ pub struct Options {
     pub dfsa: bool,
     /// How long a call waits for a node that does not answer.
     pub patience: Duration,
+    /// What is believed is believed until it is asked back, and `fsync` of the root has all seen that was done before it.
+    pub lasting: bool,
 }
 
 /// A mounted tree that nobody serves yet.
@@ -81,8 +85,14 @@ impl std::fmt::Debug for Session {
 pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     let identity = Identity::load(&config.config_dir)
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
-    let common =
-        Common { identity, map: config.map.clone(), session: rand::random(), patience: options.patience };
+    let common = Common {
+        identity,
+        map: config.map.clone(),
+        session: rand::random(),
+        patience: options.patience,
+        lasting: options.lasting,
+        forgetting: Forgetting::default(),
+    };
     let tree = Tree::new(common, config.run_dir.clone(), config.admin_tree.clone(), options.dfsa);
     let tree = Arc::new(tree);
     let (forgetting, mounted) = (tree.forgetting.clone(), tree.clone());

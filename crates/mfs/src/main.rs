@@ -42,6 +42,9 @@ enum What {
         /// Seconds that a call waits for a node that does not answer.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: u64,
+        /// What is believed is believed until it is asked back; fsync of the root has all seen that was done before.
+        #[arg(long)]
+        lasting: bool,
     },
 }
 
@@ -71,9 +74,9 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             serve::run(config, &door, is_first)
         }
-        What::Mount { at, source, read_only, dfsa, timeout } => {
+        What::Mount { at, source, read_only, dfsa, timeout, lasting } => {
             let patience = Duration::from_secs(timeout);
-            let options = Options { source, read_only, dfsa: dfsa == 1, patience };
+            let options = Options { source, read_only, dfsa: dfsa == 1, patience, lasting };
             let session = client::mount(&config, &at, &options)?;
             say("ready");
             session.serve()

@@ -7,6 +7,9 @@
 //! On slow links either may be packed (`packing.rs`). A connection is a *lane*: one ask at a time, so that many run at once on many lanes. All lanes of one mounted tree are
 //! one *session*, which holds its objects and open files, and outlives its lanes for a while: after a broken connection the
 //! client asks again under the same number, and what was done already is not done twice.
+//!
+//! Before each answer stands a number: how many leases this session was asked for by then. On the ear it is that of the last that goes
+//! with the answer, and of all before it.
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
@@ -21,7 +24,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -116,6 +119,8 @@ pub enum Ask {
         given_up: u64,
         /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
         ear: bool,
+        /// It goes by lasting leases where it can have them ([`Attributes::lasts`]).
+        lasting: bool,
     },
     /// Do something, if these steps still lead where they did ([`Answer::Elsewhere`] if not).
     Do {
@@ -130,6 +135,8 @@ pub enum Ask {
     },
     /// Nothing but what goes besides.
     Release(Beside),
+    /// Its lasting leases are to hold for another term.
+    Renew,
     /// It believes nothing of these any more, and waits for the next that are asked back.
     Hear {
         /// What it was asked for last.
@@ -375,6 +382,22 @@ impl Deed {
         matches!(self, Self::Lookup { .. } | Self::ReadLink { .. } | Self::Stat { .. })
     }
 
+    /// The names that mean something else when it is done.
+    #[must_use]
+    pub fn names(&self) -> Vec<Name> {
+        match self {
+            Self::MakeNode { name, .. }
+            | Self::MakeDir { name, .. }
+            | Self::MakeLink { name, .. }
+            | Self::Unlink { name, .. }
+            | Self::RemoveDir { name, .. }
+            | Self::Link { name, .. }
+            | Self::Create { name, .. } => vec![name.clone()],
+            Self::Rename { name, new, .. } => vec![name.clone(), new.clone()],
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether it changes what is on a disk.
     #[must_use]
     pub fn changes(&self) -> bool {
@@ -467,6 +490,9 @@ pub struct Attributes {
     pub changed: Moment,
     /// Milliseconds for which it stays so, but for what this session changes itself: a lease. 0 is none.
     pub lease: u32,
+    /// The lease lasts: it can be renewed, with all others that do, and is asked back for whatever changes the file, also when its
+    /// term is over.
+    pub lasts: bool,
     /// A change that comes now would change `changed` too: the clock of the file system has moved on since the last one.
     pub settled: bool,
 }
@@ -523,6 +549,8 @@ pub enum Answer {
     Done,
     /// An object, and the directory where it was found. The name holds as long as the directory's lease.
     Found(Found, Attributes),
+    /// Nothing has this name, in a directory that is like this; said to who goes by lasting leases.
+    Nothing(Attributes),
     /// What it is like.
     Attributes(Attributes),
     /// A file was opened, which is like this. Its whole content follows, if it was asked for and is small.

@@ -189,14 +189,14 @@ impl Serving {
             match self.begin(&mut link, node, own)? {
                 Ok(begun) => begun,
                 Err(why) => {
-                    say(&mut link, 0, &Answer::Refused(why), &[])?;
+                    say(&mut link, 0, 0, &Answer::Refused(why), &[])?;
                     return Ok(());
                 }
             };
         let session = &connected.0;
         // Before it is told so: what it asks from then on is answered with leases.
         let _listening = ear.then(|| Listening::new(session));
-        say(&mut link, tag, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
+        say(&mut link, tag, 0, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
         // One connection at a time has the lane: a new one waits until the old one's call is over.
         let mut lane = lock(&lane);
         // Having said that it has begun we do that, whatever becomes of the connection.
@@ -213,7 +213,7 @@ impl Serving {
     fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
         let frame = link.recv(Instant::now() + SOON)?;
         let ask: Ask = tern_wire::decode(&frame.payload)?;
-        let Ask::Begin { version, session, lane, given_up, ear } = ask else {
+        let Ask::Begin { version, session, lane, given_up, ear, lasting } = ask else {
             anyhow::bail!("it does not begin")
         };
         if version != VERSION {
@@ -236,7 +236,7 @@ impl Serving {
                 }
                 None => {
                     fresh = true;
-                    let new = Session::new(&self.export, &self.budget)?;
+                    let new = Session::new(&self.export, &self.budget, lasting)?;
                     sessions.insert((node, session), new.clone());
                     new
                 }
@@ -270,11 +270,16 @@ impl Serving {
                         lane.heard = if ear { lane.heard } else { frame.tag };
                         self.let_go(session, beside);
                     }
-                    say(link, frame.tag, &Answer::Done, &[])?;
+                    say(link, frame.tag, 0, &Answer::Done, &[])?;
                 }
                 Ask::Hear { given_back } => {
                     self.leases.given_back(session, &given_back);
-                    say(link, frame.tag, &Answer::Recalled(session.recalled(QUIET)), &[])?;
+                    let (leases, told) = session.recalled(QUIET).context("it was asked for too much")?;
+                    say(link, frame.tag, told, &Answer::Recalled(leases), &[])?;
+                }
+                Ask::Renew => {
+                    self.leases.renew(session);
+                    say(link, frame.tag, self.told(session), &Answer::Done, &[])?;
                 }
                 Ask::Do { caller, steps, beside, deed } => {
                     // Of a connection that was ended for a newer one, which has gone on since.
@@ -286,7 +291,8 @@ impl Serving {
                     }
                     let once = !deed.is_repeatable();
                     if once && lane.last == Some(frame.tag) {
-                        send(link, ANSWER, frame.tag, &[&lane.answer], SOON)?;
+                        let told = tern_wire::encode(&self.told(session))?;
+                        send(link, ANSWER, frame.tag, &[&told, &lane.answer], SOON)?;
                         continue;
                     }
                     out.clear();
@@ -302,11 +308,20 @@ impl Serving {
                         lane.last = Some(frame.tag);
                         lane.answer = tern_wire::encode(&answer)?;
                     }
-                    say(link, frame.tag, &answer, &out)?;
+                    say(link, frame.tag, self.told(session), &answer, &out)?;
                 }
             }
             link.recycle(frame.payload);
         }
+    }
+
+    /// How many leases a session was asked for by now. Who goes by lasting ones hears of all that had been done on this node when something
+    /// was done for him: so whatever he sees, he does not go on believing what was before that.
+    fn told(&self, session: &Session) -> u64 {
+        if session.lasting {
+            self.leases.catch_up();
+        }
+        session.told()
     }
 
     /// What a session lets go of, and its client knows no more.
@@ -418,8 +433,8 @@ fn answer(done: Result<Answer, Fault>) -> Answer {
     }
 }
 
-fn say(link: &mut Link, tag: u64, answer: &Answer, data: &[u8]) -> Result<()> {
-    let head = tern_wire::encode(answer)?;
+fn say(link: &mut Link, tag: u64, told: u64, answer: &Answer, data: &[u8]) -> Result<()> {
+    let head = tern_wire::encode(&(told, answer))?;
     Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
 }
 

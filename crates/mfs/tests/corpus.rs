@@ -82,6 +82,7 @@ fn asks(place: &Path) -> Vec<u8> {
     let mut all: Vec<_> = deeds.into_iter().map(asked).collect();
     let lease = Lease { of: key, number: 1, is_late: false };
     for ask in [
+        Ask::Renew,
         Ask::Hear { given_back: vec![lease] },
         Ask::Release(Beside {
             forgotten: vec![(file, 1), (ROOT, u64::MAX)],
@@ -109,12 +110,14 @@ fn answers() -> Vec<u8> {
         written: Moment { seconds: i64::MIN, nanos: u32::MAX },
         changed: Moment { seconds: i64::MAX, nanos: u32::MAX },
         lease: 1000,
+        lasts: true,
         settled: true,
     };
     let found = Found { object: Object(7), attributes: is };
     let name = |name: &str| Name::from(OsStr::new(name));
     let entry = |name| Entry { name, inode: 3, kind: 0o100_000, after: u64::MAX, found: None };
     [
+        Answer::Nothing(is),
         Answer::Found(found, is),
         Answer::Created(Found { object: Object(8), ..found }, Opened(1), is),
         Answer::Opened(Opened(2), is),
@@ -166,7 +169,7 @@ fn whatever_a_client_asks_is_answered_or_refused() {
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
         fs::write(corpus("asks").join("whole"), asks(Path::new("/tmp/tern-asks"))).unwrap();
     }
-    assert_eq!(hostile::hear(&place.0, &all).unwrap(), 34);
+    assert_eq!(hostile::hear(&place.0, &all).unwrap(), 35);
     for bytes in files("asks").into_iter().chain(spoilt(&all, 41)) {
         hostile::hear(&place.0, &bytes).unwrap();
     }
@@ -178,7 +181,7 @@ fn whatever_a_server_answers_is_taken_or_not() {
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
         fs::write(corpus("answers").join("whole"), &all).unwrap();
     }
-    assert_eq!(client.hear(&all), 14);
+    assert_eq!(client.hear(&all), 15);
     for bytes in files("answers").into_iter().chain(spoilt(&all, 1)) {
         let _many = client.hear(&bytes);
     }

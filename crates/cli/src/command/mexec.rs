@@ -50,7 +50,7 @@ pub fn describe() -> Command {
             Arg::new("repeatable")
                 .short('r')
                 .action(ArgAction::SetTrue)
-                .help("If its node is lost, run it again on another: for what may be done twice"),
+                .help("If its node is lost, run it again on another: for what may be done twice. Temporary files ($TMPDIR) are on that node then"),
         )
         .arg(
             Arg::new("verbose")
@@ -166,6 +166,8 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         return Err(Failure::usage(call.tool, "-i needs a terminal as standard input"));
     }
     task.terminal = terminal;
+    // What may be run twice, and by whom it is not known, has no use for a temporary file of another's.
+    task.scratch = words.repeatable;
     let class = class(words.program, &words.arguments);
     let order = Order { task, r#where: words.r#where.clone(), repeatable: words.repeatable, class };
     let mut home = connect()?;

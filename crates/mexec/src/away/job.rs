@@ -13,6 +13,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_ids::NodeId;
 use tern_wire::{Frame, Link};
@@ -26,6 +27,7 @@ const ENOUGH: usize = 1 << 20;
 /// A command. When it is dropped it ends, with all that it has started.
 #[derive(Debug)]
 pub(super) struct Job {
+    room: Arc<Room>,
     /// To its init, which ends when this is closed.
     line: UnixStream,
     input: Option<OwnedFd>,
@@ -45,10 +47,11 @@ pub(super) struct Job {
 
 impl Job {
     /// Begins a command in its room; whether it really runs is heard later.
-    pub(super) fn begin(task: &Task, who: &Who, room: &Room) -> Result<Self> {
+    pub(super) fn begin(task: &Task, who: &Who, room: Arc<Room>) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
         line.set_nonblocking(true)?;
         let mut job = Self {
+            room,
             line,
             input: None,
             unread: Vec::new(),
@@ -65,7 +68,9 @@ impl Job {
             None => job.pipes(task)?,
         };
         let [input, output, error] = &streams;
-        room.begin(task, who, [input.as_fd(), output.as_fd(), error.as_fd(), theirs.as_fd()])?;
+        // Its home's caller may have written what it is to read.
+        job.room.catch_up()?;
+        job.room.begin(task, who, [input.as_fd(), output.as_fd(), error.as_fd(), theirs.as_fd()])?;
         Ok(job)
     }
 
@@ -168,17 +173,23 @@ impl Job {
                     bail!("more input than may be under way");
                 }
                 if self.input.is_some() {
+                    // So may who says this have done.
+                    self.room.catch_up()?;
                     self.unread.extend_from_slice(&frame.payload);
                 } else {
                     taken(link, frame.payload.len())?;
                 }
             }
-            (kind::END, INPUT) => self.input_ends = true,
+            (kind::END, INPUT) => {
+                self.room.catch_up()?;
+                self.input_ends = true;
+            }
             (kind::END, 1 | 2) => self.output[usize::from(stream) - 1] = None,
             (kind::TAKEN, 1 | 2) => self.credit[usize::from(stream) - 1].give(&frame.payload)?,
             (kind::SIGNAL, _) => {
                 let Signal { number, group } = tern_wire::decode(&frame.payload)?;
                 if (1..=64).contains(&number) {
+                    self.room.catch_up()?;
                     let mut bytes = [u8::from(group); 5];
                     bytes[1..].copy_from_slice(&number.to_le_bytes());
                     // It may have ended just now.

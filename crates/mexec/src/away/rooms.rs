@@ -3,7 +3,7 @@
 use crate::lock;
 use crate::room;
 use crate::words::{Task, Who};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -30,6 +30,8 @@ pub(super) struct Rooms {
 #[derive(Debug)]
 pub(crate) struct Room {
     orders: Mutex<UnixStream>,
+    /// Its tree of files.
+    tree: OwnedFd,
     process: Mutex<Child>,
     used: Mutex<Instant>,
 }
@@ -83,16 +85,29 @@ impl Room {
         if let Some(stdout) = process.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
         }
-        let room = Self {
+        let tree = match line.trim_end() {
+            "ready" => room::take(&orders),
+            "" => Err(anyhow!("the room of node {home}'s commands has ended at once")),
+            said => Err(anyhow!("{}", said.strip_prefix("failed ").unwrap_or(said).to_owned())),
+        };
+        if tree.is_err() {
+            let _gone = process.kill();
+            let _status = process.wait();
+        }
+        Ok(Self {
             orders: Mutex::new(orders),
+            tree: tree?,
             process: Mutex::new(process),
             used: Mutex::new(Instant::now()),
-        };
-        match line.trim_end() {
-            "ready" => Ok(room),
-            "" => bail!("the room of node {home}'s commands has ended at once"),
-            said => bail!("{}", said.strip_prefix("failed ").unwrap_or(said)),
-        }
+        })
+    }
+
+    /// Has its commands see all that was done at their home before this is called.
+    ///
+    /// # Errors
+    /// If that node does not answer.
+    pub(super) fn catch_up(&self) -> Result<()> {
+        rustix::fs::fsync(&self.tree).context("home's files are not to be had")
     }
 
     fn lives(&self) -> bool {

@@ -75,6 +75,7 @@ mod tests {
             terminal: None,
             input: false,
             joined: false,
+            scratch: false,
         };
         let pid = std::process::id() as i32;
         hold(&mut task, pid).unwrap();

@@ -15,8 +15,10 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::ffi::CString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 /// How often init looks for who is left to it.
@@ -46,7 +48,7 @@ pub(super) fn reap_by_kernel() {
 ///
 /// # Errors
 /// If there can be no process for it.
-pub(super) fn bear(order: &Order) -> io::Result<()> {
+pub(super) fn bear(order: &Order, scratch: &Path) -> io::Result<()> {
     let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::SIGCHLD;
     // SAFETY: as fork(2), in a process of one thread.
     match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
@@ -55,7 +57,7 @@ pub(super) fn bear(order: &Order) -> io::Result<()> {
                 Ok(line) => line,
                 Err(_) => end(),
             });
-            be_init(order, line)
+            be_init(order, scratch, line)
         }
         failed if failed < 0 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -68,11 +70,11 @@ fn end() -> ! {
 }
 
 /// The whole life of init.
-fn be_init(order: &Order, mut line: UnixStream) -> ! {
+fn be_init(order: &Order, scratch: &Path, mut line: UnixStream) -> ! {
     // SAFETY: the default, so that the command's end can be waited for.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let _killed_with_the_room = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let begun = prepare().and_then(|()| fork_command(order));
+    let begun = prepare(&order.task, scratch).and_then(|own| fork_command(order, own));
     let news = match begun {
         Err(error) => News::NotStarted(Failed::Setting, error.raw_os_error().unwrap_or(libc::EIO)),
         Ok((command, mut failure)) => match failed(&mut failure) {
@@ -93,9 +95,16 @@ fn be_init(order: &Order, mut line: UnixStream) -> ! {
     end()
 }
 
-fn prepare() -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(mount("proc", "/proc", "proc", flags, None)?)
+/// Mounts what is the command's own, and goes with it; what of its environment says so.
+fn prepare(task: &Task, scratch: &Path) -> io::Result<Option<Vec<u8>>> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("proc", "/proc", "proc", flags | MountFlags::NOEXEC, None)?;
+    // What may be run twice leaves nothing there that somebody else looks for: a compiler need not send home what its next step reads.
+    if !task.scratch || task.environment.iter().any(|pair| pair.starts_with(b"TMPDIR=")) {
+        return Ok(None);
+    }
+    let is_there = mount("tern", scratch, "tmpfs", flags, Some(c"mode=1777")).is_ok();
+    Ok(is_there.then(|| [b"TMPDIR=", scratch.as_os_str().as_bytes()].concat()))
 }
 
 /// What the command's own beginning says of why it failed; nothing once its program has taken over.
@@ -161,7 +170,7 @@ fn reap() -> Option<(i32, i32, u64)> {
 }
 
 /// Forks the command; its number, and where it says why it failed.
-fn fork_command(order: &Order) -> io::Result<(i32, UnixStream)> {
+fn fork_command(order: &Order, own: Option<Vec<u8>>) -> io::Result<(i32, UnixStream)> {
     let (failure, theirs) = UnixStream::pair()?;
     let mut child = clone_as(order.task.pid);
     if child < 0 && order.task.pid > 1 {
@@ -171,7 +180,7 @@ fn fork_command(order: &Order) -> io::Result<(i32, UnixStream)> {
     match child {
         0 => {
             drop(failure);
-            let (what, error) = become_command(&order.task, &order.who, &order.descriptors);
+            let (what, error) = become_command(&order.task, own, &order.who, &order.descriptors);
             let mut said = [what as u8; 5];
             said[1..].copy_from_slice(&error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes());
             let _gone = (&theirs).write_all(&said);
@@ -197,7 +206,12 @@ fn clone_as(pid: i32) -> i64 {
 }
 
 /// Becomes the command; returns only what failed.
-fn become_command(task: &Task, who: &Who, descriptors: &[OwnedFd; DESCRIPTORS]) -> (Failed, io::Error) {
+fn become_command(
+    task: &Task,
+    own: Option<Vec<u8>>,
+    who: &Who,
+    descriptors: &[OwnedFd; DESCRIPTORS],
+) -> (Failed, io::Error) {
     if let Err(error) = settle(task, who, descriptors) {
         return (Failed::Setting, error);
     }
@@ -207,7 +221,8 @@ fn become_command(task: &Task, who: &Who, descriptors: &[OwnedFd; DESCRIPTORS]) 
         return (Failed::Directory, error);
     }
     let all = |words: &[Vec<u8>]| words.iter().map(|word| text(word)).collect::<io::Result<Vec<CString>>>();
-    let (arguments, environment) = match all(&task.arguments).and_then(|a| Ok((a, all(&task.environment)?))) {
+    let environment: Vec<Vec<u8>> = task.environment.iter().cloned().chain(own).collect();
+    let (arguments, environment) = match all(&task.arguments).and_then(|a| Ok((a, all(&environment)?))) {
         Ok(both) => both,
         Err(error) => return (Failed::Program, error),
     };

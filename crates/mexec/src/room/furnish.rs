@@ -5,7 +5,7 @@
 
 use super::place;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{CWD, FileType, Mode};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
     mount_remount, unmount,
@@ -13,6 +13,7 @@ use rustix::mount::{
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -23,14 +24,16 @@ use tern_node::Config;
 /// What of the node's own a room has. A command's /proc is its own.
 const OWN: [&str; 3] = ["dev", "sys", "run"];
 
-/// Furnishes the room of this process, and makes it its root.
+/// Furnishes the room of this process, and makes it its root. What is given back is the tree of files: whoever has it saved (`fsync`) has
+/// the room see all that was done at its home before that.
 ///
 /// # Errors
 /// If home's files are not there, or something cannot be mounted. The namespace, and all in it, goes with this process.
-pub(super) fn furnish(config: &Config, home: NodeId) -> Result<()> {
+pub(super) fn furnish(config: &Config, home: NodeId) -> Result<OwnedFd> {
     new_mounts()?;
     let at = place(config, home);
     fs::create_dir_all(&at)?;
+    fs::create_dir_all(super::scratch(config))?;
     mount("tern", &at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=755,size=1m")
         .context("cannot mount the room")?;
     let (files, root) = (at.join("mfs"), at.join("root"));
@@ -43,6 +46,8 @@ pub(super) fn furnish(config: &Config, home: NodeId) -> Result<()> {
         let _ended = tree.kill();
         return Err(error);
     }
+    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let tree_of_files = rustix::fs::open(&files, how, Mode::empty())?;
     // Its own mounts only: each command has a copy of them. And those of the tree's program stay where it looks for its things.
     new_mounts()?;
     mount_remount(&root, MountFlags::BIND | MountFlags::RDONLY, c"")
@@ -51,7 +56,7 @@ pub(super) fn furnish(config: &Config, home: NodeId) -> Result<()> {
     rustix::process::pivot_root(".", ".").context("cannot enter the room")?;
     unmount(".", UnmountFlags::DETACH).context("cannot leave the node's own files")?;
     rustix::process::chdir("/")?;
-    Ok(())
+    Ok(tree_of_files)
 }
 
 fn new_mounts() -> Result<()> {
@@ -63,7 +68,7 @@ fn new_mounts() -> Result<()> {
 /// Mounts the files of all nodes for this room alone; they go with it.
 fn start_tree(config: &Config, at: &Path) -> Result<Child> {
     let mut command = Command::new(&config.mfs);
-    command.arg("--config").arg(&config.config_dir).arg("mount").arg(at);
+    command.arg("--config").arg(&config.config_dir).arg("mount").arg("--lasting").arg(at);
     command.env("TERN_RUN_DIR", &config.run_dir).stdin(Stdio::null()).stdout(Stdio::piped());
     super::birth::ends_with_us(&mut command);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", config.mfs.display()))?;

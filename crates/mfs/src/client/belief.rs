@@ -5,7 +5,7 @@
 //! forget then; who passes an answer on looks at the count, and keeps the ear from counting until the kernel has it.
 
 use super::content::ON_ITS_WAY;
-use super::inode::Inodes;
+use super::inode::{Inode, Inodes};
 use super::peer::Peer;
 use crate::lock;
 use crate::message::{Answer, Ask, Attributes, Lease, Moment};
@@ -27,12 +27,20 @@ pub(crate) struct Before {
     asked: Instant,
     recalls: u64,
     changes: u64,
+    /// By leases that last: how things stand with what these are about.
+    lasting: Vec<(Arc<Inode>, u64)>,
 }
 
 impl Before {
     pub(crate) fn asking(peer: &Arc<Peer>) -> Self {
         let (recalls, changes) = (peer.recalls(), peer.changes());
-        Self { peer: peer.clone(), asked: Instant::now(), recalls, changes }
+        Self { peer: peer.clone(), asked: Instant::now(), recalls, changes, lasting: Vec::new() }
+    }
+
+    /// The same, of what is known since then, and is about to be looked up of these.
+    pub(crate) fn known(self, asked: Instant, of: &[&Arc<Inode>]) -> Self {
+        let lasting = of.iter().map(|inode| ((*inode).clone(), inode.lasting.times())).collect();
+        Self { asked, lasting, ..self }
     }
 
     /// Passes on to the kernel what the answer said; what is done for that is told how long each lease of it may be believed yet.
@@ -46,7 +54,11 @@ impl Before {
     /// How long a lease holds yet that came with the answer.
     fn left(&self, lease: u32) -> Duration {
         let end = self.asked + Duration::from_millis(lease.into());
-        let end = if self.peer.recalls() == self.recalls { end } else { self.asked };
+        let is_as_it_was = match &self.lasting[..] {
+            [] => self.peer.recalls() == self.recalls,
+            known => known.iter().all(|(inode, times)| inode.lasting.times() == *times),
+        };
+        let end = if is_as_it_was { end } else { self.asked };
         end.saturating_duration_since(Instant::now())
     }
 
@@ -198,6 +210,9 @@ pub(crate) fn listen(peer: &Peer, inodes: &Inodes, forgetting: &Forgetting, trie
         let ear = peer.ear();
         let _nobody_waits = tried.send(());
         let _broken = ear.and_then(|link| hear(link, peer, inodes, forgetting));
+        if peer.is_lasting() {
+            peer.is_void();
+        }
         std::thread::sleep(REST);
     }
 }
@@ -207,12 +222,18 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
     for number in 1.. {
         peer.settle(&mut link, number)?;
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
-        let Answer::Recalled(leases) = peer.hear(&mut link, number, &ask)? else { return None };
+        let (told, Answer::Recalled(leases)) = peer.hear(&mut link, number, &ask)? else { return None };
         if !leases.is_empty() {
-            peer.count_recall();
+            peer.count_recall(|| {
+                for lease in &leases {
+                    inodes.of(peer.node(), &lease.of).iter().for_each(|inode| inode.lasting.is_void());
+                }
+            });
             // Which of them were directories is not known, nor which names the kernel has of those.
             forgetting.forget_all_names();
         }
+        // Before the kernel is to forget a file, which waits for who reads it; and he may wait for this.
+        peer.term.hears(told);
         for lease in &leases {
             for inode in inodes.of(peer.node(), &lease.of) {
                 inode.content.doubt();

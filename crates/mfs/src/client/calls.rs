@@ -2,8 +2,10 @@
 
 use super::attributes::ours;
 use super::belief::{Before, Version};
+use super::fuse::CAPABILITY;
 use super::handle::{Handle, Read};
 use super::inode::Inode;
+use super::lasting::Kept;
 use super::maker::makes_only;
 use super::names::makes_nothing;
 use super::peer::Heard;
@@ -23,6 +25,9 @@ use tern_wire::limits::MOST_PAYLOAD;
 
 /// The most bytes that a deed on an open file takes, and its caller without his groups.
 const MOST_WORDS: usize = 128;
+
+/// How many milliseconds a lease holds that lasts, from when it was renewed.
+const LEASE: u32 = 1000;
 
 /// The number of the tree's own root.
 pub(crate) const ROOT: u64 = 1;
@@ -73,7 +78,8 @@ impl Mounted {
                     return Err(Errno::STALE);
                 }
                 Look::First => {
-                    if let Some(told) = self.kept_name(tid, &dir, name) {
+                    let known_here = self.lasting_name(&dir, name);
+                    if let Some(told) = known_here.or_else(|| self.kept_name(tid, &dir, name)) {
                         return Ok(told);
                     }
                     if makes_only(tid, &who, &self.0.device, &dir, name) {
@@ -97,6 +103,10 @@ impl Mounted {
                     refused.sees(tid, None);
                 }
             })?;
+            if let Answer::Nothing(under) = &heard.answer {
+                refused.sees(tid, None);
+                return self.nothing(&dir, name, under, before);
+            }
             let told = self.tell(&dir, name, &heard.answer, before)?;
             refused.sees(tid, Some(told.attr.ino.0));
             return Ok(told);
@@ -122,6 +132,37 @@ impl Mounted {
         Some(known(inode, &like, before, false))
     }
 
+    /// What has a name, or that nothing has, by leases that last.
+    fn lasting_name(&self, dir: &Arc<Inode>, name: &OsStr) -> Option<Told> {
+        let peer = &dir.peer;
+        let before = peer.believes(&[dir])?;
+        let Some(inode) = dir.lasting.named(peer, name)? else {
+            let is_told = self.0.forgetting.forgets_names();
+            return is_told.then(|| Told::nothing(LEASE, before));
+        };
+        let before = peer.believes(&[dir, &inode])?;
+        let is_still = dir.lasting.named(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
+        let is = inode.lasting.attributes(peer).filter(|_| is_still)?;
+        let epoch = self.0.forgetting.epoch();
+        let may = may_be_believed(dir, epoch) && self.0.forgetting.forgets_names();
+        if !inode.ways.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.tell_again(&inode) {
+            return None;
+        }
+        let named =
+            Named::Under(if may { LEASE } else { 0 }, dir.clone(), name.to_owned(), inode.clone(), epoch);
+        Some(known(inode, &is, before, false).named(named))
+    }
+
+    /// Nothing has this name, which the kernel may believe if it can forget it.
+    fn nothing(&self, dir: &Arc<Inode>, name: &OsStr, under: &Attributes, before: Before) -> Outcome<Told> {
+        dir.lasting.has(&dir.peer, under, &before, name, None);
+        if self.0.forgetting.forgets_names() {
+            Ok(Told::nothing(under.lease, before))
+        } else {
+            Err(Errno::NOENT)
+        }
+    }
+
     /// Tells the kernel of what has this name.
     pub(crate) fn tell(
         &self,
@@ -132,6 +173,8 @@ impl Mounted {
     ) -> Outcome<Told> {
         let Answer::Found(found, under) = answer else { return Err(Errno::IO) };
         let inode = self.told(dir, name, found);
+        inode.lasting.is(&dir.peer, &found.attributes, &before);
+        dir.lasting.has(&dir.peer, under, &before, name, Some(&inode));
         let name = self.named(dir, name, &inode, found, under.lease, &before);
         Ok(known(inode, &found.attributes, before, false).named(name))
     }
@@ -195,6 +238,11 @@ impl Mounted {
             return Ok(Told::ours(of_link(link)));
         }
         let inode = self.inode(number)?;
+        if let Some(before) = inode.peer.believes(&[&inode])
+            && let Some(is) = inode.lasting.attributes(&inode.peer)
+        {
+            return Ok(known(inode, &is, before, reading));
+        }
         let known_here = if reading { inode.kept() } else { inode.after() };
         if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
@@ -211,6 +259,7 @@ impl Mounted {
         if reading {
             inode.keeps(attributes, before.clone(), locks);
         }
+        inode.lasting.is(&inode.peer, &attributes, &before);
         Ok(known(inode, &attributes, before, reading))
     }
 
@@ -219,8 +268,16 @@ impl Mounted {
             return self.0.target(link, request.pid());
         }
         let inode = self.inode(number)?;
+        if inode.peer.believes(&[]).is_some()
+            && let Some(target) = inode.lasting.target(&inode.peer)
+        {
+            return Ok(target);
+        }
+        let before = Before::asking(&inode.peer);
         let deed = |of| Deed::ReadLink { of };
-        Ok(self.0.at_end(request.pid(), &inode, &self.who(request), &[], deed)?.data().to_vec())
+        let heard = self.0.at_end(request.pid(), &inode, &self.who(request), &[], deed)?;
+        inode.lasting.leads(&inode.peer, &before, heard.data());
+        Ok(heard.data().to_vec())
     }
 
     /// Has something done with what may have been named by a path or by a file that is open, which the kernel does not say.
@@ -266,6 +323,7 @@ impl Mounted {
         if let Answer::Removed { gone, dir: is } = heard.answer {
             dir.changed(is, before);
             for inode in gone.into_iter().flat_map(|gone| self.0.inodes.of(dir.node(), &gone)) {
+                inode.lasting.changes();
                 inode.ways.remove(&dir, name);
             }
         }
@@ -280,6 +338,9 @@ impl Mounted {
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
         let asks = self.0.refused.goes_again(request.pid(), &[&inode]);
+        if !asks && let Some(open) = self.open_kept(request.pid(), &inode, &who, flags) {
+            return Ok(open);
+        }
         let heard = self.0.at_end(request.pid(), &inode, &who, &[], deed)?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
         let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
@@ -290,7 +351,19 @@ impl Mounted {
             return Err(Errno::STALE);
         }
         self.0.made(request.pid(), &inode);
-        let handle = Handle::new(inode, who, flags, opened, heard.boot);
+        inode.lasting.is(&inode.peer, &is, &before);
+        if truncates {
+            inode.is_new(before.clone(), is.lease);
+        }
+        let stays = is.lasts && only_reads(flags);
+        let kept = if stays { Kept::new(&inode.peer, &who, flags, opened, heard.boot) } else { None };
+        let handle = match kept {
+            Some(kept) => {
+                inode.lasting.opens(&inode.peer, &before, &kept);
+                Handle::kept(inode, who, flags, kept)
+            }
+            None => Handle::new(inode, who, flags, opened, heard.boot),
+        };
         // All of it, and not of nothing: that is not asked for.
         if content && is.lease > 0 && is.size > 0 && heard.data().len() as u64 == is.size {
             handle.has_early(heard, before.clone(), is.lease, (writes, locks));
@@ -304,9 +377,24 @@ impl Mounted {
         Open { handle, inode, is, keeps, before, name }
     }
 
+    /// Opens what is left open, without asking for it.
+    fn open_kept(&self, tid: u32, inode: &Arc<Inode>, who: &Caller, flags: u32) -> Option<Open> {
+        let before = inode.peer.believes(&[inode])?;
+        let (is, kept) = inode.lasting.opened(&inode.peer, who, flags)?;
+        if inode.is_believed_to_differ(Version::seen(&is)) {
+            return None;
+        }
+        self.0.made(tid, inode);
+        let handle = Handle::kept(inode.clone(), who.clone(), flags, kept);
+        Some(self.opened(handle, is, before, Named::Anew))
+    }
+
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
         self.drop_ahead(&handle, &mut lock(&handle.ahead));
+        if lock(&handle.kept).is_some() {
+            return;
+        }
         let mut soon = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
         soon |= handle.is_locked.load(Ordering::Acquire);
         handle.inode.peer.owed.release(Release::File(handle.opened()), soon);
@@ -387,6 +475,23 @@ impl Mounted {
         if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
+    /// An extended attribute, or that there is none.
+    pub(crate) fn attribute_of(&self, request: &Request, number: INodeNo, name: &OsStr) -> Outcome<Vec<u8>> {
+        let of = self.inode(number).ok().filter(|_| name == CAPABILITY);
+        let before = of.as_ref().map(|inode| Before::asking(&inode.peer));
+        if let Some(inode) = &of
+            && inode.peer.believes(&[]).is_some()
+            && inode.lasting.is_bare(&inode.peer)
+        {
+            return Err(Errno::NODATA);
+        }
+        let got = self.attribute(request, number, |of| Deed::GetAttribute { of, name: Name::from(name) });
+        if let (Some(inode), Some(before), Err(Errno::NODATA)) = (of, before, &got) {
+            inode.lasting.has_none(&inode.peer, &before);
+        }
+        got
+    }
+
     pub(crate) fn attribute(
         &self,
         request: &Request,
@@ -405,6 +510,12 @@ impl Mounted {
 fn reads(flags: u32) -> bool {
     let flags = OFlags::from_bits_retain(flags);
     flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::APPEND)
+}
+
+/// Whether what is opened so can be shared with others who open it so.
+fn only_reads(flags: u32) -> bool {
+    let flags = OFlags::from_bits_retain(flags);
+    reads(flags.bits()) && flags & OFlags::ACCMODE == OFlags::RDONLY && !flags.contains(OFlags::TRUNC)
 }
 
 /// How much data fits into one frame with this caller and what he wants done.

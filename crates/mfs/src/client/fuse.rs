@@ -28,6 +28,9 @@ const TTL: Duration = Duration::ZERO;
 /// kernel lets everybody read one of that kind.
 const DFSA: &str = "system.mfs_dfsa";
 
+/// What the kernel looks for when a file is executed or written.
+pub(super) const CAPABILITY: &str = "security.capability";
+
 /// fuser's error of ours.
 fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())
@@ -197,9 +200,12 @@ impl Filesystem for Mounted {
                 from.maker.took(name);
             }
             to.maker.tells(new);
-            if let Answer::Renamed { moved, back, dirs, .. } = heard.answer {
+            if let Answer::Renamed { moved, back, gone, dirs } = heard.answer {
                 self.0.inodes.rename(moved, (&from, name), (&to, new));
                 self.0.inodes.rename(back, (&to, new), (&from, name));
+                for key in [moved, back, gone].into_iter().flatten() {
+                    self.0.inodes.of(to.node(), &key).iter().for_each(|inode| inode.lasting.changes());
+                }
                 for (dir, is) in [&from, &to].into_iter().zip(dirs) {
                     dir.changed(is, before.clone());
                 }
@@ -256,7 +262,8 @@ impl Filesystem for Mounted {
                 inode.unsaved.written(heard.boot);
                 inode.changes();
             }
-            if OFlags::from_bits_retain(flags).contains(OFlags::EXCL) {
+            // Its node's kernel takes the capabilities away of what it cuts off.
+            if OFlags::from_bits_retain(flags).intersects(OFlags::EXCL | OFlags::TRUNC) {
                 inode.is_new(before.clone(), found.attributes.lease);
             }
             let named = self.named(&dir, name, &inode, &found, under.lease, &before);
@@ -405,7 +412,7 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         if number.0 == ROOT {
-            reply.ok();
+            answer!(reply, self.0.catch_up(), |()| reply.ok());
             return;
         }
         answer!(reply, self.sync(handle, data_only), |()| reply.ok());
@@ -456,7 +463,7 @@ impl Filesystem for Mounted {
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // What chown asks of each file.
-        if name == "security.capability" && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
+        if name == CAPABILITY && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
             reply.error(error(Errno::NODATA));
             return;
         }
@@ -464,8 +471,7 @@ impl Filesystem for Mounted {
             sized(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
-        let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
-        answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
+        answer!(reply, self.attribute_of(request, number, name), |value| sized(reply, size, &value));
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {

@@ -2,6 +2,7 @@
 
 use super::belief::Before;
 use super::inode::Inode;
+use super::lasting::Kept;
 use super::listing::Ahead;
 use super::peer::Heard;
 use super::unsaved::Boot;
@@ -23,6 +24,8 @@ pub(crate) struct Handle {
     pub(crate) opened: Mutex<Opened>,
     /// The boot in which it was opened first.
     pub(crate) boot: Boot,
+    /// It is one that several have, of those that are left open.
+    pub(crate) kept: Mutex<Option<Arc<Kept>>>,
     /// It has flock's lock.
     pub(crate) is_locked: AtomicBool,
     /// The kernel's number for it as an owner of record locks of its own (`F_OFD_SETLK`), if it has had some.
@@ -75,11 +78,19 @@ impl Handle {
             flags,
             opened: Mutex::new(opened),
             boot,
+            kept: Mutex::default(),
             ahead: Mutex::default(),
             is_locked: AtomicBool::new(false),
             as_owner: OnceLock::new(),
             early: Mutex::default(),
         }
+    }
+
+    /// The same, as several have it.
+    pub(crate) fn kept(inode: Arc<Inode>, opener: Caller, flags: u32, kept: Arc<Kept>) -> Self {
+        let mut handle = Self::new(inode, opener, flags, kept.opened, kept.boot);
+        handle.kept = Mutex::new(Some(kept));
+        handle
     }
 
     /// Whether something was written since it was opened first, and may be lost, when this is the boot of its node now.

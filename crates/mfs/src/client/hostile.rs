@@ -2,7 +2,7 @@
 //! goes on to the kernel, that examines itself.
 
 use super::attributes::{file, kind};
-use super::belief::Version;
+use super::belief::{Before, Forgetting, Version};
 use super::inode::{Inode, Inodes};
 use super::peer::{Common, Peer};
 use crate::message::{Answer, Attributes, Found, ROOT};
@@ -26,7 +26,14 @@ impl Client {
     pub fn new() -> anyhow::Result<Self> {
         let node = NodeId(2);
         let identity = Identity::issued_by(&Authority::create("hostile")?, NodeId(1))?;
-        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience: Duration::ZERO };
+        let common = Common {
+            identity,
+            map: "/dev/null".into(),
+            session: [0; 16],
+            patience: Duration::ZERO,
+            lasting: true,
+            forgetting: Forgetting::default(),
+        };
         Ok(Self { peer: Arc::new(Peer::new(node, Arc::new(common))) })
     }
 
@@ -72,6 +79,7 @@ impl Client {
                     for lease in leases {
                         for inode in inodes.of(self.peer.node(), &lease.of) {
                             inode.content.doubt();
+                            inode.lasting.is_void();
                         }
                     }
                 }
@@ -86,6 +94,8 @@ impl Client {
         assert_eq!(attributes.ino.0, inode.number);
         let _another = attributes.mtime.checked_add(inode.content.nudge());
         let _generation = inode.generation();
+        let before = Before::asking(&self.peer);
+        inode.lasting.has(&self.peer, is, &before, "name".as_ref(), None);
         inode.content.opened();
         inode.content.becomes(Version::of(is));
         let _kept = inode.content.is_only(Version::of(is));

@@ -6,6 +6,7 @@
 
 use super::belief::{Before, Version};
 use super::content::Content;
+use super::lasting::Lasting;
 use super::locks::Owners;
 use super::maker::Maker;
 use super::names::Names;
@@ -56,6 +57,8 @@ pub(crate) struct Inode {
     pub(crate) ways: Ways,
     /// What is below it, where the kernel asks each time.
     pub(crate) names: Names,
+    /// What is believed of it for longer than a term.
+    pub(crate) lasting: Lasting,
     /// Who makes files in it.
     pub(crate) maker: Maker,
     /// What it is like since something was done in it, for when the kernel asks that.
@@ -66,7 +69,7 @@ pub(crate) struct Inode {
     locks: AtomicU64,
     /// What the kernel was told that it is like, and until when it believes that.
     told: Mutex<Option<(Version, Instant)>>,
-    /// It was made by who asked so, and has no extended attributes, for as long as the lease holds that came with it.
+    /// It was made or cut off from here, and has no capabilities, for as long as the lease holds that came with it.
     new: Mutex<Option<(Before, u32)>>,
 }
 
@@ -119,6 +122,7 @@ impl Inode {
     pub(crate) fn changes(&self) {
         *lock(&self.after) = None;
         *lock(&self.told) = None;
+        self.lasting.changes();
     }
 
     /// The kernel is told that it is like this, and may believe it for so long.
@@ -173,6 +177,7 @@ impl Inode {
         self.locks.fetch_add(1, Ordering::AcqRel);
         *kept = None;
         *lock(&self.after) = None;
+        self.lasting.changes();
     }
 
     /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here.
@@ -180,12 +185,12 @@ impl Inode {
         lock(&self.kept).clone().filter(|(is, before)| before.stands(is.lease))
     }
 
-    /// It was made just now.
+    /// It was made or cut off just now.
     pub(crate) fn is_new(&self, before: Before, lease: u32) {
         *lock(&self.new) = Some((before, lease));
     }
 
-    /// It is known to have no extended attributes of its own.
+    /// It is known to have no capabilities.
     pub(crate) fn is_bare(&self) -> bool {
         lock(&self.new).as_ref().is_some_and(|(before, lease)| before.pass(|left| !left(*lease).is_zero()))
     }
@@ -258,7 +263,11 @@ impl Inode {
             let deed = Deed::Lookup { dir: parent.object(), name: Name::from(&*name) };
             match self.peer.call(who, Vec::new(), deed, &[]) {
                 Ok(heard) => {
-                    let crate::message::Answer::Found(found, _) = heard.answer else { return Err(Errno::IO) };
+                    let found = match heard.answer {
+                        crate::message::Answer::Found(found, _) => found,
+                        crate::message::Answer::Nothing(_) => return Err(Errno::STALE),
+                        _ => return Err(Errno::IO),
+                    };
                     if Same::new(self.same.node, &found.attributes) != self.same {
                         self.peer.forget(found.object, 1);
                         return Err(Errno::STALE);
@@ -363,7 +372,7 @@ impl Inodes {
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
-        let maker = Maker::default();
+        let (maker, lasting) = (Maker::default(), Lasting::default());
         let (after, kept) = (Mutex::default(), Mutex::default());
         let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let inode = Arc::new(Inode {
@@ -376,6 +385,7 @@ impl Inodes {
             content,
             ways,
             names,
+            lasting,
             maker,
             after,
             kept,
@@ -425,6 +435,7 @@ impl Inodes {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::belief::Forgetting;
     use super::super::peer::Common;
     use super::*;
 
@@ -448,6 +459,7 @@ pub(super) mod tests {
             written: zero,
             changed: zero,
             lease: 0,
+            lasts: false,
             settled: true,
         };
         Found { object: Object(inode + 1), attributes }
@@ -458,7 +470,14 @@ pub(super) mod tests {
         let authority = tern_wire::Authority::create("test").unwrap();
         let identity = tern_wire::Identity::issued_by(&authority, NodeId(1)).unwrap();
         let patience = std::time::Duration::from_secs(1);
-        let common = Common { identity, map: "/dev/null".into(), session: [0; 16], patience };
+        let common = Common {
+            identity,
+            map: "/dev/null".into(),
+            session: [0; 16],
+            patience,
+            lasting: true,
+            forgetting: Forgetting::default(),
+        };
         let peer = Arc::new(Peer::new(NODE, common.into()));
         let inodes = Inodes::default();
         let tell = |file: &Found| inodes.tell(NODE, &peer, file, None);

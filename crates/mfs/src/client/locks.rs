@@ -213,6 +213,7 @@ impl Wish {
 
     fn flock(&self, tree: &Tree) -> Result<(), Errno> {
         let Self { handle, kind, .. } = self;
+        tree.have_own(handle)?;
         let deed = |opened| Deed::Flock { opened, kind: *kind };
         let done = tree.with_open(handle, &handle.opener, &[], deed).map(drop);
         // Who is refused another kind of lock has lost the one that he had.

@@ -232,7 +232,15 @@ mod tests {
         let patience = Duration::from_secs(1);
         Arc::new(Peer::new(
             NodeId(2),
-            Common { identity, map: "/dev/null".into(), session: [0; 16], patience }.into(),
+            Common {
+                identity,
+                map: "/dev/null".into(),
+                session: [0; 16],
+                patience,
+                lasting: true,
+                forgetting: crate::client::belief::Forgetting::default(),
+            }
+            .into(),
         ))
     }
 

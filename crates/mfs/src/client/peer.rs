@@ -5,6 +5,8 @@
 //! breaks he connects again and asks under the same number until the time is over; after that the node is lost, and calls
 //! fail at once until it answers again, which one caller a second may find out.
 
+use super::belief::Forgetting;
+use super::lasting::Term;
 use super::owed::{Owed, Part};
 use super::sound::{Wanted, brought};
 use super::unsaved::Boot;
@@ -37,6 +39,8 @@ pub(crate) struct Heard {
     pub(crate) answer: Answer,
     /// In which boot of the node's machine it was given.
     pub(crate) boot: Boot,
+    /// How many leases had been asked back by then.
+    told: u64,
     frame: Vec<u8>,
     from: usize,
 }
@@ -74,6 +78,10 @@ pub(crate) struct Common {
     pub(crate) session: [u8; 16],
     /// How long a call waits for a node that is lost.
     pub(crate) patience: Duration,
+    /// It goes by lasting leases ([`super::lasting`]).
+    pub(crate) lasting: bool,
+    /// The way to have the kernel forget.
+    pub(crate) forgetting: Forgetting,
 }
 
 #[derive(Debug)]
@@ -127,6 +135,7 @@ pub(crate) struct Peer {
     owners: AtomicU64,
     /// Read while an answer is passed on to the kernel.
     pub(crate) gate: RwLock<()>,
+    pub(crate) term: Term,
 }
 
 impl Peer {
@@ -141,6 +150,7 @@ impl Peer {
             owed: Owed::default(),
             owners: AtomicU64::new(0),
             gate: RwLock::default(),
+            term: Term::default(),
         }
     }
 
@@ -148,14 +158,26 @@ impl Peer {
         self.node
     }
 
+    /// Whether its files are believed by lasting leases.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.common.lasting
+    }
+
+    pub(crate) fn forgetting(&self) -> &Forgetting {
+        &self.common.forgetting
+    }
+
     /// How often leases were asked back.
     pub(crate) fn recalls(&self) -> u64 {
         self.recalls.load(Ordering::Acquire)
     }
 
-    /// They are asked back once more; no answer of before is on its way to the kernel any more.
-    pub(crate) fn count_recall(&self) {
-        self.with_nothing_on_its_way(|| self.recalls.fetch_add(1, Ordering::AcqRel));
+    /// They are asked back once more, which makes something void; no answer of before is on its way to the kernel any more.
+    pub(crate) fn count_recall(&self, makes_void: impl FnOnce()) {
+        self.with_nothing_on_its_way(|| {
+            self.recalls.fetch_add(1, Ordering::AcqRel);
+            makes_void();
+        });
     }
 
     /// Does something while no answer is being passed on to the kernel.
@@ -184,8 +206,8 @@ impl Peer {
         Some(self.connect(EAR, 0, Instant::now() + LOOK).ok()?.0)
     }
 
-    /// Asks on the ear, and waits for the answer.
-    pub(crate) fn hear(&self, link: &mut Link, number: u64, ask: &Ask) -> Option<Answer> {
+    /// Asks on the ear, and waits for the answer, with how many leases were asked back by then.
+    pub(crate) fn hear(&self, link: &mut Link, number: u64, ask: &Ask) -> Option<(u64, Answer)> {
         let head = tern_wire::encode(ask).ok()?;
         link.send(ASK, number, &[&head], Instant::now() + LOOK).ok()?;
         let frame = packing::unpack(link.recv(Instant::now() + LOOK).ok()?)?;
@@ -212,6 +234,7 @@ impl Peer {
         let heard = self.ask(&mut lane, asking, data, again, end);
         self.give_back(lane);
         let heard = heard?;
+        self.comes_after(heard.told);
         match heard.answer {
             Answer::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
             Answer::Forgotten => Err(Unheard::Forgotten),
@@ -224,6 +247,19 @@ impl Peer {
             }
             _ => Ok(heard),
         }
+    }
+
+    /// Has its lasting leases hold for another term, and waits for what is asked back of them.
+    ///
+    /// # Errors
+    /// `EIO` if the node is lost.
+    pub(crate) fn renew(&self) -> Result<(), Errno> {
+        let (mut lane, end) = self.lane()?;
+        let heard = self.ask(&mut lane, Asking::Other(&Ask::Renew), &[], true, end);
+        self.give_back(lane);
+        let heard = heard?;
+        self.comes_after(heard.told);
+        if heard.answer == Answer::Done { Ok(()) } else { Err(Errno::IO) }
     }
 
     /// The kernel here knows an object no more; it is said when there is something else to say.
@@ -398,10 +434,10 @@ impl Peer {
             match heard.and_then(|frame| packing::unpack(frame).ok_or(LinkError::Closed)) {
                 Ok(frame) if frame.kind == ANSWER && frame.tag == tag => {
                     let length = frame.payload.len();
-                    let (answer, data) = postcard::take_from_bytes::<Answer>(&frame.payload)
-                        .map_err(|_malformed| Failure::Broken)?;
+                    let ((told, answer), data) =
+                        postcard::take_from_bytes(&frame.payload).map_err(|_malformed| Failure::Broken)?;
                     let from = length - data.len();
-                    return Ok(Heard { answer, boot, frame: frame.payload, from });
+                    return Ok(Heard { answer, boot, told, frame: frame.payload, from });
                 }
                 // Who gives an answer up gives the connection up with it: so nothing else can come on this one.
                 Ok(_) => return Err(Failure::Broken),
@@ -437,7 +473,8 @@ impl Peer {
         let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
         keep_alive(&link).map_err(|_gone| Failure::Broken)?;
         let (session, ear) = (self.common.session, lane == EAR);
-        let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear };
+        let lasting = self.common.lasting;
+        let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear, lasting };
         let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
         link.send(ASK, 0, &[&begin], end)?;
         let frame = link.recv(end)?;
@@ -445,7 +482,10 @@ impl Peer {
             return Err(Failure::Broken);
         }
         match tern_wire::decode(&frame.payload) {
-            Ok(Answer::Begun { fresh, boot }) => {
+            Ok((0, Answer::Begun { fresh, boot })) => {
+                if fresh && self.common.lasting {
+                    self.is_void();
+                }
                 let mut state = self.state();
                 if fresh {
                     state.epoch += 1;
@@ -456,7 +496,7 @@ impl Peer {
                 }
                 Ok((link, state.boot.1))
             }
-            Ok(Answer::Refused(why)) => {
+            Ok((_, Answer::Refused(why))) => {
                 tracing::warn!(node = %self.node, why, "the node refuses");
                 Err(Failure::Refused)
             }

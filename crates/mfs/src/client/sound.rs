@@ -77,6 +77,7 @@ mod tests {
         let key = FileKey { volume: 1, device: 1, inode: 7 };
         let (read, written, changed) = (zero, zero, zero);
         let (uid, gid, blocks, block_size, links, lease, settled) = (0, 0, 0, 4096, 1, 0, true);
+        let lasts = false;
         let attributes = Attributes {
             key,
             born: zero,
@@ -91,6 +92,7 @@ mod tests {
             written,
             changed,
             lease,
+            lasts,
             settled,
         };
         Found { object: Object(7), attributes }

@@ -1,10 +1,10 @@
 //! What the kernel is told of a file, and for how long it may believe which part of that.
 
-use super::attributes::file;
+use super::attributes::{file, ours};
 use super::belief::{Before, Version};
 use super::inode::Inode;
 use crate::message::Attributes;
-use fuser::{FileAttr, FopenFlags, Generation};
+use fuser::{FileAttr, FileType, FopenFlags, Generation};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -37,6 +37,8 @@ pub(crate) enum Named {
     Anew,
     /// It is ours.
     Ours,
+    /// Nothing has it, for so many milliseconds.
+    Nothing(u32),
     /// It holds for so many milliseconds, in this directory, of this inode, if the kernel is not told to forget all names: so
     /// often it had been.
     Under(u32, Arc<Inode>, OsString, Arc<Inode>, u64),
@@ -48,6 +50,7 @@ impl Named {
         match self {
             Self::Anew => Duration::ZERO,
             Self::Ours => OURS,
+            Self::Nothing(lease) => left(*lease),
             Self::Under(lease, dir, name, inode, epoch) => {
                 let left = left(*lease);
                 if !left.is_zero() && inode.ways.add(dir, name, left, *epoch) { left } else { Duration::ZERO }
@@ -71,6 +74,12 @@ impl Told {
     pub(crate) fn ours(attr: FileAttr) -> Self {
         let generation = Generation(0);
         Self { attr, generation, lease: None, forgets: Forgets::Nothing, name: Named::Ours, of: None }
+    }
+
+    /// That there is nothing.
+    pub(crate) fn nothing(lease: u32, before: Before) -> Self {
+        let nothing = Self::ours(ours(0, FileType::RegularFile, 0, 0));
+        Self { lease: Some((before, lease)), name: Named::Nothing(lease), ..nothing }
     }
 
     /// By this name.

@@ -127,6 +127,7 @@ pub(crate) enum By {
 
 impl Tree {
     pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>, dfsa: bool) -> Self {
+        let forgetting = common.forgetting.clone();
         Self {
             map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
@@ -137,7 +138,7 @@ impl Tree {
             magic: Magic::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
-            forgetting: Forgetting::default(),
+            forgetting,
             handles: Handles::default(),
             people: People::default(),
             interrupts: Arc::default(),
@@ -298,6 +299,7 @@ impl Tree {
             let deed = deed(&objects);
             let (changes, looks) = (deed.changes(), matches!(deed, Deed::Lookup { .. }));
             let on_the_way = deed.is_on_the_way();
+            let names = if changes && self.common.lasting { deed.names() } else { Vec::new() };
             let Some(steps) = self.steps(by, on_the_way, inodes) else { return Err(self.refuse(by, looks)) };
             if changes {
                 inodes.iter().for_each(|inode| inode.changes());
@@ -306,6 +308,7 @@ impl Tree {
             if changes {
                 // Done or not, as far as we know.
                 first.peer.count_change();
+                inodes.iter().for_each(|inode| inode.lasting.forget(&names));
             }
             if let By::Path(tid) = by
                 && !on_the_way
@@ -409,7 +412,37 @@ impl Tree {
             return Err(Errno::IO);
         }
         *opened = new;
+        drop(opened);
+        drop(lock(&handle.kept).take());
         Ok(())
+    }
+
+    /// Opens for itself what several have open as one, since it is to have a lock.
+    ///
+    /// # Errors
+    /// The server's.
+    pub(crate) fn have_own(&self, handle: &Handle) -> Result<(), Errno> {
+        let mut opened = lock(&handle.opened);
+        if lock(&handle.kept).is_none() {
+            return Ok(());
+        }
+        let flags = handle.flags;
+        let heard =
+            self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
+        let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        *opened = new;
+        drop(opened);
+        drop(lock(&handle.kept).take());
+        Ok(())
+    }
+
+    /// All that was done on the nodes of this tree until now is seen in it from now on.
+    ///
+    /// # Errors
+    /// `EIO` if one does not answer.
+    pub(crate) fn catch_up(&self) -> Result<(), Errno> {
+        let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
+        peers.iter().filter(|peer| peer.is_lasting()).try_for_each(|peer| peer.catches_up())
     }
 }
 

@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn who_has_most_gives_way() {
         let budget = Budget::new(20);
-        let [large, small] = [(); 2].map(|()| Session::new(&Export::default(), &budget).unwrap());
+        let [large, small] = [(); 2].map(|()| Session::new(&Export::default(), &budget, false).unwrap());
         let few: Vec<_> = (0..5).map(|n| hold(&small, n)).collect();
         let many: Vec<_> = (0..100).map(|n| hold(&large, n)).collect();
         assert_eq!((small.count(), large.count()), (5, 15));
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn what_is_open_is_not_forgotten() {
         let budget = Budget::new(10);
-        let session = Session::new(&Export::default(), &budget).unwrap();
+        let session = Session::new(&Export::default(), &budget, false).unwrap();
         let open = hold(&session, 0);
         let opened = keep(&session, 0).unwrap();
         for inode in 1..100 {

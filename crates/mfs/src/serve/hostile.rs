@@ -28,7 +28,7 @@ pub fn hear(place: &Path, bytes: &[u8]) -> io::Result<usize> {
     prepare(place)?;
     let export = Export { paths: vec![place.to_owned()], ..Export::default() };
     let (session, leases) =
-        (Session::counting_from(1, &export, &Budget::new(MOST))?, Arc::new(Leases::new(true)));
+        (Session::counting_from(1, &export, &Budget::new(MOST), true)?, Arc::new(Leases::new(true)));
     session.hears(true);
     let performance = Performance { session: &session, export: &export, leases: &leases };
     let release = |beside: Beside| {
@@ -47,7 +47,11 @@ pub fn hear(place: &Path, bytes: &[u8]) -> io::Result<usize> {
             }
             Ask::Hear { given_back } => {
                 leases.given_back(&session, &given_back);
-                Answer::Recalled(session.recalled(Duration::ZERO))
+                Answer::Recalled(session.recalled(Duration::ZERO).map_or_else(Vec::new, |(leases, _)| leases))
+            }
+            Ask::Renew => {
+                leases.renew(&session);
+                Answer::Done
             }
             Ask::Do { steps, beside, deed, .. } => {
                 release(beside);

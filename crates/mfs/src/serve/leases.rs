@@ -35,8 +35,31 @@ struct Holder {
     /// The lease's.
     number: u64,
     end: Instant,
-    /// It was asked back since a program of this node changed the file.
+    /// It holds as long as the session renews it, and is asked back for changes after that too.
+    lasts: bool,
+    /// It was asked back.
     asked_back: bool,
+}
+
+impl Holder {
+    /// Until when the session believes what it was told, if nothing is asked back.
+    fn until(&self) -> Instant {
+        let renewed = self.session.upgrade().filter(|_| self.lasts).and_then(|session| session.renewed());
+        renewed.map_or(self.end, |renewed| self.end.max(renewed + TERM))
+    }
+
+    /// Whether the session is to hear of a change.
+    fn is_to_hear(&self, now: Instant) -> bool {
+        !self.asked_back && (self.lasts || self.end > now)
+    }
+
+    /// Asks for it. It is not renewed any more: who does not answer is not waited for for ever.
+    fn ask_back(&mut self, of: FileKey, is_late: bool) {
+        (self.end, self.lasts, self.asked_back) = (self.until(), false, true);
+        if let Some(session) = self.session.upgrade() {
+            session.recall(Lease { of, number: self.number, is_late });
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +70,15 @@ struct Leased {
     writers: HashMap<u64, usize>,
     /// Changes under way, of each session.
     changing: HashMap<u64, usize>,
+    /// When somebody was asked for one last.
+    asked: Option<Instant>,
+}
+
+impl Leased {
+    /// Whether a lease now would be asked back soon, and so be of little use: others do something with it just now.
+    fn is_restless(&self) -> bool {
+        self.asked.is_some_and(|asked| asked.elapsed() < TERM)
+    }
 }
 
 /// All leases of a node's files.
@@ -87,11 +119,42 @@ impl Leases {
         }
     }
 
-    /// Has the leases of a file asked back when a program of this node changes it. To be called when it has been granted, and
-    /// before it is looked at.
-    pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) {
+    /// Has the leases of a file asked back when a program of this node changes it; whether this one lasts. To be called when it has been
+    /// granted, and before it is looked at.
+    pub(crate) fn watch(&self, session: &Session, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
+        let is_watched = self.notices.get().is_some_and(|notices| notices.watch(fd, key, kind));
+        if !is_watched || !session.lasting {
+            return false;
+        }
+        let mut files = lock(&self.files);
+        let holder = files.get_mut(&key).and_then(|file| file.holders.get_mut(&session.number));
+        let lasts = holder.filter(|holder| !holder.asked_back).map(|holder| holder.lasts = true);
+        lasts.is_some()
+    }
+
+    /// All that was done on this node until now has been asked back when this returns.
+    pub(crate) fn catch_up(&self) {
         if let Some(notices) = self.notices.get() {
-            notices.watch(fd, key, kind);
+            notices.catch_up(self);
+        }
+    }
+
+    /// Lets all lasting leases of a session hold for another term, if what they are about is as it was.
+    pub(crate) fn renew(&self, session: &Session) {
+        // Whoever changes something from now on waits for that term, and whoever has done so has asked.
+        let _files = lock(&self.files);
+        session.renews();
+    }
+
+    /// Nobody hears any more of what is done to these files here: what lasts of their leases is asked back.
+    pub(crate) fn unwatched(&self, keys: &[FileKey]) {
+        let mut files = lock(&self.files);
+        for key in keys {
+            let Some(file) = files.get_mut(key) else { continue };
+            file.holders
+                .values_mut()
+                .filter(|holder| holder.lasts)
+                .for_each(|holder| holder.ask_back(*key, true));
         }
     }
 
@@ -119,10 +182,9 @@ impl Leases {
 
     fn ask_back(&self, key: FileKey, file: &mut Leased) {
         let now = Instant::now();
-        for holder in file.holders.values_mut().filter(|holder| holder.end > now && !holder.asked_back) {
-            let Some(session) = holder.session.upgrade() else { continue };
-            holder.asked_back = true;
-            session.recall(Lease { of: key, number: holder.number, is_late: true });
+        for holder in file.holders.values_mut().filter(|holder| holder.is_to_hear(now)) {
+            holder.ask_back(key, true);
+            file.asked = Some(now);
             // The first one says that it works at all.
             if self.noticed.fetch_add(1, Ordering::Relaxed) == 0 {
                 tracing::info!(
@@ -133,7 +195,9 @@ impl Leases {
     }
 
     /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
-    pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey) -> bool {
+    ///
+    /// Of a directory in which others are at work nobody is promised anything for a while: each change would have all forget all names.
+    pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey, kind: FileType) -> bool {
         if !session.listens() {
             return false;
         }
@@ -142,9 +206,14 @@ impl Leases {
         if file.changing.keys().chain(file.writers.keys()).any(|other| *other != session.number) {
             return false;
         }
+        if session.lasting && kind == FileType::Directory && file.is_restless() {
+            return false;
+        }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + TERM;
-        let holder = Holder { session: Arc::downgrade(session), number, end, asked_back: false };
+        // What it has been told already is not told again.
+        let lasts = file.holders.get(&session.number).is_some_and(|had| had.lasts);
+        let holder = Holder { session: Arc::downgrade(session), number, end, lasts, asked_back: false };
         file.holders.insert(session.number, holder);
         true
     }
@@ -165,11 +234,19 @@ impl Leases {
             let mut until = self.inherited;
             for key in keys {
                 let Some(file) = files.get_mut(key) else { continue };
-                file.holders.retain(|_, holder| holder.end > now);
-                for (_, holder) in file.holders.iter().filter(|(number, _)| **number != session.number) {
-                    until = until.max(holder.end);
-                    if !asked && let Some(session) = holder.session.upgrade() {
-                        session.recall(Lease { of: *key, number: holder.number, is_late: false });
+                for (_, mut holder) in file.holders.extract_if(|number, holder| {
+                    holder.until() <= now && (!holder.lasts || *number != session.number)
+                }) {
+                    // It believes nothing now, but would again when it has renewed that.
+                    if holder.lasts {
+                        holder.ask_back(*key, true);
+                    }
+                }
+                for (_, holder) in file.holders.iter_mut().filter(|(number, _)| **number != session.number) {
+                    until = until.max(holder.until());
+                    if !asked {
+                        file.asked = Some(now);
+                        holder.ask_back(*key, false);
                     }
                 }
             }
@@ -188,12 +265,8 @@ impl Leases {
 
     /// Asks all leases back; nobody waits for them.
     pub(crate) fn recall_all(&self) {
-        for (key, file) in &*lock(&self.files) {
-            for holder in file.holders.values() {
-                if let Some(session) = holder.session.upgrade() {
-                    session.recall(Lease { of: *key, number: holder.number, is_late: false });
-                }
-            }
+        for (key, file) in &mut *lock(&self.files) {
+            file.holders.values_mut().for_each(|holder| holder.ask_back(*key, false));
         }
     }
 
@@ -230,9 +303,13 @@ impl Leases {
     pub(crate) fn tidy(&self, there: &[u64]) {
         let now = Instant::now();
         lock(&self.files).retain(|_, file| {
-            file.holders.retain(|_, holder| holder.end > now);
+            file.holders
+                .retain(|session, holder| holder.end > now || holder.lasts && there.contains(session));
             file.writers.retain(|session, _| there.contains(session));
-            !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
+            !file.changing.is_empty()
+                || !file.holders.is_empty()
+                || !file.writers.is_empty()
+                || file.is_restless()
         });
     }
 }
@@ -268,7 +345,7 @@ mod tests {
     const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
 
     fn session() -> Arc<Session> {
-        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
         session.hears(true);
         session
     }
@@ -276,24 +353,24 @@ mod tests {
     #[test]
     fn a_change_waits_for_the_others_to_give_back() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        assert!(leases.grant(&reader, KEY));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
-            let recalled = reader.recalled(TERM);
+            let recalled = reader.recalled(TERM).unwrap().0;
             let given_back = Instant::now();
             assert_eq!(recalled, [Lease { of: KEY, number: 0, is_late: false }]);
-            assert!(!leases.grant(&reader, KEY), "none while it is changed");
+            assert!(!leases.grant(&reader, KEY, FileType::RegularFile), "none while it is changed");
             leases.given_back(&reader, &recalled);
             assert!(changing.join().unwrap() >= given_back);
         });
-        assert!(leases.grant(&reader, KEY));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
     }
 
     #[test]
     fn who_does_not_answer_is_waited_for_until_his_term_is_over() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         let begun = Instant::now();
-        assert!(leases.grant(&reader, KEY));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
         leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM);
     }
@@ -301,11 +378,11 @@ mod tests {
     #[test]
     fn what_was_granted_since_is_not_given_back() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        assert!(leases.grant(&reader, KEY));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
         // Its term is over before it is given back.
         leases.change(&writer, &[KEY], |_| ());
-        assert!(leases.grant(&reader, KEY));
-        leases.given_back(&reader, &reader.recalled(TERM));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        leases.given_back(&reader, &reader.recalled(TERM).unwrap().0);
         let begun = Instant::now();
         leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM / 2, "it holds");
@@ -314,7 +391,7 @@ mod tests {
     #[test]
     fn a_session_does_not_wait_for_itself_nor_for_a_server_that_has_just_begun() {
         let (leases, session) = (Leases::new(true), session());
-        assert!(leases.grant(&session, KEY));
+        assert!(leases.grant(&session, KEY, FileType::RegularFile));
         let begun = Instant::now();
         leases.change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() < TERM);
@@ -328,24 +405,27 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         leases.change(&writer, &[KEY], |_| {
             leases.opened(&writer, KEY);
-            assert!(leases.grant(&writer, KEY), "he keeps what he opens");
-            assert!(!leases.grant(&reader, KEY));
+            assert!(leases.grant(&writer, KEY, FileType::RegularFile), "he keeps what he opens");
+            assert!(!leases.grant(&reader, KEY, FileType::RegularFile));
         });
-        assert!(!leases.grant(&reader, KEY));
-        assert!(leases.grant(&writer, KEY), "but he himself");
+        assert!(!leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&writer, KEY, FileType::RegularFile), "but he himself");
         leases.closed(&writer, KEY);
-        assert!(leases.grant(&reader, KEY));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
         leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.opened(&writer, FileKey { inode: 4, ..KEY });
         });
         leases.tidy(&[reader.number]);
-        assert!(leases.grant(&reader, FileKey { inode: 4, ..KEY }), "nor of one whose session has gone");
+        assert!(
+            leases.grant(&reader, FileKey { inode: 4, ..KEY }, FileType::RegularFile),
+            "nor of one whose session has gone"
+        );
     }
 
     #[test]
     fn who_does_not_listen_is_promised_nothing() {
         let (leases, session) = (Leases::new(true), session());
         session.hears(false);
-        assert!(!leases.grant(&session, KEY));
+        assert!(!leases.grant(&session, KEY, FileType::RegularFile));
     }
 }

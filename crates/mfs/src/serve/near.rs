@@ -127,7 +127,7 @@ impl Serving {
         let session = match sessions.get(&(self.node, GUESTS)) {
             Some(session) => session.clone(),
             None => {
-                let new = Session::new(&self.export, &self.budget)?;
+                let new = Session::new(&self.export, &self.budget, false)?;
                 sessions.insert((self.node, GUESTS), new.clone());
                 new
             }

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a group gets new marks; it is closed as much later. More than a lease's term.
-const LIFE: Duration = Duration::from_secs(5);
+const LIFE: Duration = Duration::from_secs(30);
 
 /// The most marks of one group: each keeps an inode in memory. Further files are as without all this.
 const MOST_MARKS: usize = 16_384;
@@ -44,9 +44,14 @@ const NAP: Duration = Duration::from_millis(1);
 /// Bytes of events that are read at once.
 const READ: usize = 16 << 10;
 
+/// How many wait to be read at most, before the kernel says that it has lost some (`fanotify/max_queued_events`, by default).
+const MOST_WAITING: usize = 16_384;
+
 /// What is done to a file.
 const OF_FILE: MaskFlags = MaskFlags::FAN_MODIFY
     .union(MaskFlags::FAN_ATTRIB)
+    // What is stored into a mapping is no news by itself.
+    .union(MaskFlags::FAN_CLOSE_WRITE)
     .union(MaskFlags::FAN_DELETE_SELF)
     .union(MaskFlags::FAN_MOVE_SELF);
 
@@ -81,7 +86,11 @@ struct Groups {
 
 /// What is watched on this node.
 #[derive(Debug)]
-pub(crate) struct Notices(Mutex<Groups>);
+pub(crate) struct Notices {
+    groups: Mutex<Groups>,
+    /// One at a time reads what there is to hear, and has it asked back before the next one finds nothing.
+    room: Mutex<Vec<u8>>,
+}
 
 impl Group {
     fn new() -> io::Result<Self> {
@@ -121,46 +130,82 @@ impl Group {
 }
 
 impl Notices {
+    fn of(groups: Groups) -> Self {
+        Self { groups: Mutex::new(groups), room: Mutex::new(vec![0; READ]) }
+    }
+
     /// Has the leases of a file asked back whenever a program of this node changes it, for the term at least. To be called
     /// before it is looked at.
     ///
     /// Where it cannot be, nothing is said: the term tells. A caller who may not read the file is one such case, since the
     /// calling thread is that by now.
-    pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) {
-        let group = &mut lock(&self.0).now;
-        if group.marked.contains(&key)
-            || group.marked.len() >= MOST_MARKS
-            || group.without.contains(&key.volume)
-        {
-            return;
+    /// Whether it is watched now.
+    pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
+        let group = &mut lock(&self.groups).now;
+        if group.marked.contains(&key) {
+            return true;
         }
-        let Err(error) = group.mark(fd, key, kind) else { return };
+        if group.marked.len() >= MOST_MARKS || group.without.contains(&key.volume) {
+            return false;
+        }
+        let Err(error) = group.mark(fd, key, kind) else { return true };
         let never = [libc::EOPNOTSUPP, libc::ENODEV, libc::EXDEV, libc::EINVAL, libc::EOVERFLOW];
         if error.raw_os_error().is_some_and(|errno| never.contains(&errno)) {
             tracing::info!(%error, volume = key.volume, "a file system without notices");
             group.without.insert(key.volume);
         }
+        false
     }
 
     /// Hears no more of what is done to this file, which is none of the directories, until it is watched again: as long as nobody can have a lease of it there
     /// is nobody to be told, and each write would cost its program twice what it costs otherwise.
     pub(crate) fn ignore(&self, fd: impl AsFd, key: FileKey) {
         let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-        let mut groups = lock(&self.0);
+        let mut groups = lock(&self.groups);
         let Groups { now, before } = &mut *groups;
         before.iter_mut().chain([now]).for_each(|group| group.unmark(&path, key));
     }
 
+    /// Hears all that there is, and asks back what it is about, before this returns: also if another thread has begun with that.
+    pub(crate) fn catch_up(&self, leases: &Leases) {
+        let mut room = lock(&self.room);
+        for source in self.sources() {
+            // As many as the kernel lets wait at most.
+            for _ in 0..MOST_WAITING.div_ceil(READ / 64) {
+                if !self.read(&source, &mut room, leases) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Reads what there is, if it is not too much, and asks back what it is about; whether there was any.
+    fn read(&self, source: &Fanotify, room: &mut [u8], leases: &Leases) -> bool {
+        let own = std::process::id().cast_signed();
+        let Ok(length) = rustix::io::read(source, &mut *room) else { return false };
+        for event in event::events(room.get(..length).unwrap_or_default()) {
+            if event.mask.contains(MaskFlags::FAN_Q_OVERFLOW) {
+                tracing::info!("notices were lost: all leases are asked back");
+                leases.noticed_all();
+            } else if event.process != own
+                && let Some(key) = self.file_of(&event)
+            {
+                leases.noticed(key);
+            }
+        }
+        length > 0
+    }
+
     /// The descriptors that events come from.
     fn sources(&self) -> Vec<Arc<Fanotify>> {
-        let groups = lock(&self.0);
+        let groups = lock(&self.groups);
         let before = groups.before.iter();
         before.chain([&groups.now]).map(|group| group.fanotify.clone()).collect()
     }
 
     /// Which file an event is about, if it is one that has a mark.
     fn file_of(&self, event: &Event) -> Option<FileKey> {
-        let mut groups = lock(&self.0);
+        let mut groups = lock(&self.groups);
         let Groups { now, before } = &mut *groups;
         let handle = event.handle.as_ref()?;
         let key = *before.iter().chain([&*now]).find_map(|group| group.called.get(handle))?;
@@ -173,16 +218,26 @@ impl Notices {
         Some(key)
     }
 
-    /// Begins a new group when this one is old enough.
-    fn turn(&self) {
-        let mut groups = lock(&self.0);
-        if groups.now.begun.elapsed() < LIFE.max(2 * TERM) || groups.now.marked.is_empty() {
-            return;
+    /// Begins a new group when this one is old enough, or full; says of which files nobody hears any more then.
+    fn turn(&self) -> Vec<FileKey> {
+        let mut groups = lock(&self.groups);
+        let least = if groups.now.marked.len() < MOST_MARKS { LIFE } else { TERM };
+        if groups.now.begun.elapsed() < least.max(2 * TERM) || groups.now.marked.is_empty() {
+            return Vec::new();
         }
         match Group::new() {
-            Ok(new) => groups.before = Some(std::mem::replace(&mut groups.now, new)),
-            // The old one goes on, and ends with its marks full.
-            Err(error) => tracing::info!(%error, "no new group of notices"),
+            Ok(new) => {
+                let now = std::mem::replace(&mut groups.now, new);
+                let last = groups.before.replace(now);
+                let still = groups.before.iter().flat_map(|group| &group.marked).collect::<HashSet<_>>();
+                let gone = last.iter().flat_map(|group| &group.marked).filter(|key| !still.contains(key));
+                gone.copied().collect()
+            }
+            Err(error) => {
+                // The old one goes on, and ends with its marks full.
+                tracing::info!(%error, "no new group of notices");
+                Vec::new()
+            }
         }
     }
 }
@@ -193,15 +248,14 @@ impl Notices {
 /// Without CAP_SYS_ADMIN, before Linux 5.1, or if the user has no more groups.
 pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
     let groups = Groups { now: Group::new()?, before: None };
-    let notices = Arc::new(Notices(Mutex::new(groups)));
+    let notices = Arc::new(Notices::of(groups));
     let (all, leases) = (notices.clone(), leases.clone());
     let keep = move || {
-        let mut room = vec![0; READ];
         while let Some(leases) = leases.upgrade() {
-            if hear(&all, &leases, &mut room) {
+            if hear(&all, &leases) {
                 std::thread::sleep(NAP);
             }
-            all.turn();
+            leases.unwatched(&all.turn());
         }
     };
     std::thread::Builder::new().name("notices".into()).spawn(keep)?;
@@ -209,29 +263,14 @@ pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
 }
 
 /// Waits for events, and asks back what they are about; whether there were any.
-fn hear(notices: &Notices, leases: &Leases, room: &mut [u8]) -> bool {
+fn hear(notices: &Notices, leases: &Leases) -> bool {
     let sources = notices.sources();
     let mut ready: Vec<_> = sources.iter().map(|source| PollFd::new(&**source, PollFlags::IN)).collect();
     let life = Timespec { tv_sec: LIFE.as_secs().cast_signed(), tv_nsec: 0 };
     let _none = poll(&mut ready, Some(&life));
-    let own = std::process::id().cast_signed();
-    let mut any = false;
-    for source in &sources {
-        // Each but once, so that who changes much cannot keep us at one.
-        let Ok(length) = rustix::io::read(&**source, &mut *room) else { continue };
-        for event in event::events(room.get(..length).unwrap_or_default()) {
-            any = true;
-            if event.mask.contains(MaskFlags::FAN_Q_OVERFLOW) {
-                tracing::info!("notices were lost: all leases are asked back");
-                leases.noticed_all();
-            } else if event.process != own
-                && let Some(key) = notices.file_of(&event)
-            {
-                leases.noticed(key);
-            }
-        }
-    }
-    any
+    let mut room = lock(&notices.room);
+    // Each but once, so that who changes much cannot keep us at one.
+    sources.iter().fold(false, |any, source| notices.read(source, &mut room, leases) || any)
 }
 
 #[cfg(test)]

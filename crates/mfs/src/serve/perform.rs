@@ -142,7 +142,8 @@ impl Performance<'_> {
         // What is found on the way is looked at from the end of the path; but that there is nothing ends it.
         if matches!(deed, Deed::Lookup { .. }) {
             let looked = self.act(deed, data, out);
-            let is_nothing = matches!(looked, Err(Fault::Errno(Errno::NOENT | Errno::ACCESS)));
+            let is_nothing =
+                matches!(looked, Err(Fault::Errno(Errno::NOENT | Errno::ACCESS)) | Ok(Answer::Nothing(_)));
             return if is_nothing && !self.stand(steps)? { Ok(Answer::Elsewhere) } else { looked };
         }
         if self.stand(steps)? { self.act(deed, data, out) } else { Ok(Answer::Elsewhere) }
@@ -153,8 +154,11 @@ impl Performance<'_> {
             Deed::Lookup { dir, name } => {
                 // The promise of the directory first: it is of what its names mean then.
                 let under = self.named_in(dir)?;
-                let (fd, place) = self.step(dir, &name)?;
-                Answer::Found(self.found(fd, place)?, under)
+                match self.step(dir, &name) {
+                    Ok((fd, place)) => Answer::Found(self.found(fd, place)?, under),
+                    Err(Fault::Errno(Errno::NOENT)) if under.lasts => Answer::Nothing(under),
+                    Err(fault) => return Err(fault),
+                }
             }
             Deed::Stat { of } => Answer::Attributes(self.leased(&self.object(of)?.fd)?),
             Deed::Set { of, opened, change } => self.set(of, opened, &change)?,

@@ -80,6 +80,10 @@ impl Lane {
 struct Ear {
     listeners: usize,
     recalled: Vec<Lease>,
+    /// How many there were so far.
+    told: u64,
+    /// There were too many.
+    lost: bool,
 }
 
 /// An object with how often it was looked up.
@@ -112,6 +116,10 @@ type Owners = HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>;
 pub(crate) struct Session {
     /// Chosen at random.
     pub(crate) number: u64,
+    /// It goes by lasting leases.
+    pub(crate) lasting: bool,
+    /// When it has renewed them last.
+    renewed: Mutex<Option<Instant>>,
     root: Arc<Held>,
     pub(crate) budget: Arc<Budget>,
     objects: Mutex<Objects>,
@@ -131,9 +139,9 @@ impl Session {
     ///
     /// # Errors
     /// If the root cannot be opened.
-    pub(crate) fn new(export: &Export, budget: &Arc<Budget>) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn new(export: &Export, budget: &Arc<Budget>, lasting: bool) -> Result<Arc<Self>, Errno> {
         // A client that asks a new server for what it had from an old one must not get something else.
-        Self::counting_from(beginning(), export, budget)
+        Self::counting_from(beginning(), export, budget, lasting)
     }
 
     /// The same, with objects and open files that are counted from here.
@@ -141,11 +149,14 @@ impl Session {
         first: u64,
         export: &Export,
         budget: &Arc<Budget>,
+        lasting: bool,
     ) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         let session = Arc::new(Self {
             number: beginning(),
+            lasting,
+            renewed: Mutex::default(),
             root: Arc::new(Held { fd, key, place: export.root() }),
             budget: budget.clone(),
             objects: Mutex::new(Objects { next: first, ..Objects::default() }),
@@ -271,24 +282,47 @@ impl Session {
     /// Asks a lease back.
     pub(crate) fn recall(&self, lease: Lease) {
         let mut ear = lock(&self.ear);
+        ear.told += 1;
         // Who hears nothing is waited for until the term is over anyway.
         if ear.recalled.len() < MOST_UNHEARD {
             ear.recalled.push(lease);
+        } else {
+            (ear.lost, ear.recalled) = (true, Vec::new());
         }
         drop(ear);
         self.heard.notify_one();
     }
 
-    /// What is asked back, as soon as there is something, or nothing after a while.
-    pub(crate) fn recalled(&self, most: Duration) -> Vec<Lease> {
+    /// How many leases were asked back so far.
+    pub(crate) fn told(&self) -> u64 {
+        lock(&self.ear).told
+    }
+
+    /// Its lasting leases hold for another term.
+    pub(crate) fn renews(&self) {
+        *lock(&self.renewed) = Some(Instant::now());
+    }
+
+    /// When it has renewed them last.
+    pub(crate) fn renewed(&self) -> Option<Instant> {
+        *lock(&self.renewed)
+    }
+
+    /// What is asked back, as soon as there is something, or nothing after a while; and how many that makes so far. `None` if some
+    /// cannot be said any more.
+    pub(crate) fn recalled(&self, most: Duration) -> Option<(Vec<Lease>, u64)> {
         let ear = lock(&self.ear);
         let mut ear = self
             .heard
-            .wait_timeout_while(ear, most, |ear| ear.recalled.is_empty())
+            .wait_timeout_while(ear, most, |ear| ear.recalled.is_empty() && !ear.lost)
             .unwrap_or_else(PoisonError::into_inner)
             .0;
+        if std::mem::take(&mut ear.lost) {
+            return None;
+        }
         let rest = ear.recalled.len().min(MOST_RECALLED);
-        ear.recalled.drain(..rest).collect()
+        let leases = ear.recalled.drain(..rest).collect();
+        Some((leases, ear.told - ear.recalled.len() as u64))
     }
 
     /// A lane, which one connection at a time uses: this one now. The one that had it is ended.
@@ -351,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_file_of_two_names_is_one_object() {
-        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
         let one = session.hold(held(7)).unwrap();
         assert_eq!(session.hold(held(7)).unwrap(), one);
         session.forget(one, 1);
@@ -363,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_forgotten_when_there_are_too_many_and_the_root_never() {
-        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
         let all: Vec<_> = (0..1000).map(|n| session.hold(held(n)).unwrap()).collect();
         assert!(session.object(all[989]).is_none());
         assert!(all[990..].iter().all(|object| session.object(*object).is_some()));
@@ -374,7 +408,7 @@ mod tests {
 
     #[test]
     fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
-        let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut first = connect();

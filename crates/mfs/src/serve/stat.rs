@@ -36,6 +36,7 @@ pub(crate) fn attributes_of(fd: impl AsFd, volume: u64) -> Result<Attributes, Er
         written: moment(stat.stx_mtime),
         changed: moment(stat.stx_ctime),
         lease: 0,
+        lasts: false,
         settled: settled(moment(stat.stx_ctime)),
     })
 }

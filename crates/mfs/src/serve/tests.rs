@@ -72,7 +72,7 @@ impl Served {
 }
 
 fn begin(version: u16, lane: u16, given_up: u64) -> Ask {
-    Ask::Begin { version, session: [7; 16], lane, given_up, ear: false }
+    Ask::Begin { version, session: [7; 16], lane, given_up, ear: false, lasting: true }
 }
 
 fn to_do(deed: Deed) -> Ask {
@@ -94,7 +94,7 @@ fn said(link: &mut Link, kind: u8, tag: u64, bytes: &[u8]) -> Option<Answer> {
     match link.recv(Instant::now() + LONG) {
         Ok(frame) => {
             assert_eq!((frame.kind, frame.tag), (ANSWER, tag));
-            Some(tern_wire::decode(&frame.payload).unwrap())
+            Some(tern_wire::decode::<(u64, Answer)>(&frame.payload).unwrap().1)
         }
         Err(LinkError::Timeout) => panic!("it hangs"),
         Err(_) => None,

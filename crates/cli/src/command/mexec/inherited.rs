@@ -62,6 +62,7 @@ pub(super) fn task(program: &OsStr, arguments: &[&OsStr]) -> Result<Task, Failur
         terminal: None,
         input: has_input(),
         joined: are_joined(),
+        scratch: false,
     })
 }
 

@@ -53,12 +53,19 @@ fn faced(
             });
         }
     });
-    let common = Common { identity: one, map: map.clone(), session: [0; 16], patience };
+    let common = Common {
+        identity: one,
+        map: map.clone(),
+        session: [0; 16],
+        patience,
+        lasting: true,
+        forgetting: Forgetting::default(),
+    };
     Faced { peer: Peer::new(NodeId(2), Arc::new(common)), map }
 }
 
 fn say(link: &mut Link, tag: u64, answer: &Answer) -> Result<(), LinkError> {
-    let bytes = tern_wire::encode(answer).unwrap();
+    let bytes = tern_wire::encode(&(0_u64, answer)).unwrap();
     link.send(ANSWER, tag, &[&bytes], Instant::now() + LOOK)
 }
 
@@ -70,7 +77,7 @@ const STAT: Deed = Deed::StatFs { of: crate::message::ROOT };
 
 /// Something that is no answer to this ask.
 fn nonsense(which: usize, link: &mut Link, tag: u64) -> Result<(), LinkError> {
-    let done = tern_wire::encode(&Answer::Done).unwrap();
+    let done = tern_wire::encode(&(0_u64, Answer::Done)).unwrap();
     let (kind, tag, bytes) = match which {
         0 => (ANSWER, tag + 1, &done[..]),
         1 => (ANSWER, tag - 1, &done[..]),

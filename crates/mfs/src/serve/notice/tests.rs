@@ -36,7 +36,7 @@ fn heard() -> Option<(Arc<Leases>, Arc<Session>)> {
         eprintln!("not here: {error}");
         return None;
     }
-    let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
     session.hears(true);
     Some((leases, session))
 }
@@ -52,8 +52,8 @@ fn is_asked_back(leases: &Leases, session: &Arc<Session>, path: &Path, line: &st
     let begun = Instant::now();
     while begun.elapsed() < SOON {
         let (fd, key, kind) = held(path);
-        assert!(leases.grant(session, key));
-        leases.watch(&fd, key, kind);
+        assert!(leases.grant(session, key, kind));
+        leases.watch(session, &fd, key, kind);
         assert!(
             Command::new("sh")
                 .args(["-c", line])
@@ -62,7 +62,7 @@ fn is_asked_back(leases: &Leases, session: &Arc<Session>, path: &Path, line: &st
                 .unwrap()
                 .success()
         );
-        if session.recalled(TERM).iter().any(|lease| lease.of == key) {
+        if session.recalled(TERM).unwrap().0.iter().any(|lease| lease.of == key) {
             return true;
         }
     }
@@ -109,32 +109,32 @@ fn what_is_done_by_ourselves_is_no_news() {
     fs::write(&own, "one").unwrap();
     fs::write(&other, "one").unwrap();
     let (own_fd, own_key, kind) = held(&own);
-    assert!(leases.grant(&session, own_key));
-    leases.watch(&own_fd, own_key, kind);
+    assert!(leases.grant(&session, own_key, kind));
+    leases.watch(&session, &own_fd, own_key, kind);
     fs::write(&own, "two").unwrap();
     // What comes behind it is heard.
     assert!(is_asked_back(&leases, &session, &other, "printf two > other"));
-    assert!(session.recalled(Duration::ZERO).iter().all(|lease| lease.of != own_key));
+    assert!(session.recalled(Duration::ZERO).unwrap().0.iter().all(|lease| lease.of != own_key));
 }
 
 #[test]
 fn a_lease_is_asked_back_once_and_all_of_them_when_notices_were_lost() {
     let leases = Leases::new(true);
-    let session = Session::new(&Export::default(), &Budget::new(10)).unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
     session.hears(true);
     let key = |inode| FileKey { volume: 1, device: 1, inode };
     for inode in 0..3 {
-        assert!(leases.grant(&session, key(inode)));
+        assert!(leases.grant(&session, key(inode), FileType::RegularFile));
     }
     leases.noticed(key(1));
     leases.noticed(key(1));
     leases.noticed(key(7));
-    assert_eq!(session.recalled(TERM).len(), 1);
+    assert_eq!(session.recalled(TERM).unwrap().0.len(), 1);
     leases.noticed_all();
-    assert_eq!(session.recalled(TERM).len(), 2);
-    assert!(leases.grant(&session, key(1)));
+    assert_eq!(session.recalled(TERM).unwrap().0.len(), 2);
+    assert!(leases.grant(&session, key(1), FileType::RegularFile));
     leases.noticed(key(1));
-    assert_eq!(session.recalled(TERM).len(), 1, "the next lease is another one");
+    assert_eq!(session.recalled(TERM).unwrap().0.len(), 1, "the next lease is another one");
 }
 
 #[test]
@@ -143,17 +143,17 @@ fn marks_last_for_longer_than_what_they_are_for() {
     let place = Place::new("turn");
     let file = place.0.join("file");
     fs::write(&file, "one").unwrap();
-    let notices = Notices(Mutex::new(Groups { now: group, before: None }));
+    let notices = Notices::of(Groups { now: group, before: None });
     let (fd, key, kind) = held(&file);
     notices.watch(&fd, key, kind);
     let handle = Some(Handle::of(&fd, key.volume).unwrap());
     let event = |mask| Event { mask, process: 1, handle: handle.clone() };
     let age = |notices: &Notices| {
-        lock(&notices.0).now.begun = Instant::now().checked_sub(2 * LIFE).unwrap();
+        lock(&notices.groups).now.begun = Instant::now().checked_sub(2 * LIFE).unwrap();
         notices.turn();
     };
     notices.turn();
-    assert!(lock(&notices.0).before.is_none(), "it is young");
+    assert!(lock(&notices.groups).before.is_none(), "it is young");
     age(&notices);
     assert_eq!(notices.sources().len(), 2);
     assert_eq!(notices.file_of(&event(MaskFlags::FAN_MODIFY)), Some(key));
@@ -161,9 +161,9 @@ fn marks_last_for_longer_than_what_they_are_for() {
     age(&notices);
     assert_eq!(notices.file_of(&event(MaskFlags::FAN_MODIFY)), Some(key));
     notices.watch(&fd, key, kind);
-    assert!(lock(&notices.0).now.marked.contains(&key));
+    assert!(lock(&notices.groups).now.marked.contains(&key));
     assert_eq!(notices.file_of(&event(MaskFlags::FAN_DELETE_SELF)), Some(key));
-    assert!(!lock(&notices.0).now.marked.contains(&key), "another one may have its number");
+    assert!(!lock(&notices.groups).now.marked.contains(&key), "another one may have its number");
 }
 
 #[test]
@@ -174,12 +174,12 @@ fn what_nobody_can_believe_is_not_listened_for() {
     fs::write(&quiet, "one").unwrap();
     fs::write(&other, "one").unwrap();
     let (fd, key, kind) = held(&quiet);
-    assert!(leases.grant(&session, key));
-    leases.watch(&fd, key, kind);
+    assert!(leases.grant(&session, key, kind));
+    leases.watch(&session, &fd, key, kind);
     leases.ignore(&fd, key);
     assert!(Command::new("sh").args(["-c", "printf two >$0"]).arg(&quiet).status().unwrap().success());
     // What comes behind it is heard.
     assert!(is_asked_back(&leases, &session, &other, "printf two > other"));
-    assert!(session.recalled(Duration::ZERO).iter().all(|lease| lease.of != key));
+    assert!(session.recalled(Duration::ZERO).unwrap().0.iter().all(|lease| lease.of != key));
     assert!(is_asked_back(&leases, &session, &quiet, "printf two > quiet"), "it is watched again");
 }

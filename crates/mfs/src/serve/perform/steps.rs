@@ -53,7 +53,8 @@ impl Performance<'_> {
         let length_only = &mut [0_u8; 0][..];
         let may_differ = self.export.squash_root
             || rustix::fs::getxattr(path(fd), "system.posix_acl_access", length_only).is_ok();
-        Ok(Attributes { lease: if may_differ { 0 } else { is.lease }, ..is })
+        let lease = if may_differ { 0 } else { is.lease };
+        Ok(Attributes { lease, lasts: is.lasts && lease > 0, ..is })
     }
 
     /// What an object is like, with a lease of that if it can have one.
@@ -61,12 +62,12 @@ impl Performance<'_> {
         let is = stat::attributes(&fd)?;
         let kind = FileType::from_raw_mode(is.mode);
         if !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink)
-            || !self.leases.grant(self.session, is.key)
+            || !self.leases.grant(self.session, is.key, kind)
         {
             return Ok(is);
         }
-        self.leases.watch(&fd, is.key, kind);
+        let lasts = self.leases.watch(self.session, &fd, is.key, kind);
         // What was there before the promise was made may have changed.
-        Ok(Attributes { lease: leases::MILLIS, ..stat::attributes_of(fd, is.key.volume)? })
+        Ok(Attributes { lease: leases::MILLIS, lasts, ..stat::attributes_of(fd, is.key.volume)? })
     }
 }

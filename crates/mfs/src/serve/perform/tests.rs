@@ -22,7 +22,7 @@ impl Exported {
         std::fs::create_dir(&path).unwrap();
         let path = path.canonicalize().unwrap();
         let export = Export { paths: vec![path.clone()], ..Export::default() };
-        let session = Session::new(&export, &Budget::new(1000)).unwrap();
+        let session = Session::new(&export, &Budget::new(1000), false).unwrap();
         Self { path, export, session, leases: Leases::new(true) }
     }
 
@@ -155,9 +155,12 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let exported = Exported::new("unheard");
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
-    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     other.hears(true);
-    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
+    assert!(
+        !exported.leases.grant(&other, found.attributes.key, FileType::RegularFile),
+        "it is open for writing"
+    );
     let answer = Answer::Created(found, opened, found.attributes);
     let mut lane = Lane { newest: 7, heard: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
     assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
@@ -166,7 +169,7 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     release::unheard(&exported.session, &exported.leases, &given_up);
     assert!(exported.session.file(opened).is_none());
     assert!(exported.session.object(found.object).is_none());
-    assert!(exported.leases.grant(&other, found.attributes.key));
+    assert!(exported.leases.grant(&other, found.attributes.key, FileType::RegularFile));
     assert_eq!(lane.give_up(7), None, "once");
     assert_eq!(lane.newest, 8, "it is not done late");
 }
@@ -187,9 +190,12 @@ fn what_is_let_go_twice_is_let_go_once() {
         }
     }
     exported.perform(lock(2), &[]).unwrap();
-    let other = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     other.hears(true);
-    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
+    assert!(
+        !exported.leases.grant(&other, found.attributes.key, FileType::RegularFile),
+        "it is open once more"
+    );
 }
 
 #[test]
@@ -251,15 +257,18 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     };
     assert_eq!((found.object, found.attributes.size), (object, 9));
     // Who believes something of it is asked to forget that.
-    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     reader.hears(true);
-    assert!(exported.leases.grant(&reader, found.attributes.key));
+    assert!(exported.leases.grant(&reader, found.attributes.key, FileType::RegularFile));
     let Answer::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
         panic!("nor now")
     };
     assert_eq!((found.object, found.attributes.size), (object, 0));
-    assert_eq!(reader.recalled(leases::TERM)[0].of, found.attributes.key);
-    assert!(!exported.leases.grant(&reader, found.attributes.key), "it is open for writing");
+    assert_eq!(reader.recalled(leases::TERM).unwrap().0[0].of, found.attributes.key);
+    assert!(
+        !exported.leases.grant(&reader, found.attributes.key, FileType::RegularFile),
+        "it is open for writing"
+    );
 }
 
 #[test]
@@ -271,18 +280,18 @@ fn who_waits_for_one_file_does_not_change_another() {
         let object = exported.object(&exported.path.join(name));
         exported.session.object(object).unwrap().key
     });
-    let reader = Session::new(&exported.export, &Budget::new(1000)).unwrap();
+    let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     reader.hears(true);
-    assert!(exported.leases.grant(&reader, old));
+    assert!(exported.leases.grant(&reader, old, FileType::RegularFile));
     std::thread::scope(|scope| {
         let unlink = Deed::Unlink { dir, name: Name::from(OsStr::new("old")) };
         let unlinking = scope.spawn(|| exported.perform(unlink, &[]).map(drop));
-        let first = reader.recalled(leases::TERM);
+        let first = reader.recalled(leases::TERM).unwrap().0;
         assert_eq!(first[0].of, old);
-        assert!(exported.leases.grant(&reader, new));
+        assert!(exported.leases.grant(&reader, new, FileType::RegularFile));
         std::fs::rename(exported.path.join("new"), exported.path.join("old")).unwrap();
         exported.leases.given_back(&reader, &first);
-        assert_eq!(reader.recalled(leases::TERM)[0].of, new);
+        assert_eq!(reader.recalled(leases::TERM).unwrap().0[0].of, new);
         unlinking.join().unwrap().unwrap();
     });
     assert!(!exported.path.join("old").exists());

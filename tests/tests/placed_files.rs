@@ -1,0 +1,137 @@
+//! What commands that are placed elsewhere see of their home's files, which they believe for long: never what was over before they began,
+//! before they were told something, or before anything else that they have seen.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Stdio};
+use tern_tests::cluster::Cluster;
+
+/// Rounds of each kind; a stale name or file in one of them is a failure.
+const ROUNDS: usize = 150;
+
+/// A line of a shell on node 1, in a directory of its own.
+fn home(cluster: &Cluster, line: &str) -> String {
+    let script = format!("mkdir -p /tmp/d && cd /tmp/d && {line}");
+    String::from_utf8(cluster.run(1, &["sh", "-ec", &script]).unwrap()).unwrap()
+}
+
+fn changes_before_each_command(cluster: &Cluster, rounds: usize) {
+    // Each looks at what is to be there only in the next round, and so believes that it is not.
+    let there = "cat f g l; test -e new$0 && echo new; test -e new$1 || echo none; cat dir/x; ls | wc -l";
+    let line = format!(
+        "n=0; while [ $n -lt {rounds} ]; do \
+            n=$((n + 1)); next=$((n + 1)); text=$(printf %06d $n); \
+            printf $text > f; printf $text > g.new; mv g.new g; printf $text > l$n; ln -sfn l$n l; \
+            : > new$n; rm -f new$((n - 1)); rm -rf dir; mkdir dir; echo $text > dir/x; \
+            expected=$(sh -c '{there}' $n $next); seen=$(mexec -n 2 sh -c '{there}' $n $next); \
+            [ \"$seen\" = \"$expected\" ] || echo \"round $n: $seen and not $expected\"; \
+         done"
+    );
+    assert_eq!(home(cluster, &line), "");
+}
+
+#[test]
+fn what_was_done_before_it_began_is_seen() {
+    let cluster = Cluster::with_nodes("placedbefore", 2).unwrap();
+    changes_before_each_command(&cluster, ROUNDS);
+    // Also behind another server of files, which knows nothing of what the last one had promised.
+    let kill = "pkill -9 -f 'tern-mf[s].*serve'; printf anew > f; mexec -n 2 cat f; printf agai > f; mexec -n 2 cat f";
+    assert_eq!(home(&cluster, kill), "anewagai");
+    changes_before_each_command(&cluster, 10);
+}
+
+/// A command on node 2 that answers each line of its input with one.
+struct Answering {
+    child: Child,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Answering {
+    fn new(cluster: &Cluster, script: &str) -> Self {
+        let mut command = cluster.command(1, "mexec");
+        command.args(["-n", "2", "sh", "-c", script]).current_dir("/tmp");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, answers }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _status = self.child.wait();
+    }
+}
+
+#[test]
+fn what_was_done_before_it_was_told_is_seen() {
+    let cluster = Cluster::with_nodes("placedtold", 2).unwrap();
+    home(&cluster, "echo 0 > f; ln -s none l");
+    let mut command = Answering::new(
+        &cluster,
+        "cd d; while read n; do echo $(cat f) $(test -e x$n && echo there) $(test -e x$((n + 1)) || echo none) $(readlink l); done",
+    );
+    let mut writer = cluster.command(1, "sh");
+    let script = "cd /tmp/d; while read n; do echo $n > f; : > x$n; ln -sfn to$n l; echo done; done";
+    let mut writer = writer.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut done = BufReader::new(writer.stdout.take().unwrap());
+    for n in 1..=ROUNDS {
+        writeln!(writer.stdin.as_mut().unwrap(), "{n}").unwrap();
+        done.read_line(&mut String::new()).unwrap();
+        command.tell(&n.to_string());
+        assert_eq!(command.answer(), format!("{n} there none to{n}\n"));
+    }
+    drop(writer.stdin.take());
+    writer.wait().unwrap();
+}
+
+#[test]
+fn what_was_done_before_anything_that_it_finds_is_seen() {
+    let cluster = Cluster::with_nodes("placedfinds", 2).unwrap();
+    home(&cluster, "echo 0 > f; mkdir names");
+    // It reads the file, and believes it; then it waits for a name, and for a line in another file, and reads it again.
+    let script = format!(
+        "cd d; n=0; while [ $n -lt {ROUNDS} ]; do n=$((n + 1)); cat f > /dev/null; \
+            until [ -e names/go$n ]; do :; done; a=$(cat f); \
+            until [ $(cat line) = $n ]; do :; done; echo $a $(cat f) > answer; mv answer answer$n; done; echo over"
+    );
+    home(&cluster, "echo 0 > line");
+    let mut command = Answering::new(&cluster, &script);
+    let line = format!(
+        "n=0; while [ $n -lt {ROUNDS} ]; do n=$((n + 1)); echo $n.1 > f; : > names/go$n; \
+            sleep 0.002; echo $n.2 > f; echo $n > line.new; mv line.new line; \
+            until [ -e answer$n ]; do sleep 0.001; done; \
+            case $(cat answer$n) in \"$n.1 $n.2\" | \"$n.2 $n.2\") ;; *) echo \"round $n: $(cat answer$n)\";; esac; done"
+    );
+    assert_eq!(home(&cluster, &line), "");
+    assert_eq!(command.answer(), "over\n");
+}
+
+#[test]
+fn what_another_node_s_command_has_done_is_seen() {
+    let cluster = Cluster::with_nodes("placedboth", 3).unwrap();
+    let line = "for n in $(seq 60); do \
+            mexec -n 2 sh -c 'echo $0 > f; mkdir d$0; echo $0 > d$0/g' $n; \
+            seen=$(mexec -n 3 sh -c 'cat f d$0/g; test -e d$1 || echo none; rm -r d$0' $n $((n + 1)) | tr '\\n' ' '); \
+            [ \"$seen\" = \"$n $n none \" ] || echo \"round $n: $seen\"; \
+            mexec -n 2 test -e d$n && echo \"round $n: d$n is there\"; done; true";
+    assert_eq!(home(&cluster, line), "");
+}
+
+#[test]
+fn an_open_file_of_two_has_the_locks_of_one_each() {
+    let cluster = Cluster::with_nodes("placedlock", 2).unwrap();
+    // Both have opened it alike: the second gets nothing of the first one's lock.
+    let line = "echo x > f; mexec -n 2 sh -c 'cat f > /dev/null; exec 8< f 9< f; flock -x 8; flock -n -x 9 || echo held; flock -u 8; flock -n -x 9 && echo had'";
+    assert_eq!(home(&cluster, line), "held\nhad\n");
+}
