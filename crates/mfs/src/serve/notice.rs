@@ -250,9 +250,12 @@ pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
     let groups = Groups { now: Group::new()?, before: None };
     let notices = Arc::new(Notices::of(groups));
     let (all, leases) = (notices.clone(), leases.clone());
+    // Tests want to see who asks for what there is to hear, and who only hears of it by chance.
+    let late = std::env::var("TERN_LATE_NOTICES").ok().and_then(|millis| millis.parse().ok());
+    let late = late.map(Duration::from_millis);
     let keep = move || {
         while let Some(leases) = leases.upgrade() {
-            if hear(&all, &leases) {
+            if hear(&all, &leases, late) {
                 std::thread::sleep(NAP);
             }
             leases.unwatched(&all.turn());
@@ -263,11 +266,12 @@ pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
 }
 
 /// Waits for events, and asks back what they are about; whether there were any.
-fn hear(notices: &Notices, leases: &Leases) -> bool {
+fn hear(notices: &Notices, leases: &Leases, late: Option<Duration>) -> bool {
     let sources = notices.sources();
     let mut ready: Vec<_> = sources.iter().map(|source| PollFd::new(&**source, PollFlags::IN)).collect();
     let life = Timespec { tv_sec: LIFE.as_secs().cast_signed(), tv_nsec: 0 };
     let _none = poll(&mut ready, Some(&life));
+    late.into_iter().for_each(std::thread::sleep);
     let mut room = lock(&notices.room);
     // Each but once, so that who changes much cannot keep us at one.
     sources.iter().fold(false, |any, source| notices.read(source, &mut room, leases) || any)
