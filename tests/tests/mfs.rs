@@ -385,7 +385,7 @@ fn there_is_no_way_out_of_it() {
     sh(
         &cluster,
         2,
-        "echo second > /tmp/mine; ln -s /tmp/mine /tmp/link; ln -s ../../../../../tmp/mine /tmp/up",
+        "echo second > /tmp/mine; ln -sf /tmp/mine /tmp/link; ln -sf ../../../../../tmp/mine /tmp/up",
     );
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/mine /mfs/2/tmp/link"), "second\nfirst\n");
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/up"), "first\n");

@@ -325,7 +325,7 @@ mod tests {
         maker.rights_change();
         assert!(!maker.may(7, &root));
         made(&root, 60_000);
-        peer.count_recall();
+        peer.count_recall(|| ());
         assert!(!maker.may(7, &root), "another node may have changed it");
         made(&root, 0);
         assert!(!maker.may(7, &root), "nobody has promised anything");

@@ -422,6 +422,75 @@ mod tests {
         );
     }
 
+    /// Somebody who has a lease of that file which lasts.
+    fn lasting(leases: &Leases) -> Arc<Session> {
+        let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+        session.hears(true);
+        assert!(leases.grant(&session, KEY, FileType::RegularFile));
+        let mut files = lock(&leases.files);
+        let holder = files.get_mut(&KEY).unwrap().holders.get_mut(&session.number).unwrap();
+        // Its term is over.
+        (holder.lasts, holder.end) = (true, Instant::now());
+        session
+    }
+
+    #[test]
+    fn what_lasts_is_told_of_changes_when_its_term_is_over_and_waited_for_when_that_was_renewed() {
+        let (leases, writer) = (Leases::new(true), session());
+        let reader = lasting(&leases);
+        leases.tidy(&[reader.number]);
+        let begun = Instant::now();
+        leases.change(&writer, &[KEY], |waited| assert!(!waited));
+        assert!(begun.elapsed() < TERM / 2);
+        assert_eq!(reader.recalled(Duration::ZERO).unwrap().0.len(), 1);
+        // Once.
+        leases.change(&writer, &[KEY], |_| ());
+        assert_eq!((reader.recalled(Duration::ZERO).unwrap(), reader.told()), ((Vec::new(), 1), 1));
+
+        let reader = lasting(&leases);
+        leases.renew(&reader);
+        let begun = Instant::now();
+        leases.change(&writer, &[KEY], |_| ());
+        assert!(begun.elapsed() >= TERM / 2, "it does not answer");
+        // What it renews meanwhile is not that: nobody is waited for for ever.
+        let reader = lasting(&leases);
+        leases.renew(&reader);
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
+            let asked = reader.recalled(TERM).unwrap().0;
+            assert_eq!(asked.len(), 1);
+            let begun = Instant::now();
+            while !changing.is_finished() {
+                leases.renew(&reader);
+                std::thread::sleep(TERM / 20);
+                assert!(begun.elapsed() < 10 * TERM);
+            }
+        });
+    }
+
+    #[test]
+    fn what_lasts_ends_with_its_mark_and_with_its_session() {
+        let leases = Leases::new(true);
+        let reader = lasting(&leases);
+        leases.unwatched(&[KEY]);
+        leases.noticed(KEY);
+        assert_eq!(reader.recalled(Duration::ZERO).unwrap().0.len(), 1);
+        let gone = lasting(&leases);
+        leases.tidy(&[]);
+        assert!(lock(&leases.files).get(&KEY).is_none_or(|file| file.holders.is_empty()));
+        drop(gone);
+    }
+
+    #[test]
+    fn nothing_of_a_directory_lasts_while_others_are_at_work_in_it() {
+        let leases = Leases::new(true);
+        let reader = lasting(&leases);
+        leases.noticed(KEY);
+        assert!(!leases.grant(&reader, KEY, FileType::Directory));
+        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&session(), KEY, FileType::Directory), "who asks each time may have one");
+    }
+
     #[test]
     fn who_does_not_listen_is_promised_nothing() {
         let (leases, session) = (Leases::new(true), session());

@@ -407,6 +407,20 @@ mod tests {
     }
 
     #[test]
+    fn who_cannot_be_told_all_is_told_that() {
+        let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+        let lease =
+            |number| Lease { of: FileKey { volume: 1, device: 1, inode: number }, number, is_late: true };
+        (0..5000).for_each(|number| session.recall(lease(number)));
+        let (first, told) = session.recalled(Duration::ZERO).unwrap();
+        assert_eq!((first.len(), told, session.told()), (MOST_RECALLED, MOST_RECALLED as u64, 5000));
+        assert_eq!(session.recalled(Duration::ZERO).unwrap().1, 5000);
+        (0..=MOST_UNHEARD as u64).for_each(|number| session.recall(lease(number)));
+        assert_eq!(session.recalled(Duration::ZERO), None);
+        assert_eq!(session.recalled(Duration::ZERO), Some((Vec::new(), session.told())));
+    }
+
+    #[test]
     fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
         let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
