@@ -1,0 +1,78 @@
+# A cluster inside this machine, as bed.py has it for the other benchmarks, and what its nodes use, read from outside of them.
+# $programs and $lab are said by who sources this.
+# shellcheck shell=bash
+# shellcheck disable=SC2154,SC2034
+
+processors=$(nproc)
+nodes=() first=() address=()
+
+# The control group that counts what a node uses, in version 1 or 2.
+group() {
+    local mount
+    for mount in cpuacct cpu,cpuacct .; do
+        [[ ! -d /sys/fs/cgroup/$mount/tern-lab/$lab/node$1 ]] || { echo "/sys/fs/cgroup/$mount/tern-lab/$lab/node$1"; return; }
+    done
+    echo "bench-builds: no control group counts what node $1 uses" >&2
+    return 1
+}
+
+# CPU microseconds that all of these nodes have used.
+used() {
+    local node place
+    for node; do
+        place=$(group "$node")
+        cat "$place/cpuacct.usage" 2>/dev/null || sed -n 's/^usage_usec \(.*\)/\1000/p' "$place/cpu.stat"
+    done | awk '{ sum += $1 } END { printf "%d\n", sum / 1000 }'
+}
+
+pids() { find "$(group "$1")" -name cgroup.procs -exec cat {} + 2>/dev/null || true; }
+
+# Bytes that all nodes have sent. Read from outside, which costs the nodes nothing.
+sent() {
+    local node
+    for node in "${nodes[@]}"; do
+        sed -n 's/^ *eth0: *//p' "/proc/${first[node]}/net/dev"
+    done | awk '{ sum += $9 } END { printf "%d\n", sum }'
+}
+
+# Whatever else runs on this machine waits while nodes have something to do (10000), or does so no more (100).
+go_first() {
+    local path
+    for path in /sys/fs/cgroup/{cpu,cpu\,cpuacct,.}/tern-lab{,"/$lab"}; do
+        [[ ! -e $path/cpu.shares ]] || echo $(($1 == 100 ? 1024 : 262144)) >"$path/cpu.shares"
+        [[ ! -e $path/cpu.weight ]] || echo "$1" >"$path/cpu.weight"
+    done
+}
+
+# Runs a script on a node, on the one processor that the node has a share of.
+on() {
+    "$programs/tern" lab exec --lab "$lab" "$1" -- taskset -c $((($1 - 1) % processors)) \
+        bash -c "PATH=$programs:\$PATH; cd; $2" </dev/null
+}
+
+# Makes a cluster of so many nodes: together they have 3/4 of the machine, or each of them a processor.
+up() {
+    local node pid
+    speed=$(awk -v n="$1" -v cpus="$processors" 'BEGIN { s = 0.75 * cpus / n; printf "%.4f", (s > 1 ? 1 : s) }')
+    mapfile -t nodes < <(seq "$1")
+    "$programs/tern" lab up --lab "$lab" --nodes "$1" --speed "$speed" ${TERN_LINK:+--link "$TERN_LINK"} >/dev/null
+    go_first 10000
+    for node in "${nodes[@]}"; do
+        # Before ternd starts anything for commands: who looks how many CPUs a node has is to see one.
+        for pid in $(pids "$node"); do
+            taskset -apc $(((node - 1) % processors)) "$pid" >/dev/null 2>&1 || true
+        done
+        first[node]=$(pids "$node" | head -n1)
+        address[node]=$(on "$node" "ip -4 -o addr show eth0" | sed 's|.*inet \([0-9.]*\)/.*|\1|')
+    done
+    for node in "${nodes[@]}"; do
+        on "$node" "for i in {1..120}; do for n in ${nodes[*]}; do mosctl getload \$n || { sleep 0.5; continue 2; }; done; exit 0; done
+            exit 1" >/dev/null 2>&1 || { echo "bench-builds: node $node does not hear of the others" >&2; exit 1; }
+    done
+}
+
+# All that runs in the nodes ends with them, daemons too.
+down() {
+    go_first 100
+    "$programs/tern" lab down --lab "$lab" >/dev/null 2>&1 || true
+}
