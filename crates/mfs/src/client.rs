@@ -25,6 +25,7 @@ mod magic;
 mod maker;
 mod map;
 mod names;
+mod opening;
 mod owed;
 mod peer;
 mod people;

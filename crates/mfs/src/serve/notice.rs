@@ -274,7 +274,7 @@ fn hear(notices: &Notices, leases: &Leases, late: Option<Duration>) -> bool {
     late.into_iter().for_each(std::thread::sleep);
     let mut room = lock(&notices.room);
     // Each but once, so that who changes much cannot keep us at one.
-    sources.iter().fold(false, |any, source| notices.read(source, &mut room, leases) || any)
+    sources.iter().filter(|source| notices.read(source, &mut room, leases)).count() > 0
 }
 
 #[cfg(test)]
