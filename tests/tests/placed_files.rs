@@ -1,6 +1,7 @@
 //! What commands that are placed elsewhere see of their home's files, which they believe for long: never what was over before they began,
 //! before they were told something, or before anything else that they have seen.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
