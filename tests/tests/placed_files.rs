@@ -19,6 +19,13 @@ fn cluster(name: &str, nodes: u16) -> Cluster {
     cluster
 }
 
+/// The room's kernel cannot forget names, as before Linux 6.16.
+fn is_old(cluster: &Cluster) {
+    let serve = "TERN_NO_EPOCH=1 TERN_RUN_DIR=/run/tern setsid tern-exec --config /etc/tern serve > /run/exec 2>&1 & \
+        until grep -q ready /run/exec; do sleep 0.01; done";
+    cluster.run(2, &["sh", "-ec", serve]).unwrap();
+}
+
 /// A line of a shell on node 1, in a directory of its own.
 fn home(cluster: &Cluster, line: &str) -> String {
     let script = format!("mkdir -p /tmp/d && cd /tmp/d && {line}");
@@ -48,6 +55,13 @@ fn what_was_done_before_it_began_is_seen() {
     let kill = "pkill -9 -f 'tern-mf[s].*serve'; printf anew > f; mexec -n 2 cat f; printf agai > f; mexec -n 2 cat f";
     assert_eq!(home(&cluster, kill), "anewagai");
     changes_before_each_command(&cluster, 10);
+}
+
+#[test]
+fn it_is_seen_by_an_older_kernel() {
+    let cluster = cluster("placedold", 2);
+    is_old(&cluster);
+    changes_before_each_command(&cluster, ROUNDS);
 }
 
 /// A command on node 2 that answers each line of its input with one.

@@ -102,7 +102,8 @@ impl Mounted {
             })?;
             if let Answer::Nothing(under) = &heard.answer {
                 refused.sees(tid, None);
-                return self.nothing(&dir, name, under, before);
+                dir.lasting.has(&dir.peer, under, &before, name, None);
+                return Ok(self.nothing(under.lease, before));
             }
             let told = self.tell(&dir, name, &heard.answer, before)?;
             refused.sees(tid, Some(told.attr.ino.0));
@@ -134,8 +135,7 @@ impl Mounted {
         let peer = &dir.peer;
         let before = peer.believes(&[dir])?;
         let Some(inode) = dir.lasting.named(peer, name)? else {
-            let is_told = self.0.forgetting.forgets_names();
-            return is_told.then(|| Told::nothing(LEASE, before));
+            return Some(self.nothing(LEASE, before));
         };
         let before = peer.believes(&[dir, &inode])?;
         let is_still = dir.lasting.named(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
@@ -150,14 +150,9 @@ impl Mounted {
         Some(known(inode, &is, before, false).named(named))
     }
 
-    /// Nothing has this name, which the kernel may believe if it can forget it.
-    fn nothing(&self, dir: &Arc<Inode>, name: &OsStr, under: &Attributes, before: Before) -> Outcome<Told> {
-        dir.lasting.has(&dir.peer, under, &before, name, None);
-        if self.0.forgetting.forgets_names() {
-            Ok(Told::nothing(under.lease, before))
-        } else {
-            Err(Errno::NOENT)
-        }
+    /// Nothing has a name, which the kernel may believe if it can forget it.
+    fn nothing(&self, lease: u32, before: Before) -> Told {
+        Told::nothing(if self.0.forgetting.forgets_names() { lease } else { 0 }, before)
     }
 
     /// Tells the kernel of what has this name.

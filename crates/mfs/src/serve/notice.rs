@@ -82,6 +82,8 @@ struct Groups {
     now: Group,
     /// Its marks are of use until the leases are over that it had when it was `now`.
     before: Option<Group>,
+    /// Which file systems are this node's alone.
+    local: HashMap<u64, bool>,
 }
 
 /// What is watched on this node.
@@ -139,16 +141,17 @@ impl Notices {
     ///
     /// Where it cannot be, nothing is said: the term tells. A caller who may not read the file is one such case, since the
     /// calling thread is that by now.
-    /// Whether it is watched now.
+    /// Whether it is watched now, and nobody changes it but programs of this node.
     pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
-        let group = &mut lock(&self.groups).now;
+        let Groups { now: group, local, .. } = &mut *lock(&self.groups);
+        let is_local = *local.entry(key.volume).or_insert_with(|| is_local(&fd));
         if group.marked.contains(&key) {
-            return true;
+            return is_local;
         }
         if group.marked.len() >= MOST_MARKS || group.without.contains(&key.volume) {
             return false;
         }
-        let Err(error) = group.mark(fd, key, kind) else { return true };
+        let Err(error) = group.mark(fd, key, kind) else { return is_local };
         let never = [libc::EOPNOTSUPP, libc::ENODEV, libc::EXDEV, libc::EINVAL, libc::EOVERFLOW];
         if error.raw_os_error().is_some_and(|errno| never.contains(&errno)) {
             tracing::info!(%error, volume = key.volume, "a file system without notices");
@@ -162,7 +165,7 @@ impl Notices {
     pub(crate) fn ignore(&self, fd: impl AsFd, key: FileKey) {
         let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
         let mut groups = lock(&self.groups);
-        let Groups { now, before } = &mut *groups;
+        let Groups { now, before, .. } = &mut *groups;
         before.iter_mut().chain([now]).for_each(|group| group.unmark(&path, key));
     }
 
@@ -206,7 +209,7 @@ impl Notices {
     /// Which file an event is about, if it is one that has a mark.
     fn file_of(&self, event: &Event) -> Option<FileKey> {
         let mut groups = lock(&self.groups);
-        let Groups { now, before } = &mut *groups;
+        let Groups { now, before, .. } = &mut *groups;
         let handle = event.handle.as_ref()?;
         let key = *before.iter().chain([&*now]).find_map(|group| group.called.get(handle))?;
         if event.mask.contains(MaskFlags::FAN_DELETE_SELF) {
@@ -242,12 +245,34 @@ impl Notices {
     }
 }
 
+/// Whether this is of a file system that no other machine changes: of what those do the kernel tells nobody. These are known to be so
+/// (`linux/magic.h`): ext, XFS, Btrfs, F2FS, bcachefs, ZFS, overlayfs, tmpfs, ramfs, squashfs, EROFS, ISO 9660, FAT, exFAT.
+fn is_local(fd: impl AsFd) -> bool {
+    const LOCAL: [u32; 14] = [
+        0xef53,
+        0x5846_5342,
+        0x9123_683e,
+        0xf2f5_2010,
+        0xca45_1a4e,
+        0x2fc1_2fc1,
+        0x794c_7630,
+        0x0102_1994,
+        0x8584_58f6,
+        0x7371_7368,
+        0xe0f5_e1e2,
+        0x9660,
+        0x4d44,
+        0x2011_bab0,
+    ];
+    rustix::fs::fstatfs(fd).is_ok_and(|is| LOCAL.iter().any(|magic| i64::from(*magic) == is.f_type))
+}
+
 /// Begins to listen, for as long as these leases are there.
 ///
 /// # Errors
 /// Without CAP_SYS_ADMIN, before Linux 5.1, or if the user has no more groups.
 pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
-    let groups = Groups { now: Group::new()?, before: None };
+    let groups = Groups { now: Group::new()?, before: None, local: HashMap::new() };
     let notices = Arc::new(Notices::of(groups));
     let (all, leases) = (notices.clone(), leases.clone());
     // Tests want to see who asks for what there is to hear, and who only hears of it by chance.

@@ -143,7 +143,7 @@ fn marks_last_for_longer_than_what_they_are_for() {
     let place = Place::new("turn");
     let file = place.0.join("file");
     fs::write(&file, "one").unwrap();
-    let notices = Notices::of(Groups { now: group, before: None });
+    let notices = Notices::of(Groups { now: group, before: None, local: HashMap::new() });
     let (fd, key, kind) = held(&file);
     notices.watch(&fd, key, kind);
     let handle = Some(Handle::of(&fd, key.volume).unwrap());
