@@ -20,6 +20,7 @@ pub mod mpmake;
 pub mod mps;
 pub mod mtop;
 pub mod nomig;
+pub mod outside;
 pub mod runhome;
 pub mod runon;
 pub mod setpe;

@@ -6,7 +6,8 @@
 
 use crate::command::{
     advised, bestnode, completions, doctor, init, join, lab, man, mexec, migrate, mon, mosctl, moskillall,
-    mosps, mosrun, mount_mfs, mpmake, mps, mtop, nomig, runhome, runon, setpe, sim, status, token, tune,
+    mosps, mosrun, mount_mfs, mpmake, mps, mtop, nomig, outside, runhome, runon, setpe, sim, status, token,
+    tune,
 };
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +36,7 @@ pub struct Call<'a> {
 }
 
 /// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 33] = [
+pub const TOOLS: [Tool; 34] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
@@ -63,6 +64,7 @@ pub const TOOLS: [Tool; 33] = [
     Tool { name: "init", standalone: false, describe: init::describe, run: init::run },
     Tool { name: "join", standalone: false, describe: join::describe, run: join::run },
     Tool { name: "token", standalone: false, describe: token::describe, run: token::run },
+    Tool { name: "outside", standalone: false, describe: outside::describe, run: outside::run },
     Tool { name: "status", standalone: false, describe: status::describe, run: status::run },
     Tool { name: "doctor", standalone: false, describe: doctor::describe, run: doctor::run },
     Tool { name: "lab", standalone: false, describe: lab::describe, run: lab::run },

@@ -8,6 +8,7 @@
 //!  tool ──Request──▶ ternd         RUN/control          (RUN is the node's run directory, /run/tern)
 //!  shim ──Request──▶ ternd         RUN/control          (root, or the user who runs ternd, only)
 //!  ternd ──ShimRequest──▶ shim     RUN/shims/ID.sock
+//!  tool, ternd ──OutsideAsk──▶ gatekeeper   RUN/outside.sock
 //! ```
 #![deny(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod costs;
 pub mod door;
 pub mod executed;
 pub mod handle;
+pub mod outside;
 pub mod place;
 pub mod report;
 pub mod request;
@@ -30,6 +32,7 @@ pub mod why;
 pub use advice::{Advice, Forget, Habit};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use costs::{Costs, LinkRow, MigrationCosts};
+pub use outside::{OutsideAsk, OutsideJob, OutsideReply};
 pub use place::Place;
 pub use report::{
     MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,

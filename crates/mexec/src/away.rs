@@ -7,13 +7,13 @@
 //!                                └▶ job     streams, signals and the end of one command
 //! ```
 
-mod job;
-mod rooms;
+pub(crate) mod job;
+pub(crate) mod rooms;
 mod slots;
 
-use crate::words::{Ask, Said, VERSION, Who, kind};
+use crate::words::{Ask, Said, Signal, VERSION, Who, kind};
 use anyhow::{Context, Result, bail};
-use job::Job;
+use job::{Dialect, Job};
 use rooms::Rooms;
 use slots::{Claim, Slot, Slots};
 use std::net::TcpStream;
@@ -140,10 +140,23 @@ impl Away {
                 return say(link, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
             }
         };
-        let said = job.attend(link, self.node)?;
+        let said = job.attend(link, &ToHome(self.node))?;
         // Before its home hears of the end, and asks for room for the next.
         drop(slot);
         say(link, &said)
+    }
+}
+
+/// How a command's home is spoken to from this node.
+struct ToHome(NodeId);
+
+impl Dialect for ToHome {
+    fn started(&self) -> Result<(u8, Vec<u8>)> {
+        Ok((kind::SAID, tern_wire::encode(&Said::Started(self.0))?))
+    }
+
+    fn signal(&self, said: &[u8]) -> Result<Signal> {
+        Ok(tern_wire::decode(said)?)
     }
 }
 

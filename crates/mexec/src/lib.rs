@@ -5,13 +5,15 @@
 //!  mexec ─▶ home half ══ mutual TLS ══▶ away half ─▶ room (home's files) ─▶ the command, as its user
 //!           chooses, relays            has so much room, gives it out fairly
 //! ```
-//! Both halves are one program, `tern-exec`, beside ternd, which it outlives. What they say to each other is in [`words`]; why it is so
+//! Both halves are one program, `tern-exec`, beside ternd, which it outlives; so is the gatekeeper ([`outside`]), to whom machines that are in
+//! no cluster bring their commands. What they say to each other is in [`words`]; why it is so
 //! in docs/design/placing.md.
 #![deny(unsafe_code)]
 
 mod away;
 mod home;
 mod lock_step;
+pub mod outside;
 pub mod pieces;
 mod room;
 pub mod words;

@@ -45,18 +45,19 @@ impl Credit {
 pub(crate) struct Beat {
     said: Instant,
     heard: Instant,
+    lost: Duration,
 }
 
 impl Beat {
     /// How often something is said.
     pub(crate) const OFTEN: Duration = Duration::from_secs(2);
 
-    /// How long the other end may be silent.
-    const LOST: Duration = Duration::from_secs(10);
+    /// How long another node may be silent.
+    pub(crate) const LOST: Duration = Duration::from_secs(10);
 
-    /// From now on.
-    pub(crate) fn new() -> Self {
-        Self { said: Instant::now(), heard: Instant::now() }
+    /// From now on; the other end may be silent for so long.
+    pub(crate) fn new(lost: Duration) -> Self {
+        Self { said: Instant::now(), heard: Instant::now(), lost }
     }
 
     /// The other end has said something.
@@ -69,8 +70,8 @@ impl Beat {
     /// # Errors
     /// If the other end has been silent for too long.
     pub(crate) fn is_due(&mut self) -> Result<bool> {
-        if self.heard.elapsed() > Self::LOST {
-            bail!("nothing was heard of it for {} s", Self::LOST.as_secs());
+        if self.heard.elapsed() > self.lost {
+            bail!("nothing was heard of it for {} s", self.lost.as_secs());
         }
         if self.said.elapsed() < Self::OFTEN {
             return Ok(false);

@@ -1,9 +1,9 @@
-//! tern-exec: both halves of mexec. ternd starts it; it is of no use by hand.
+//! tern-exec: both halves of mexec, and the gatekeeper. ternd starts it; it is of no use by hand.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::Permissions;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tern_control::door::Door;
 use tern_ids::NodeId;
+use tern_mexec::outside::Outside;
 use tern_node::{Config, config};
 
 #[derive(Debug, Parser)]
@@ -28,9 +29,11 @@ struct Words {
 enum What {
     /// Run commands of other nodes, and find nodes for those of this one.
     Serve,
-    /// Be the room of another node's commands.
+    /// Take commands of machines outside of the cluster.
+    Outside,
+    /// Be the room of another node's commands, or of this node's own.
     Room {
-        /// That node.
+        /// That node; 0 is this one.
         home: u16,
     },
 }
@@ -54,10 +57,7 @@ fn run(words: Words) -> Result<()> {
     let config = Config::load(&directory)?;
     match words.what {
         What::Serve => {
-            // Each command has some descriptors.
-            let mut limit = getrlimit(Resource::Nofile);
-            limit.current = limit.maximum;
-            let _as_it_was = setrlimit(Resource::Nofile, limit);
+            all_files();
             let (door, socket) = (config.exec_door(), config.run_dir.join(tern_mexec::SOCKET));
             for left_over in [&door, &socket] {
                 let _gone = std::fs::remove_file(left_over);
@@ -68,8 +68,22 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             tern_mexec::serve(config, &door, listener)
         }
+        What::Outside => {
+            let limit = all_files();
+            let none = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+            let gatekeeper = Outside::open(config, (none(limit.current), none(limit.maximum)))?;
+            say("ready");
+            gatekeeper.serve()
+        }
         What::Room { home } => tern_mexec::be_room(&config, NodeId(home)),
     }
+}
+
+/// Each command has some descriptors: takes as many as there may be. The limit that was before.
+fn all_files() -> Rlimit {
+    let before = getrlimit(Resource::Nofile);
+    let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before.clone() });
+    before
 }
 
 /// Answers whoever started us, who may be gone.

@@ -26,6 +26,9 @@ use std::path::PathBuf;
 use tern_ids::NodeId;
 use tern_node::Config;
 
+/// In the place of a home: the room of commands that are this node's own, and see it as it is.
+pub(crate) const OWN: NodeId = NodeId(0);
+
 /// Descriptors that come with an order: standard input, output and error, and the line to the command's init.
 pub(crate) const DESCRIPTORS: usize = 4;
 
@@ -95,25 +98,28 @@ pub(crate) fn order(
     Ok(())
 }
 
-/// Gives the executor the room's tree of files.
-fn give(executor: &UnixStream, tree: BorrowedFd<'_>) -> Result<()> {
-    let descriptors = [tree];
+/// Gives the executor the room's tree of files, if it has one.
+fn give(executor: &UnixStream, tree: Option<&OwnedFd>) -> Result<()> {
+    let descriptors: Vec<_> = tree.into_iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
     sendmsg(executor, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Takes the tree of files of the room at the other end of this socket.
+/// Takes the tree of files of the room at the other end of this socket; none if it shows this node's own.
 ///
 /// # Errors
 /// If the room is gone.
-pub(crate) fn take(room: &UnixStream) -> Result<OwnedFd> {
+pub(crate) fn take(room: &UnixStream) -> Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(room, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    descriptors(&mut ancillary).into_iter().next().context("the room has ended")
+    let got = recvmsg(room, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    anyhow::ensure!(got.bytes > 0, "the room has ended");
+    Ok(descriptors(&mut ancillary).into_iter().next())
 }
 
 fn descriptors(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
@@ -161,9 +167,15 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
     let mut executor = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
-    let tree = furnish::furnish(config, home)?;
+    let tree = match home {
+        OWN => {
+            furnish::as_it_is()?;
+            None
+        }
+        home => Some(furnish::furnish(config, home)?),
+    };
     let _gone = writeln!(io::stdout(), "ready");
-    give(&executor, tree.as_fd())?;
+    give(&executor, tree.as_ref())?;
     drop(tree);
     rustix::stdio::dup2_stdout(&null)?;
     birth::reap_by_kernel();

@@ -91,7 +91,7 @@ pub struct Task {
     pub nice: i32,
     /// Signals that are ignored and that are blocked, as bits: 1 for signal 1.
     pub signals: (u64, u64),
-    /// The number that it gets, if that can be: its caller's.
+    /// The number that it gets, if that can be: its caller's; 0 for one that nobody else has where it runs.
     pub pid: i32,
     /// Its terminal's size, if it is to have one.
     pub terminal: Option<Window>,

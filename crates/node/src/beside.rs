@@ -1,5 +1,5 @@
-//! Programs beside ternd that other nodes' connections are for: the server of this node's files, and what runs their commands. Each is a process
-//! of its own, started when the first needs it, and outlives ternd.
+//! Programs beside ternd: the server of this node's files and what runs commands, which other nodes' connections are for, and the gatekeeper,
+//! which has connections of its own. Each is a process of its own, started when it is needed first, and outlives ternd.
 
 use crate::config::Config;
 use crate::shims::{hand_to, read_line, spawn_apart};
@@ -17,6 +17,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) struct Beside<'a> {
     config: &'a Config,
     program: &'a Path,
+    what: &'static str,
     door: PathBuf,
     log: &'static str,
 }
@@ -24,12 +25,18 @@ pub(crate) struct Beside<'a> {
 impl<'a> Beside<'a> {
     /// The server of this node's files.
     pub(crate) fn files(config: &'a Config) -> Self {
-        Self { config, program: &config.mfs, door: config.mfs_door(), log: "mfs.log" }
+        Self { config, program: &config.mfs, what: "serve", door: config.mfs_door(), log: "mfs.log" }
     }
 
     /// What runs other nodes' commands, and finds nodes for ours.
     pub(crate) fn exec(config: &'a Config) -> Self {
-        Self { config, program: &config.exec, door: config.exec_door(), log: "exec.log" }
+        Self { config, program: &config.exec, what: "serve", door: config.exec_door(), log: "exec.log" }
+    }
+
+    /// What takes commands of machines outside of the cluster.
+    pub(crate) fn gatekeeper(config: &'a Config) -> Self {
+        let door = tern_control::outside::socket(&config.run_dir);
+        Self { config, program: &config.exec, what: "outside", door, log: "outside.log" }
     }
 
     /// Passes a connection on to it; starts it if it does not run.
@@ -71,9 +78,9 @@ impl<'a> Beside<'a> {
         command
             .arg("--config")
             .arg(&self.config.config_dir)
-            .arg("serve")
+            .arg(self.what)
             .env("TERN_RUN_DIR", &self.config.run_dir);
-        let name = self.program.display().to_string();
+        let name = format!("{} {}", self.program.display(), self.what);
         let mut child = spawn_apart(&mut command, log).with_context(|| format!("cannot start {name}"))?;
         let said = child.stdout.take().map_or_else(|| Ok(String::new()), read_line);
         if !said.as_ref().is_ok_and(|line| line == "ready") {

@@ -4,6 +4,7 @@
 
 use crate::map::PORT;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 use tern_ids::NodeId;
@@ -130,6 +131,9 @@ pub struct File {
     /// How many commands of other nodes (mexec) run here at a time; one for each CPU, and one more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_jobs: Option<u32>,
+    /// Where the gatekeeper listens for commands of machines that are not in the cluster, as 192.0.2.1:7102; nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mexec_outside: Option<SocketAddr>,
     /// Directories of file systems that are the same on all nodes that declare them, by these paths: guests read their files where they
     /// are; none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -211,6 +215,12 @@ impl Config {
         self.run_dir.join("exec.sock")
     }
 
+    /// Where the clients of this node's gatekeeper are written down, one file each, and its own key.
+    #[must_use]
+    pub fn outside(&self) -> PathBuf {
+        self.config_dir.join("outside")
+    }
+
     /// Held by who serves the administration's tree; its number stands in it.
     #[must_use]
     pub fn admin_lock(&self) -> PathBuf {
@@ -248,6 +258,9 @@ impl Config {
             return Err(wrong(
                 "mexec_jobs must be at least 1; guests = false keeps all work of others out".into(),
             ));
+        }
+        if file.mexec_outside.is_some_and(|address| address.port() == 0) {
+            return Err(wrong("mexec_outside is an address with a port, as 0.0.0.0:7102".into()));
         }
         if file.guest_cpus.is_some_and(|cpus| !(0.01..=65536.0).contains(&cpus)) {
             return Err(wrong(
@@ -416,6 +429,8 @@ mod tests {
             ("guest_cpus = nan", "0.01 to 65536"),
             ("trust = [0]", "1 to 65535"),
             ("mexec_jobs = 0", "at least 1"),
+            ("mexec_outside = \"7102\"", "invalid socket address"),
+            ("mexec_outside = \"0.0.0.0:0\"", "with a port"),
             ("admin_tree = \"mosix\"", "whole path"),
             ("shared = [\"nfs\"]", "whole paths"),
             ("shared = [\"/nfs/../etc\"]", "whole paths"),

@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::eligible::{ASK_AGAIN, Who};
 use crate::listen::{Port, forever};
 use crate::state::Node;
-use crate::{admin, balancing, cluster, control, leave, peers, shims};
+use crate::{admin, balancing, cluster, control, gatekeeper, leave, peers, shims};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -56,6 +56,7 @@ pub fn run(config: Config) -> Result<()> {
             .context("cannot start a thread")?;
     }
     admin::keep(&node)?;
+    gatekeeper::keep(&node)?;
     // What was changed while this node was down.
     let own = node.clone();
     std::thread::Builder::new()

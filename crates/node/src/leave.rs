@@ -9,7 +9,7 @@
 
 use crate::listen::forever;
 use crate::state::Node;
-use crate::{admin, evacuation};
+use crate::{admin, evacuation, gatekeeper};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -31,6 +31,7 @@ pub(crate) fn on_signals(node: &Arc<Node>) -> Result<()> {
         if first == Some(SIGINT) || within.is_zero() {
             if first == Some(SIGTERM) {
                 admin::stop(&node.config);
+                gatekeeper::stop(&node.config);
             }
             tracing::info!("ternd ends; what is away, and what is here, goes on");
             exit(0);
@@ -38,6 +39,7 @@ pub(crate) fn on_signals(node: &Arc<Node>) -> Result<()> {
         let begin = thread::Builder::new().name("leave".into()).spawn(move || {
             evacuation::leave_cluster(&node, within);
             admin::stop(&node.config);
+            gatekeeper::stop(&node.config);
             exit(0);
         });
         if let Err(error) = begin {

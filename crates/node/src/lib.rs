@@ -28,6 +28,7 @@ mod entry;
 mod evacuation;
 mod files;
 pub mod found;
+mod gatekeeper;
 mod habits;
 mod kernel_log;
 mod leave;

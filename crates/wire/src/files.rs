@@ -6,12 +6,29 @@ use pem::{EncodeConfig, LineEnding, Pem, encode_config};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Writes `text` under a temporary name and renames it, so that a reader finds the old file or the new one.
 pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
+    place(path, text, mode, |fresh| fs::rename(fresh, path))
+}
+
+/// The same where there is no such file yet; who finds one leaves it.
+pub(crate) fn write_first(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
+    place(path, text, mode, |fresh| match fs::hard_link(fresh, path) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
+        _ => fs::remove_file(fresh),
+    })
+}
+
+fn place(
+    path: &Path,
+    text: &str,
+    mode: u32,
+    put: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<(), IdentityError> {
     let failed = |source| IdentityError::Write { path: path.to_owned(), source };
     let fresh = path.with_extension(format!("new-{}", std::process::id()));
     let written = OpenOptions::new()
@@ -24,7 +41,7 @@ pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), IdentityEr
             file.write_all(text.as_bytes())?;
             file.sync_all()
         })
-        .and_then(|()| fs::rename(&fresh, path));
+        .and_then(|()| put(&fresh));
     written.map_err(|e| {
         let _nothing_to_remove = fs::remove_file(&fresh);
         failed(e)

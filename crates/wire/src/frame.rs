@@ -31,8 +31,8 @@ pub enum FrameError {
     /// The first byte is not this version's.
     #[error("the peer speaks frame version {0:#x}, this node {FRAME_VERSION:#x}")]
     Version(u8),
-    /// Longer than anything that is ever sent.
-    #[error("a frame of {0} bytes is longer than the {MOST_PAYLOAD} allowed")]
+    /// Longer than anything that is ever sent, or than is allowed as yet.
+    #[error("a frame of {0} bytes is longer than is allowed")]
     TooLong(usize),
 }
 
@@ -68,7 +68,7 @@ fn parse(bytes: [u8; HEADER]) -> Result<(Frame, usize), FrameError> {
 
 /// Makes frames of bytes that arrive in any pieces. Holds at most one unfinished payload, whose buffer is as
 /// long as the header said, hence at most [`MOST_PAYLOAD`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     head: [u8; HEADER],
     /// Bytes of `head` that are there.
@@ -77,9 +77,22 @@ pub struct Decoder {
     open: Option<(Frame, usize)>,
     /// A payload that its reader is done with, to be filled again.
     spare: Vec<u8>,
+    /// The longest payload.
+    most: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self { head: [0; HEADER], have: 0, open: None, spare: Vec::new(), most: MOST_PAYLOAD }
+    }
 }
 
 impl Decoder {
+    /// From now on no payload is longer than this, nor than [`MOST_PAYLOAD`]. What is in the making is not asked.
+    pub fn limit(&mut self, most: usize) {
+        self.most = most.min(MOST_PAYLOAD);
+    }
+
     /// Takes bytes off the front of `input` until a frame is complete or nothing is left.
     ///
     /// # Errors
@@ -97,6 +110,9 @@ impl Decoder {
                 }
                 self.have = 0;
                 let (mut frame, length) = parse(self.head)?;
+                if length > self.most {
+                    return Err(FrameError::TooLong(length));
+                }
                 frame.payload = std::mem::take(&mut self.spare);
                 frame.payload.clear();
                 frame.payload.reserve_exact(length);
@@ -187,6 +203,16 @@ mod tests {
         assert_eq!(Decoder::default().feed(&mut &bytes[..]), Ok(None));
         bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Decoder::default().feed(&mut &bytes[..]), Err(FrameError::TooLong(u32::MAX as usize)));
+    }
+
+    #[test]
+    fn less_may_be_allowed() {
+        let mut decoder = Decoder::default();
+        decoder.limit(10);
+        assert_eq!(decoder.feed(&mut &header(0, 0, 0, 11).unwrap()[..]), Err(FrameError::TooLong(11)));
+        let mut decoder = Decoder::default();
+        decoder.limit(usize::MAX);
+        assert_eq!(decoder.feed(&mut &header(0, 0, 0, MOST_PAYLOAD).unwrap()[..]), Ok(None));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 pub mod authority;
 mod files;
 pub mod frame;
+pub mod gatekeeper;
 pub mod identity;
 pub mod limits;
 pub mod link;
@@ -21,14 +22,17 @@ pub mod message;
 mod outgoing;
 pub mod pin;
 pub mod preamble;
+pub mod secret;
 mod session;
 pub mod tls;
 
 pub use authority::Authority;
 pub use frame::{Frame, FrameError};
+pub use gatekeeper::GateKey;
 pub use identity::{Identity, IdentityError, NodeKey};
 pub use link::{Link, LinkError};
 pub use message::{MessageError, decode, encode};
 pub use pin::{Ephemeral, fingerprint_of, join_client, pinned_client, pinned_server};
 pub use preamble::{Preamble, PreambleError};
+pub use secret::{Nonce, Secret, nonce};
 pub use tls::{ClientTls, ServerTls};

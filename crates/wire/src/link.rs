@@ -288,6 +288,11 @@ impl Link {
         Ok(None)
     }
 
+    /// From now on no frame with a longer payload is taken: of a peer who has still to prove who he is.
+    pub fn limit(&mut self, most: usize) {
+        self.inbox.decoder.limit(most);
+    }
+
     /// Whether a frame is here, or may be in what has been read, so that `receive` needs no socket.
     pub fn has_frame(&self) -> bool {
         !self.inbox.is_empty() || (!self.starved && self.incoming.len() > 0)

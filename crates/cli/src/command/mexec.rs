@@ -37,9 +37,15 @@ pub fn describe() -> Command {
              too, through MFS, and that node's own /dev, /proc, /sys and /run. It does not migrate, and what it leaves running is ended with it. When no node has room it waits for its \
              turn. For short commands that read and write much, as builds are made of; what computes for long is mosrun's.",
         )
-        .override_usage("mexec [-n NODES|-b] [-i] [-r] [-v] [--] COMMAND [ARG..]")
+        .override_usage("mexec [-n NODES|-b] [-g] [-i] [-r] [-v] [--] COMMAND [ARG..]")
         .arg(Arg::new("nodes").short('n').value_name("NODES").help("One of these only: 2,4-6, or names"))
         .arg(Arg::new("best").short('b').action(ArgAction::SetTrue).help("The best of all; so unless -n is said"))
+        .arg(
+            Arg::new("group")
+                .short('g')
+                .action(ArgAction::SetTrue)
+                .help("Pass SIGHUP, SIGINT and SIGQUIT on to all its process group, as a terminal does, whoever sends them"),
+        )
         .arg(
             Arg::new("interactive")
                 .short('i')
@@ -73,6 +79,7 @@ pub fn describe() -> Command {
 /// What the words say.
 struct Words<'a> {
     r#where: Where,
+    group: bool,
     interactive: bool,
     repeatable: bool,
     verbose: bool,
@@ -82,7 +89,7 @@ struct Words<'a> {
 
 fn read<'a>(call: &Call<'a>) -> Result<Words<'a>, Failure> {
     let (mut r#where, mut rest) = (Where::Best, call.args);
-    let (mut interactive, mut repeatable, mut verbose) = (false, false, false);
+    let (mut group, mut interactive, mut repeatable, mut verbose) = (false, false, false, false);
     let wrong = |message: String| Failure::usage(call.tool, message);
     while let Some((word, after)) = rest.split_first() {
         let Some(letters) = word.to_str().and_then(|word| word.strip_prefix('-')).filter(|w| !w.is_empty())
@@ -108,6 +115,7 @@ fn read<'a>(call: &Call<'a>) -> Result<Words<'a>, Failure> {
         for letter in letters.chars() {
             match letter {
                 'b' => r#where = Where::Best,
+                'g' => group = true,
                 'i' => interactive = true,
                 'r' => repeatable = true,
                 'v' => verbose = true,
@@ -119,7 +127,7 @@ fn read<'a>(call: &Call<'a>) -> Result<Words<'a>, Failure> {
         return Err(wrong("no command was given".into()));
     };
     let arguments = arguments(program, args);
-    Ok(Words { r#where, interactive, repeatable, verbose, program, arguments })
+    Ok(Words { r#where, group, interactive, repeatable, verbose, program, arguments })
 }
 
 /// A list of numbers and ranges, or of names.
@@ -186,7 +194,7 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
             if words.verbose {
                 tell(&format!("on node {node}"));
             }
-            match streams::attend(home, &order.task)? {
+            match streams::attend(home, &order.task, words.group)? {
                 Said::Ended(ended) => signals::end_as(ended.status),
                 said => not_run(said, &words),
             }
@@ -268,21 +276,22 @@ mod tests {
     use super::*;
     use std::ffi::OsString;
 
-    fn read_line(line: &str) -> Result<(Where, [bool; 3], String), String> {
+    fn read_line(line: &str) -> Result<(Where, [bool; 4], String), String> {
         let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
         let words = read(&Call { tool: "mexec", args: &args }).map_err(|failure| failure.message)?;
-        let flags = [words.interactive, words.repeatable, words.verbose];
+        let flags = [words.group, words.interactive, words.repeatable, words.verbose];
         Ok((words.r#where, flags, format!("{:?}", words.arguments)))
     }
 
     #[test]
     fn options_end_at_the_command() {
         let best = |flags, words: &str| Ok((Where::Best, flags, words.to_owned()));
-        assert_eq!(read_line("gcc -n x"), best([false; 3], r#"["gcc", "-n", "x"]"#));
-        assert_eq!(read_line("-rv -- -x"), best([false, true, true], r#"["-x"]"#));
+        assert_eq!(read_line("gcc -n x"), best([false; 4], r#"["gcc", "-n", "x"]"#));
+        assert_eq!(read_line("-rv -- -x"), best([false, false, true, true], r#"["-x"]"#));
         let some = Where::Among(vec![NodeId(2), NodeId(4), NodeId(5)]);
-        assert_eq!(read_line("-n 2,4-5 a"), Ok((some.clone(), [false; 3], r#"["a"]"#.into())));
-        assert_eq!(read_line("-n2,4-5 a"), Ok((some, [false; 3], r#"["a"]"#.into())));
+        assert_eq!(read_line("-g -- -n"), best([true, false, false, false], r#"["-n"]"#));
+        assert_eq!(read_line("-n 2,4-5 a"), Ok((some.clone(), [false; 4], r#"["a"]"#.into())));
+        assert_eq!(read_line("-n2,4-5 a"), Ok((some, [false; 4], r#"["a"]"#.into())));
         assert_eq!(read_line("-x a").unwrap_err(), "unknown option '-x'");
         assert_eq!(read_line("-b").unwrap_err(), "no command was given");
     }

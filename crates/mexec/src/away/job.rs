@@ -1,4 +1,4 @@
-//! One command: its streams, signals and end, from here to its home and back.
+//! One command: its streams, signals and end, from here to whoever has it run, and back: its home, or a client outside of the cluster.
 
 use super::rooms::Room;
 use crate::lock_step::{Beat, Credit};
@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_ids::NodeId;
 use tern_wire::{Frame, Link};
 
 /// How long the output of a command that has ended is waited for: somebody outside may have been given its end.
@@ -24,9 +23,34 @@ const REST: Duration = Duration::from_secs(2);
 /// Bytes that may wait for the link before no more output is read.
 const ENOUGH: usize = 1 << 20;
 
+/// How the other end of a command's link speaks; of streams all speak alike.
+pub(crate) trait Dialect {
+    /// The kind and the bytes that say that the command runs.
+    ///
+    /// # Errors
+    /// If that cannot be said.
+    fn started(&self) -> Result<(u8, Vec<u8>)>;
+
+    /// The signal that this is.
+    ///
+    /// # Errors
+    /// If it is none.
+    fn signal(&self, said: &[u8]) -> Result<Signal>;
+
+    /// How long it may be silent.
+    fn patience(&self) -> Duration {
+        Beat::LOST
+    }
+
+    /// Whether it has said that it will be silent.
+    fn is_silent(&self) -> bool {
+        false
+    }
+}
+
 /// A command. When it is dropped it ends, with all that it has started.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(crate) struct Job {
     room: Arc<Room>,
     /// To its init, which ends when this is closed.
     line: UnixStream,
@@ -47,7 +71,7 @@ pub(super) struct Job {
 
 impl Job {
     /// Begins a command in its room; whether it really runs is heard later.
-    pub(super) fn begin(task: &Task, who: &Who, room: Arc<Room>) -> Result<Self> {
+    pub(crate) fn begin(task: &Task, who: &Who, room: Arc<Room>) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
         line.set_nonblocking(true)?;
         let mut job = Self {
@@ -115,19 +139,22 @@ impl Job {
     /// Attends to it until it has ended; what is to be said of that.
     ///
     /// # Errors
-    /// If its home is gone or says what nobody says; the command ends then.
-    pub(super) fn attend(&mut self, link: &mut Link, node: NodeId) -> Result<Said> {
-        let mut beat = Beat::new();
+    /// If the other end is gone or says what nobody says; the command ends then.
+    pub(crate) fn attend(&mut self, link: &mut Link, dialect: &impl Dialect) -> Result<Said> {
+        let mut beat = Beat::new(dialect.patience());
         loop {
             while let Some(frame) = link.receive()? {
                 beat.heard();
-                self.hear(&frame, link)?;
+                self.hear(&frame, link, dialect)?;
                 link.recycle(frame.payload);
+            }
+            if dialect.is_silent() {
+                beat.heard();
             }
             if beat.is_due()? {
                 link.queue(kind::BEAT, 0, &[])?;
             }
-            if let Some(said) = self.news(link, node)? {
+            if let Some(said) = self.news(link, dialect)? {
                 return Ok(said);
             }
             if self.runs {
@@ -165,7 +192,7 @@ impl Job {
         }
     }
 
-    fn hear(&mut self, frame: &Frame, link: &mut Link) -> Result<()> {
+    fn hear(&mut self, frame: &Frame, link: &mut Link, dialect: &impl Dialect) -> Result<()> {
         let stream = frame.tag as u8;
         match (frame.kind, stream) {
             (kind::DATA, INPUT) => {
@@ -187,7 +214,7 @@ impl Job {
             (kind::END, 1 | 2) => self.output[usize::from(stream) - 1] = None,
             (kind::TAKEN, 1 | 2) => self.credit[usize::from(stream) - 1].give(&frame.payload)?,
             (kind::SIGNAL, _) => {
-                let Signal { number, group } = tern_wire::decode(&frame.payload)?;
+                let Signal { number, group } = dialect.signal(&frame.payload)?;
                 if (1..=64).contains(&number) {
                     self.room.catch_up()?;
                     let mut bytes = [u8::from(group); 5];
@@ -262,15 +289,15 @@ impl Job {
     }
 
     /// What its init says.
-    fn news(&mut self, link: &mut Link, node: NodeId) -> Result<Option<Said>> {
+    fn news(&mut self, link: &mut Link, dialect: &impl Dialect) -> Result<Option<Said>> {
         if self.ended.is_some() {
             return Ok(None);
         }
         match News::read(&mut self.line) {
             Ok(News::Started) => {
                 self.runs = true;
-                let said = tern_wire::encode(&Said::Started(node))?;
-                link.queue(kind::SAID, 0, &[&said])?;
+                let (kind, said) = dialect.started()?;
+                link.queue(kind, 0, &[&said])?;
             }
             Ok(News::NotStarted(what, errno)) => return Ok(Some(Said::NotStarted(what, errno))),
             Ok(News::Ended(status, cpu)) => self.end(status, cpu),

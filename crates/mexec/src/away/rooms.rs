@@ -1,4 +1,4 @@
-//! The rooms of this node, one for each home whose commands run here.
+//! The rooms of this node, one for each home whose commands run here, and one for this node's own ([`room::OWN`]).
 
 use crate::lock;
 use crate::room;
@@ -19,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(300);
 
 /// All rooms.
 #[derive(Debug)]
-pub(super) struct Rooms {
+pub(crate) struct Rooms {
     config: Config,
     rooms: Mutex<HashMap<NodeId, Arc<Room>>>,
     /// Rooms are made one at a time: the second who wants the same finds it made.
@@ -30,14 +30,14 @@ pub(super) struct Rooms {
 #[derive(Debug)]
 pub(crate) struct Room {
     orders: Mutex<UnixStream>,
-    /// Its tree of files.
-    tree: OwnedFd,
+    /// Its tree of files, if they are another node's.
+    tree: Option<OwnedFd>,
     process: Mutex<Child>,
     used: Mutex<Instant>,
 }
 
 impl Rooms {
-    pub(super) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         Self { config, rooms: Mutex::default(), making: Mutex::new(()) }
     }
 
@@ -45,7 +45,7 @@ impl Rooms {
     ///
     /// # Errors
     /// If it cannot be made: its home's files are not to be had.
-    pub(super) fn of(&self, home: NodeId) -> Result<Arc<Room>> {
+    pub(crate) fn of(&self, home: NodeId) -> Result<Arc<Room>> {
         if let Some(room) = self.known(home) {
             return Ok(room);
         }
@@ -107,7 +107,8 @@ impl Room {
     /// # Errors
     /// If that node does not answer.
     pub(super) fn catch_up(&self) -> Result<()> {
-        rustix::fs::fsync(&self.tree).context("home's files are not to be had")
+        let caught_up = self.tree.as_ref().map_or(Ok(()), |tree| rustix::fs::fsync(tree));
+        caught_up.context("home's files are not to be had")
     }
 
     fn lives(&self) -> bool {

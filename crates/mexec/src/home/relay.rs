@@ -46,7 +46,7 @@ fn converse(
     said: Said,
     hold: bool,
 ) -> Result<(Outcome, Option<Ended>)> {
-    let (mut inbox, mut outbox, mut beat) = (Inbox::default(), Outbox::default(), Beat::new());
+    let (mut inbox, mut outbox, mut beat) = (Inbox::default(), Outbox::default(), Beat::new(Beat::LOST));
     let mut held = Held { holds: hold, ..Held::default() };
     held.pass(kind::SAID, 0, &tern_wire::encode(&said)?, &mut outbox);
     if matches!(said, Said::NotStarted(..)) {

@@ -74,7 +74,9 @@ fn be_init(order: &Order, scratch: &Path, mut line: UnixStream) -> ! {
     // SAFETY: the default, so that the command's end can be waited for.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let _killed_with_the_room = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let begun = prepare(&order.task, scratch).and_then(|own| fork_command(order, own));
+    // A number that nobody else of the node has: scripts make names of it.
+    let pid = if order.task.pid == 0 { outer_number() } else { order.task.pid };
+    let begun = prepare(&order.task, scratch).and_then(|own| fork_command(order, pid, own));
     let news = match begun {
         Err(error) => News::NotStarted(Failed::Setting, error.raw_os_error().unwrap_or(libc::EIO)),
         Ok((command, mut failure)) => match failed(&mut failure) {
@@ -105,6 +107,12 @@ fn prepare(task: &Task, scratch: &Path) -> io::Result<Option<Vec<u8>>> {
     }
     let is_there = mount("tern", scratch, "tmpfs", flags, Some(c"mode=1777")).is_ok();
     Ok(is_there.then(|| [b"TMPDIR=", scratch.as_os_str().as_bytes()].concat()))
+}
+
+/// The number that init has outside of its namespace; 0 if it is not seen.
+fn outer_number() -> i32 {
+    let own = std::fs::read_link("/proc/self");
+    own.ok().and_then(|own| own.to_str()?.parse().ok()).unwrap_or(0)
 }
 
 /// What the command's own beginning says of why it failed; nothing once its program has taken over.
@@ -170,10 +178,10 @@ fn reap() -> Option<(i32, i32, u64)> {
 }
 
 /// Forks the command; its number, and where it says why it failed.
-fn fork_command(order: &Order, own: Option<Vec<u8>>) -> io::Result<(i32, UnixStream)> {
+fn fork_command(order: &Order, pid: i32, own: Option<Vec<u8>>) -> io::Result<(i32, UnixStream)> {
     let (failure, theirs) = UnixStream::pair()?;
-    let mut child = clone_as(order.task.pid);
-    if child < 0 && order.task.pid > 1 {
+    let mut child = clone_as(pid);
+    if child < 0 && pid > 1 {
         // Too large a number for this node, or this kernel gives none at will.
         child = clone_as(0);
     }

@@ -65,6 +65,16 @@ fn new_mounts() -> Result<()> {
     Ok(())
 }
 
+/// The room of this process is the node as it is: what is mounted there later is seen here, and no command's /proc is seen there.
+///
+/// # Errors
+/// If it can have no namespace.
+pub(super) fn as_it_is() -> Result<()> {
+    super::birth::leave(UnshareFlags::NEWNS)?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    Ok(())
+}
+
 /// Mounts the files of all nodes for this room alone; they go with it.
 fn start_tree(config: &Config, at: &Path) -> Result<Child> {
     let mut command = Command::new(&config.mfs);

@@ -49,11 +49,12 @@ impl Credit {
     }
 }
 
-/// Attends to a command that runs elsewhere until its end; what was said of that. All its output is written by then.
+/// Attends to a command that runs elsewhere until its end; what was said of that. All its output is written by then. With `group`, what a
+/// terminal could have sent reaches its process group.
 ///
 /// # Errors
 /// If the home half is gone.
-pub(super) fn attend(home: UnixStream, task: &Task) -> Result<Said, Failure> {
+pub(super) fn attend(home: UnixStream, task: &Task, group: bool) -> Result<Said, Failure> {
     let gone = |error: io::Error| super::broken(&error);
     let signals = Signals::new(task.signals.0).map_err(|e| gone(e.into()))?;
     let _raw = task.terminal.is_some().then(Raw::set).flatten();
@@ -75,7 +76,7 @@ pub(super) fn attend(home: UnixStream, task: &Task) -> Result<Said, Failure> {
         }
         let comes = !fds[0].revents().is_empty();
         while let Some(came) = signals.next() {
-            pass(&home, came, task).map_err(gone)?;
+            pass(&home, came, task, group).map_err(gone)?;
         }
         if comes && !inbox.fill(&mut from).map_err(gone)? {
             return Err(gone(io::ErrorKind::UnexpectedEof.into()));
@@ -131,10 +132,13 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure
     Ok(thread::Builder::new().stack_size(256 << 10).spawn(work)?)
 }
 
-fn pass(home: &Home, came: Came, task: &Task) -> io::Result<()> {
+fn pass(home: &Home, came: Came, task: &Task, group: bool) -> io::Result<()> {
     let say = |signal: Signal| tell(home, kind::SIGNAL, 0, &tern_wire::encode(&signal).unwrap_or_default());
     match came {
-        Came::Signal(signal) => say(signal),
+        Came::Signal(Signal { number, group: own }) => {
+            let as_typed = group && matches!(number, libc::SIGHUP | libc::SIGINT | libc::SIGQUIT);
+            say(Signal { number, group: own || as_typed })
+        }
         Came::Stop => {
             // It has no terminal that could stop it.
             say(Signal { number: libc::SIGSTOP, group: true })?;
