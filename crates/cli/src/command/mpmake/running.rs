@@ -82,17 +82,18 @@ impl Running {
         }
         let waiting = self.under_way.values().filter(|(_, node, _)| node.is_none()).count();
         // Of what is left of the line, each node gets as much for the command that it began last.
-        let taken: usize = nodes.keys().map(|node| self.name(*node).chars().count() + 9).sum::<usize>() + 40;
+        let taken: usize = nodes.keys().map(|node| self.name(*node).chars().count() + 11).sum::<usize>() + 40;
         let each = columns.saturating_sub(taken) / nodes.len().max(1);
         for (node, (count, _, command)) in nodes {
             let shown: String =
                 command.chars().map(|c| if c.is_control() { ' ' } else { c }).take(each).collect();
             let shown = if each < 8 { "" } else { shown.trim() };
             let colon = if shown.is_empty() { "" } else { ": " };
-            parts.push(format!("{} {count}{colon}{shown}", self.name(node)));
+            let on = if node == self.begin.me { "" } else { "on " };
+            parts.push(format!("{count} {on}{}{colon}{shown}", self.name(node)));
         }
         if waiting > 0 {
-            parts.push(format!("waiting {waiting}"));
+            parts.push(format!("{waiting} waiting"));
         }
         let line = format!("mpmake: {}", parts.join(" | "));
         line.chars().take(columns).collect()
@@ -124,10 +125,10 @@ mod tests {
 
     #[test]
     fn the_line_says_what_runs_where() {
-        assert_eq!(after(3).line(80), "mpmake: 0 done | here 1: ./configure </script><b>&");
-        assert_eq!(after(9).line(80), "mpmake: 1 done | away 1: gcc -c a.c | waiting 1");
-        assert_eq!(after(10).line(80), "mpmake: 1 done | away 2: gcc -c b.c");
-        assert_eq!(after(10).line(50), "mpmake: 1 done | away 2");
+        assert_eq!(after(3).line(80), "mpmake: 0 done | 1 here: ./configure </script><b>&");
+        assert_eq!(after(9).line(80), "mpmake: 1 done | 1 on away: gcc -c a.c | 1 waiting");
+        assert_eq!(after(10).line(80), "mpmake: 1 done | 2 on away: gcc -c b.c");
+        assert_eq!(after(10).line(50), "mpmake: 1 done | 2 on away");
         assert_eq!(after(20).line(80), "mpmake: 4 done, 1 failed");
         assert_eq!(after(10).line(12), "mpmake: 1 do");
     }
