@@ -1,6 +1,7 @@
 //! What is to be seen of placed commands: the report of a build, a terminal's last line, and mps.
 #![forbid(unsafe_code)]
 
+use anyhow::{Context, Result};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -83,23 +84,23 @@ fn a_report_has_every_command_with_its_node_and_a_pipe_has_none_of_it() {
     assert_eq!(left, b"0\n");
 }
 
-fn placed(cluster: &Cluster, node: u16) -> Vec<PlacedRow> {
-    serde_json::from_slice(&cluster.run(node, &["mps", "-x", "--json"]).unwrap()).unwrap()
+fn placed(cluster: &Cluster, node: u16) -> Result<Vec<PlacedRow>> {
+    Ok(serde_json::from_slice(&cluster.run(node, &["mps", "-x", "--json"])?)?)
 }
 
 #[test]
 fn placed_commands_are_seen_while_they_run_and_no_longer() {
     let cluster = Cluster::with_nodes("mpsx", 2).unwrap();
-    assert_eq!(placed(&cluster, 1), []);
+    assert_eq!(placed(&cluster, 1).unwrap(), []);
     let mut many: Vec<_> = (0..12)
         .map(|_| cluster.command(1, "mexec").args(["-n", "2", "sleep", "1000"]).spawn().unwrap())
         .collect();
     let on = |node: Option<u16>| {
-        let rows = placed(&cluster, 1);
+        let rows = placed(&cluster, 1).unwrap();
         rows.iter().filter(|row| row.r#where.map(|node| node.0) == node && row.from.is_none()).count()
     };
     until("some run and the others wait", || on(Some(2)) > 0 && on(None) > 0 && on(Some(2)) + on(None) == 12);
-    let there = placed(&cluster, 2);
+    let there = placed(&cluster, 2).unwrap();
     assert_eq!(there.len(), on(Some(2)));
     assert!(there.iter().all(|row| row.from.is_some_and(|home| home.0 == 1) && row.command == "sleep 1000"));
     let table = String::from_utf8(cluster.run(1, &["mps", "-x"]).unwrap()).unwrap();
@@ -108,7 +109,7 @@ fn placed_commands_are_seen_while_they_run_and_no_longer() {
     assert!(mon.contains(" queued, load "), "{mon}");
     cluster.run(1, &["pkill", "-x", "mexec"]).unwrap();
     many.iter_mut().for_each(|one| drop(one.wait()));
-    until("none is left", || placed(&cluster, 1).is_empty() && placed(&cluster, 2).is_empty());
+    until("none is left", || (1..=2).all(|node| placed(&cluster, node).unwrap().is_empty()));
 }
 
 /// What a terminal shows that has scrolled nothing away, without the line that is written below it; and how often that was.
@@ -124,39 +125,35 @@ fn without_status(said: &str) -> (String, usize) {
     (text.replace("\x1bD\x1b[A", ""), count)
 }
 
-/// mpmake at a terminal; what it says, and when this word has come, these keys are typed.
-fn at_a_terminal(cluster: &Cluster, line: &str, word: &str, keys: &[u8]) -> String {
+/// mpmake at a terminal; what it says. When this word has come, these keys are typed.
+fn at_a_terminal(cluster: &Cluster, line: &str, word: &str, keys: &[u8]) -> Result<String> {
     let line = format!("stty rows 20 cols 90 -echo; {line}");
     let mut script = shell(cluster, "exec script -qec \"$0\" /dev/null");
     let script = script.arg(line).env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut script = script.spawn().unwrap();
-    let (mut typed, mut output) = (script.stdin.take(), script.stdout.take().unwrap());
-    let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
+    let mut script = script.spawn()?;
+    // At its end script would type one as well.
+    let mut keyboard = script.stdin.take().context("no keyboard")?;
+    let mut output = script.stdout.take().context("no output")?;
+    let (mut said, mut bytes, mut typed) = (Vec::new(), [0; 4096], false);
     loop {
-        let count = output.read(&mut bytes).unwrap();
+        let count = output.read(&mut bytes)?;
         if count == 0 {
             break;
         }
         said.extend_from_slice(&bytes[..count]);
-        if String::from_utf8_lossy(&said).contains(word)
-            && !keys.is_empty()
-            && let Some(mut keyboard) = typed.take()
-        {
-            keyboard.write_all(keys).unwrap();
-            // At its end script would type one as well.
-            typed = None;
-            std::mem::forget(keyboard);
+        if !typed && String::from_utf8_lossy(&said).contains(word) {
+            keyboard.write_all(keys)?;
+            typed = true;
         }
     }
-    let _status = script.wait().unwrap();
-    drop(typed);
-    String::from_utf8_lossy(&said).replace('\r', "")
+    let _status = script.wait()?;
+    Ok(String::from_utf8_lossy(&said).replace('\r', ""))
 }
 
 #[test]
 fn a_terminal_shows_what_runs_and_nothing_of_it_stays() {
     let cluster = Cluster::with_nodes("status", 2).unwrap();
-    let said = at_a_terminal(&cluster, "mpmake -j1 o1 o2 o3 o4 o5 o6 o7 o8; echo over", "\0", b"");
+    let said = at_a_terminal(&cluster, "mpmake -j1 o1 o2 o3 o4 o5 o6 o7 o8; echo over", "\0", b"").unwrap();
     let (text, shown) = without_status(&said);
     let made: Vec<_> = (1..=8).map(|n| format!("made o{n} </script>")).collect();
     let lines: Vec<_> = text.lines().collect();
@@ -170,10 +167,10 @@ fn a_terminal_shows_what_runs_and_nothing_of_it_stays() {
     // All lines scroll again, and the last is empty.
     assert!(said.rfind("\x1b[r\x1b[20;1H\x1b[0m\x1b[2K") > said.rfind(" done"), "{said:?}");
     // A short one shows nothing at all.
-    let said = at_a_terminal(&cluster, "mpmake o1", "\0", b"");
+    let said = at_a_terminal(&cluster, "mpmake o1", "\0", b"").unwrap();
     assert!(!said.contains('\x1b') && said.contains("mpmake: 1 commands"), "{said:?}");
     // Whoever interrupts it has make clean up, and the terminal as it was.
-    let said = at_a_terminal(&cluster, "trap : INT; mpmake -j1; echo code $?", " done | ", b"\x03");
+    let said = at_a_terminal(&cluster, "trap : INT; mpmake -j1; echo code $?", " done | ", b"\x03").unwrap();
     let (text, _) = without_status(&said);
     assert!(text.contains("Interrupt") && text.contains("code 130"), "{said:?}");
     assert!(said.rfind("\x1b[r\x1b[20;1H\x1b[0m\x1b[2K") > said.rfind(" done | "), "{said:?}");

@@ -197,7 +197,9 @@ pub(crate) fn add(file: &Path, note: &Note) -> io::Result<()> {
         line = serde_json::to_string(&note)?;
     }
     line.push('\n');
-    OpenOptions::new().append(true).create(true).open(file)?.write_all(line.as_bytes())
+    // Whoever comes late to notes that are read and gone leaves none behind.
+    let begins = matches!(note, Note::Asked { .. } | Note::Build(_));
+    OpenOptions::new().append(true).create(begins).open(file)?.write_all(line.as_bytes())
 }
 
 /// What a line says; nothing if it is none of ours, or not whole yet.

@@ -252,9 +252,9 @@ fn held_up(build: &Build, figures: &Figures) -> String {
     if !known.is_empty() {
         let _ = write!(text, "<p class=\"faint\">On the average: {}.</p>", escape(&known.join(", ")));
     }
-    let _ = write!(
+    let _ = writeln!(
         text,
-        "<p class=\"faint\">No command ran for {:.1} s, one alone for {:.1} s; at most {} ran at a time.</p>\n",
+        "<p class=\"faint\">No command ran for {:.1} s, one alone for {:.1} s; at most {} ran at a time.</p>",
         figures.none, figures.alone, figures.most
     );
     text
