@@ -1,8 +1,8 @@
-//! What the kernel calls a file, for comparing: name_to_handle_at(2).
+//! What the kernel calls a file: name_to_handle_at(2), for comparing, and open_by_handle_at(2).
 #![allow(unsafe_code, reason = "the call has no safe wrapper")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// The longest handle.
 const MOST: usize = libc::MAX_HANDLE_SZ as usize;
@@ -27,6 +27,25 @@ pub fn of(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
     let length = usize::try_from(room.head.handle_bytes).unwrap_or(MOST);
     let bytes = room.bytes.get(..length).unwrap_or(&room.bytes).to_vec();
     Ok((room.head.handle_type, bytes))
+}
+
+/// Holds the file of this handle (`O_PATH`), of the file system that another one is of.
+///
+/// # Errors
+/// If there is none, or without CAP_DAC_READ_SEARCH.
+pub fn open(of: impl AsFd, kind: i32, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let length = bytes.len().min(MOST);
+    let head = libc::file_handle { handle_bytes: length as u32, handle_type: kind, f_handle: [] };
+    let mut room = Room { head, bytes: [0; MOST] };
+    room.bytes[..length].copy_from_slice(&bytes[..length]);
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: `room` has as many bytes behind its head as `handle_bytes` says, and is only read.
+    let fd = unsafe { libc::open_by_handle_at(of.as_fd().as_raw_fd(), (&raw mut room).cast(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn ask(fd: i32, flags: i32) -> io::Result<Room> {

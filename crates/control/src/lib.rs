@@ -35,7 +35,7 @@ pub use costs::{Costs, LinkRow, MigrationCosts};
 pub use outside::{OutsideAsk, OutsideJob, OutsideReply};
 pub use place::Place;
 pub use report::{
-    MigrationReport, NodeRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
+    MigrationReport, NodeRow, PlacedRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };
 pub use request::{Destination, Lock, Reply, Request};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};

@@ -114,6 +114,23 @@ pub struct ProcessRow {
     pub started: Option<StartedAs>,
 }
 
+/// One command that mexec has placed: one of this node, or one of another node here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlacedRow {
+    /// The process at its home that waits for it (mexec), or is it, if it runs there.
+    pub pid: HomePid,
+    /// The user at home.
+    pub uid: u32,
+    /// The node where it runs; none while it waits for room.
+    pub r#where: Option<NodeId>,
+    /// Of another node's: its home.
+    pub from: Option<NodeId>,
+    /// How long it has run, or waited.
+    pub seconds: f64,
+    /// The beginning of its command line.
+    pub command: String,
+}
+
 /// What was said of a process when it, or what it descends from, was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartedAs {

@@ -4,7 +4,7 @@ use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::costs::{Costs, LinkRow};
 use crate::place::Place;
-use crate::report::{MigrationReport, ProcessRow, Refusal, StatusReport};
+use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal, StatusReport};
 use crate::steer::{Decay, Evacuation, Settings, Switch};
 use crate::traffic::FileTraffic;
 use crate::why::WhyReport;
@@ -175,6 +175,8 @@ pub enum Request {
     MapOff,
     /// Have what places commands run (mexec), which listens at `RUN/mexec`. (`Done`.)
     Mexec,
+    /// The commands that are placed from this node, and those of others here. Answered with `Placed`.
+    Placed,
     /// Make a token for one join, valid this many seconds.
     Token {
         /// 60 to 604,800.
@@ -257,6 +259,8 @@ pub enum Reply {
     Migrated(MigrationReport),
     /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
+    /// To `Placed`.
+    Placed(Vec<PlacedRow>),
     /// To `Process`.
     Process(Box<ProcessRow>),
     /// To `Place`; none: nothing was chosen, which is the process' home.

@@ -1,6 +1,6 @@
 //! How a shim is started, and what its node's daemon asks of it.
 
-use crate::report::{MigrationReport, ProcessRow, Refusal};
+use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -134,6 +134,8 @@ pub enum ShimRequest {
         /// They may.
         open: bool,
     },
+    /// To what places commands only: those of this node, and those of others here.
+    Placed,
     /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
     /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
     Connection,
@@ -149,6 +151,8 @@ pub enum ShimReply {
     Done,
     /// Its processes.
     Processes(Vec<ProcessRow>),
+    /// To `Placed`.
+    Placed(Vec<PlacedRow>),
     /// Moved.
     Migrated(MigrationReport),
     /// It shares memory with this process, which another shim holds: to be asked of that one.

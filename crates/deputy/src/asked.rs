@@ -58,7 +58,8 @@ impl Family {
                 | ShimRequest::End { .. }
                 | ShimRequest::Files { .. }
                 | ShimRequest::OpenFile { .. }
-                | ShimRequest::OpenShared { .. } => caller.answer(&door::not_here()),
+                | ShimRequest::OpenShared { .. }
+                | ShimRequest::Placed => caller.answer(&door::not_here()),
             }
         }
     }

@@ -11,6 +11,7 @@ pub(crate) mod job;
 pub(crate) mod rooms;
 mod slots;
 
+use crate::board::Board;
 use crate::words::{Ask, Said, Signal, VERSION, Who, kind};
 use anyhow::{Context, Result, bail};
 use job::{Dialect, Job};
@@ -42,17 +43,19 @@ pub(crate) struct Away {
     tls: ServerTls,
     rooms: Rooms,
     slots: Arc<Slots>,
+    board: Arc<Board>,
 }
 
 impl Away {
     /// That of this node.
-    pub(crate) fn new(config: Config, identity: &Identity) -> Result<Self> {
+    pub(crate) fn new(config: Config, identity: &Identity, board: Arc<Board>) -> Result<Self> {
         let slots = Arc::new(Slots::new(config.file.mexec_jobs));
         Ok(Self {
             node: identity.node(),
             tls: identity.cluster_server()?,
             rooms: Rooms::new(config.clone()),
             slots,
+            board,
             config,
         })
     }
@@ -140,7 +143,10 @@ impl Away {
                 return say(link, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
             }
         };
+        let entry = self.board.add(task, who.uid, Some(home));
+        entry.runs(self.node);
         let said = job.attend(link, &ToHome(self.node))?;
+        drop(entry);
         // Before its home hears of the end, and asks for room for the next.
         drop(slot);
         say(link, &said)

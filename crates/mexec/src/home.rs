@@ -9,6 +9,7 @@
 //!                     └▶ relay    streams, signals and the end
 //! ```
 
+mod caller;
 mod choice;
 mod classes;
 mod gate;
@@ -17,18 +18,20 @@ mod links;
 mod relay;
 mod view;
 
+use crate::board::Board;
 use crate::lock;
 use crate::pieces::{self, Piece};
-use crate::words::{Ask, Order, Said, Where, Who, kind};
+use crate::words::{Ask, Order, Said, TOLD, Wait, Where, Who, Why, kind};
 use anyhow::{Context, Result, bail};
+use caller::Caller;
 use choice::Wish;
 use classes::Classes;
-use gate::{Entered, Gate};
+use gate::Gate;
 use links::Links;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
@@ -48,9 +51,6 @@ const LOOKED_FOR: u32 = 8;
 /// The most commands of one user at a time: less than there are in all, so that nobody keeps others out.
 const MOST: u32 = 2048;
 
-/// How often who waits at the gate looks whether his caller is there.
-const PATIENCE: Duration = Duration::from_millis(200);
-
 /// The home half of a node.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -62,6 +62,7 @@ pub(crate) struct Home {
     running: Running,
     gate: Gate,
     callers: Gate,
+    board: Arc<Board>,
 }
 
 /// Commands of this node that run: of each user on each node.
@@ -113,7 +114,7 @@ enum Outcome {
 
 impl Home {
     /// That of this node.
-    pub(crate) fn new(config: Config, identity: Identity) -> Self {
+    pub(crate) fn new(config: Config, identity: Identity, board: Arc<Board>) -> Self {
         Self {
             me: identity.node(),
             view: View::new(&config),
@@ -122,43 +123,50 @@ impl Home {
             running: Running::default(),
             gate: Gate::new(LOOKED_FOR),
             callers: Gate::new(MOST),
+            board,
             config,
         }
     }
 
     /// Serves one caller, from his order to its command's end.
-    pub(crate) fn serve(&self, mut caller: UnixStream) -> Result<()> {
-        let who = tern_node::caller(&caller)?;
-        caller.set_read_timeout(Some(SOON))?;
-        let Piece { kind: kind::ORDER, bytes, .. } = pieces::hear(&mut caller)? else { bail!("no order") };
+    pub(crate) fn serve(&self, mut socket: UnixStream) -> Result<()> {
+        let who = tern_node::caller(&socket)?;
+        socket.set_read_timeout(Some(SOON))?;
+        let Piece { kind: kind::ORDER, stream, bytes } = pieces::hear(&mut socket)? else {
+            bail!("no order")
+        };
         let mut order: Order = pieces::read(&bytes)?;
         let (pid, who) = (who.0, Who { uid: who.1, gid: who.2, groups: who.3 });
         let Some(_counted) = self.callers.enter(who.uid, Duration::ZERO) else {
             let said = format!("{MOST} commands of this user are placed from this node already");
-            return say(&mut caller, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
+            let refused = Said::Refused(Refusal::new(RefusalKind::Unavailable, said));
+            return Ok(pieces::say(&mut socket, kind::SAID, &refused)?);
         };
         if who.uid != 0 {
             honest::hold(&mut order.task, pid)?;
         }
-        match self.place(&order, &who, pid, &mut caller) {
+        let entry = self.board.add(&order.task, who.uid, None);
+        let mut caller = Caller { socket, pid, who, told: stream == TOLD, entry, entered: None };
+        match self.place(&order, &mut caller) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let refusal = error.downcast::<Refusal>();
                 let refusal =
                     refusal.unwrap_or_else(|e| Refusal::new(RefusalKind::Internal, format!("{e:#}")));
-                say(&mut caller, &Said::Refused(refusal))
+                caller.say(&Said::Refused(refusal))
             }
         }
     }
 
     /// Finds a node that runs it, and sees it through.
-    fn place(&self, order: &Order, who: &Who, pid: i32, caller: &mut UnixStream) -> Result<()> {
+    fn place<'a>(&'a self, order: &Order, caller: &mut Caller<'a>) -> Result<()> {
         let wish = match &order.r#where {
-            Where::Best => Wish::Any { short: self.classes.is_short(who.uid, &order.class) },
+            Where::Best => Wish::Any { short: self.classes.is_short(caller.who.uid, &order.class) },
             Where::Among(nodes) => Wish::Among(nodes.clone()),
         };
         let (mut lost, mut why) = (Vec::new(), None);
-        let mut entered = Some(self.enter(who.uid, caller)?);
+        let mut again = None;
+        caller.enter(&self.gate)?;
         loop {
             let (now, later) = match self.candidates(&wish, &lost) {
                 Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
@@ -167,9 +175,9 @@ impl Home {
             let mut outcome = None;
             for node in now {
                 if node == self.me {
-                    return self.here(order, who, pid, caller, &mut entered);
+                    return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller);
                 }
-                match self.on(node, order, who, caller, &mut entered)? {
+                match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
                     Outcome::Full => {}
                     // It is not asked again, and neither is it waited for.
                     Outcome::Not(refusal) => {
@@ -184,9 +192,10 @@ impl Home {
             }
             if outcome.is_none() {
                 let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(node)).collect();
-                outcome = match self.wait(&wish, &later, who, caller)? {
+                outcome = match self.wait(&wish, &later, caller)? {
                     Waited::Room(node, link) => {
-                        Some((node, self.over(node, *link, order, who, caller, &mut entered)?))
+                        let why = again.unwrap_or(Why::Room);
+                        Some((node, self.over(node, *link, order, why, caller)?))
                     }
                     Waited::Home => None,
                     Waited::Nobody => {
@@ -201,9 +210,10 @@ impl Home {
                 Some((_, Outcome::Over)) => return Ok(()),
                 Some((node, Outcome::Lost)) if order.repeatable => {
                     lost.push(node);
-                    entered = Some(self.enter(who.uid, caller)?);
+                    again = Some(Why::Again(node));
+                    caller.enter(&self.gate)?;
                 }
-                Some((node, Outcome::Lost | Outcome::Cut)) => return say(caller, &Said::Lost(node)),
+                Some((node, Outcome::Lost | Outcome::Cut)) => return caller.say(&Said::Lost(node)),
                 Some((node, Outcome::Not(refusal))) => {
                     lost.push(node);
                     why = Some(refusal);
@@ -228,50 +238,25 @@ impl Home {
         Ok((now, later))
     }
 
-    /// Waits at the gate as long as its caller does.
-    fn enter(&self, uid: u32, caller: &UnixStream) -> Result<Entered<'_>> {
-        loop {
-            if let Some(entered) = self.gate.enter(uid, PATIENCE) {
-                return Ok(entered);
-            }
-            let mut fds = [PollFd::new(caller, PollFlags::RDHUP)];
-            if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
-                bail!("its caller has gone");
-            }
-        }
-    }
-
     /// The caller becomes the command; it counts until that ends.
-    fn here(
-        &self,
-        order: &Order,
-        who: &Who,
-        pid: i32,
-        caller: &mut UnixStream,
-        entered: &mut Option<Entered<'_>>,
-    ) -> Result<()> {
-        let pid = rustix::process::Pid::from_raw(pid).context("the caller is of another pid namespace")?;
+    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>) -> Result<()> {
+        let pid =
+            rustix::process::Pid::from_raw(caller.pid).context("the caller is of another pid namespace")?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        let _counted = self.running.count(self.me, who.uid);
-        *entered = None;
-        say(caller, &Said::Here)?;
+        let _counted = self.running.count(self.me, caller.who.uid);
+        caller.chosen(self.me, why)?;
+        caller.say(&Said::Here)?;
         let begun = Instant::now();
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
-        self.classes.took(who.uid, &order.class, begun.elapsed());
+        self.classes.took(caller.who.uid, &order.class, begun.elapsed());
         Ok(())
     }
 
     /// Runs it on that node, if there is room.
-    fn on(
-        &self,
-        node: NodeId,
-        order: &Order,
-        who: &Who,
-        caller: &mut UnixStream,
-        entered: &mut Option<Entered<'_>>,
-    ) -> Result<Outcome> {
+    fn on(&self, node: NodeId, order: &Order, why: Why, caller: &mut Caller<'_>) -> Result<Outcome> {
+        caller.waits(Wait::Node(node))?;
         match self.links.to(node) {
-            Ok(link) => self.over(node, link, order, who, caller, entered),
+            Ok(link) => self.over(node, link, order, why, caller),
             Err(error) => {
                 let said = format!("node {node} cannot be asked: {error:#}");
                 Ok(Outcome::Not(Refusal::new(RefusalKind::Unavailable, said)))
@@ -284,12 +269,12 @@ impl Home {
         node: NodeId,
         mut link: Link,
         order: &Order,
-        who: &Who,
-        caller: &mut UnixStream,
-        entered: &mut Option<Entered<'_>>,
+        why: Why,
+        caller: &mut Caller<'_>,
     ) -> Result<Outcome> {
-        let counted = self.running.count(node, who.uid);
-        let run = Ask::Run(Box::new(order.task.clone()), who.clone());
+        let uid = caller.who.uid;
+        let counted = self.running.count(node, uid);
+        let run = Ask::Run(Box::new(order.task.clone()), caller.who.clone());
         match links::ask(&mut link, &run, Instant::now() + SOON) {
             Ok(Said::Full) => {
                 self.links.keep(node, link);
@@ -297,12 +282,12 @@ impl Home {
             }
             Ok(Said::Refused(refusal)) => Ok(Outcome::Not(refusal)),
             Ok(said @ (Said::Started(_) | Said::NotStarted(..))) => {
-                *entered = None;
+                caller.chosen(node, why)?;
                 let held = order.repeatable;
-                let (outcome, ended) = relay::relay(&mut link, caller, said, held)?;
+                let (outcome, ended) = relay::relay(&mut link, &mut caller.socket, said, held)?;
                 drop(counted);
                 if let Some(ended) = ended {
-                    self.classes.took(who.uid, &order.class, Duration::from_micros(ended.wall));
+                    self.classes.took(uid, &order.class, Duration::from_micros(ended.wall));
                     self.links.keep(node, link);
                 }
                 Ok(outcome)
@@ -317,8 +302,9 @@ impl Home {
     }
 
     /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
-    fn wait(&self, wish: &Wish, nodes: &[NodeId], who: &Who, caller: &UnixStream) -> Result<Waited> {
-        let ask = Ask::Wait { uid: who.uid, running: self.running.of(who.uid) };
+    fn wait(&self, wish: &Wish, nodes: &[NodeId], caller: &mut Caller<'_>) -> Result<Waited> {
+        caller.waits(Wait::Room(nodes.to_vec()))?;
+        let ask = Ask::Wait { uid: caller.who.uid, running: self.running.of(caller.who.uid) };
         let mut waiting = Vec::new();
         for node in nodes.iter().filter(|node| **node != self.me) {
             let asked = self.links.to(*node).and_then(|mut link| {
@@ -330,7 +316,7 @@ impl Home {
         }
         let home = nodes.contains(&self.me);
         while home || !waiting.is_empty() {
-            let mut fds = vec![PollFd::new(caller, PollFlags::RDHUP)];
+            let mut fds = vec![PollFd::new(&caller.socket, PollFlags::RDHUP)];
             fds.extend(waiting.iter().map(|(_, link)| PollFd::new(link, PollFlags::IN)));
             let _interrupted = poll(&mut fds, Some(&LOOK));
             if !fds[0].revents().is_empty() {
@@ -362,8 +348,4 @@ enum Waited {
     Home,
     /// Nobody of those asked is there.
     Nobody,
-}
-
-fn say(caller: &mut UnixStream, said: &Said) -> Result<()> {
-    Ok(pieces::say(caller, kind::SAID, said)?)
 }

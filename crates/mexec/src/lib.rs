@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod away;
+mod board;
 mod home;
 mod lock_step;
 pub mod outside;
@@ -22,13 +23,14 @@ pub use room::run as be_room;
 
 use anyhow::{Context, Result};
 use away::Away;
+use board::Board;
 use home::Home;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tern_control::door::{Door, not_here};
-use tern_control::shim::ShimRequest;
+use tern_control::shim::{ShimReply, ShimRequest};
 use tern_node::Config;
 use tern_wire::Identity;
 
@@ -47,8 +49,9 @@ const STACK: usize = 256 << 10;
 /// If it cannot begin; nothing is left then.
 pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
-    let away = Arc::new(Away::new(config.clone(), &identity)?);
-    let home = Arc::new(Home::new(config, identity));
+    let board = Arc::new(Board::default());
+    let away = Arc::new(Away::new(config.clone(), &identity, board.clone())?);
+    let home = Arc::new(Home::new(config, identity, board.clone()));
     let callers = Arc::new(AtomicUsize::new(0));
     let accept = move || {
         loop {
@@ -76,6 +79,7 @@ pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
                         in_thread("connection", &connections, move || away.serve(socket));
                     }
                 }
+                ShimRequest::Placed => caller.answer(&ShimReply::Placed(board.rows())),
                 _ => caller.answer(&not_here()),
             }
         }

@@ -103,6 +103,23 @@ pub struct Task {
     pub scratch: bool,
 }
 
+impl Task {
+    /// The command as people read it, in so many characters: of a shell's the line that it was given.
+    #[must_use]
+    pub fn shown(&self, most: usize) -> String {
+        let words: Vec<_> = self.arguments.iter().map(|word| String::from_utf8_lossy(word)).collect();
+        let is_shell = words.first().is_some_and(|name| name.ends_with("sh"));
+        let line = match &words[..] {
+            [_, option, line, ..] if is_shell && option.starts_with('-') && option.ends_with('c') => {
+                line.to_string()
+            }
+            words => words.join(" "),
+        };
+        let plain = line.chars().map(|c| if c.is_control() { ' ' } else { c });
+        plain.take(most).collect::<String>().trim().to_owned()
+    }
+}
+
 /// Who runs it: user, group, other groups. The caller's home has it from its kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
@@ -172,6 +189,41 @@ pub enum Said {
     Ended(Ended),
     /// Its node is lost, and whatever it has done until then is done.
     Lost(NodeId),
+    /// Only to who is [`TOLD`], and before all else: it will run on this node, and why there.
+    Chosen(NodeId, Why),
+    /// Only to who is [`TOLD`]: it does not run yet.
+    Waits(Wait),
+}
+
+/// As the stream of [`kind::ORDER`]: the caller wants to hear of [`Said::Chosen`] and [`Said::Waits`].
+pub const TOLD: u8 = 1;
+
+/// Why a command runs where it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Why {
+    /// This node had nothing to do.
+    Idle,
+    /// Such commands are too short to be sent anywhere.
+    Short,
+    /// Its caller named the node, alone or among others.
+    Named,
+    /// A command got most of a CPU there.
+    Best,
+    /// All had as much as they take; this one had room first.
+    Room,
+    /// It ran on this node before, which was lost.
+    Again(NodeId),
+}
+
+/// What a command waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wait {
+    /// Others of its user, for which nodes are looked for first.
+    Turn,
+    /// This node's answer.
+    Node(NodeId),
+    /// Room on one of these.
+    Room(Vec<NodeId>),
 }
 
 /// What failed, with an error number.
@@ -194,4 +246,35 @@ pub struct Ended {
     pub cpu: u64,
     /// Microseconds from its start to its end.
     pub wall: u64,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A command with nothing but its words.
+    pub(crate) fn task(words: &[&str]) -> Task {
+        Task {
+            program: words[0].into(),
+            arguments: words.iter().map(|word| Bytes::from(*word)).collect(),
+            environment: Vec::new(),
+            directory: b"/".to_vec(),
+            umask: 0,
+            limits: Vec::new(),
+            nice: 0,
+            signals: (0, 0),
+            pid: 1,
+            terminal: None,
+            input: false,
+            joined: false,
+            scratch: false,
+        }
+    }
+
+    #[test]
+    fn a_command_is_shown_as_it_was_written() {
+        assert_eq!(task(&["/bin/sh", "-c", "gcc -c x.c\n"]).shown(99), "gcc -c x.c");
+        assert_eq!(task(&["bash", "-ec", "a\u{1b}[2J", "b"]).shown(99), "a [2J");
+        assert_eq!(task(&["gcc", "-c", "x.c"]).shown(6), "gcc -c");
+    }
 }

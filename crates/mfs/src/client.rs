@@ -29,6 +29,7 @@ mod opening;
 mod owed;
 mod peer;
 mod people;
+mod pins;
 mod sound;
 mod told;
 mod traffic;
@@ -128,6 +129,10 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     }
     let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
     forgetting.through(session.notifier(), device);
+    if options.lasting {
+        crate::descriptors();
+        mounted.pins.are_in(at);
+    }
     Ok(Session(session))
 }
 

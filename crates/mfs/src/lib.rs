@@ -50,6 +50,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Lets this process have as many descriptors as it may; how many that is.
+pub(crate) fn descriptors() -> usize {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    // Some systems allow a thousand million; nobody needs so many.
+    let _as_it_was = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
+    usize::try_from(allowed).unwrap_or(1 << 20).clamp(256, 1 << 20)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

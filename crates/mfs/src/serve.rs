@@ -30,7 +30,6 @@ use leases::Leases;
 use near::Guests;
 use perform::{Fault, Performance};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use session::{Lane, MOST_LANES, Session, SharedLane};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -101,7 +100,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         leases: Arc::new(Leases::new(is_first)),
         tls: identity.cluster_server()?,
         // The rest is for connections, and for what is open during a call.
-        budget: Budget::new(descriptors() / 4 * 3),
+        budget: Budget::new(crate::descriptors() / 4 * 3),
         boot: boot(),
         patience: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
@@ -140,16 +139,6 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         }
         serving.tidy();
     }
-}
-
-/// As many descriptors as this process may have.
-fn descriptors() -> usize {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // Some systems allow a thousand million; nobody needs so many.
-    let _as_it_was = setrlimit(Resource::Nofile, limit);
-    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-    usize::try_from(allowed).unwrap_or(1 << 20).clamp(256, 1 << 20)
 }
 
 /// What is another one after each boot. If that cannot be known, each server is taken for one of a boot of its own.

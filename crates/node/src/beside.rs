@@ -2,7 +2,7 @@
 //! which has connections of its own. Each is a process of its own, started when it is needed first, and outlives ternd.
 
 use crate::config::Config;
-use crate::shims::{hand_to, read_line, spawn_apart};
+use crate::shims::{ask_at, hand_to, read_line, spawn_apart};
 use anyhow::{Context, Result};
 use std::fs::OpenOptions;
 use std::io;
@@ -11,6 +11,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use tern_control::{PlacedRow, ShimReply, ShimRequest};
+
+/// How long it may take to answer.
+const ANSWERS: Duration = Duration::from_secs(2);
 
 /// One of them.
 #[derive(Debug)]
@@ -53,6 +58,14 @@ impl<'a> Beside<'a> {
     /// If it does not start.
     pub(crate) fn ensure(&self) -> Result<()> {
         self.when_there(|| tern_control::door::connect(&self.door).map(drop))
+    }
+
+    /// What is placed from this node and on it, if it is the one that knows; nothing if it does not run.
+    pub(crate) fn placed(&self) -> Vec<PlacedRow> {
+        match ask_at(&self.door, &ShimRequest::Placed, Some(ANSWERS)) {
+            Ok(ShimReply::Placed(rows)) => rows,
+            _ => Vec::new(),
+        }
     }
 
     fn when_there(&self, act: impl Fn() -> io::Result<()>) -> Result<()> {

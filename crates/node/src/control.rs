@@ -149,6 +149,7 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
             Beside::exec(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
         }
+        Request::Placed => Ok(Reply::Placed(Beside::exec(&node.config).placed())),
         Request::Token { seconds } => {
             caller.must_own_node("make tokens")?;
             token(node, seconds)

@@ -239,6 +239,7 @@ fn relay(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Result<Reply, 
         Ok(ShimReply::Refused(refusal)) => Err(refusal),
         Ok(ShimReply::Done) => Ok(Reply::Done),
         Ok(ShimReply::Processes(rows)) => Ok(Reply::Processes(rows)),
+        Ok(ShimReply::Placed(rows)) => Ok(Reply::Placed(rows)),
         Ok(ShimReply::Migrated(report)) => {
             tracing::info!(pid = %report.pid, migration = %report.migration, from = %report.from,
                 to = %report.to, freeze_ms = report.freeze_ms, total_ms = report.total_ms, "migrated");

@@ -34,6 +34,8 @@ pub enum Event {
 pub enum Question {
     /// How the cluster is.
     Cluster,
+    /// The commands that are placed from this node; asked with `Cluster`.
+    Placed,
     /// The processes of that node, or of this one.
     Processes(Option<NodeId>),
     /// To move this process.
@@ -53,6 +55,7 @@ impl Question {
     pub fn request(&self) -> Request {
         match self {
             Self::Cluster => Request::Cluster,
+            Self::Placed => Request::Placed,
             Self::Processes(None) => Request::Processes,
             Self::Processes(Some(node)) => Request::ProcessesOf { node: *node },
             Self::Move { pid, to, .. } => Request::Migrate { pid: *pid, to: *to },

@@ -8,6 +8,7 @@ use crate::ask::Trouble;
 use crate::users::Users;
 use list::List;
 use prompt::Prompt;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tern_control::{ClusterReport, NodeLoad, NodeState};
 use tern_ids::NodeId;
@@ -107,6 +108,8 @@ pub struct Model {
     pub pace: Duration,
     /// The cluster.
     pub cluster: Knowledge,
+    /// Of this node's placed commands, how many each node runs, and how many wait (of no node).
+    pub placed: BTreeMap<Option<NodeId>, u32>,
     /// The node that the arrows are on.
     pub chosen: Option<NodeId>,
     /// The processes of a node, if they are shown.
@@ -136,6 +139,7 @@ impl Model {
             settings,
             pace: PACES[1],
             cluster: Knowledge::default(),
+            placed: BTreeMap::new(),
             chosen: None,
             list: None,
             only_list: false,

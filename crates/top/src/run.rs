@@ -170,6 +170,7 @@ pub fn print_once(subject: Subject, settings: Settings, ask: &Ask) -> Result<Str
         model.size = (size.ws_col, size.ws_row - 1);
     }
     learn(&mut model, Question::Cluster, ask);
+    learn(&mut model, Question::Placed, ask);
     match subject {
         Subject::Cluster => {
             if let Some(trouble) = model.cluster.trouble {

@@ -56,7 +56,12 @@ pub fn ask(question: Question, ask: &Ask, events: &Sender<Event>) {
     let again = question.clone();
     let asking = thread::Builder::new().name("ask".into()).spawn(move || {
         let reply = asked(&question.request());
+        let with = (question == Question::Cluster).then_some(Question::Placed);
         let _gone = to.send(Event::Answer(question, reply));
+        if let Some(question) = with {
+            let reply = asked(&question.request());
+            let _gone = to.send(Event::Answer(question, reply));
+        }
     });
     if let Err(error) = asking {
         let trouble = Trouble::new(70, format!("no thread to ask ternd with: {error}"));

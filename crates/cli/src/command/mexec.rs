@@ -1,13 +1,16 @@
 //! `mexec`: a command on the node that runs it best, as if it ran here.
 
+pub(super) mod child;
 mod inherited;
-mod signals;
+mod place;
+pub(super) mod signals;
 mod streams;
 
 use super::mosrun::become_program::{arguments, become_program};
 use super::mosrun::options;
+use super::mpmake::notes::Noted;
 use crate::tool::Call;
-use crate::{Failure, client, help, output, place};
+use crate::{Failure, client, help, output, place as places};
 use clap::{Arg, ArgAction, Command};
 use std::ffi::OsStr;
 use std::io;
@@ -15,11 +18,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use tern_control::{RefusalKind, Reply, Request};
 use tern_ids::NodeId;
-use tern_mexec::pieces::{self, Piece};
-use tern_mexec::words::{Failed, Order, Said, Where, kind};
+use tern_mexec::words::{Failed, Order, Said, Task, Where};
 
 /// Ended with when the node that ran it was lost, as ssh does.
 const LOST: u8 = 255;
+
+/// Of a command, so many characters are noted.
+const NOTED: usize = 2000;
 
 /// What a tool that runs a command elsewhere adds to the exit codes.
 const OWN_CODES: &str = "\
@@ -37,7 +42,7 @@ pub fn describe() -> Command {
              too, through MFS, and that node's own /dev, /proc, /sys and /run. It does not migrate, and what it leaves running is ended with it. When no node has room it waits for its \
              turn. For short commands that read and write much, as builds are made of; what computes for long is mosrun's.",
         )
-        .override_usage("mexec [-n NODES|-b] [-g] [-i] [-r] [-v] [--] COMMAND [ARG..]")
+        .override_usage("mexec [-n NODES|-b] [-g] [-i] [-r] [-v] [--] COMMAND [ARG..]\n       mexec --report-of FILE")
         .arg(Arg::new("nodes").short('n').value_name("NODES").help("One of these only: 2,4-6, or names"))
         .arg(Arg::new("best").short('b').action(ArgAction::SetTrue).help("The best of all; so unless -n is said"))
         .arg(
@@ -64,6 +69,9 @@ pub fn describe() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Say on standard error where it runs"),
         )
+        .arg(Arg::new("report-of").long("report-of").value_name("FILE").exclusive(true).help(
+            "Print a page about the commands that were noted in FILE, as mpmake --report: mexec notes each where TERN_PLACED names it",
+        ))
         .arg(Arg::new("command").value_name("COMMAND").num_args(1..).trailing_var_arg(true).help(
             "What to run, found there as the shell finds it, and its arguments",
         ))
@@ -71,7 +79,8 @@ pub fn describe() -> Command {
             "  mexec gcc -c big.c                     where the load is lowest\n  \
                mexec -n 2,3 -- ./render frame7        on one of two nodes\n  \
                make -j12 CC=\"mexec gcc\"               the compilations of a build\n  \
-               ls *.wav | xargs -P8 -n1 mexec flac -8 -s",
+               ls *.wav | xargs -P8 -n1 mexec flac -8 -s\n  \
+               TERN_PLACED=$PWD/notes ninja -j12; mexec --report-of notes > build.html",
             OWN_CODES,
         ))
 }
@@ -135,7 +144,7 @@ fn nodes(list: &str) -> Result<Vec<NodeId>, Failure> {
     if let Ok(nodes) = options::nodes(list) {
         return Ok(nodes);
     }
-    list.split(',').map(place::node).collect()
+    list.split(',').map(places::node).collect()
 }
 
 /// What is known of commands is kept by this: the program, and of a shell's commands the first one.
@@ -165,6 +174,12 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     match call.args.first().and_then(|word| word.to_str()) {
         Some("--help" | "-h") => return help::print(describe(), call),
         Some("--version") => return help::print_version(call),
+        Some("--report-of") => {
+            let [_, file] = call.args else {
+                return Err(Failure::usage(call.tool, "--report-of needs one file"));
+            };
+            return super::mpmake::report_of(Path::new(file));
+        }
         _ => {}
     }
     let words = read(call)?;
@@ -176,31 +191,67 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     task.terminal = terminal;
     // What may be run twice, and by whom it is not known, has no use for a temporary file of another's.
     task.scratch = words.repeatable;
+    let noted = Noted::asked(&task.shown(NOTED));
+    let ended = attend(&words, task, noted.as_ref());
+    // Of a command that has run, its end is noted already.
+    if let (Some(noted), Err(failure)) = (noted, &ended) {
+        noted.failed(failure.code);
+    }
+    match ended? {
+        Some(status) => signals::end_as(status),
+        None => Err(become_program(words.program, &words.arguments)),
+    }
+}
+
+/// Has it run, and waits for its end: its status, or nothing if this process is to become it.
+fn attend(words: &Words<'_>, task: Task, noted: Option<&Noted>) -> Result<Option<i32>, Failure> {
     let class = class(words.program, &words.arguments);
+    let ignored = task.signals.0;
     let order = Order { task, r#where: words.r#where.clone(), repeatable: words.repeatable, class };
     let mut home = connect()?;
-    pieces::say(&mut home, kind::ORDER, &order).map_err(|e| broken(&e))?;
-    match hear(&mut home)? {
+    match place::find(&mut home, &order, noted)? {
         Said::Here => {
             if words.verbose {
                 tell("here");
             }
-            super::mpmake::note("here");
             drop(home);
-            Err(become_program(words.program, &words.arguments))
+            let Some(noted) = noted else { return Ok(None) };
+            let (status, cpu) = child::run(words.program, &words.arguments, ignored)?;
+            noted.ended(status, Some(cpu));
+            Ok(Some(status))
         }
         Said::Started(node) => {
-            super::mpmake::note(&format!("on node {node}"));
             if words.verbose {
                 tell(&format!("on node {node}"));
             }
             match streams::attend(home, &order.task, words.group)? {
-                Said::Ended(ended) => signals::end_as(ended.status),
-                said => not_run(said, &words),
+                Said::Ended(ended) => {
+                    if let Some(noted) = noted {
+                        noted.ended(ended.status, Some(ended.cpu));
+                    }
+                    Ok(Some(ended.status))
+                }
+                said => Err(not_run(said, words)),
             }
         }
-        said => not_run(said, &words),
+        said => Err(not_run(said, words)),
     }
+}
+
+/// Runs something here that is not placed; returns only if it is not run, or has ended and somebody wanted to know.
+///
+/// # Errors
+/// That it is not run, or its status.
+pub(super) fn run_here(program: &OsStr, arguments: &[&OsStr], noted: Option<Noted>) -> Result<(), Failure> {
+    let Some(noted) = noted else { return Err(become_program(program, arguments)) };
+    let (status, cpu) = child::run(program, arguments, ignored())?;
+    noted.ended(status, Some(cpu));
+    signals::end_as(status)
+}
+
+/// The signals that this process ignores, as bits.
+pub(super) fn ignored() -> u64 {
+    inherited::signals().0
 }
 
 fn tell(what: &str) {
@@ -208,9 +259,9 @@ fn tell(what: &str) {
 }
 
 /// Why it does not run, or not to its end.
-fn not_run(said: Said, words: &Words<'_>) -> Result<(), Failure> {
+fn not_run(said: Said, words: &Words<'_>) -> Failure {
     let program = words.program.to_string_lossy();
-    Err(match said {
+    match said {
         Said::Refused(refusal) => refusal.into(),
         Said::NotStarted(what, errno) => {
             let error = io::Error::from_raw_os_error(errno);
@@ -236,15 +287,6 @@ fn not_run(said: Said, words: &Words<'_>) -> Result<(), Failure> {
         },
         said => {
             Failure::new(RefusalKind::Internal, format!("{said:?} was said where a command was to be run"))
-        }
-    })
-}
-
-fn hear(home: &mut UnixStream) -> Result<Said, Failure> {
-    match pieces::hear(home).map_err(|e| broken(&e))? {
-        Piece { kind: kind::SAID, bytes, .. } => pieces::read(&bytes).map_err(|e| broken(&e)),
-        piece => {
-            Err(Failure::new(RefusalKind::Internal, format!("a piece of kind {} came first", piece.kind)))
         }
     }
 }

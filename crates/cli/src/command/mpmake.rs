@@ -3,20 +3,37 @@
 //! make is not changed: a variable on its command line names its shell, and goes to recursive makes with the rest of `MAKEFLAGS`. That shell
 //! runs at home what belongs there (recursive makes, and so the jobserver; commands of no length) and has mexec place the rest.
 
+mod build;
+mod figures;
+mod look;
+pub(super) mod notes;
+mod options;
 mod recipe;
+mod report;
+mod running;
+mod status;
+mod summary;
+mod verdict;
 
 use super::mexec;
+use super::mexec::child::{self, Moment};
+use super::mexec::signals::{Signals, end_as};
 use super::mosrun::become_program::{arguments, become_program};
 use crate::tool::Call;
 use crate::{Failure, client, help};
+use build::Build;
 use clap::{Arg, Command};
-use std::collections::BTreeMap;
+use look::Looking;
+use notes::{Begin, Node, Note, Noted, PLACED};
+use options::Own;
+use running::Running;
+use status::Status;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command as Program};
-use tern_control::{NodeState, RefusalKind, Reply, Request};
+use std::time::Duration;
+use tern_control::{ClusterReport, NodeState, RefusalKind, Reply, Request};
 
 /// The shell's name.
 const SHELL: &str = "mpsh";
@@ -27,8 +44,8 @@ const TELL: &str = "--eval=export TERN_MAKEFILES = $(MAKEFILE_LIST)";
 /// The variable that it tells them in.
 pub(super) const MAKEFILES: &str = "TERN_MAKEFILES";
 
-/// Where each recipe notes where it ran.
-const PLACED: &str = "TERN_PLACED";
+/// How often what a terminal shows is made anew.
+const OFTEN: Duration = Duration::from_millis(200);
 
 /// mpmake's command line.
 pub fn describe() -> Command {
@@ -37,12 +54,16 @@ pub fn describe() -> Command {
         .long_about(
             "make, with its recipes on the nodes that run them best. It is the make that is installed, with all its options and its output; each \
              command of a recipe is placed as mexec does. Recursive makes, and commands that take no time, run here. \
-             Without -j there are as many jobs as the cluster has CPUs, and one more for each node. On a terminal it says at its end how many commands ran where.",
+             Without -j there are as many jobs as the cluster has CPUs, and one more for each node. On a terminal its last line shows what runs where, \
+             from the third second on, and at its end it says how many commands ran where and why. Where TERN_PLACED names a file, each command is noted there.",
         )
-        .override_usage("mpmake [MAKE'S OPTIONS] [TARGET..]")
+        .override_usage("mpmake [--report FILE.html] [MAKE'S OPTIONS] [TARGET..]")
+        .arg(Arg::new("report").long("report").value_name("FILE").help(
+            "Write a page that shows when each command ran on which node, why there, what it cost, and what held the build up",
+        ))
         .arg(Arg::new("words").value_name("WORD").num_args(0..).trailing_var_arg(true).help("What make is given"))
         .after_help(help::closing(
-            "  mpmake                  as many jobs as the cluster takes\n  mpmake -j12 all\n  mpmake -C src -k check",
+            "  mpmake                  as many jobs as the cluster takes\n  mpmake -j12 all\n  mpmake --report=build.html -C src -k check",
             "As make: 2 if something failed, 1 with -q if something is not up to date.",
         ))
 }
@@ -74,80 +95,140 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
         let said = format!("{} is not there", shell.display());
         return Err(Failure::new(RefusalKind::NotFound, said).hint("make install, which makes it"));
     }
+    let (own, words) = options::read(call)?;
+    let cluster = cluster();
     let mut make = Program::new("make");
     make.arg(TELL).arg(format!("SHELL={}", shell.display()));
-    if !call.args.iter().any(|word| word.to_string_lossy().starts_with("-j") || word == "--jobs") {
-        make.arg(format!("-j{}", jobs()?));
+    let mut jobs = options::jobs(&words);
+    if jobs.is_none() {
+        let all = self::jobs(cluster.as_ref().map_err(Failure::clone)?);
+        make.arg(format!("-j{all}"));
+        jobs = Some(all);
     }
-    make.args(call.args);
-    let notes = Notes::begin();
+    make.args(&words);
+    let notes = Notes::begin(&own)?;
     if let Some(notes) = &notes {
-        make.env(PLACED, &notes.0);
+        make.env(PLACED, &notes.file);
+        let _full = notes::add(&notes.file, &Note::Build(begin(call, jobs, cluster.ok())));
     }
-    let ended = make.status().map_err(|error| {
+    let status = attend(&mut make, notes.as_ref(), own.report.is_some())?;
+    let Some(notes) = notes else { return end_as(status) };
+    let exit = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
+    let over = Note::Over { at: notes::now(), exit: u8::try_from(exit).unwrap_or(u8::MAX) };
+    let _full = notes::add(&notes.file, &over);
+    let build = Build::read(&std::fs::read(&notes.file).unwrap_or_default());
+    drop(notes);
+    if io::stderr().is_terminal() {
+        summary::say(&build, own.report.as_deref());
+    }
+    let written = own.report.map_or(Ok(()), |file| options::write(&file, &report::page(&build)));
+    // That it did not make everything is what matters more.
+    end_as(status).and(written)
+}
+
+/// Runs make to its end, with all that is to be seen of it meanwhile; its status as wait(2) has it.
+fn attend(make: &mut Program, notes: Option<&Notes>, looks: bool) -> Result<i32, Failure> {
+    let ignored = mexec::ignored();
+    let signals = Signals::new(ignored).map_err(io::Error::from)?;
+    let make = make.spawn().map_err(|error| {
         Failure::new(RefusalKind::NotFound, format!("make cannot be run: {error}"))
             .hint("apt-get install make")
     })?;
-    if let Some(notes) = notes {
-        notes.say();
-    }
-    match (ended.code(), ended.signal()) {
-        (Some(0), _) => Ok(()),
-        (Some(code), _) => Err(Failure::silent(code as u8)),
-        (_, signal) => Err(Failure::silent(128u8.saturating_add(signal.unwrap_or(0) as u8))),
-    }
+    let pid = rustix::process::Pid::from_child(&make);
+    let Some(notes) = notes else { return Ok(child::attend(pid, &signals, None, &mut |_| {})?) };
+    let _looking = looks.then(|| Looking::begin(notes.file.clone()));
+    let mut shown = Status::new().map(|status| (status, Running::of(&notes.file)));
+    let tick = shown.is_some().then_some(OFTEN);
+    let ended = child::attend(pid, &signals, tick, &mut |moment| {
+        let Some((status, running)) = &mut shown else { return };
+        match moment {
+            Moment::Tick => {
+                running.read_on();
+                status.say(|columns| running.line(columns));
+            }
+            Moment::Stops => status.clear(),
+            // The next tick sees to it.
+            Moment::GoesOn | Moment::Size => {}
+        }
+    });
+    Ok(ended?)
 }
 
-/// As many as all nodes run at a time.
-fn jobs() -> Result<u32, Failure> {
+fn cluster() -> Result<ClusterReport, Failure> {
     match client::ask(&Request::Cluster)? {
-        Reply::Cluster(report) => {
-            let up =
-                report.nodes.iter().filter(|node| node.node == report.me || node.state == NodeState::Alive);
-            Ok(up.map(|node| node.cpus.ceil() as u32 + 1).sum::<u32>().max(1))
-        }
+        Reply::Cluster(report) => Ok(report),
         other => Err(client::unexpected(&other)),
     }
 }
 
-/// A file in which recipes note where they ran; gone when this is dropped.
-struct Notes(PathBuf);
+/// As many as all nodes run at a time.
+fn jobs(cluster: &ClusterReport) -> u32 {
+    up(cluster).map(|node| node.cpus.ceil() as u32 + 1).sum::<u32>().max(1)
+}
+
+fn up(cluster: &ClusterReport) -> impl Iterator<Item = &tern_control::NodeLoad> {
+    cluster.nodes.iter().filter(|node| node.node == cluster.me || node.state == NodeState::Alive)
+}
+
+/// What is noted of a build first.
+fn begin(call: &Call<'_>, jobs: Option<u32>, cluster: Option<ClusterReport>) -> Begin {
+    let words: Vec<_> = call.args.iter().map(|word| word.to_string_lossy()).collect();
+    let command = format!("mpmake {}", words.join(" ")).trim().to_owned();
+    let node = |node: &tern_control::NodeLoad| Node {
+        node: node.node.0,
+        host: node.host.clone(),
+        cpus: node.cpus,
+        speed: node.speed,
+    };
+    let nodes = cluster.as_ref().map(|cluster| up(cluster).map(node).collect()).unwrap_or_default();
+    Begin { at: notes::now(), command, jobs, me: cluster.map_or(0, |cluster| cluster.me.0), nodes }
+}
+
+/// Has the page of notes that somebody else's commands have left: `mexec --report-of`.
+///
+/// # Errors
+/// If they cannot be read, or nothing takes the page.
+pub(super) fn report_of(file: &Path) -> Result<(), Failure> {
+    let text = std::fs::read(file).map_err(|error| {
+        let said = format!("{} cannot be read: {}", file.display(), crate::output::reason(&error));
+        Failure::new(RefusalKind::NotFound, said)
+            .hint(format!("{PLACED}={} before what runs mexec", file.display()))
+    })?;
+    crate::output::print(&report::page(&Build::read(&text)))
+}
+
+/// The file in which recipes note what becomes of them.
+struct Notes {
+    file: PathBuf,
+    /// It is nobody else's, and gone when this is dropped.
+    own: bool,
+}
 
 impl Notes {
-    fn begin() -> Option<Self> {
-        if !io::stderr().is_terminal() {
-            return None;
+    /// None if nobody wants to know. Within another mpmake it is the one that does.
+    fn begin(own: &Own) -> Result<Option<Self>, Failure> {
+        let named = std::env::var_os(PLACED).filter(|name| !name.is_empty());
+        let within = std::env::var_os("MAKELEVEL").is_some_and(|level| level != "0");
+        match named {
+            Some(_) if within && own.report.is_none() => return Ok(None),
+            Some(file) => return Ok(Some(Self { file: file.into(), own: false })),
+            None if own.report.is_none() && !io::stderr().is_terminal() => return Ok(None),
+            None => {}
         }
-        let path = std::env::temp_dir().join(format!("mpmake-{}", process::id()));
-        std::fs::File::create_new(&path).ok()?;
-        Some(Self(path))
-    }
-
-    fn say(self) {
-        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for line in std::fs::read_to_string(&self.0).unwrap_or_default().lines() {
-            *counts.entry(line.to_owned()).or_default() += 1;
-        }
-        let all: usize = counts.values().sum();
-        let each: Vec<_> = counts.iter().map(|(place, count)| format!("{count} {place}")).collect();
-        if all > 0 {
-            let _gone = writeln!(io::stderr(), "mpmake: {all} commands: {}", each.join(", "));
+        let file = std::env::temp_dir().join(format!("mpmake-{}-{}", process::id(), notes::now()));
+        match std::fs::File::create_new(&file) {
+            Ok(_) => Ok(Some(Self { file, own: true })),
+            Err(_) if own.report.is_none() => Ok(None),
+            Err(error) => Err(Failure::new(RefusalKind::Unavailable, format!("{}: {error}", file.display()))),
         }
     }
 }
 
 impl Drop for Notes {
     fn drop(&mut self) {
-        let _gone = std::fs::remove_file(&self.0);
-    }
-}
-
-/// Notes where a command runs, if somebody wants to know.
-pub(super) fn note(place: &str) {
-    if let Some(path) = std::env::var_os(PLACED)
-        && let Ok(mut file) = std::fs::OpenOptions::new().append(true).open(path)
-    {
-        let _full = file.write_all(format!("{place}\n").as_bytes());
+        if self.own {
+            let _gone = std::fs::remove_file(&self.file);
+        }
     }
 }
 
@@ -160,12 +241,17 @@ pub fn run_shell(call: &Call<'_>) -> Result<(), Failure> {
     let script = call.args.iter().position(|word| is_c(word)).and_then(|at| call.args.get(at + 1));
     let Some(script) = script else { return Err(become_shell(&shell, call.args)) };
     let script = script.to_string_lossy();
+    let noted = |why: &str| {
+        let noted = Noted::asked(&script);
+        noted.inspect(|noted| noted.begun(None, why))
+    };
     if recipe::is_recursive(&script) {
+        let _runs_all_the_time = noted(notes::RECURSIVE);
         return Err(become_shell(&shell, call.args));
     }
     if recipe::is_trivial(&script) {
-        note("here");
-        return Err(become_shell(&shell, call.args));
+        let shell = shell.as_os_str();
+        return mexec::run_here(shell, &arguments(shell, call.args), noted(notes::TRIVIAL));
     }
     let mut words: Vec<OsString> = Vec::new();
     if recipe::is_repeatable(&script) {

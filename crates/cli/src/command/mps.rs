@@ -1,9 +1,9 @@
 //! `mps`: the processes of this node that are away, and those of others that are here.
 
 use crate::tool::Call;
-use crate::{Failure, help, job, output};
+use crate::{Failure, client, help, job, output};
 use clap::{Args, Command};
-use tern_control::ProcessRow;
+use tern_control::{PlacedRow, ProcessRow, Reply, Request};
 
 /// What its words say.
 #[derive(Debug, Args)]
@@ -14,6 +14,9 @@ pub struct Options {
     /// Show the processes of this job (mosrun -J), wherever they are
     #[arg(short = 'J', long, visible_short_alias = 'j')]
     job: Option<u32>,
+    /// Show the commands that mexec has placed instead: this node's, wherever they run, and those of others here
+    #[arg(short = 'x', long, conflicts_with_all = ["all", "job"])]
+    placed: bool,
     /// Print the rows as a JSON array
     #[arg(long)]
     json: bool,
@@ -31,10 +34,11 @@ pub fn describe() -> Command {
              STATE    running, migrating, suspended (its link is cut), frozen or home\n  \
              TIME     CPU time used, as far as this node knows\n  \
              MIGS     migrations so far\n  \
-             REASON   why it cannot move, or why it came home",
+             REASON   why it cannot move, or why it came home\n\n\
+             Of a placed command, WHERE is queued while it waits for room, and TIME is how long it has run or waited.",
         )
         .after_help(help::closing(
-            "  mps\n  mps -J 7\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
+            "  mps\n  mps -J 7\n  mps -x                  what mexec and mpmake run\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
             "",
         ))
 }
@@ -47,6 +51,13 @@ pub fn run(call: &Call<'_>) -> Result<(), Failure> {
     let Some(options) = help::parse::<Options>(describe(), call)? else {
         return Ok(());
     };
+    if options.placed {
+        return match client::ask(&Request::Placed)? {
+            Reply::Placed(rows) if options.json => output::print_json(&rows),
+            Reply::Placed(rows) => placed(&rows).print(),
+            other => Err(client::unexpected(&other)),
+        };
+    }
     let mut rows = job::rows()?;
     match options.job {
         Some(wanted) => rows.retain(|row| job::is_of(row, wanted)),
@@ -74,6 +85,21 @@ fn table(rows: &[ProcessRow]) -> output::Table {
             output::cpu_time(row.cpu_seconds),
             row.migrations.to_string(),
             if row.reason.is_empty() { "-".into() } else { output::plain(&row.reason) },
+            output::plain(&row.command),
+        ]);
+    }
+    table
+}
+
+fn placed(rows: &[PlacedRow]) -> output::Table {
+    let mut table = output::Table::new(&[">PID", ">USER", ">WHERE", ">FROM", ">TIME", "COMMAND"]);
+    for row in rows {
+        table.row(vec![
+            row.pid.to_string(),
+            row.uid.to_string(),
+            row.r#where.map_or_else(|| "queued".into(), |node| node.to_string()),
+            row.from.map_or_else(|| "-".into(), |node| node.to_string()),
+            output::cpu_time(row.seconds),
             output::plain(&row.command),
         ]);
     }
@@ -117,6 +143,25 @@ mod tests {
             " PID  WHERE  FROM  STATE    TIME  MIGS  REASON  COMMAND\n\
              1234      2     -  running  1:05     0  -       flac -8 a.wav\n\
              1234      -     3  running  1:05     0  -       flac -8 a.wav\n"
+        );
+    }
+
+    #[test]
+    fn placed_commands_have_columns_of_their_own() {
+        let row = |r#where: Option<u16>, from: Option<u16>| PlacedRow {
+            pid: HomePid(1234),
+            uid: 1000,
+            r#where: r#where.map(NodeId),
+            from: from.map(NodeId),
+            seconds: 65.0,
+            command: "gcc -c a.c".into(),
+        };
+        assert_eq!(
+            placed(&[row(Some(2), None), row(None, None), row(Some(1), Some(3))]).render(None),
+            " PID  USER   WHERE  FROM  TIME  COMMAND\n\
+             1234  1000       2     -  1:05  gcc -c a.c\n\
+             1234  1000  queued     -  1:05  gcc -c a.c\n\
+             1234  1000       1     3  1:05  gcc -c a.c\n"
         );
     }
 

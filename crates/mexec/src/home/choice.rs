@@ -4,6 +4,7 @@
 //! its load, whichever is more. A command gets the share of a CPU that is left for one more; the node where that is fastest is first.
 //! Home is first while it has nothing to do: what is run there needs no link, and no file from anywhere.
 
+use crate::words::Why;
 use tern_ids::NodeId;
 
 /// What is known of a node.
@@ -35,6 +36,18 @@ pub(super) enum Wish {
     },
     /// On one of these.
     Among(Vec<NodeId>),
+}
+
+impl Wish {
+    /// Why a command runs here, or on another node.
+    pub(super) fn why(&self, here: bool) -> Why {
+        match self {
+            Self::Among(_) => Why::Named,
+            Self::Any { short: true } => Why::Short,
+            Self::Any { .. } if here => Why::Idle,
+            Self::Any { .. } => Why::Best,
+        }
+    }
 }
 
 impl Known {

@@ -9,7 +9,7 @@ use super::told::{Named, Open};
 use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Release};
 use fuser::{FileHandle, INodeNo, Request};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,6 +37,9 @@ impl Mounted {
         }
         self.0.made(request.pid(), &inode);
         inode.lasting.is(&inode.peer, &is, &before);
+        if is.lasts && FileType::from_raw_mode(is.mode) == FileType::RegularFile {
+            self.0.pins.hold(&inode);
+        }
         if truncates {
             inode.is_new(before.clone(), is.lease);
         }
@@ -70,6 +73,9 @@ impl Mounted {
             return None;
         }
         self.0.made(tid, inode);
+        if FileType::from_raw_mode(is.mode) == FileType::RegularFile {
+            self.0.pins.hold(inode);
+        }
         let handle = Handle::kept(inode.clone(), who.clone(), flags, kept);
         Some(self.opened(handle, is, before, Named::Anew))
     }

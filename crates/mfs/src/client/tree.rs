@@ -10,6 +10,7 @@ use super::map::KeptMap;
 use super::owed::Owed;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, means};
+use super::pins::Pins;
 use super::traffic::Traffic;
 use super::ways::{Refused, steps};
 use crate::lock;
@@ -111,6 +112,7 @@ pub(crate) struct Tree {
     pub(crate) forgetting: Forgetting,
     pub(crate) handles: Handles,
     pub(crate) people: People,
+    pub(crate) pins: Pins,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) refused: Refused,
     pub(crate) traffic: Traffic,
@@ -141,6 +143,7 @@ impl Tree {
             forgetting,
             handles: Handles::default(),
             people: People::default(),
+            pins: Pins::default(),
             interrupts: Arc::default(),
             refused: Refused::default(),
             traffic: Traffic::default(),

@@ -10,6 +10,15 @@ use tern_control::{MigrationReport, Reply};
 pub(super) fn take(model: &mut Model, question: Question, reply: Result<Reply, Trouble>) {
     match question {
         Question::Cluster => cluster(model, reply),
+        Question::Placed => {
+            model.placed.clear();
+            // A ternd that knows of none has none.
+            if let Ok(Reply::Placed(rows)) = reply {
+                for row in rows.iter().filter(|row| row.from.is_none()) {
+                    *model.placed.entry(row.r#where).or_default() += 1;
+                }
+            }
+        }
         Question::Processes(of) => {
             let now = model.now;
             let Some(list) = model.list.as_mut().filter(|list| list.of == of) else {

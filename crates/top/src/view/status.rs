@@ -3,7 +3,7 @@
 use super::{Canvas, figures};
 use crate::appearance::Tone;
 use crate::layout::Layout;
-use crate::model::{Display, is_up};
+use crate::model::{Display, Model, is_up};
 use tern_control::{NodeFlags, NodeLoad, NodeState, RecentMigration};
 
 /// Keys of the bars, and what they do.
@@ -138,12 +138,20 @@ pub(super) fn about(canvas: &mut Canvas<'_>, line: u16, lines: u16) {
     let model = canvas.model;
     let node = model.chosen.or(model.me()).and_then(|node| model.node(node));
     if let Some(node) = node.filter(|_| lines > 0) {
-        let text = model.appearance.text(&in_words(node));
+        let text = model.appearance.text(&in_words(node, &placed(model, node)));
         canvas.write(0, line, &text, ratatui::style::Style::new());
     }
 }
 
-fn in_words(node: &NodeLoad) -> String {
+/// How many of this node's placed commands run there, and of this node, how many wait for room.
+fn placed(model: &Model, node: &NodeLoad) -> Vec<String> {
+    let count = |of| model.placed.get(&of).copied().unwrap_or(0);
+    let run = Some(count(Some(node.node))).filter(|count| *count > 0).map(|count| format!("{count} placed"));
+    let wait = Some(count(None)).filter(|count| *count > 0 && model.me() == Some(node.node));
+    run.into_iter().chain(wait.map(|count| format!("{count} queued"))).collect()
+}
+
+fn in_words(node: &NodeLoad, placed: &[String]) -> String {
     let name = if node.host.is_empty() {
         format!("node {}", node.node)
     } else {
@@ -163,6 +171,7 @@ fn in_words(node: &NodeLoad) -> String {
     if node.age_ms >= 1000 {
         parts.push(format!("{heard} old"));
     }
+    parts.extend_from_slice(placed);
     parts.push(format!("load {}", figures::four(f64::from(node.load) / 100.0)));
     let cpus = format!("{:.2}", node.cpus);
     let cpus = cpus.trim_end_matches('0').trim_end_matches('.');

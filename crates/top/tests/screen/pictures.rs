@@ -6,8 +6,8 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::Color;
 use std::time::Duration;
-use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState};
-use tern_ids::NodeId;
+use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState, PlacedRow, Reply};
+use tern_ids::{HomePid, NodeId};
 use tern_top::appearance::Appearance;
 use tern_top::event::{Event, Question};
 use tern_top::model::Model;
@@ -256,4 +256,25 @@ fn the_pictures_in_the_documentation_are_these() {
         let picture = text.splitn(3, "---\n").nth(2).unwrap();
         assert!(page.contains(picture.trim_end()), "docs/mon.md lacks {name} as it is now");
     }
+}
+
+#[test]
+fn placed_commands_are_counted_where_they_run() {
+    let mut model = model(tutorial());
+    let placed = |r#where: Option<u16>, from: Option<u16>| PlacedRow {
+        pid: HomePid(7),
+        uid: 1000,
+        r#where: r#where.map(NodeId),
+        from: from.map(NodeId),
+        seconds: 1.0,
+        command: "gcc".into(),
+    };
+    let rows =
+        vec![placed(Some(2), None), placed(Some(2), None), placed(None, None), placed(Some(1), Some(2))];
+    update(&mut model, Event::Answer(Question::Placed, Ok(Reply::Placed(rows))));
+    assert!(screen(&model).contains("1 queued, load 7.00"), "{}", screen(&model));
+    model.chosen = Some(NodeId(2));
+    assert!(screen(&model).contains("2 placed, load 6.00"), "{}", screen(&model));
+    update(&mut model, Event::Answer(Question::Placed, Err(Trouble::new(2, "no such request"))));
+    assert!(!screen(&model).contains("placed") && !screen(&model).contains("no such"));
 }

@@ -67,7 +67,7 @@ pub(super) fn task(program: &OsStr, arguments: &[&OsStr]) -> Result<Task, Failur
 }
 
 /// The signals that are ignored, and those that are blocked.
-fn signals() -> (u64, u64) {
+pub(super) fn signals() -> (u64, u64) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -21,7 +21,7 @@ const PASSED: [Number; 10] = [
 ];
 
 /// What has come.
-pub(super) enum Came {
+pub(in crate::command) enum Came {
     /// To be passed on.
     Signal(Signal),
     /// The terminal has stopped us: the command is to stop, and then we.
@@ -31,14 +31,14 @@ pub(super) enum Came {
 }
 
 /// Signals that wait to be read. To be made while the process has one thread.
-pub(super) struct Signals(SignalFd);
+pub(in crate::command) struct Signals(SignalFd);
 
 impl Signals {
     /// From now on they are read here.
     ///
     /// # Errors
     /// If the kernel gives no descriptor for it.
-    pub(super) fn new(ignored: u64) -> nix::Result<Self> {
+    pub(in crate::command) fn new(ignored: u64) -> nix::Result<Self> {
         let mut set = SigSet::empty();
         let heeded = |signal: &&Number| ignored >> (**signal as i32 - 1) & 1 == 0;
         PASSED.iter().filter(heeded).for_each(|signal| set.add(*signal));
@@ -50,12 +50,12 @@ impl Signals {
     }
 
     /// Readable when one has come.
-    pub(super) fn descriptor(&self) -> &SignalFd {
+    pub(in crate::command) fn descriptor(&self) -> &SignalFd {
         &self.0
     }
 
     /// The next that has come.
-    pub(super) fn next(&self) -> Option<Came> {
+    pub(in crate::command) fn next(&self) -> Option<Came> {
         let info = self.0.read_signal().ok().flatten()?;
         let number = info.ssi_signo.cast_signed();
         // From a terminal they come to everybody in its foreground; what somebody sends is for one process.
@@ -69,7 +69,7 @@ impl Signals {
 }
 
 /// Stops this process, as its terminal wants; returns when it goes on.
-pub(super) fn stop() {
+pub(in crate::command) fn stop() {
     let _goes_on = raise(Number::SIGSTOP);
 }
 
@@ -77,7 +77,7 @@ pub(super) fn stop() {
 ///
 /// # Errors
 /// The code, if it is not 0.
-pub(super) fn end_as(status: i32) -> Result<(), Failure> {
+pub(in crate::command) fn end_as(status: i32) -> Result<(), Failure> {
     if libc::WIFEXITED(status) {
         return match libc::WEXITSTATUS(status) as u8 {
             0 => Ok(()),

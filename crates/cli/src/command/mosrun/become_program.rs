@@ -32,6 +32,22 @@ pub fn become_program(program: &OsStr, arguments: &[&OsStr]) -> Failure {
     failed(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }, &shown, &error)
 }
 
+/// Makes a child that is as this process is: its pid, or nothing in the child.
+///
+/// Preconditions: this process has one thread. The child ends with [`become_program`], or by exit.
+///
+/// # Errors
+/// If there cannot be one more process.
+pub fn fork() -> io::Result<Option<rustix::process::Pid>> {
+    #[expect(unsafe_code, reason = "std's Command changes the child's signals")]
+    // SAFETY: with one thread nobody holds a lock, so that the child may do whatever this process may.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => Err(io::Error::last_os_error()),
+        child => Ok(rustix::process::Pid::from_raw(child)),
+    }
+}
+
 fn failed(code: u8, program: &str, error: &io::Error) -> Failure {
     Failure { code, message: format!("{program}: {}", output::reason(error)), hint: None }
 }

@@ -11,6 +11,21 @@ const TRIVIAL: [&str; 22] = [
     "printf", "rm", "rmdir", "set", "test", "then", "touch", "true",
 ];
 
+/// What a command does, as far as its line shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It compiles.
+    Compile,
+    /// It links, or makes a library.
+    Link,
+    /// Whatever else.
+    #[default]
+    Other,
+}
+
+/// Linkers, and what makes libraries.
+const LINKERS: [&str; 7] = ["ar", "ld", "gold", "lld", "mold", "ranlib", "collect2"];
+
 /// Compilers, which write only what they are told to, and may be run twice.
 const COMPILERS: [&str; 10] =
     ["cc", "c++", "gcc", "g++", "clang", "clang++", "as", "rustc", "gfortran", "ccache"];
@@ -64,13 +79,38 @@ pub(super) fn is_trivial(script: &str) -> bool {
     commands(script).iter().all(|command| trivial.contains(base(command)))
 }
 
+/// Whether this is a compiler, whatever its version and the machine that it compiles for.
+fn is_compiler(name: &str) -> bool {
+    let plain = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
+    COMPILERS.iter().any(|compiler| plain == *compiler || plain.ends_with(&format!("-{compiler}")))
+}
+
+/// What a command line does: what the first of its commands does that is not over at once.
+pub(super) fn kind(script: &str) -> Kind {
+    let found = commands(script).into_iter().map(base).find(|name| !TRIVIAL.contains(name));
+    // `mexec gcc …`, `ccache gcc …`: a compiler in any case.
+    match found {
+        Some(name)
+            if LINKERS.contains(&name) || name.rsplit('-').next().is_some_and(|n| LINKERS.contains(&n)) =>
+        {
+            Kind::Link
+        }
+        Some(name) if is_compiler(name) || ["distcc", "mexec"].contains(&name) && script.contains(" -c ") => {
+            let stops_early = |word: &str| {
+                ["-c", "-S", "-E", "-fsyntax-only"].contains(&word) || word.starts_with("--emit")
+            };
+            let is_rust = name == "rustc";
+            if is_rust || script.split_whitespace().any(stops_early) { Kind::Compile } else { Kind::Link }
+        }
+        _ => Kind::Other,
+    }
+}
+
 /// Whether all of it may be run twice: compilations.
 pub(super) fn is_repeatable(script: &str) -> bool {
     let may = |command: &&str| {
         let name = base(command);
-        let plain = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-        TRIVIAL.contains(&name) && !["mv", "rm"].contains(&name)
-            || COMPILERS.iter().any(|compiler| plain == *compiler || plain.ends_with(&format!("-{compiler}")))
+        TRIVIAL.contains(&name) && !["mv", "rm"].contains(&name) || is_compiler(name)
     };
     let commands = commands(script);
     !commands.is_empty() && !script.contains(">>") && commands.iter().all(may)
@@ -117,6 +157,22 @@ mod tests {
         );
         assert!(!is_repeatable("gcc -c x.c && mv x.o y.o") && !is_repeatable("./generate > x.c"));
         assert!(!is_repeatable("ar r lib.a x.o") && !is_repeatable("echo x >> log"));
+    }
+
+    #[test]
+    fn what_a_line_does_is_seen() {
+        for (line, what) in [
+            ("gcc -O2 -c -o x.o x.c", Kind::Compile),
+            ("echo '  CC x.o'; x86_64-linux-gnu-gcc-12 -c x.c", Kind::Compile),
+            ("ccache g++ -c x.cc", Kind::Compile),
+            ("rustc --crate-type lib x.rs", Kind::Compile),
+            ("gcc -o all x.o y.o", Kind::Link),
+            ("rm -f lib.a; arm-linux-gnueabi-ar rcs lib.a x.o", Kind::Link),
+            ("./generate -c > x.c", Kind::Other),
+            ("true", Kind::Other),
+        ] {
+            assert_eq!(kind(line), what, "{line}");
+        }
     }
 
     #[test]
