@@ -49,7 +49,7 @@ pub(crate) struct Away {
 impl Away {
     /// That of this node.
     pub(crate) fn new(config: Config, identity: &Identity, board: Arc<Board>) -> Result<Self> {
-        let slots = Arc::new(Slots::new(config.file.mexec_jobs));
+        let slots = Arc::new(Slots::new(config.file.mexec_jobs, config.file.mexec_user_jobs));
         Ok(Self {
             node: identity.node(),
             tls: identity.cluster_server()?,

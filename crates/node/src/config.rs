@@ -134,6 +134,9 @@ pub struct File {
     /// Where the gatekeeper listens for commands of machines that are not in the cluster, as 192.0.2.1:7102; nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_outside: Option<SocketAddr>,
+    /// How many of them of one user; all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mexec_user_jobs: Option<u32>,
     /// Directories of file systems that are the same on all nodes that declare them, by these paths: guests read their files where they
     /// are; none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,10 +257,11 @@ impl Config {
         if file.guest_nice.is_some_and(|nice| nice > 19) {
             return Err(wrong("guest_nice must be 0 to 19".into()));
         }
-        if file.mexec_jobs == Some(0) {
-            return Err(wrong(
-                "mexec_jobs must be at least 1; guests = false keeps all work of others out".into(),
-            ));
+        for (name, jobs) in [("mexec_jobs", file.mexec_jobs), ("mexec_user_jobs", file.mexec_user_jobs)] {
+            if jobs == Some(0) {
+                let said = format!("{name} must be at least 1; guests = false keeps all work of others out");
+                return Err(wrong(said));
+            }
         }
         if file.mexec_outside.is_some_and(|address| address.port() == 0) {
             return Err(wrong("mexec_outside is an address with a port, as 0.0.0.0:7102".into()));
@@ -431,6 +435,7 @@ mod tests {
             ("mexec_jobs = 0", "at least 1"),
             ("mexec_outside = \"7102\"", "invalid socket address"),
             ("mexec_outside = \"0.0.0.0:0\"", "with a port"),
+            ("mexec_user_jobs = 0", "mexec_user_jobs must"),
             ("admin_tree = \"mosix\"", "whole path"),
             ("shared = [\"nfs\"]", "whole paths"),
             ("shared = [\"/nfs/../etc\"]", "whole paths"),

@@ -22,6 +22,8 @@ pub(super) struct Slots {
 #[derive(Debug)]
 struct State {
     most: usize,
+    /// The most of one user.
+    each: usize,
     /// Of each user, how many have room or were told of it.
     taken: HashMap<u32, usize>,
     waiting: Vec<Waiting>,
@@ -52,7 +54,8 @@ impl State {
         }
         while self.count() < self.most {
             let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
-            let next = self.waiting.iter().enumerate().filter(|(_, one)| one.told.is_none());
+            let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each as u64;
+            let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
             let next = next.min_by_key(|(_, one)| (of(one.uid) + u64::from(one.elsewhere), one.number));
             let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
             *self.taken.entry(uid).or_default() += 1;
@@ -71,11 +74,12 @@ impl State {
 }
 
 impl Slots {
-    /// So many as are said, or one for each CPU and one more: while one waits for its files another computes.
-    pub(super) fn new(most: Option<u32>) -> Self {
+    /// So many as are said, or one for each CPU and one more: while one waits for its files another computes. Of one user so many, or all.
+    pub(super) fn new(most: Option<u32>, each: Option<u32>) -> Self {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
         let most = most.unwrap_or_else(|| cpus() + 1).max(1) as usize;
-        let state = State { most, taken: HashMap::new(), waiting: Vec::new(), next: 0 };
+        let each = each.map_or(most, |each| each.max(1) as usize);
+        let state = State { most, each, taken: HashMap::new(), waiting: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -83,7 +87,10 @@ impl Slots {
     pub(super) fn take(self: &Arc<Self>, uid: u32) -> Option<Slot> {
         let mut state = lock(&self.state);
         state.settle(Instant::now());
-        if state.count() >= state.most || state.waiting.iter().any(|one| one.told.is_none()) {
+        let of = |uid| state.taken.get(&uid).copied().unwrap_or(0);
+        // Who has as many as he may have waits, and holds up nobody.
+        let others = |one: &Waiting| one.told.is_none() && of(one.uid) < state.each;
+        if state.count() >= state.most || of(uid) >= state.each || state.waiting.iter().any(others) {
             return None;
         }
         *state.taken.entry(uid).or_default() += 1;
@@ -172,7 +179,7 @@ mod tests {
     use super::*;
 
     fn slots(most: u32) -> Arc<Slots> {
-        Arc::new(Slots::new(Some(most)))
+        Arc::new(Slots::new(Some(most), None))
     }
 
     const NOW: Duration = Duration::ZERO;
@@ -204,6 +211,20 @@ mod tests {
         assert!(greedy[0].has_come(NOW) && !greedy[1].has_come(NOW));
         drop(room);
         assert!(greedy[1].has_come(NOW));
+    }
+
+    #[test]
+    fn who_has_as_many_as_he_may_holds_up_nobody() {
+        let slots = Arc::new(Slots::new(Some(3), Some(1)));
+        let held = slots.take(1).unwrap();
+        assert!(slots.take(1).is_none());
+        let waits = slots.wait(1, 0);
+        assert!(!waits.has_come(NOW));
+        let other = slots.take(2).unwrap();
+        assert!(slots.wait(3, 9).has_come(NOW) && slots.take(2).is_none());
+        drop(held);
+        assert!(waits.has_come(NOW));
+        drop(other);
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn comes(home: &UnixStream, most: Duration) -> bool {
 
 fn waits_for(wait: Option<&Wait>) -> String {
     match wait {
-        Some(Wait::Turn) => "waits: nodes are looked for for others of your commands first".into(),
+        Some(Wait::Turn) => "waits for its turn: others of your commands wait for room".into(),
         Some(Wait::Node(node)) => format!("waits for node {node} to answer"),
         Some(Wait::Room(nodes)) => {
             let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
