@@ -107,7 +107,7 @@ impl Room {
     /// # Errors
     /// If that node does not answer.
     pub(super) fn catch_up(&self) -> Result<()> {
-        let caught_up = self.tree.as_ref().map_or(Ok(()), |tree| rustix::fs::fsync(tree));
+        let caught_up = self.tree.as_ref().map_or(Ok(()), rustix::fs::fsync);
         caught_up.context("home's files are not to be had")
     }
 

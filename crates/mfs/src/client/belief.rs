@@ -37,6 +37,13 @@ impl Before {
         Self { peer: peer.clone(), asked: Instant::now(), recalls, changes, lasting: Vec::new() }
     }
 
+    /// The same, of something that is about this one alone: what else is asked back meanwhile makes no difference. Not to be kept in
+    /// an inode.
+    pub(crate) fn of(inode: &Arc<Inode>) -> Self {
+        let before = Self::asking(&inode.peer);
+        if inode.peer.is_lasting() { before.known(Instant::now(), &[inode]) } else { before }
+    }
+
     /// The same, of what is known since then, and is about to be looked up of these.
     pub(crate) fn known(self, asked: Instant, of: &[&Arc<Inode>]) -> Self {
         let lasting = of.iter().map(|inode| ((*inode).clone(), inode.lasting.times())).collect();
@@ -71,7 +78,7 @@ impl Before {
     ///
     /// For what is not passed on at once: the kernel takes it for as new as its next ask.
     pub(crate) fn stands(&self, lease: u32) -> bool {
-        self.peer.changes() == self.changes && self.holds(lease)
+        (!self.lasting.is_empty() || self.peer.changes() == self.changes) && self.holds(lease)
     }
 
     /// How long ago it was asked for.

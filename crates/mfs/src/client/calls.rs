@@ -239,7 +239,7 @@ impl Mounted {
         if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
         }
-        let (before, locks) = (Before::asking(&inode.peer), inode.locks());
+        let (before, locks) = (Before::of(&inode), inode.locks());
         let deed = |of| Deed::Stat { of };
         let heard = if reading {
             self.0.with(&inode, &self.who(request), &[], deed)?
@@ -248,7 +248,7 @@ impl Mounted {
             self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
         };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
-        if reading {
+        if reading && !inode.peer.is_lasting() {
             inode.keeps(attributes, before.clone(), locks);
         }
         inode.lasting.is(&inode.peer, &attributes, &before);
@@ -265,7 +265,7 @@ impl Mounted {
         {
             return Ok(target);
         }
-        let before = Before::asking(&inode.peer);
+        let before = Before::of(&inode);
         let deed = |of| Deed::ReadLink { of };
         let heard = self.0.at_end(request.pid(), &inode, &self.who(request), &[], deed)?;
         inode.lasting.leads(&inode.peer, &before, heard.data());
@@ -400,7 +400,7 @@ impl Mounted {
     /// An extended attribute, or that there is none.
     pub(crate) fn attribute_of(&self, request: &Request, number: INodeNo, name: &OsStr) -> Outcome<Vec<u8>> {
         let of = self.inode(number).ok().filter(|_| name == CAPABILITY);
-        let before = of.as_ref().map(|inode| Before::asking(&inode.peer));
+        let before = of.as_ref().map(Before::of);
         if let Some(inode) = &of
             && inode.peer.believes(&[]).is_some()
             && inode.lasting.is_bare(&inode.peer)

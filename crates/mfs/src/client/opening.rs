@@ -18,7 +18,7 @@ impl Mounted {
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
         let who = self.who(request);
         let inode = self.inode(number)?;
-        let before = Before::asking(&inode.peer);
+        let (before, asked) = (Before::of(&inode), Before::asking(&inode.peer));
         let (writes, locks) = (inode.unsaved.writes(), inode.locks());
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
@@ -41,7 +41,7 @@ impl Mounted {
             self.0.pins.hold(&inode);
         }
         if truncates {
-            inode.is_new(before.clone(), is.lease);
+            inode.is_new(asked, is.lease);
         }
         let stays = is.lasts && only_reads(flags);
         let kept = if stays { Kept::new(&inode.peer, &who, flags, opened, heard.boot) } else { None };

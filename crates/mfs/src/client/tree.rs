@@ -311,7 +311,10 @@ impl Tree {
             if changes {
                 // Done or not, as far as we know.
                 first.peer.count_change();
-                inodes.iter().for_each(|inode| inode.lasting.forget(&names));
+                for inode in inodes {
+                    inode.lasting.changes();
+                    inode.lasting.forget(&names);
+                }
             }
             if let By::Path(tid) = by
                 && !on_the_way
@@ -374,6 +377,7 @@ impl Tree {
             let changes = deed.changes();
             let done = handle.inode.peer.call(who, Vec::new(), deed, data);
             if changes {
+                // What was asked for meanwhile may be of before it.
                 handle.inode.changes();
                 handle.inode.peer.count_change();
             }
