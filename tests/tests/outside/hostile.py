@@ -1,0 +1,155 @@
+"""Says to the gatekeeper what no honest client would. Each line that it prints is a case and what came of it.
+
+    hostile.py CLIENT KEY
+"""
+
+import importlib.util
+import json
+import socket
+import ssl
+import sys
+
+sys.dont_write_bytecode = True
+spec = importlib.util.spec_from_file_location("client", sys.argv[1])
+client = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(client)
+
+# What each case would have done, had it been run.
+RUN = {"argv": ["touch", "/tmp/was-run"]}
+
+
+def key():
+    return client.Key(sys.argv[2])
+
+
+def told(case, act):
+    try:
+        said = act()
+    except client.Failure as failure:
+        said = "failure: %s" % failure
+    except OSError as error:
+        said = "closed: %s" % type(error).__name__
+    print("%s: %s" % (case, said), flush=True)
+
+
+def garbage():
+    plain = socket.create_connection((key().host, key().port), 5)
+    plain.settimeout(15)
+    plain.sendall(b"GET / HTTP/1.0\r\n\r\n" * 100)
+    while plain.recv(1000):
+        pass
+    return "closed"
+
+
+def silence():
+    line = client.Line(key())
+    try:
+        while True:
+            line.receive(15)
+    except client.Failure as failure:
+        return "says nothing" if "says nothing" in str(failure) else "closed"
+
+
+def before_proof(kind, payload):
+    line = client.Line(key())
+    line.receive(5)
+    line.send(kind, 0, payload)
+    return line.receive(15)
+
+
+def proof(words):
+    line = client.Line(key())
+    line.document(client.HELLO)
+    line.tell(client.PROOF, words)
+    line.document(client.ADMITTED)
+    return "let in"
+
+
+def seen_before():
+    """The proof of one connection on another."""
+    sent = []
+    line = client.Line(key())
+    line.tell = lambda kind, words: sent.append(words)
+    line.document = lambda kind: client.Line.document(line, kind) if kind == client.HELLO else {}
+    line.introduce(key())
+    return proof(sent[0])
+
+
+def other_certificate():
+    """A proof that was made for somebody between us and the gatekeeper."""
+    changed = key()
+    line = client.Line(changed)
+    changed.fingerprint = b"\x07" * 32
+    line.introduce(changed)
+    return "let in"
+
+
+def order(words, then=lambda line: None):
+    own = key()
+    line = client.Line(own)
+    line.introduce(own)
+    line.send(client.ORDER, 0, words if isinstance(words, bytes) else json.dumps(words).encode())
+    then(line)
+    while True:
+        kind, _, payload = line.receive(20)
+        if kind == client.REFUSED:
+            return "refused: %s" % json.loads(payload.decode())["message"]
+        if kind == client.ENDED:
+            return "ended: %s" % payload.decode()
+
+
+def old_tls():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.wrap_socket(socket.create_connection((key().host, key().port), 5))
+    return "accepted"
+
+
+def flood():
+    """More strangers than there may be of one address."""
+    many = [socket.create_connection((key().host, key().port), 5) for _ in range(40)]
+    closed = 0
+    for one in many:
+        one.settimeout(0.5)
+        try:
+            closed += not one.recv(1)
+        except socket.timeout:
+            pass
+        except OSError:
+            closed += 1
+    return "some closed" if closed >= 20 else "%d closed" % closed
+
+
+name = key().client
+told("garbage", garbage)
+told("silence", silence)
+told("TLS 1.2", old_tls)
+told("order first", lambda: before_proof(client.ORDER, json.dumps(RUN).encode()))
+told("long proof", lambda: before_proof(client.PROOF, b" " * 2000))
+told("no proof", lambda: proof({"tern": 1, "client": name, "proof": ""}))
+told("zeros", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32}))
+told("other version", lambda: proof({"tern": 2, "client": name, "proof": "00" * 32}))
+told("a path", lambda: proof({"tern": 1, "client": "../ternd.toml", "proof": "00" * 32}))
+told("the gatekeeper's key", lambda: proof({"tern": 1, "client": "gatekeeper.pem", "proof": "00" * 32}))
+told("proof with a user", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32, "user": "root"}))
+told("seen before", seen_before)
+told("other certificate", other_certificate)
+for word, value in [("uid", 0), ("user", "root"), ("gid", 0), ("groups", [0]), ("limits", []), ("nice", -20)]:
+    told("a %s" % word, lambda: order(dict(RUN, **{word: value})))
+told("no order", lambda: order(b"touch /tmp/was-run"))
+told("no words", lambda: order({"argv": []}))
+told("a zero byte", lambda: order({"argv": ["touch\0", "/tmp/was-run"]}))
+told("a long frame", lambda: order(RUN, lambda line: line.send(client.DATA, 0, b"x" * (2 << 20))))
+told("a signal by number", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.SIGNAL, 0, b"9")))
+told(
+    "more than the credit",
+    lambda: order(
+        {"argv": ["sleep", "9"], "input": True},
+        lambda line: [line.send(client.DATA, 0, b"x" * 65536) for _ in range(9)],
+    ),
+)
+told("more taken than sent", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.TAKEN, 1, b"\xff" * 4)))
+told("an ask of nodes", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(2, 0, b"\1\1")))
+told("flood", flood)
