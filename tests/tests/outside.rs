@@ -1,141 +1,15 @@
 //! Commands of a machine that is not in the cluster: what a client with a key gets, and what everybody else does not.
 #![forbid(unsafe_code)]
 
-use serde_json::Value;
+#[path = "outside/gate.rs"]
+mod gate;
+
+use gate::{Gate, OUTSIDE, client_path, content, said, until};
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-
-/// How long something that is to happen may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The node whose machine stands for one outside: its client uses nothing of Tern's there.
-const OUTSIDE: u16 = 2;
-
-/// A cluster whose node 1 has users, and a gatekeeper.
-struct Gate(Cluster);
-
-impl Gate {
-    fn open(prefix: &str, nodes: u16) -> Self {
-        let gate = Self(Cluster::with_nodes(prefix, nodes).unwrap());
-        gate.on(1, "useradd -m -u 4242 anna && useradd -m -u 4243 bert && chmod 700 /home/anna /home/bert");
-        gate.listens("0.0.0.0:7102");
-        gate
-    }
-
-    fn listens(&self, address: &str) {
-        self.on(1, &format!("sed -i /mexec_outside/d /etc/tern/ternd.toml; echo 'mexec_outside = \"{address}\"' >> /etc/tern/ternd.toml"));
-        self.0.lab().restart_daemon(1).unwrap();
-        until("the gatekeeper listens", || {
-            self.0.tool(1, "outside").arg("jobs").output().unwrap().status.success()
-        });
-    }
-
-    fn address(&self) -> String {
-        format!("{}:7102", self.0.lab().node(1).address())
-    }
-
-    /// A shell's line on a node, which must succeed.
-    fn on(&self, node: u16, line: &str) -> String {
-        String::from_utf8(self.0.run(node, &["sh", "-c", line]).unwrap()).unwrap()
-    }
-
-    /// Makes a key, and gives it to the machine outside under this name.
-    fn key(&self, name: &str, words: &[&str]) -> String {
-        let mut add = self.0.tool(1, "outside");
-        let end = add.args(["add", name, "--address", &self.address()]).args(words).output().unwrap();
-        assert!(end.status.success(), "{}", said(&end).2);
-        let path = format!("/tmp/{name}.key");
-        self.put(&path, &end.stdout);
-        path
-    }
-
-    fn put(&self, path: &str, content: &[u8]) {
-        let mut put = self.0.command(OUTSIDE, "sh");
-        let line = format!("umask 077; cat > {path}");
-        let mut child = put.args(["-c", &line]).stdin(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(content).unwrap();
-        assert!(child.wait().unwrap().success());
-    }
-
-    /// The client with a key, before its command.
-    fn client(&self, key: &str) -> Command {
-        self.client_of(&["python3".into()], key)
-    }
-
-    /// The same with another Python.
-    fn client_of(&self, python: &[String], key: &str) -> Command {
-        let mut command = self.0.command(OUTSIDE, &python[0]);
-        command
-            .args(&python[1..])
-            .arg(client_path())
-            .args(["--key", key])
-            .stdin(Stdio::null())
-            .current_dir("/tmp");
-        command
-    }
-
-    /// A command's end, as its client tells it.
-    fn run(&self, key: &str, words: &[&str]) -> (Option<i32>, String, String) {
-        said(&self.client(key).arg("--").args(words).output().unwrap())
-    }
-
-    fn begin(&self, key: &str, line: &str) -> Child {
-        self.begin_of(&["python3"], key, line)
-    }
-
-    fn begin_of(&self, python: &[&str], key: &str, line: &str) -> Child {
-        let python: Vec<String> = python.iter().map(|word| (*word).to_owned()).collect();
-        let mut client = self.client_of(&python, key);
-        client
-            .args(["--", "sh", "-c", &format!("echo begun; {line}")])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = client.spawn().unwrap();
-        let mut begun = [0; 6];
-        child.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
-        child
-    }
-
-    /// Processes of all nodes whose command line has this.
-    fn count(&self, word: &str) -> usize {
-        let of = |node: u16| {
-            let end = self.0.command(node, "pgrep").args(["-fc", word]).output().unwrap();
-            String::from_utf8_lossy(&end.stdout).trim().parse::<usize>().unwrap()
-        };
-        self.0.lab().nodes().map(|node| of(node.number())).sum()
-    }
-
-    /// What a listing of `tern outside` says.
-    fn list(&self, what: &str) -> Vec<Value> {
-        let end = self.0.tool(1, "outside").args([what, "--json"]).output().unwrap();
-        serde_json::from_slice(&end.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", said(&end)))
-    }
-}
-
-fn client_path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../packaging/outside/mexec.py").canonicalize().unwrap()
-}
-
-fn said(end: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (end.status.code(), text(&end.stdout), text(&end.stderr))
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Bytes of all values, in no order.
-fn content(length: u32) -> Vec<u8> {
-    (0..length).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
-}
 
 /// What holds for any command of a client, whichever Python runs it. `prefix` is what a shell would see of signals.
 fn check(gate: &Gate, python: &[String], key: &str) {
@@ -144,9 +18,9 @@ fn check(gate: &Gate, python: &[String], key: &str) {
         let mut client = gate.client_of(python, key);
         let client =
             client.arg("--").args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = client.spawn().unwrap();
+        let mut child = client.spawn().expect("it cannot be begun");
         drop(child.stdin.take());
-        said(&child.wait_with_output().unwrap())
+        said(&child.wait_with_output().expect("its end is not known"))
     };
     let ok = |out: &str| (Some(0), out.to_owned(), String::new());
     let line = "id -un; id -G; pwd; umask; echo $HOME $USER $LOGNAME $PATH";
@@ -168,12 +42,12 @@ fn check(gate: &Gate, python: &[String], key: &str) {
     // More than all that is under way, both ways at once, and any bytes.
     let mut client = gate.client_of(python, key);
     client.args(["--", "sh", "-c", "cat; echo over >&2"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = client.stderr(Stdio::piped()).spawn().unwrap();
-    let (content, mut stdin) = (content(5_000_000), child.stdin.take().unwrap());
+    let mut child = client.stderr(Stdio::piped()).spawn().expect("it cannot be begun");
+    let (content, mut stdin) = (content(5_000_000), child.stdin.take().expect("no pipe"));
     let sent = content.clone();
     let writer = std::thread::spawn(move || stdin.write_all(&sent));
-    let end = child.wait_with_output().unwrap();
-    writer.join().unwrap().unwrap();
+    let end = child.wait_with_output().expect("its end is not known");
+    writer.join().expect("the writer fails").expect("nobody reads");
     assert!(
         end.stdout == content && end.stderr == b"over\n" && end.status.success(),
         "{python:?}: {:?}",

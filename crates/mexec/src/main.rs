@@ -82,7 +82,7 @@ fn run(words: Words) -> Result<()> {
 /// Each command has some descriptors: takes as many as there may be. The limit that was before.
 fn all_files() -> Rlimit {
     let before = getrlimit(Resource::Nofile);
-    let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before.clone() });
+    let _as_it_was = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before });
     before
 }
 
