@@ -162,3 +162,14 @@ fn an_open_file_of_two_has_the_locks_of_one_each() {
     let line = "echo x > f; mexec -n 2 sh -c 'cat f > /dev/null; exec 8< f 9< f; flock -x 8; flock -n -x 9 || echo held; flock -u 8; flock -n -x 9 && echo had'";
     assert_eq!(home(&cluster, line), "held\nhad\n");
 }
+
+#[test]
+fn what_was_read_is_not_sent_again_when_something_else_changes() {
+    let cluster = cluster("placedkept", 2);
+    let line = "head -c 8000000 /dev/urandom > big; sleep 0.1; for i in 1 2 3; do mexec -n 2 cksum big > /dev/null; done; \
+        sent() { awk 'NR > 2 { sub(/.*:/, \"\"); sum += $9 } END { print sum }' /proc/net/dev; }; \
+        for i in 1 2 3; do touch new$i; before=$(sent); mexec -n 2 cksum big > /dev/null; echo $(($(sent) - before)); done";
+    let sent = home(&cluster, line);
+    let sent: Vec<u64> = sent.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(sent.len() == 3 && sent.iter().all(|bytes| *bytes < 1_000_000), "{sent:?}");
+}

@@ -131,7 +131,9 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     forgetting.through(session.notifier(), device);
     if options.lasting {
         crate::descriptors();
-        mounted.pins.are_in(at);
+        let (tree, at) = (mounted.clone(), at.to_owned());
+        let looks = move || tree.pins.are_in(&at);
+        std::thread::Builder::new().name("pins".into()).spawn(looks).context("no thread")?;
     }
     Ok(Session(session))
 }

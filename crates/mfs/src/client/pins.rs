@@ -39,11 +39,14 @@ struct Held {
 }
 
 impl Pins {
-    /// The tree is mounted there.
+    /// The tree is mounted there. To be told by a thread that does not serve it: the kernel asks for it.
     pub(crate) fn are_in(&self, at: &Path) {
-        let root = rustix::fs::open(at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        // Without it nothing is held.
-        let _once = root.map(|root| self.mount.set(root));
+        match rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(root) => drop(self.mount.set(root)),
+            Err(error) => {
+                tracing::info!(%error, "the kernel keeps no file's content for longer than its names")
+            }
+        }
     }
 
     /// Holds a file that the kernel knows now; nothing if it cannot be held.
@@ -54,9 +57,9 @@ impl Pins {
             *opened = now;
             return;
         }
-        let Ok(file) = tern_control::handle::open(mount, KIND, &handle(inode.number, inode.generation()))
-        else {
-            return;
+        let file = match tern_control::handle::open(mount, KIND, &handle(inode.number, inode.generation())) {
+            Ok(file) => file,
+            Err(error) => return tracing::debug!(%error, "a file cannot be held"),
         };
         let mut held = lock(&self.held);
         let mut gone = held.let_go(now);

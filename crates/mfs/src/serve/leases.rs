@@ -14,6 +14,7 @@
 
 use super::notice::{self, Notices};
 use super::session::Session;
+use super::stat;
 use crate::lock;
 use crate::message::{FileKey, Lease};
 use rustix::fs::FileType;
@@ -132,6 +133,11 @@ impl Leases {
         lasts.is_some()
     }
 
+    #[cfg(test)]
+    pub(crate) fn notices(&self) -> &Notices {
+        self.notices.get().unwrap()
+    }
+
     /// All that was done on this node until now has been asked back when this returns.
     pub(crate) fn catch_up(&self) {
         if let Some(notices) = self.notices.get() {
@@ -146,8 +152,28 @@ impl Leases {
         session.renews();
     }
 
+    /// These files are going to have no mark any more: they get another one if leases of them last.
+    pub(crate) fn watch_again(&self, keys: &[FileKey]) {
+        for key in keys {
+            let lasting = {
+                let files = lock(&self.files);
+                let holders = files.get(key).into_iter().flat_map(|file| file.holders.values());
+                holders.filter(|holder| holder.lasts).find_map(|holder| holder.session.upgrade())
+            };
+            let Some(session) = lasting else { continue };
+            let is_watched = session.held(*key).is_some_and(|held| {
+                let kind = stat::attributes(&held.fd).map(|is| FileType::from_raw_mode(is.mode));
+                let notices = self.notices.get();
+                kind.is_ok_and(|kind| notices.is_some_and(|notices| notices.watch(&held.fd, *key, kind)))
+            });
+            if !is_watched {
+                self.unwatched(&[*key]);
+            }
+        }
+    }
+
     /// Nobody hears any more of what is done to these files here: what lasts of their leases is asked back.
-    pub(crate) fn unwatched(&self, keys: &[FileKey]) {
+    fn unwatched(&self, keys: &[FileKey]) {
         let mut files = lock(&self.files);
         for key in keys {
             let Some(file) = files.get_mut(key) else { continue };

@@ -221,12 +221,12 @@ impl Notices {
         Some(key)
     }
 
-    /// Begins a new group when this one is old enough, or full; says of which files nobody hears any more then.
-    fn turn(&self) -> Vec<FileKey> {
+    /// Begins a new group when this one is old enough, or full; gives back the one that is over, and which files have a mark in that only.
+    fn turn(&self) -> (Option<Group>, Vec<FileKey>) {
         let mut groups = lock(&self.groups);
         let least = if groups.now.marked.len() < MOST_MARKS { LIFE } else { TERM };
         if groups.now.begun.elapsed() < least.max(2 * TERM) || groups.now.marked.is_empty() {
-            return Vec::new();
+            return (None, Vec::new());
         }
         match Group::new() {
             Ok(new) => {
@@ -234,12 +234,13 @@ impl Notices {
                 let last = groups.before.replace(now);
                 let still = groups.before.iter().flat_map(|group| &group.marked).collect::<HashSet<_>>();
                 let gone = last.iter().flat_map(|group| &group.marked).filter(|key| !still.contains(key));
-                gone.copied().collect()
+                let gone = gone.copied().collect();
+                (last, gone)
             }
             Err(error) => {
                 // The old one goes on, and ends with its marks full.
                 tracing::info!(%error, "no new group of notices");
-                Vec::new()
+                (None, Vec::new())
             }
         }
     }
@@ -283,7 +284,10 @@ pub(crate) fn listen(leases: &Weak<Leases>) -> io::Result<Arc<Notices>> {
             if hear(&all, &leases, late) {
                 std::thread::sleep(NAP);
             }
-            leases.unwatched(&all.turn());
+            let (last, gone) = all.turn();
+            // What lasts has a mark in the new group before that in the old one goes.
+            leases.watch_again(&gone);
+            drop(last);
         }
     };
     std::thread::Builder::new().name("notices".into()).spawn(keep)?;

@@ -179,6 +179,12 @@ impl Session {
         lock(&self.objects).held.get(&object.0).map(|counted| counted.held.clone())
     }
 
+    /// The object that is this file, if it holds that.
+    pub(crate) fn held(&self, key: FileKey) -> Option<Arc<Held>> {
+        let objects = lock(&self.objects);
+        objects.held.get(objects.known.get(&key)?).map(|counted| counted.held.clone())
+    }
+
     /// How many objects it holds.
     pub(crate) fn count(&self) -> usize {
         lock(&self.objects).held.len()

@@ -183,3 +183,31 @@ fn what_nobody_can_believe_is_not_listened_for() {
     assert!(session.recalled(Duration::ZERO).unwrap().0.iter().all(|lease| lease.of != key));
     assert!(is_asked_back(&leases, &session, &quiet, "printf two > quiet"), "it is watched again");
 }
+
+#[test]
+fn what_lasts_is_watched_for_as_long_as_it_does() {
+    let Some((leases, _)) = heard() else { return };
+    let place = Place::new("lasts");
+    let file = place.0.join("file");
+    fs::write(&file, "one").unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+    session.hears(true);
+    let (fd, key, kind) = held(&file);
+    let hold = super::super::session::Held { fd, key, place: Export::default().root() };
+    session.hold(hold).unwrap();
+    assert!(leases.grant(&session, key, kind));
+    let (fd, ..) = held(&file);
+    assert!(leases.watch(&session, &fd, key, kind));
+    // Its mark is of the third group before the last now.
+    for _ in 0..3 {
+        let notices = leases.notices();
+        lock(&notices.groups).now.begun = Instant::now().checked_sub(2 * LIFE).unwrap();
+        let (last, gone) = notices.turn();
+        leases.watch_again(&gone);
+        drop(last);
+    }
+    assert!(session.recalled(Duration::ZERO).unwrap().0.is_empty());
+    assert!(Command::new("sh").args(["-c", "printf two >$0"]).arg(&file).status().unwrap().success());
+    leases.catch_up();
+    assert_eq!(session.recalled(Duration::ZERO).unwrap().0.len(), 1);
+}
