@@ -16,6 +16,7 @@ mod gate;
 mod honest;
 mod links;
 mod relay;
+mod running;
 mod view;
 
 use crate::board::Board;
@@ -28,8 +29,8 @@ use choice::Wish;
 use classes::Classes;
 use gate::Gate;
 use links::Links;
+use running::{Counted, Running};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -60,42 +61,11 @@ pub(crate) struct Home {
     links: Links,
     classes: Classes,
     running: Running,
+    /// One at a time chooses: when home has room for one, it is one who sees that.
+    choosing: Mutex<()>,
     gate: Gate,
     callers: Gate,
     board: Arc<Board>,
-}
-
-/// Commands of this node that run: of each user on each node.
-#[derive(Debug, Default)]
-struct Running(Mutex<HashMap<(NodeId, u32), u32>>);
-
-impl Running {
-    fn on(&self, node: NodeId) -> u32 {
-        lock(&self.0).iter().filter(|((on, _), _)| *on == node).map(|(_, count)| count).sum()
-    }
-
-    fn of(&self, uid: u32) -> u32 {
-        lock(&self.0).iter().filter(|((_, of), _)| *of == uid).map(|(_, count)| count).sum()
-    }
-
-    fn count(&self, node: NodeId, uid: u32) -> Counted<'_> {
-        *lock(&self.0).entry((node, uid)).or_default() += 1;
-        Counted(self, (node, uid))
-    }
-}
-
-struct Counted<'a>(&'a Running, (NodeId, u32));
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        let mut running = lock(&self.0.0);
-        if let Some(count) = running.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                running.remove(&self.1);
-            }
-        }
-    }
 }
 
 /// How a command's time on a node has ended.
@@ -115,12 +85,14 @@ enum Outcome {
 impl Home {
     /// That of this node.
     pub(crate) fn new(config: Config, identity: Identity, board: Arc<Board>) -> Self {
+        let me = identity.node();
         Self {
-            me: identity.node(),
+            me,
             view: View::new(&config),
             links: Links::new(&config, identity),
             classes: Classes::default(),
-            running: Running::default(),
+            running: Running::new(me),
+            choosing: Mutex::default(),
             gate: Gate::new(LOOKED_FOR),
             callers: Gate::new(MOST),
             board,
@@ -168,14 +140,20 @@ impl Home {
         let mut again = None;
         caller.enter(&self.gate)?;
         loop {
+            let choosing = lock(&self.choosing);
             let (now, later) = match self.candidates(&wish, &lost) {
                 Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
                 Ok(candidates) => candidates,
             };
+            let is_home = now.first() == Some(&self.me);
+            let mut counted = is_home.then(|| self.running.count(self.me, caller.who.uid));
+            drop(choosing);
             let mut outcome = None;
             for node in now {
                 if node == self.me {
-                    return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller);
+                    let counted =
+                        counted.take().unwrap_or_else(|| self.running.count(self.me, caller.who.uid));
+                    return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller, counted);
                 }
                 match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
                     Outcome::Full => {}
@@ -239,11 +217,10 @@ impl Home {
     }
 
     /// The caller becomes the command; it counts until that ends.
-    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>) -> Result<()> {
+    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>, _counted: Counted<'_>) -> Result<()> {
         let pid =
             rustix::process::Pid::from_raw(caller.pid).context("the caller is of another pid namespace")?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        let _counted = self.running.count(self.me, caller.who.uid);
         caller.chosen(self.me, why)?;
         caller.say(&Said::Here)?;
         let begun = Instant::now();

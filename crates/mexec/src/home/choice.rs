@@ -16,10 +16,12 @@ pub(super) struct Known {
     pub(super) speed: u32,
     /// How many it has; a quota makes it a fraction.
     pub(super) cpus: f32,
-    /// 100 is one standard CPU kept busy.
+    /// 100 is one standard CPU kept busy, of a node that has one: threads that run or wait, by speed and CPUs (docs/design/load.md).
     pub(super) load: f32,
     /// Commands of this node that run there.
     pub(super) ours: u32,
+    /// How many of these the load has in it by now; of other nodes nothing is known of that.
+    pub(super) seen: f32,
     /// It is heard of, and takes work.
     pub(super) open: bool,
     /// Nobody has found it dead: who names it has it asked, also if nothing was heard of it yet.
@@ -53,8 +55,8 @@ impl Wish {
 impl Known {
     /// How many of its CPUs are in use.
     fn busy(&self) -> f32 {
-        let by_load = self.load / 100.0 / (self.speed.max(1) as f32 / 10_000.0);
-        by_load.max(self.ours as f32)
+        let threads = self.load / 100.0 * (self.speed as f32 / 10_000.0) * self.cpus;
+        ((threads - self.seen).max(0.0) + self.ours as f32).min(threads.max(self.ours as f32))
     }
 
     /// How fast one more command would be there.
@@ -105,7 +107,7 @@ mod tests {
     const ANY: Wish = Wish::Any { short: false };
 
     fn known(node: u16, speed: u32, load: f32, ours: u32) -> Known {
-        Known { node: NodeId(node), speed, cpus: 1.0, load, ours, open: true, there: true }
+        Known { node: NodeId(node), speed, cpus: 1.0, load, ours, seen: 0.0, open: true, there: true }
     }
 
     fn ids(nodes: &[Known], wish: &Wish) -> Vec<u16> {
@@ -119,6 +121,19 @@ mod tests {
         assert_eq!(ids(&with(known(1, 10_000, 10.0, 0)), &ANY), [1, 2, 3]);
         assert_eq!(ids(&with(known(1, 10_000, 95.0, 0)), &ANY), [2, 3]);
         assert_eq!(ids(&with(known(1, 10_000, 0.0, 1)), &ANY), [2, 3]);
+    }
+
+    #[test]
+    fn a_slow_home_is_as_idle_as_its_threads_and_what_has_just_ended_there_is_no_load() {
+        let others = [known(2, 5000, 0.0, 0)];
+        let with = |home: Known| ids(&[&[home][..], &others].concat(), &ANY);
+        // 0.3 threads on half a CPU.
+        assert_eq!(with(known(1, 5000, 60.0, 0)), [1, 2]);
+        let ended = Known { seen: 0.8, ..known(1, 5000, 200.0, 0) };
+        assert_eq!(with(ended.clone()), [1, 2]);
+        assert_eq!(with(Known { ours: 1, ..ended.clone() }), [2]);
+        // Somebody else works there.
+        assert_eq!(with(Known { load: 400.0, ..ended }), [2]);
     }
 
     #[test]

@@ -29,11 +29,11 @@ impl View {
         Self { control: config.run_dir.join("control"), last: Mutex::new(None) }
     }
 
-    /// All nodes of the map; of each, how many commands are there from here.
+    /// All nodes of the map; of each, how many commands are there from here, and how many of them its load has in it.
     ///
     /// # Errors
     /// If ternd does not answer, or is in no cluster.
-    pub(super) fn nodes(&self, ours: impl Fn(NodeId) -> u32) -> Result<Vec<Known>> {
+    pub(super) fn nodes(&self, ours: impl Fn(NodeId) -> (u32, f32)) -> Result<Vec<Known>> {
         let mut last = lock(&self.last);
         if last.as_ref().is_none_or(|(since, _)| since.elapsed() > FRESH) {
             // Whoever else wants it waits for this one.
@@ -42,12 +42,14 @@ impl View {
         let Some((_, report)) = &*last else { bail!("ternd has said nothing") };
         let known = report.nodes.iter().map(|node| {
             let mine = node.node == report.me;
+            let (ours, seen) = ours(node.node);
             Known {
                 node: node.node,
                 speed: node.speed,
                 cpus: node.cpus,
                 load: node.load,
-                ours: ours(node.node),
+                ours,
+                seen,
                 // Whoever blocks his node keeps others out, and not himself.
                 open: mine || node.state == NodeState::Alive && !node.flags.block,
                 there: mine || node.state != NodeState::Dead,
