@@ -44,7 +44,7 @@ impl Pins {
         match rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
             Ok(root) => drop(self.mount.set(root)),
             Err(error) => {
-                tracing::info!(%error, "the kernel keeps no file's content for longer than its names")
+                tracing::info!(%error, "the kernel keeps no file's content for longer than its names");
             }
         }
     }
@@ -59,7 +59,10 @@ impl Pins {
         }
         let file = match tern_control::handle::open(mount, KIND, &handle(inode.number, inode.generation())) {
             Ok(file) => file,
-            Err(error) => return tracing::debug!(%error, "a file cannot be held"),
+            Err(error) => {
+                tracing::debug!(%error, "a file cannot be held");
+                return;
+            }
         };
         let mut held = lock(&self.held);
         let mut gone = held.let_go(now);
