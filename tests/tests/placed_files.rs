@@ -173,3 +173,14 @@ fn what_was_read_is_not_sent_again_when_something_else_changes() {
     let sent: Vec<u64> = sent.lines().map(|line| line.parse().unwrap()).collect();
     assert!(sent.len() == 3 && sent.iter().all(|bytes| *bytes < 1_000_000), "{sent:?}");
 }
+
+#[test]
+fn what_is_cut_off_when_it_is_opened_can_be_mapped() {
+    let cluster = cluster("placedmap", 2);
+    let program = "import mmap, os; fd = os.open('f', os.O_RDWR | os.O_TRUNC); os.ftruncate(fd, 4096); \
+        m = mmap.mmap(fd, 4096); m[:3] = b'new'; m.flush(); print('mapped')";
+    let line = format!(
+        "echo old > f; sleep 0.1; mexec -n 2 cat f; mexec -n 2 python3 -c \"{program}\"; head -c 3 f"
+    );
+    assert_eq!(home(&cluster, &line), "old\nmapped\nnew");
+}

@@ -18,7 +18,10 @@ impl Mounted {
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
         let who = self.who(request);
         let inode = self.inode(number)?;
-        let (before, asked) = (Before::of(&inode), Before::asking(&inode.peer));
+        let asked = Before::asking(&inode.peer);
+        let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
+        // What is cut off by this is another one than before; and must be mapped as ever.
+        let before = if truncates { asked.clone() } else { Before::of(&inode) };
         let (writes, locks) = (inode.unsaved.writes(), inode.locks());
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
@@ -28,7 +31,6 @@ impl Mounted {
         }
         let heard = self.0.at_end(request.pid(), &inode, &who, &[], deed)?;
         let Answer::Opened(opened, is) = heard.answer else { return Err(Errno::IO) };
-        let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
         if !asks && !truncates && inode.is_believed_to_differ(Version::seen(&is)) {
             // To an open the kernel cannot be told what the file is like; so it is to look it up again.
             inode.peer.owed.release(Release::File(opened), false);
