@@ -2,7 +2,8 @@
 //!
 //! What was sent somewhere in the last second no load tells of yet; so a node counts as busy with what was sent there from here, or by
 //! its load, whichever is more. A command gets the share of a CPU that is left for one more; the node where that is fastest is first.
-//! Home is first while it has nothing to do: what is run there needs no link, and no file from anywhere.
+//! Home is first while it has nothing to do: what is run there needs no link, and no file from anywhere. After that it takes one more
+//! than it has CPUs, as other nodes do, and comes last of those that are as fast: it has everybody's files to serve.
 
 use crate::words::Why;
 use tern_ids::NodeId;
@@ -65,8 +66,13 @@ impl Known {
     }
 
     /// Whether one more has a CPU of its own, as far as there is one.
-    fn has_room(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.busy() + 1.0 <= self.cpus.max(1.0) + 0.5
+    }
+
+    /// Whether it takes one more, if it is home: others know that of themselves.
+    fn has_room(&self) -> bool {
+        self.busy() <= self.cpus.max(1.0) + 0.5
     }
 }
 
@@ -92,9 +98,10 @@ pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
     }
     let mut now: Vec<&Known> =
         fitting(nodes, wish).filter(|known| known.node != me || known.has_room()).collect();
-    let after_home = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node != me;
+    let first = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node == me && known.is_idle();
+    let last = |known: &Known| (known.node == me, known.node);
     now.sort_by(|a, b| {
-        after_home(a).cmp(&after_home(b)).then(b.pace().total_cmp(&a.pace())).then(a.node.cmp(&b.node))
+        first(b).cmp(&first(a)).then(b.pace().total_cmp(&a.pace())).then(last(a).cmp(&last(b)))
     });
     now.into_iter().map(|known| known.node).collect()
 }
@@ -115,12 +122,17 @@ mod tests {
     }
 
     #[test]
-    fn home_is_first_while_it_is_idle_and_no_place_when_it_is_busy() {
+    fn home_is_first_while_it_is_idle_then_last_and_no_place_when_it_is_full() {
         let others = [known(2, 20_000, 0.0, 0), known(3, 10_000, 0.0, 0)];
         let with = |home| [&[home][..], &others].concat();
         assert_eq!(ids(&with(known(1, 10_000, 10.0, 0)), &ANY), [1, 2, 3]);
-        assert_eq!(ids(&with(known(1, 10_000, 95.0, 0)), &ANY), [2, 3]);
-        assert_eq!(ids(&with(known(1, 10_000, 0.0, 1)), &ANY), [2, 3]);
+        assert_eq!(ids(&with(known(1, 10_000, 95.0, 0)), &ANY), [2, 3, 1]);
+        assert_eq!(ids(&with(known(1, 10_000, 0.0, 1)), &ANY), [2, 3, 1]);
+        assert_eq!(ids(&with(known(1, 10_000, 0.0, 2)), &ANY), [2, 3]);
+        assert_eq!(ids(&with(known(1, 10_000, 190.0, 0)), &ANY), [2, 3]);
+        // As fast as the others are now.
+        let one_each = [known(1, 10_000, 0.0, 1), known(2, 10_000, 0.0, 1), known(3, 10_000, 0.0, 2)];
+        assert_eq!(ids(&one_each, &ANY), [2, 1, 3]);
     }
 
     #[test]
@@ -131,15 +143,16 @@ mod tests {
         assert_eq!(with(known(1, 5000, 60.0, 0)), [1, 2]);
         let ended = Known { seen: 0.8, ..known(1, 5000, 200.0, 0) };
         assert_eq!(with(ended.clone()), [1, 2]);
-        assert_eq!(with(Known { ours: 1, ..ended.clone() }), [2]);
+        assert_eq!(with(Known { ours: 1, ..ended.clone() }), [2, 1]);
+        assert_eq!(with(Known { ours: 2, ..ended.clone() }), [2]);
         // Somebody else works there.
-        assert_eq!(with(Known { load: 400.0, ..ended }), [2]);
+        assert_eq!(with(Known { load: 800.0, ..ended }), [2]);
     }
 
     #[test]
     fn what_was_just_sent_counts_before_any_load_tells_of_it() {
         let nodes = [known(1, 10_000, 100.0, 1), known(2, 10_000, 0.0, 2), known(3, 10_000, 50.0, 0)];
-        assert_eq!(ids(&nodes, &ANY), [3, 2]);
+        assert_eq!(ids(&nodes, &ANY), [3, 1, 2]);
     }
 
     #[test]

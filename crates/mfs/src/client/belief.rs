@@ -231,13 +231,17 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
         let (told, Answer::Recalled(leases)) = peer.hear(&mut link, number, &ask)? else { return None };
         if !leases.is_empty() {
+            let mut is_believed = !peer.is_lasting();
             peer.count_recall(|| {
-                for lease in &leases {
-                    inodes.of(peer.node(), &lease.of).iter().for_each(|inode| inode.lasting.is_void());
+                for inode in leases.iter().flat_map(|lease| inodes.of(peer.node(), &lease.of)) {
+                    inode.lasting.is_void();
+                    is_believed |= inode.lasting.is_believed();
                 }
             });
             // Which of them were directories is not known, nor which names the kernel has of those.
-            forgetting.forget_all_names();
+            if is_believed {
+                forgetting.forget_all_names();
+            }
         }
         // Before the kernel is to forget a file, which waits for who reads it; and he may wait for this.
         peer.term.hears(told);

@@ -103,7 +103,7 @@ impl Mounted {
             if let Answer::Nothing(under) = &heard.answer {
                 refused.sees(tid, None);
                 dir.lasting.has(&dir.peer, under, &before, name, None);
-                return Ok(self.nothing(under.lease, before));
+                return Ok(self.nothing(&dir, under.lease, before));
             }
             let told = self.tell(&dir, name, &heard.answer, before)?;
             refused.sees(tid, Some(told.attr.ino.0));
@@ -135,13 +135,14 @@ impl Mounted {
         let peer = &dir.peer;
         let before = peer.believes(&[dir])?;
         let Some(inode) = dir.lasting.named(peer, name)? else {
-            return Some(self.nothing(LEASE, before));
+            return Some(self.nothing(dir, LEASE, before));
         };
         let before = peer.believes(&[dir, &inode])?;
         let is_still = dir.lasting.named(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
         let is = inode.lasting.attributes(peer).filter(|_| is_still)?;
         let epoch = self.0.forgetting.epoch();
-        let may = may_be_believed(dir, epoch) && self.0.forgetting.forgets_names();
+        let may =
+            may_be_believed(dir, epoch) && self.0.forgetting.forgets_names() && !dir.lasting.is_restless();
         if !inode.ways.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.tell_again(&inode) {
             return None;
         }
@@ -151,8 +152,9 @@ impl Mounted {
     }
 
     /// Nothing has a name, which the kernel may believe if it can forget it.
-    fn nothing(&self, lease: u32, before: Before) -> Told {
-        Told::nothing(if self.0.forgetting.forgets_names() { lease } else { 0 }, before)
+    fn nothing(&self, dir: &Arc<Inode>, lease: u32, before: Before) -> Told {
+        let may = self.0.forgetting.forgets_names() && !dir.lasting.is_restless();
+        Told::nothing(dir, if may { lease } else { 0 }, before)
     }
 
     /// Tells the kernel of what has this name.
@@ -192,6 +194,7 @@ impl Mounted {
             return Named::Anew;
         }
         if self.0.forgetting.forgets_names() {
+            let under = if dir.lasting.is_restless() { 0 } else { under };
             return Named::Under(under, dir.clone(), name.to_owned(), inode.clone(), epoch);
         }
         let lease = under.min(found.attributes.lease);

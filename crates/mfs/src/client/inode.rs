@@ -87,7 +87,7 @@ struct Hold {
 }
 
 /// How much longer the kernel may believe what it was told: it counts from when it takes the answer.
-const LONGER: std::time::Duration = std::time::Duration::from_millis(500);
+pub(super) const LONGER: std::time::Duration = std::time::Duration::from_millis(500);
 
 impl Inode {
     /// The server's number of it, as far as we know.
@@ -128,6 +128,7 @@ impl Inode {
     /// The kernel is told that it is like this, and may believe it for so long.
     pub(crate) fn tells(&self, is: Version, left: std::time::Duration) {
         *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
+        self.lasting.tells(left);
     }
 
     /// Whether the kernel may believe something else.

@@ -7,7 +7,7 @@
 //! whatever is seen here, nothing is believed any more that was over before that; docs/design/files.md.
 
 use super::belief::Before;
-use super::inode::Inode;
+use super::inode::{Inode, LONGER};
 use super::peer::Peer;
 use super::unsaved::Boot;
 use crate::lock;
@@ -24,6 +24,10 @@ const HOLDS: Duration = Duration::from_millis(800);
 
 /// How long it is waited for what was asked back, and is known to be on its way.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
+
+/// How long after something was asked back others are taken to be at work there. The kernel believes nothing of it meanwhile: each change
+/// would have it forget all names.
+const AT_WORK: Duration = Duration::from_secs(2);
 
 /// The most names that are kept of one directory.
 const MOST_NAMES: usize = 4096;
@@ -165,6 +169,10 @@ pub(crate) struct Lasting {
     now: Mutex<Believed>,
     /// How often that was over.
     times: AtomicU64,
+    /// When it was asked back last.
+    asked_back: Mutex<Option<Instant>>,
+    /// Until when the kernel may believe something of it, or a name in it.
+    told: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -190,9 +198,28 @@ impl Lasting {
     /// It was asked back.
     pub(crate) fn is_void(&self) {
         self.times.fetch_add(1, Ordering::AcqRel);
+        *lock(&self.asked_back) = Some(Instant::now());
         let gone = std::mem::take(&mut *lock(&self.now));
         // What it has open is told to its node, which wants locks of its own.
         drop(gone);
+    }
+
+    /// Whether others are at work there, so that what is believed of it is believed here only.
+    pub(crate) fn is_restless(&self) -> bool {
+        lock(&self.asked_back).is_some_and(|at| at.elapsed() < AT_WORK)
+    }
+
+    /// The kernel is told something of it, or a name in it, that it may believe for so long.
+    pub(crate) fn tells(&self, left: Duration) {
+        if !left.is_zero() {
+            let mut told = lock(&self.told);
+            *told = (*told).max(Some(Instant::now() + left + LONGER));
+        }
+    }
+
+    /// Whether the kernel may believe something of it, or a name in it.
+    pub(crate) fn is_believed(&self) -> bool {
+        lock(&self.told).is_some_and(|until| Instant::now() < until)
     }
 
     /// Something is done to it from here. What names mean in it is said by [`forget`](Self::forget).
@@ -322,5 +349,25 @@ impl Lasting {
             let kept = now.open.as_ref().filter(|kept| kept.who == *who && kept.flags == flags)?;
             Some((now.is?, kept.clone()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_taken_to_believe_for_longer_than_it_was_told_and_is_told_nothing_where_others_work() {
+        let lasting = Lasting::default();
+        lasting.tells(Duration::ZERO);
+        assert!(!lasting.is_believed() && !lasting.is_restless());
+        lasting.tells(Duration::from_secs(3600));
+        lasting.tells(Duration::from_millis(1));
+        assert!(lasting.is_believed(), "an answer that overtook another takes nothing of it back");
+        let times = lasting.times();
+        lasting.is_void();
+        assert!(lasting.is_restless() && lasting.times() > times);
+        *lock(&lasting.asked_back) = Instant::now().checked_sub(AT_WORK);
+        assert!(!lasting.is_restless());
     }
 }

@@ -37,8 +37,8 @@ pub(crate) enum Named {
     Anew,
     /// It is ours.
     Ours,
-    /// Nothing has it, for so many milliseconds.
-    Nothing(u32),
+    /// Nothing has it, for so many milliseconds, in this directory.
+    Nothing(u32, Arc<Inode>),
     /// It holds for so many milliseconds, in this directory, of this inode, if the kernel is not told to forget all names: so
     /// often it had been.
     Under(u32, Arc<Inode>, OsString, Arc<Inode>, u64),
@@ -50,10 +50,18 @@ impl Named {
         match self {
             Self::Anew => Duration::ZERO,
             Self::Ours => OURS,
-            Self::Nothing(lease) => left(*lease),
+            Self::Nothing(lease, dir) => {
+                let left = left(*lease);
+                dir.lasting.tells(left);
+                left
+            }
             Self::Under(lease, dir, name, inode, epoch) => {
                 let left = left(*lease);
-                if !left.is_zero() && inode.ways.add(dir, name, left, *epoch) { left } else { Duration::ZERO }
+                if left.is_zero() || !inode.ways.add(dir, name, left, *epoch) {
+                    return Duration::ZERO;
+                }
+                dir.lasting.tells(left);
+                left
             }
         }
     }
@@ -77,9 +85,9 @@ impl Told {
     }
 
     /// That there is nothing.
-    pub(crate) fn nothing(lease: u32, before: Before) -> Self {
+    pub(crate) fn nothing(dir: &Arc<Inode>, lease: u32, before: Before) -> Self {
         let nothing = Self::ours(ours(0, FileType::RegularFile, 0, 0));
-        Self { lease: Some((before, lease)), name: Named::Nothing(lease), ..nothing }
+        Self { lease: Some((before, lease)), name: Named::Nothing(lease, dir.clone()), ..nothing }
     }
 
     /// By this name.
@@ -95,7 +103,7 @@ impl Told {
     /// How long the kernel believes it, of which so much is left.
     pub(crate) fn believed(&self, left: Duration) -> Duration {
         match &self.of {
-            Some((inode, _)) if inode.locks() > 0 => Duration::ZERO,
+            Some((inode, _)) if inode.locks() > 0 || inode.lasting.is_restless() => Duration::ZERO,
             Some((inode, _)) if inode.content.is_open() => left.min(OPEN),
             _ => left,
         }

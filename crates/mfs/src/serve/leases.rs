@@ -71,15 +71,6 @@ struct Leased {
     writers: HashMap<u64, usize>,
     /// Changes under way, of each session.
     changing: HashMap<u64, usize>,
-    /// When somebody was asked for one last.
-    asked: Option<Instant>,
-}
-
-impl Leased {
-    /// Whether a lease now would be asked back soon, and so be of little use: others do something with it just now.
-    fn is_restless(&self) -> bool {
-        self.asked.is_some_and(|asked| asked.elapsed() < TERM)
-    }
 }
 
 /// All leases of a node's files.
@@ -210,7 +201,6 @@ impl Leases {
         let now = Instant::now();
         for holder in file.holders.values_mut().filter(|holder| holder.is_to_hear(now)) {
             holder.ask_back(key, true);
-            file.asked = Some(now);
             // The first one says that it works at all.
             if self.noticed.fetch_add(1, Ordering::Relaxed) == 0 {
                 tracing::info!(
@@ -221,18 +211,13 @@ impl Leases {
     }
 
     /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
-    ///
-    /// Of a directory in which others are at work nobody is promised anything for a while: each change would have all forget all names.
-    pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey, kind: FileType) -> bool {
+    pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey) -> bool {
         if !session.listens() {
             return false;
         }
         let mut files = lock(&self.files);
         let file = files.entry(key).or_default();
         if file.changing.keys().chain(file.writers.keys()).any(|other| *other != session.number) {
-            return false;
-        }
-        if session.lasting && kind == FileType::Directory && file.is_restless() {
             return false;
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
@@ -271,7 +256,6 @@ impl Leases {
                 for (_, holder) in file.holders.iter_mut().filter(|(number, _)| **number != session.number) {
                     until = until.max(holder.until());
                     if !asked {
-                        file.asked = Some(now);
                         holder.ask_back(*key, false);
                     }
                 }
@@ -332,10 +316,7 @@ impl Leases {
             file.holders
                 .retain(|session, holder| holder.end > now || holder.lasts && there.contains(session));
             file.writers.retain(|session, _| there.contains(session));
-            !file.changing.is_empty()
-                || !file.holders.is_empty()
-                || !file.writers.is_empty()
-                || file.is_restless()
+            !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
 }
@@ -379,24 +360,24 @@ mod tests {
     #[test]
     fn a_change_waits_for_the_others_to_give_back() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
             let recalled = reader.recalled(TERM).unwrap().0;
             let given_back = Instant::now();
             assert_eq!(recalled, [Lease { of: KEY, number: 0, is_late: false }]);
-            assert!(!leases.grant(&reader, KEY, FileType::RegularFile), "none while it is changed");
+            assert!(!leases.grant(&reader, KEY), "none while it is changed");
             leases.given_back(&reader, &recalled);
             assert!(changing.join().unwrap() >= given_back);
         });
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
     }
 
     #[test]
     fn who_does_not_answer_is_waited_for_until_his_term_is_over() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         let begun = Instant::now();
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[KEY], |_| ());
         assert!(begun.elapsed() >= TERM);
     }
@@ -404,10 +385,10 @@ mod tests {
     #[test]
     fn what_was_granted_since_is_not_given_back() {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
         // Its term is over before it is given back.
         leases.change(&writer, &[KEY], |_| ());
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
         leases.given_back(&reader, &reader.recalled(TERM).unwrap().0);
         let begun = Instant::now();
         leases.change(&writer, &[KEY], |_| ());
@@ -417,7 +398,7 @@ mod tests {
     #[test]
     fn a_session_does_not_wait_for_itself_nor_for_a_server_that_has_just_begun() {
         let (leases, session) = (Leases::new(true), session());
-        assert!(leases.grant(&session, KEY, FileType::RegularFile));
+        assert!(leases.grant(&session, KEY));
         let begun = Instant::now();
         leases.change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() < TERM);
@@ -431,28 +412,25 @@ mod tests {
         let (leases, reader, writer) = (Leases::new(true), session(), session());
         leases.change(&writer, &[KEY], |_| {
             leases.opened(&writer, KEY);
-            assert!(leases.grant(&writer, KEY, FileType::RegularFile), "he keeps what he opens");
-            assert!(!leases.grant(&reader, KEY, FileType::RegularFile));
+            assert!(leases.grant(&writer, KEY), "he keeps what he opens");
+            assert!(!leases.grant(&reader, KEY));
         });
-        assert!(!leases.grant(&reader, KEY, FileType::RegularFile));
-        assert!(leases.grant(&writer, KEY, FileType::RegularFile), "but he himself");
+        assert!(!leases.grant(&reader, KEY));
+        assert!(leases.grant(&writer, KEY), "but he himself");
         leases.closed(&writer, KEY);
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
+        assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.opened(&writer, FileKey { inode: 4, ..KEY });
         });
         leases.tidy(&[reader.number]);
-        assert!(
-            leases.grant(&reader, FileKey { inode: 4, ..KEY }, FileType::RegularFile),
-            "nor of one whose session has gone"
-        );
+        assert!(leases.grant(&reader, FileKey { inode: 4, ..KEY }), "nor of one whose session has gone");
     }
 
     /// Somebody who has a lease of that file which lasts.
     fn lasting(leases: &Leases) -> Arc<Session> {
         let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
         session.hears(true);
-        assert!(leases.grant(&session, KEY, FileType::RegularFile));
+        assert!(leases.grant(&session, KEY));
         let mut files = lock(&leases.files);
         let holder = files.get_mut(&KEY).unwrap().holders.get_mut(&session.number).unwrap();
         // Its term is over.
@@ -508,19 +486,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_directory_lasts_while_others_are_at_work_in_it() {
-        let leases = Leases::new(true);
-        let reader = lasting(&leases);
-        leases.noticed(KEY);
-        assert!(!leases.grant(&reader, KEY, FileType::Directory));
-        assert!(leases.grant(&reader, KEY, FileType::RegularFile));
-        assert!(leases.grant(&session(), KEY, FileType::Directory), "who asks each time may have one");
-    }
-
-    #[test]
     fn who_does_not_listen_is_promised_nothing() {
         let (leases, session) = (Leases::new(true), session());
         session.hears(false);
-        assert!(!leases.grant(&session, KEY, FileType::RegularFile));
+        assert!(!leases.grant(&session, KEY));
     }
 }

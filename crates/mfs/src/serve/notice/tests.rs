@@ -52,7 +52,7 @@ fn is_asked_back(leases: &Leases, session: &Arc<Session>, path: &Path, line: &st
     let begun = Instant::now();
     while begun.elapsed() < SOON {
         let (fd, key, kind) = held(path);
-        assert!(leases.grant(session, key, kind));
+        assert!(leases.grant(session, key));
         leases.watch(session, &fd, key, kind);
         assert!(
             Command::new("sh")
@@ -109,7 +109,7 @@ fn what_is_done_by_ourselves_is_no_news() {
     fs::write(&own, "one").unwrap();
     fs::write(&other, "one").unwrap();
     let (own_fd, own_key, kind) = held(&own);
-    assert!(leases.grant(&session, own_key, kind));
+    assert!(leases.grant(&session, own_key));
     leases.watch(&session, &own_fd, own_key, kind);
     fs::write(&own, "two").unwrap();
     // What comes behind it is heard.
@@ -124,7 +124,7 @@ fn a_lease_is_asked_back_once_and_all_of_them_when_notices_were_lost() {
     session.hears(true);
     let key = |inode| FileKey { volume: 1, device: 1, inode };
     for inode in 0..3 {
-        assert!(leases.grant(&session, key(inode), FileType::RegularFile));
+        assert!(leases.grant(&session, key(inode)));
     }
     leases.noticed(key(1));
     leases.noticed(key(1));
@@ -132,7 +132,7 @@ fn a_lease_is_asked_back_once_and_all_of_them_when_notices_were_lost() {
     assert_eq!(session.recalled(TERM).unwrap().0.len(), 1);
     leases.noticed_all();
     assert_eq!(session.recalled(TERM).unwrap().0.len(), 2);
-    assert!(leases.grant(&session, key(1), FileType::RegularFile));
+    assert!(leases.grant(&session, key(1)));
     leases.noticed(key(1));
     assert_eq!(session.recalled(TERM).unwrap().0.len(), 1, "the next lease is another one");
 }
@@ -174,7 +174,7 @@ fn what_nobody_can_believe_is_not_listened_for() {
     fs::write(&quiet, "one").unwrap();
     fs::write(&other, "one").unwrap();
     let (fd, key, kind) = held(&quiet);
-    assert!(leases.grant(&session, key, kind));
+    assert!(leases.grant(&session, key));
     leases.watch(&session, &fd, key, kind);
     leases.ignore(&fd, key);
     assert!(Command::new("sh").args(["-c", "printf two >$0"]).arg(&quiet).status().unwrap().success());
@@ -195,7 +195,7 @@ fn what_lasts_is_watched_for_as_long_as_it_does() {
     let (fd, key, kind) = held(&file);
     let hold = super::super::session::Held { fd, key, place: Export::default().root() };
     session.hold(hold).unwrap();
-    assert!(leases.grant(&session, key, kind));
+    assert!(leases.grant(&session, key));
     let (fd, ..) = held(&file);
     assert!(leases.watch(&session, &fd, key, kind));
     // Its mark is of the third group before the last now.

@@ -62,7 +62,7 @@ impl Performance<'_> {
         let is = stat::attributes(&fd)?;
         let kind = FileType::from_raw_mode(is.mode);
         if !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink)
-            || !self.leases.grant(self.session, is.key, kind)
+            || !self.leases.grant(self.session, is.key)
         {
             return Ok(is);
         }

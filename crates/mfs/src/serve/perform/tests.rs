@@ -157,10 +157,7 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let (found, opened) = create(&exported, dir, "a");
     let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     other.hears(true);
-    assert!(
-        !exported.leases.grant(&other, found.attributes.key, FileType::RegularFile),
-        "it is open for writing"
-    );
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
     let answer = Answer::Created(found, opened, found.attributes);
     let mut lane = Lane { newest: 7, heard: 7, last: Some(7), answer: tern_wire::encode(&answer).unwrap() };
     assert_eq!(lane.give_up(6), None, "the client has heard the answers to others");
@@ -169,7 +166,7 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     release::unheard(&exported.session, &exported.leases, &given_up);
     assert!(exported.session.file(opened).is_none());
     assert!(exported.session.object(found.object).is_none());
-    assert!(exported.leases.grant(&other, found.attributes.key, FileType::RegularFile));
+    assert!(exported.leases.grant(&other, found.attributes.key));
     assert_eq!(lane.give_up(7), None, "once");
     assert_eq!(lane.newest, 8, "it is not done late");
 }
@@ -192,10 +189,7 @@ fn what_is_let_go_twice_is_let_go_once() {
     exported.perform(lock(2), &[]).unwrap();
     let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     other.hears(true);
-    assert!(
-        !exported.leases.grant(&other, found.attributes.key, FileType::RegularFile),
-        "it is open once more"
-    );
+    assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
 }
 
 #[test]
@@ -259,16 +253,13 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     // Who believes something of it is asked to forget that.
     let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     reader.hears(true);
-    assert!(exported.leases.grant(&reader, found.attributes.key, FileType::RegularFile));
+    assert!(exported.leases.grant(&reader, found.attributes.key));
     let Answer::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
         panic!("nor now")
     };
     assert_eq!((found.object, found.attributes.size), (object, 0));
     assert_eq!(reader.recalled(leases::TERM).unwrap().0[0].of, found.attributes.key);
-    assert!(
-        !exported.leases.grant(&reader, found.attributes.key, FileType::RegularFile),
-        "it is open for writing"
-    );
+    assert!(!exported.leases.grant(&reader, found.attributes.key), "it is open for writing");
 }
 
 #[test]
@@ -282,13 +273,13 @@ fn who_waits_for_one_file_does_not_change_another() {
     });
     let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
     reader.hears(true);
-    assert!(exported.leases.grant(&reader, old, FileType::RegularFile));
+    assert!(exported.leases.grant(&reader, old));
     std::thread::scope(|scope| {
         let unlink = Deed::Unlink { dir, name: Name::from(OsStr::new("old")) };
         let unlinking = scope.spawn(|| exported.perform(unlink, &[]).map(drop));
         let first = reader.recalled(leases::TERM).unwrap().0;
         assert_eq!(first[0].of, old);
-        assert!(exported.leases.grant(&reader, new, FileType::RegularFile));
+        assert!(exported.leases.grant(&reader, new));
         std::fs::rename(exported.path.join("new"), exported.path.join("old")).unwrap();
         exported.leases.given_back(&reader, &first);
         assert_eq!(reader.recalled(leases::TERM).unwrap().0[0].of, new);
