@@ -15,6 +15,7 @@ pub mod breaking;
 pub mod catalogue;
 pub mod cluster;
 pub mod doers;
+pub mod held;
 pub mod hostile;
 pub mod jobs;
 pub mod journey;

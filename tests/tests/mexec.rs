@@ -249,6 +249,9 @@ fn streams_are_whole_and_nobody_waits_for_another() {
         "{} bytes",
         end.stdout.len()
     );
+    // What may be run again has its input as any.
+    let end = shell(&cluster, "", "echo in | mexec -r -n 2 cat").output().unwrap();
+    assert_eq!(said(&end), (Some(0), "in\n".into(), String::new()));
     // Who takes nothing of the output hears of errors all the same.
     let mut child =
         begin(&cluster, "(head -c 9000000 /dev/zero; echo done >&2) & echo first >&2; wait").unwrap();

@@ -154,7 +154,7 @@ impl Away {
 }
 
 /// How a command's home is spoken to from this node.
-struct ToHome(NodeId);
+pub(crate) struct ToHome(pub(crate) NodeId);
 
 impl Dialect for ToHome {
     fn started(&self) -> Result<(u8, Vec<u8>)> {

@@ -4,6 +4,7 @@
 //!  mexec ──Order──▶ caller: one thread each
 //!                     ├▶ gate     so many of a user's at a time are looked for a node for
 //!                     ├▶ choice   which node, by what is known of all
+//!                     ├▶ line     whose turn it is to have this node
 //!                     ├▶ classes  how long such commands took
 //!                     ├▶ links    to that node's away half
 //!                     └▶ relay    streams, signals and the end
@@ -14,8 +15,9 @@ mod choice;
 mod classes;
 mod gate;
 mod honest;
+mod line;
 mod links;
-mod relay;
+pub(crate) mod relay;
 mod running;
 mod view;
 
@@ -25,9 +27,10 @@ use crate::pieces::{self, Piece};
 use crate::words::{Ask, Order, Said, TOLD, Wait, Where, Who, Why, kind};
 use anyhow::{Context, Result, bail};
 use caller::Caller;
-use choice::Wish;
+use choice::{Known, Wish};
 use classes::Classes;
 use gate::Gate;
+use line::{Line, Turn};
 use links::Links;
 use running::{Counted, Running};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -63,13 +66,14 @@ pub(crate) struct Home {
     running: Running,
     /// One at a time chooses: when home has room for one, it is one who sees that.
     choosing: Mutex<()>,
+    line: Line,
     gate: Gate,
     callers: Gate,
     board: Arc<Board>,
 }
 
 /// How a command's time on a node has ended.
-enum Outcome {
+pub(crate) enum Outcome {
     /// All has been said to the caller.
     Over,
     /// There is no room.
@@ -93,6 +97,7 @@ impl Home {
             classes: Classes::default(),
             running: Running::new(me),
             choosing: Mutex::default(),
+            line: Line::default(),
             gate: Gate::new(LOOKED_FOR),
             callers: Gate::new(MOST),
             board,
@@ -118,7 +123,7 @@ impl Home {
             honest::hold(&mut order.task, pid)?;
         }
         let entry = self.board.add(&order.task, who.uid, None);
-        let mut caller = Caller { socket, pid, who, told: stream == TOLD, entry, entered: None };
+        let mut caller = Caller { socket, pid, who, told: stream == TOLD, entry, entered: None, turn: None };
         match self.place(&order, &mut caller) {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -141,18 +146,20 @@ impl Home {
         caller.enter(&self.gate)?;
         loop {
             let choosing = lock(&self.choosing);
-            let (now, later) = match self.candidates(&wish, &lost) {
+            let (mut now, later) = match self.candidates(&wish, &lost) {
                 Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
                 Ok(candidates) => candidates,
             };
+            if !stays(&wish, self.me) && !self.is_turn(caller) {
+                now.retain(|node| *node != self.me);
+            }
             let is_home = now.first() == Some(&self.me);
-            let mut counted = is_home.then(|| self.running.count(self.me, caller.who.uid));
+            let mut counted = is_home.then(|| self.count_here(caller.who.uid));
             drop(choosing);
             let mut outcome = None;
             for node in now {
                 if node == self.me {
-                    let counted =
-                        counted.take().unwrap_or_else(|| self.running.count(self.me, caller.who.uid));
+                    let counted = counted.take().unwrap_or_else(|| self.count_here(caller.who.uid));
                     return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller, counted);
                 }
                 match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
@@ -175,7 +182,7 @@ impl Home {
                         let why = again.unwrap_or(Why::Room);
                         Some((node, self.over(node, *link, order, why, caller)?))
                     }
-                    Waited::Home => None,
+                    Waited::Change => None,
                     Waited::Nobody => {
                         let none = || {
                             Refusal::new(RefusalKind::Unavailable, "no node can run it").hint("tern status")
@@ -201,11 +208,17 @@ impl Home {
         }
     }
 
+    /// What is known of this node, and of those that it trusts.
+    fn known(&self) -> Result<Vec<Known>> {
+        let mut nodes = self.view.nodes(|node| self.running.on(node))?;
+        nodes.retain(|node| node.node == self.me || self.config.trusts(node.node));
+        Ok(nodes)
+    }
+
     /// The nodes to ask now, and those that may have room later.
     fn candidates(&self, wish: &Wish, lost: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
-        let nodes = self.view.nodes(|node| self.running.on(node))?;
-        let trusted = nodes.into_iter().filter(|node| node.node == self.me || self.config.trusts(node.node));
-        let known: Vec<_> = trusted.filter(|node| !lost.contains(&node.node)).collect();
+        let mut known = self.known()?;
+        known.retain(|node| !lost.contains(&node.node));
         let (now, later) = (choice::order(&known, self.me, wish), choice::fit(&known, wish));
         if later.is_empty() {
             let said = "none of the nodes asked for is up and trusted";
@@ -216,8 +229,18 @@ impl Home {
         Ok((now, later))
     }
 
+    /// Whether it is this caller's turn to have room here.
+    fn is_turn(&self, caller: &Caller<'_>) -> bool {
+        self.line.is_turn(caller.who.uid, caller.turn.as_ref(), &|uid| self.running.of(uid))
+    }
+
+    fn count_here(&self, uid: u32) -> Counted<'_> {
+        self.line.give(uid);
+        self.running.count(self.me, uid)
+    }
+
     /// The caller becomes the command; it counts until that ends.
-    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>, _counted: Counted<'_>) -> Result<()> {
+    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>, counted: Counted<'_>) -> Result<()> {
         let pid =
             rustix::process::Pid::from_raw(caller.pid).context("the caller is of another pid namespace")?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
@@ -226,6 +249,8 @@ impl Home {
         let begun = Instant::now();
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
         self.classes.took(caller.who.uid, &order.class, begun.elapsed());
+        drop(counted);
+        self.line.wake(&|uid| self.running.of(uid));
         Ok(())
     }
 
@@ -260,7 +285,8 @@ impl Home {
             Ok(Said::Refused(refusal)) => Ok(Outcome::Not(refusal)),
             Ok(said @ (Said::Started(_) | Said::NotStarted(..))) => {
                 caller.chosen(node, why)?;
-                let held = order.repeatable;
+                // Who has input for it has to hear at once that it runs; and what was taken of that cannot be had again.
+                let held = order.repeatable && !order.task.input;
                 let (outcome, ended) = relay::relay(&mut link, &mut caller.socket, said, held)?;
                 drop(counted);
                 if let Some(ended) = ended {
@@ -279,7 +305,7 @@ impl Home {
     }
 
     /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
-    fn wait(&self, wish: &Wish, nodes: &[NodeId], caller: &mut Caller<'_>) -> Result<Waited> {
+    fn wait<'a>(&'a self, wish: &Wish, nodes: &[NodeId], caller: &mut Caller<'a>) -> Result<Waited> {
         caller.waits(Wait::Room(nodes.to_vec()))?;
         let ask = Ask::Wait { uid: caller.who.uid, running: self.running.of(caller.who.uid) };
         let mut waiting = Vec::new();
@@ -292,8 +318,12 @@ impl Home {
             waiting.extend(asked);
         }
         let home = nodes.contains(&self.me);
+        if home && caller.turn.is_none() {
+            caller.turn = Some(self.line.wait(caller.who.uid)?);
+        }
         while home || !waiting.is_empty() {
             let mut fds = vec![PollFd::new(&caller.socket, PollFlags::RDHUP)];
+            fds.extend(caller.turn.iter().map(|turn| PollFd::new(turn.wake(), PollFlags::IN)));
             fds.extend(waiting.iter().map(|(_, link)| PollFd::new(link, PollFlags::IN)));
             let _interrupted = poll(&mut fds, Some(&LOOK));
             if !fds[0].revents().is_empty() {
@@ -310,19 +340,32 @@ impl Home {
                     _ => drop(waiting.swap_remove(at)),
                 }
             }
-            if home && self.candidates(wish, &[])?.0.contains(&self.me) {
-                return Ok(Waited::Home);
+            caller.turn.iter().for_each(Turn::looked);
+            let known = self.known()?;
+            // Who is lost says nothing any more, and no connection ends.
+            let lost = |of: NodeId| known.iter().any(|known| known.node == of && !known.there);
+            let room = home && choice::order(&known, self.me, wish).contains(&self.me);
+            if room && self.is_turn(caller) || waiting.iter().any(|(node, _)| lost(*node)) {
+                return Ok(Waited::Change);
             }
         }
         Ok(Waited::Nobody)
     }
 }
 
+/// Whether a command is run here whoever waits for that.
+fn stays(wish: &Wish, me: NodeId) -> bool {
+    match wish {
+        Wish::Any { short } => *short,
+        Wish::Among(named) => named.iter().all(|node| *node == me),
+    }
+}
+
 /// What who waited for room has got.
 enum Waited {
     Room(NodeId, Box<Link>),
-    /// This node has some.
-    Home,
+    /// This node has some, or one that was waited for is lost: it is to be looked anew.
+    Change,
     /// Nobody of those asked is there.
     Nobody,
 }

@@ -13,6 +13,7 @@
 mod away;
 mod board;
 mod home;
+pub mod hostile;
 mod lock_step;
 pub mod outside;
 pub mod pieces;

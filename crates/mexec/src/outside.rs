@@ -14,6 +14,7 @@
 mod admit;
 pub mod clients;
 mod desk;
+pub mod hostile;
 mod jobs;
 mod order;
 mod unknown;
@@ -42,7 +43,8 @@ use tern_node::Config;
 use tern_wire::limits::MOST_PAYLOAD;
 use tern_wire::{GateKey, Link, Secret, ServerTls};
 use unknown::Unknown;
-use words::{FromOutside, Limits, ended, kind, refused};
+pub(crate) use words::FromOutside;
+use words::{Limits, ended, kind, refused};
 
 /// The file that a client gets: what it must know, and nobody else may.
 ///

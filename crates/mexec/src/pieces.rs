@@ -133,13 +133,24 @@ pub struct Outbox {
 impl Outbox {
     /// Adds a piece.
     pub fn add(&mut self, kind: u8, stream: u8, bytes: &[u8]) {
+        // A socket that always takes some and never all would have everything kept that it has ever taken.
+        if self.at > self.bytes.len() / 2 {
+            self.bytes.drain(..self.at);
+            self.at = 0;
+        }
         self.bytes.extend_from_slice(&whole(kind, stream, bytes));
     }
 
-    /// Whether something waits.
+    /// How many bytes wait.
     #[must_use]
-    pub fn waits(&self) -> bool {
-        self.at < self.bytes.len()
+    pub fn len(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Writes what the socket takes.
@@ -147,7 +158,7 @@ impl Outbox {
     /// # Errors
     /// Those of the socket.
     pub fn flush(&mut self, to: &mut impl Write) -> io::Result<()> {
-        while self.waits() {
+        while !self.is_empty() {
             match to.write(&self.bytes[self.at..]) {
                 Ok(count) => self.at += count,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -188,6 +199,33 @@ mod tests {
         inbox.fill(&mut &[4, 1, 0xff, 0xff, 0xff, 0xff][..]).unwrap();
         assert!(inbox.piece().is_err());
         assert!(hear(&mut &[4, 1, 0xff, 0xff, 0xff, 0xff][..]).is_err());
+    }
+
+    #[test]
+    fn what_a_slow_socket_has_taken_is_not_kept() {
+        /// Takes so much at a time, and then no more for now.
+        struct Slow(usize);
+        impl Write for Slow {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                let taken = self.0.min(bytes.len());
+                self.0 -= taken;
+                if taken == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut outbox = Outbox::default();
+        outbox.add(4, 1, &[7; 10_000]);
+        for _ in 0..10_000 {
+            outbox.add(4, 1, &[7; 1000]);
+            outbox.flush(&mut Slow(1000 + HEAD)).unwrap();
+        }
+        assert!(
+            outbox.len() == 10_000 + HEAD && outbox.bytes.capacity() < 100_000,
+            "{}",
+            outbox.bytes.capacity()
+        );
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) enum News {
 }
 
 impl News {
-    fn to_bytes(self) -> [u8; NEWS] {
+    pub(crate) fn to_bytes(self) -> [u8; NEWS] {
         let (what, first, second, cpu) = match self {
             Self::Started => (0, 0, 0, 0),
             Self::NotStarted(Failed::Directory, errno) => (1, 0, errno, 0),
@@ -131,15 +131,15 @@ fn descriptors(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
 }
 
 /// An order that has come.
-struct Order {
+pub(crate) struct Order {
     task: Task,
     who: Who,
-    descriptors: [OwnedFd; DESCRIPTORS],
+    pub(crate) descriptors: [OwnedFd; DESCRIPTORS],
 }
 
 impl Order {
     /// Waits for the next; none if the executor is gone.
-    fn hear(executor: &mut UnixStream) -> Result<Option<Self>> {
+    pub(crate) fn hear(executor: &mut UnixStream) -> Result<Option<Self>> {
         let mut length = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

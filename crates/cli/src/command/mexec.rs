@@ -61,7 +61,7 @@ pub fn describe() -> Command {
             Arg::new("repeatable")
                 .short('r')
                 .action(ArgAction::SetTrue)
-                .help("If its node is lost, run it again on another: for what may be done twice. Temporary files ($TMPDIR) are on that node then"),
+                .help("If its node is lost, run it again on another: for what may be done twice, and has no input (< /dev/null). Temporary files ($TMPDIR) are on that node then"),
         )
         .arg(
             Arg::new("verbose")

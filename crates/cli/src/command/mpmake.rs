@@ -256,6 +256,9 @@ pub fn run_shell(call: &Call<'_>) -> Result<(), Failure> {
     let mut words: Vec<OsString> = Vec::new();
     if recipe::is_repeatable(&script) {
         words.push("-r".into());
+        // make's own is one job's at a time, and what has any is not run again.
+        let null = std::fs::File::open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
     }
     words.push("--".into());
     words.push(shell.into_os_string());

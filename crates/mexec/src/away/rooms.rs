@@ -94,12 +94,17 @@ impl Room {
             let _gone = process.kill();
             let _status = process.wait();
         }
-        Ok(Self {
+        Ok(Self::of(orders, tree?, process))
+    }
+
+    /// The room at the other end of this socket.
+    pub(crate) fn of(orders: UnixStream, tree: Option<OwnedFd>, process: Child) -> Self {
+        Self {
             orders: Mutex::new(orders),
-            tree: tree?,
+            tree,
             process: Mutex::new(process),
             used: Mutex::new(Instant::now()),
-        })
+        }
     }
 
     /// Has its commands see all that was done at their home before this is called.

@@ -1,8 +1,8 @@
 //! How many commands run here at a time, and whose turn it is.
 //!
 //! Nobody is turned away: who finds no room waits for it. It is given to the user of whom the fewest commands run, here and (as their
-//! homes say) elsewhere; of his, to who has waited longest. So users share a node equally, however many commands each of them has and
-//! whoever came first.
+//! homes say) elsewhere; of several such, to the one who was given some longest ago; of his, to who has waited longest. So users share
+//! a node equally, however many commands each of them has and whoever came first, also if there are more users than room.
 
 use crate::lock;
 use std::collections::HashMap;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// How long room is kept for who has been told of it.
 const KEPT: Duration = Duration::from_secs(2);
+
+/// So many users are remembered.
+const MOST: usize = 4096;
 
 /// All room of this node.
 #[derive(Debug)]
@@ -26,6 +29,9 @@ struct State {
     each: usize,
     /// Of each user, how many have room or were told of it.
     taken: HashMap<u32, usize>,
+    /// Of each user, which of all that was given was his last.
+    given: HashMap<u32, u64>,
+    gifts: u64,
     waiting: Vec<Waiting>,
     next: u64,
 }
@@ -56,11 +62,22 @@ impl State {
             let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
             let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each as u64;
             let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
-            let next = next.min_by_key(|(_, one)| (of(one.uid) + u64::from(one.elsewhere), one.number));
+            let last = |uid| self.given.get(&uid).copied().unwrap_or(0);
+            let next = next
+                .min_by_key(|(_, one)| (of(one.uid) + u64::from(one.elsewhere), last(one.uid), one.number));
             let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
-            *self.taken.entry(uid).or_default() += 1;
+            self.give(uid);
             self.waiting[at].told = Some(now);
         }
+    }
+
+    fn give(&mut self, uid: u32) {
+        if self.given.len() >= MOST {
+            self.given.clear();
+        }
+        self.gifts += 1;
+        self.given.insert(uid, self.gifts);
+        *self.taken.entry(uid).or_default() += 1;
     }
 
     fn give_back(&mut self, uid: u32) {
@@ -79,7 +96,8 @@ impl Slots {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
         let most = most.unwrap_or_else(|| cpus() + 1).max(1) as usize;
         let each = each.map_or(most, |each| each.max(1) as usize);
-        let state = State { most, each, taken: HashMap::new(), waiting: Vec::new(), next: 0 };
+        let (taken, given) = (HashMap::new(), HashMap::new());
+        let state = State { most, each, taken, given, gifts: 0, waiting: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -93,7 +111,7 @@ impl Slots {
         if state.count() >= state.most || of(uid) >= state.each || state.waiting.iter().any(others) {
             return None;
         }
-        *state.taken.entry(uid).or_default() += 1;
+        state.give(uid);
         Some(Slot { slots: self.clone(), uid })
     }
 
@@ -102,6 +120,8 @@ impl Slots {
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
+        // What was heard last is true of all of his.
+        state.waiting.iter_mut().filter(|one| one.uid == uid).for_each(|one| one.elsewhere = elsewhere);
         state.waiting.push(Waiting { number, uid, elsewhere, told: None });
         state.settle(Instant::now());
         Claim { slots: self.clone(), number, uid }
@@ -211,6 +231,31 @@ mod tests {
         assert!(greedy[0].has_come(NOW) && !greedy[1].has_come(NOW));
         drop(room);
         assert!(greedy[1].has_come(NOW));
+    }
+
+    #[test]
+    fn more_users_than_room_take_turns() {
+        let slots = slots(1);
+        let mut held = slots.take(9);
+        let mut claims: Vec<_> = [1, 1, 1, 2, 2, 3].map(|uid| (uid, slots.wait(uid, 0))).into();
+        let mut order = Vec::new();
+        while !claims.is_empty() {
+            drop(held.take());
+            let at = claims.iter().position(|(_, claim)| claim.has_come(NOW)).unwrap();
+            let (uid, claim) = claims.remove(at);
+            held = claim.slot();
+            order.push(uid);
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2, 1]);
+    }
+
+    #[test]
+    fn what_is_heard_of_a_user_last_is_true_of_all_who_wait_for_him() {
+        let slots = slots(1);
+        let held = slots.take(9).unwrap();
+        let (first, other, _last) = (slots.wait(1, 0), slots.wait(2, 2), slots.wait(1, 5));
+        drop(held);
+        assert!(other.has_come(NOW) && !first.has_come(NOW));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Who has ordered a command, and what he is told of it until it runs.
 
 use super::gate::{Entered, Gate};
+use super::line::Turn;
 use crate::board::Entry;
 use crate::pieces;
 use crate::words::{Said, Wait, Who, Why, kind};
@@ -24,6 +25,8 @@ pub(super) struct Caller<'a> {
     pub(super) entry: Entry,
     /// While a node is looked for.
     pub(super) entered: Option<Entered<'a>>,
+    /// While it waits for room, here too.
+    pub(super) turn: Option<Turn<'a>>,
 }
 
 impl<'a> Caller<'a> {
@@ -34,7 +37,7 @@ impl<'a> Caller<'a> {
     /// It runs, or will at once.
     pub(super) fn chosen(&mut self, node: NodeId, why: Why) -> Result<()> {
         self.entry.runs(node);
-        self.entered = None;
+        (self.entered, self.turn) = (None, None);
         if self.told { self.say(&Said::Chosen(node, why)) } else { Ok(()) }
     }
 

@@ -15,6 +15,9 @@ use tern_wire::Link;
 /// How much of a repeatable command's output is held back: what its caller has not seen can be made again.
 const MOST_HELD: usize = CREDIT / 2;
 
+/// More than ever waits for a caller of what a node sends within its credit, also if that comes byte by byte.
+const MOST_WAITING: usize = 32 * CREDIT;
+
 /// What its node says, until it is passed on.
 #[derive(Debug, Default)]
 struct Held {
@@ -28,7 +31,7 @@ struct Held {
 ///
 /// # Errors
 /// If the caller is gone; the command ends then, as the link is closed.
-pub(super) fn relay(
+pub(crate) fn relay(
     link: &mut Link,
     caller: &mut UnixStream,
     said: Said,
@@ -75,7 +78,7 @@ fn converse(
         let sends = |waits: bool| if waits { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
             PollFd::new(&*link, PollFlags::IN | sends(link.wants_write())),
-            PollFd::new(&*caller, PollFlags::IN | sends(outbox.waits())),
+            PollFd::new(&*caller, PollFlags::IN | sends(!outbox.is_empty())),
         ];
         match poll(&mut fds, Some(&Timespec::try_from(Beat::OFTEN)?)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -109,6 +112,9 @@ fn forward(link: &mut Link, held: &mut Held, outbox: &mut Outbox, beat: &mut Bea
             other => bail!("a piece of kind {other} of a command"),
         }
         link.recycle(frame.payload);
+        if outbox.len() > MOST_WAITING {
+            bail!("it sends more than may be under way");
+        }
     }
     if beat.is_due()? {
         link.queue(kind::BEAT, 0, &[])?;
@@ -121,7 +127,8 @@ impl Held {
         if !self.holds {
             return outbox.add(kind, stream, bytes);
         }
-        self.bytes += bytes.len();
+        // Also what carries nothing takes a place.
+        self.bytes += bytes.len().max(1);
         self.pieces.push((kind, stream, bytes.to_vec()));
         // What takes input, or says much, is not repeated: its caller has to go on.
         if self.bytes > MOST_HELD || kind == kind::TAKEN {
@@ -148,4 +155,35 @@ fn lost(held: &Held, outbox: Outbox, caller: &mut UnixStream) -> (Outcome, Optio
 fn finish(mut outbox: Outbox, caller: &mut UnixStream) -> Result<()> {
     caller.set_nonblocking(false)?;
     Ok(outbox.flush(caller)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::Halves;
+    use crate::words::PIECE;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_node_that_heeds_no_credit_fills_no_memory() {
+        for (holds, kind, bytes) in
+            [(false, kind::DATA, &[7; PIECE][..]), (true, kind::DATA, &[7; PIECE]), (true, kind::END, &[])]
+        {
+            let (mut near, mut far) = Halves::new().unwrap().link().unwrap();
+            let soon = Instant::now() + Duration::from_secs(30);
+            let sender = std::thread::spawn(move || while far.send(kind, 1, &[bytes], soon).is_ok() {});
+            let (mut outbox, mut beat) = (Outbox::default(), Beat::new(Beat::LOST));
+            let mut held = Held { holds, ..Held::default() };
+            let refused = loop {
+                match forward(&mut near, &mut held, &mut outbox, &mut beat) {
+                    Ok(_) => assert!(Instant::now() < soon, "{} bytes wait", outbox.len()),
+                    Err(refused) => break refused,
+                }
+            };
+            assert!(refused.to_string().contains("more than may be under way"), "{refused:#}");
+            assert!(outbox.len() < MOST_WAITING + 2 * PIECE && held.pieces.is_empty());
+            drop(near);
+            sender.join().unwrap();
+        }
+    }
 }

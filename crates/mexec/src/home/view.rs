@@ -14,6 +14,9 @@ use tern_node::Config;
 /// How old an answer may be; ternd itself hears of the others every half second.
 const FRESH: Duration = Duration::from_millis(300);
 
+/// How old it may be while ternd does not answer: that is restarted, say, and builds go on.
+const STALE: Duration = Duration::from_secs(15);
+
 /// How long ternd may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -37,7 +40,11 @@ impl View {
         let mut last = lock(&self.last);
         if last.as_ref().is_none_or(|(since, _)| since.elapsed() > FRESH) {
             // Whoever else wants it waits for this one.
-            *last = Some((Instant::now(), self.ask()?));
+            match self.ask() {
+                Ok(report) => *last = Some((Instant::now(), report)),
+                Err(_) if last.as_ref().is_some_and(|(since, _)| since.elapsed() < STALE) => {}
+                Err(error) => return Err(error),
+            }
         }
         let Some((_, report)) = &*last else { bail!("ternd has said nothing") };
         let known = report.nodes.iter().map(|node| {

@@ -157,7 +157,7 @@ const DEATHS: [(&str, i32); 10] = [
 
 /// How a client speaks of a job.
 #[derive(Debug, Default)]
-pub(super) struct FromOutside {
+pub(crate) struct FromOutside {
     /// It has said that it stops, and will say nothing until it goes on.
     stops: Cell<bool>,
 }

@@ -113,7 +113,9 @@ pub(super) fn is_repeatable(script: &str) -> bool {
         TRIVIAL.contains(&name) && !["mv", "rm"].contains(&name) || is_compiler(name)
     };
     let commands = commands(script);
-    !commands.is_empty() && !script.contains(">>") && commands.iter().all(may)
+    // What reads its standard input has something that is not there twice.
+    let reads = script.split_whitespace().any(|word| word == "-");
+    !commands.is_empty() && !script.contains(">>") && !reads && commands.iter().all(may)
 }
 
 /// The shell that these makefiles name, which the one on make's command line has replaced: the last that says so in plain words.
@@ -156,6 +158,7 @@ mod tests {
                 && is_repeatable("echo CC; x86_64-linux-gnu-gcc-12 -c x.c")
         );
         assert!(!is_repeatable("gcc -c x.c && mv x.o y.o") && !is_repeatable("./generate > x.c"));
+        assert!(!is_repeatable("gcc -x c -c -o x.o -"));
         assert!(!is_repeatable("ar r lib.a x.o") && !is_repeatable("echo x >> log"));
     }
 

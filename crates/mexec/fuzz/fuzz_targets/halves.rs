@@ -1,0 +1,11 @@
+//! `cargo +nightly fuzz run halves` in crates/mexec: what a hostile node or caller says while a command runs.
+#![no_main]
+
+use std::sync::LazyLock;
+use tern_mexec::hostile::Halves;
+
+static HALVES: LazyLock<Halves> = LazyLock::new(|| Halves::new().expect("two halves"));
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _heard = HALVES.hear(bytes).expect("they go on");
+});
