@@ -18,7 +18,7 @@ pub const LOST: i32 = 128 + 9;
 ///
 /// # Errors
 /// If it is not after this time; `what` says what was waited for.
-pub fn until(what: &str, within: Duration, so: impl Fn() -> bool) -> Result<Duration> {
+pub fn until(what: &str, within: Duration, mut so: impl FnMut() -> bool) -> Result<Duration> {
     let begun = Instant::now();
     while !so() {
         if begun.elapsed() > within {

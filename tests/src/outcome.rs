@@ -1,6 +1,7 @@
 //! How a run ended, and in what two runs differ.
 
 use std::fmt::Write;
+use std::process::Output;
 
 /// What a program left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,6 +12,12 @@ pub struct Outcome {
     pub err: Vec<u8>,
     /// Its exit status, or 128 + the signal that killed it, as a shell has it.
     pub status: i32,
+}
+
+/// How a command ended, and what it said on either stream.
+pub fn said(end: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (end.status.code(), text(&end.stdout), text(&end.stderr))
 }
 
 impl Outcome {

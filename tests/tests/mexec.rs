@@ -3,10 +3,12 @@
 
 use anyhow::{Context, Result};
 use std::io::{Read, Write};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tern_lab::Cable;
+use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
+use tern_tests::outcome::said;
 
 /// How long something that is to happen may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -19,17 +21,8 @@ fn shell(cluster: &Cluster, before: &str, line: &str) -> Command {
     command
 }
 
-fn said(end: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (end.status.code(), text(&end.stdout), text(&end.stderr))
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn until(what: &str, holds: impl FnMut() -> bool) {
+    breaking::until(what, PATIENCE, holds).expect("it takes too long");
 }
 
 /// Processes of a node whose command line has this word.

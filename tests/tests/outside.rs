@@ -4,12 +4,13 @@
 #[path = "outside/gate.rs"]
 mod gate;
 
-use gate::{Gate, OUTSIDE, client_path, content, said, until};
+use gate::{Gate, OUTSIDE, client_path, content, until};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
+use tern_tests::outcome::said;
 
 /// What holds for any command of a client, whichever Python runs it. `prefix` is what a shell would see of signals.
 fn check(gate: &Gate, python: &[String], key: &str) {

@@ -5,22 +5,19 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_control::PlacedRow;
 use tern_lab::Cable;
-use tern_tests::breaking::{await_up, configure};
+use tern_tests::breaking::{self, await_up, configure};
 use tern_tests::cluster::Cluster;
+use tern_tests::outcome::said;
 
 /// How long something that is to happen may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn until(what: &str, holds: impl FnMut() -> bool) {
+    breaking::until(what, PATIENCE, holds).expect("it takes too long");
 }
 
 /// A shell's line on node 1; what it says is kept, and goes to no terminal.
@@ -29,11 +26,6 @@ fn shell(cluster: &Cluster, line: &str) -> Command {
     command.args(["-c", line]).current_dir("/tmp").stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-fn said(end: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (end.status.code(), text(&end.stdout), text(&end.stderr))
 }
 
 /// What runs on a node, by its command line.

@@ -7,17 +7,14 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_control::PlacedRow;
+use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
 
 /// How long something that is to happen may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn until(what: &str, holds: impl FnMut() -> bool) {
+    breaking::until(what, PATIENCE, holds).expect("it takes too long");
 }
 
 /// A project whose recipes take a while, one of them with what would end a script in a page.

@@ -84,7 +84,7 @@ impl Drop for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::tests::task;
+    use crate::hostile::task;
 
     #[test]
     fn what_is_over_is_gone_and_what_is_lost_waits_again() {

@@ -150,7 +150,7 @@ impl Home {
                 Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
                 Ok(candidates) => candidates,
             };
-            if !stays(&wish, self.me) && !self.is_turn(caller) {
+            if !wish.stays(self.me) && !self.is_turn(caller) {
                 now.retain(|node| *node != self.me);
             }
             let is_home = now.first() == Some(&self.me);
@@ -350,14 +350,6 @@ impl Home {
             }
         }
         Ok(Waited::Nobody)
-    }
-}
-
-/// Whether a command is run here whoever waits for that.
-fn stays(wish: &Wish, me: NodeId) -> bool {
-    match wish {
-        Wish::Any { short } => *short,
-        Wish::Among(named) => named.iter().all(|node| *node == me),
     }
 }
 

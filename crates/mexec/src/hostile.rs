@@ -181,7 +181,7 @@ impl Halves {
             near.queue(piece.kind, piece.stream.into(), &[&piece.bytes])?;
         }
         let who = Who { uid: 0, gid: 0, groups: Vec::new() };
-        let mut job = Job::begin(&imagined(), &who, self.room.clone())?;
+        let mut job = Job::begin(&Task { input: true, ..task(&["cat"]) }, &who, self.room.clone())?;
         let said = thread::scope(|scope| {
             // Takes what it says until it ends.
             scope.spawn(move || while near.recv(Instant::now() + SOON).is_ok() {});
@@ -196,20 +196,20 @@ impl Halves {
     }
 }
 
-/// A command that takes input.
-fn imagined() -> Task {
+/// A command with nothing but its words.
+pub(crate) fn task(words: &[&str]) -> Task {
     Task {
-        program: b"cat".to_vec(),
-        arguments: vec![b"cat".to_vec()],
+        program: words[0].into(),
+        arguments: words.iter().map(|word| word.as_bytes().to_vec()).collect(),
         environment: Vec::new(),
         directory: b"/".to_vec(),
         umask: 0,
         limits: Vec::new(),
         nice: 0,
         signals: (0, 0),
-        pid: 0,
+        pid: 1,
         terminal: None,
-        input: true,
+        input: false,
         joined: false,
         scratch: false,
     }

@@ -18,6 +18,7 @@ mod lock_step;
 pub mod outside;
 pub mod pieces;
 mod room;
+mod turns;
 pub mod words;
 
 pub use room::run as be_room;

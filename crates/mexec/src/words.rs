@@ -249,27 +249,8 @@ pub struct Ended {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A command with nothing but its words.
-    pub(crate) fn task(words: &[&str]) -> Task {
-        Task {
-            program: words[0].into(),
-            arguments: words.iter().map(|word| Bytes::from(*word)).collect(),
-            environment: Vec::new(),
-            directory: b"/".to_vec(),
-            umask: 0,
-            limits: Vec::new(),
-            nice: 0,
-            signals: (0, 0),
-            pid: 1,
-            terminal: None,
-            input: false,
-            joined: false,
-            scratch: false,
-        }
-    }
+mod tests {
+    use crate::hostile::task;
 
     #[test]
     fn a_command_is_shown_as_it_was_written() {

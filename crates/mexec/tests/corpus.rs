@@ -15,6 +15,7 @@ use tern_mexec::words::{
     Ask, Ended, Failed, Order, Said, Signal, TOLD, Task, Wait, Where, Who, Why, Window, kind,
 };
 use tern_wire::encode;
+use tern_wire::hostile::spoilt;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
@@ -29,16 +30,6 @@ fn written(target: &str, name: &str, bytes: &[u8]) {
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
         fs::write(corpus(target).join(name), bytes).unwrap();
     }
-}
-
-/// Ended early, and with a bit turned, at every so many places.
-fn spoilt(bytes: &[u8], step: usize) -> impl Iterator<Item = Vec<u8>> {
-    let turned = (0..bytes.len() * 8).step_by(step).map(|bit| {
-        let mut turned = bytes.to_vec();
-        turned[bit / 8] ^= 1 << (bit % 8);
-        turned
-    });
-    (0..bytes.len()).step_by(step).map(|end| bytes[..end].to_vec()).chain(turned)
 }
 
 fn task() -> Task {

@@ -13,6 +13,7 @@ use tern_mfs::message::{
     Name, Object, Opened, ROOT, Release, Step,
 };
 use tern_mfs::serve::hostile;
+use tern_wire::hostile::spoilt;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
@@ -150,16 +151,6 @@ fn answers() -> Vec<u8> {
 fn files(target: &str) -> Vec<Vec<u8>> {
     let all = fs::read_dir(corpus(target)).unwrap();
     all.map(|entry| fs::read(entry.unwrap().path()).unwrap()).collect()
-}
-
-/// Ended early, and with a bit turned, at every so many places.
-fn spoilt(bytes: &[u8], step: usize) -> impl Iterator<Item = Vec<u8>> {
-    let turned = (0..bytes.len() * 8).step_by(step).map(|bit| {
-        let mut turned = bytes.to_vec();
-        turned[bit / 8] ^= 1 << (bit % 8);
-        turned
-    });
-    (0..bytes.len()).step_by(step).map(|end| bytes[..end].to_vec()).chain(turned)
 }
 
 #[test]

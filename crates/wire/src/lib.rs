@@ -15,6 +15,7 @@ pub mod authority;
 mod files;
 pub mod frame;
 pub mod gatekeeper;
+pub mod hostile;
 pub mod identity;
 pub mod limits;
 pub mod link;

@@ -3,9 +3,11 @@
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
+use tern_tests::outcome::said;
 
 /// How long something that is to happen may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -125,17 +127,8 @@ pub(super) fn client_path() -> PathBuf {
         .expect("there is no client")
 }
 
-pub(super) fn said(end: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (end.status.code(), text(&end.stdout), text(&end.stderr))
-}
-
-pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+pub(super) fn until(what: &str, holds: impl FnMut() -> bool) {
+    breaking::until(what, PATIENCE, holds).expect("it takes too long");
 }
 
 /// Bytes of all values, in no order.

@@ -5,15 +5,13 @@
 //! a node equally, however many commands each of them has and whoever came first, also if there are more users than room.
 
 use crate::lock;
+use crate::turns::Turns;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long room is kept for who has been told of it.
 const KEPT: Duration = Duration::from_secs(2);
-
-/// So many users are remembered.
-const MOST: usize = 4096;
 
 /// All room of this node.
 #[derive(Debug)]
@@ -29,9 +27,7 @@ struct State {
     each: usize,
     /// Of each user, how many have room or were told of it.
     taken: HashMap<u32, usize>,
-    /// Of each user, which of all that was given was his last.
-    given: HashMap<u32, u64>,
-    gifts: u64,
+    turns: Turns,
     waiting: Vec<Waiting>,
     next: u64,
 }
@@ -62,9 +58,10 @@ impl State {
             let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
             let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each as u64;
             let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
-            let last = |uid| self.given.get(&uid).copied().unwrap_or(0);
-            let next = next
-                .min_by_key(|(_, one)| (of(one.uid) + u64::from(one.elsewhere), last(one.uid), one.number));
+            let claim = |one: &Waiting| {
+                (of(one.uid) + u64::from(one.elsewhere), self.turns.last(one.uid), one.number)
+            };
+            let next = next.min_by_key(|(_, one)| claim(one));
             let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
             self.give(uid);
             self.waiting[at].told = Some(now);
@@ -72,11 +69,7 @@ impl State {
     }
 
     fn give(&mut self, uid: u32) {
-        if self.given.len() >= MOST {
-            self.given.clear();
-        }
-        self.gifts += 1;
-        self.given.insert(uid, self.gifts);
+        self.turns.give(uid);
         *self.taken.entry(uid).or_default() += 1;
     }
 
@@ -96,8 +89,8 @@ impl Slots {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
         let most = most.unwrap_or_else(|| cpus() + 1).max(1) as usize;
         let each = each.map_or(most, |each| each.max(1) as usize);
-        let (taken, given) = (HashMap::new(), HashMap::new());
-        let state = State { most, each, taken, given, gifts: 0, waiting: Vec::new(), next: 0 };
+        let (taken, turns) = (HashMap::new(), Turns::default());
+        let state = State { most, each, taken, turns, waiting: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 

@@ -42,6 +42,14 @@ pub(super) enum Wish {
 }
 
 impl Wish {
+    /// Whether it runs here, whatever the load and whoever waits: a short one, or of who names home alone.
+    pub(super) fn stays(&self, me: NodeId) -> bool {
+        match self {
+            Self::Any { short } => *short,
+            Self::Among(named) => named.iter().all(|node| *node == me),
+        }
+    }
+
     /// Why a command runs here, or on another node.
     pub(super) fn why(&self, here: bool) -> Why {
         match self {
@@ -90,11 +98,8 @@ fn fitting<'a>(nodes: &'a [Known], wish: &'a Wish) -> impl Iterator<Item = &'a K
 
 /// The nodes to ask now, the best first. Home is among them only if it is to run it at once.
 pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
-    match wish {
-        Wish::Any { short: true } => return vec![me],
-        // Whoever names home alone has it run here, whatever the load.
-        Wish::Among(named) if named.iter().all(|node| *node == me) => return vec![me],
-        _ => {}
+    if wish.stays(me) {
+        return vec![me];
     }
     let mut now: Vec<&Known> =
         fitting(nodes, wish).filter(|known| known.node != me || known.has_room()).collect();

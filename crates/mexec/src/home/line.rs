@@ -5,13 +5,11 @@
 //! ended would have that room again and again, since his next command asks before any who waits has looked.
 
 use crate::lock;
+use crate::turns::Turns;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
-
-/// So many users are remembered.
-const MOST: usize = 4096;
 
 /// All who wait.
 #[derive(Debug, Default)]
@@ -21,9 +19,7 @@ pub(super) struct Line(Mutex<State>);
 struct State {
     waiting: Vec<Waiting>,
     next: u64,
-    /// Of each user, which of all gifts was his last.
-    given: HashMap<u32, u64>,
-    gifts: u64,
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -39,13 +35,9 @@ impl State {
         let mut known = HashMap::new();
         let claim = |one: &&Waiting| {
             let runs = *known.entry(one.uid).or_insert_with(|| running(one.uid));
-            (runs, self.last(one.uid), one.number)
+            (runs, self.turns.last(one.uid), one.number)
         };
         self.waiting.iter().min_by_key(claim)
-    }
-
-    fn last(&self, uid: u32) -> u64 {
-        self.given.get(&uid).copied().unwrap_or(0)
     }
 }
 
@@ -60,7 +52,8 @@ impl Line {
             // One of his own is as good as this.
             None => {
                 first.uid != uid
-                    && (running(uid), state.last(uid)) < (running(first.uid), state.last(first.uid))
+                    && (running(uid), state.turns.last(uid))
+                        < (running(first.uid), state.turns.last(first.uid))
             }
         }
     }
@@ -80,13 +73,7 @@ impl Line {
 
     /// This user has been given room here.
     pub(super) fn give(&self, uid: u32) {
-        let mut state = lock(&self.0);
-        if state.given.len() >= MOST {
-            state.given.clear();
-        }
-        state.gifts += 1;
-        let gift = state.gifts;
-        state.given.insert(uid, gift);
+        lock(&self.0).turns.give(uid);
     }
 
     /// There may be room: has the one look whose turn it is.

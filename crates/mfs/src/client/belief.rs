@@ -231,9 +231,11 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
         let (told, Answer::Recalled(leases)) = peer.hear(&mut link, number, &ask)? else { return None };
         if !leases.is_empty() {
+            // Only by leases that last is anything believed here, and noted what the kernel believes.
             let mut is_believed = !peer.is_lasting();
+            let lasting = if peer.is_lasting() { &leases[..] } else { &[] };
             peer.count_recall(|| {
-                for inode in leases.iter().flat_map(|lease| inodes.of(peer.node(), &lease.of)) {
+                for inode in lasting.iter().flat_map(|lease| inodes.of(peer.node(), &lease.of)) {
                     inode.lasting.is_void();
                     is_believed |= inode.lasting.is_believed();
                 }

@@ -141,8 +141,7 @@ impl Mounted {
         let is_still = dir.lasting.named(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
         let is = inode.lasting.attributes(peer).filter(|_| is_still)?;
         let epoch = self.0.forgetting.epoch();
-        let may =
-            may_be_believed(dir, epoch) && self.0.forgetting.forgets_names() && !dir.lasting.is_restless();
+        let may = may_be_believed(dir, epoch) && self.0.forgetting.forgets_names();
         if !inode.ways.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.tell_again(&inode) {
             return None;
         }
@@ -153,8 +152,7 @@ impl Mounted {
 
     /// Nothing has a name, which the kernel may believe if it can forget it.
     fn nothing(&self, dir: &Arc<Inode>, lease: u32, before: Before) -> Told {
-        let may = self.0.forgetting.forgets_names() && !dir.lasting.is_restless();
-        Told::nothing(dir, if may { lease } else { 0 }, before)
+        Told::nothing(dir, if self.0.forgetting.forgets_names() { lease } else { 0 }, before)
     }
 
     /// Tells the kernel of what has this name.
@@ -194,7 +192,6 @@ impl Mounted {
             return Named::Anew;
         }
         if self.0.forgetting.forgets_names() {
-            let under = if dir.lasting.is_restless() { 0 } else { under };
             return Named::Under(under, dir.clone(), name.to_owned(), inode.clone(), epoch);
         }
         let lease = under.min(found.attributes.lease);

@@ -205,8 +205,15 @@ impl Lasting {
     }
 
     /// Whether others are at work there, so that what is believed of it is believed here only.
-    pub(crate) fn is_restless(&self) -> bool {
+    fn is_restless(&self) -> bool {
         lock(&self.asked_back).is_some_and(|at| at.elapsed() < AT_WORK)
+    }
+
+    /// How long the kernel may believe something of it, or a name in it, of which so much is left. That it does is noted.
+    pub(crate) fn believable(&self, left: Duration) -> Duration {
+        let left = if self.is_restless() { Duration::ZERO } else { left };
+        self.tells(left);
+        left
     }
 
     /// The kernel is told something of it, or a name in it, that it may believe for so long.
@@ -367,7 +374,9 @@ mod tests {
         let times = lasting.times();
         lasting.is_void();
         assert!(lasting.is_restless() && lasting.times() > times);
+        assert_eq!(lasting.believable(AT_WORK), Duration::ZERO);
         *lock(&lasting.asked_back) = Instant::now().checked_sub(AT_WORK);
         assert!(!lasting.is_restless());
+        assert_eq!(lasting.believable(AT_WORK), AT_WORK);
     }
 }

@@ -131,18 +131,17 @@ impl Mounted {
         };
         let inode = next.told.get_or_insert_with(|| self.told(&handle.inode, entry.name.as_os(), found));
         let told = Told::found(inode.clone(), &found.attributes, before.clone());
-        let holds = left(lease).min(told.believed(left(found.attributes.lease)));
+        let holds =
+            handle.inode.lasting.believable(left(lease)).min(told.believed(left(found.attributes.lease)));
         let believed = told.is_all()
             && self.0.forgetting.forgets_names()
             && super::ways::may_be_believed(&handle.inode, self.0.forgetting.epoch())
             && !holds.is_zero()
-            && !handle.inode.lasting.is_restless()
             && inode.ways.add(&handle.inode, entry.name.as_os(), holds, super::ways::LISTED);
         let ttl = if believed { holds } else { Duration::ZERO };
         if !self.0.forgetting.forgets_names() {
             self.named(&handle.inode, entry.name.as_os(), inode, found, lease, before);
         }
-        handle.inode.lasting.tells(ttl);
         told.tells(ttl);
         !reply.add(INodeNo(inode.number), entry.after, entry.name.as_os(), &ttl, &told.attr, told.generation)
     }

@@ -50,18 +50,10 @@ impl Named {
         match self {
             Self::Anew => Duration::ZERO,
             Self::Ours => OURS,
-            Self::Nothing(lease, dir) => {
-                let left = left(*lease);
-                dir.lasting.tells(left);
-                left
-            }
+            Self::Nothing(lease, dir) => dir.lasting.believable(left(*lease)),
             Self::Under(lease, dir, name, inode, epoch) => {
-                let left = left(*lease);
-                if left.is_zero() || !inode.ways.add(dir, name, left, *epoch) {
-                    return Duration::ZERO;
-                }
-                dir.lasting.tells(left);
-                left
+                let left = dir.lasting.believable(left(*lease));
+                if !left.is_zero() && inode.ways.add(dir, name, left, *epoch) { left } else { Duration::ZERO }
             }
         }
     }
@@ -103,9 +95,10 @@ impl Told {
     /// How long the kernel believes it, of which so much is left.
     pub(crate) fn believed(&self, left: Duration) -> Duration {
         match &self.of {
-            Some((inode, _)) if inode.locks() > 0 || inode.lasting.is_restless() => Duration::ZERO,
-            Some((inode, _)) if inode.content.is_open() => left.min(OPEN),
-            _ => left,
+            Some((inode, _)) if inode.locks() > 0 => Duration::ZERO,
+            Some((inode, _)) if inode.content.is_open() => inode.lasting.believable(left.min(OPEN)),
+            Some((inode, _)) => inode.lasting.believable(left),
+            None => left,
         }
     }
 
