@@ -9,6 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tern_control::{ClusterReport, NodeState, Reply, Request};
+use tern_node::config::{Config, config_dir};
+use tern_node::map::PORT;
 
 /// How often.
 const OFTEN: Duration = Duration::from_secs(1);
@@ -26,8 +28,10 @@ impl Looking {
         let over = Arc::new((Mutex::new(false), Condvar::new()));
         let shared = over.clone();
         let look = move || {
+            let config = config_dir().and_then(|dir| Config::load(&dir));
+            let port = config.ok().and_then(|config| config.file.port).unwrap_or(PORT);
             loop {
-                let load = look();
+                let load = look(port);
                 let (is_over, ends) = &*shared;
                 let held = is_over.lock().unwrap_or_else(PoisonError::into_inner);
                 if *held || notes::add(&file, &Note::Load(load)).is_err() {
@@ -51,7 +55,7 @@ impl Drop for Looking {
     }
 }
 
-fn look() -> Load {
+fn look(port: u16) -> Load {
     let busy = match client::ask(&Request::Cluster) {
         Ok(Reply::Cluster(report)) => busy(&report),
         _ => Vec::new(),
@@ -62,6 +66,7 @@ fn look() -> Load {
         busy,
         net: counters.as_ref().map(|(received, sent, _)| (*received, *sent)),
         link: counters.and_then(|(.., links)| links.iter().filter_map(|link| speed(link)).max()),
+        waiting: waiting(port),
         server: server(),
     }
 }
@@ -89,6 +94,25 @@ fn traffic(text: &str) -> (u64, u64, Vec<String>) {
         }
     }
     (received, sent, links)
+}
+
+/// Bytes that wait to be sent on all connections from or to this port.
+fn waiting(port: u16) -> Option<u64> {
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok());
+    tables.into_iter().flatten().map(|table| queued(&table, port)).reduce(|one, other| one + other)
+}
+
+/// Of one of the kernel's tables of sockets (proc_pid_net(5)): those that are connected, and not within this machine.
+fn queued(table: &str, port: u16) -> u64 {
+    let one = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (local, remote) = (words.next()?.rsplit_once(':')?, words.next()?.rsplit_once(':')?);
+        let is_ours = [local.1, remote.1].iter().any(|at| u16::from_str_radix(at, 16) == Ok(port));
+        let is_up = words.next()? == "01";
+        let (sends, _) = words.next()?.split_once(':')?;
+        (is_ours && is_up && local.0 != remote.0).then(|| u64::from_str_radix(sends, 16).ok()).flatten()
+    };
+    table.lines().filter_map(one).sum()
 }
 
 /// A link's bits per second, if it is one that knows.
@@ -133,5 +157,25 @@ mod tests {
             eth1:1 1 0 0 0 0 0 0 2 1 0 0 0 0 0 0\n";
         assert_eq!(traffic(text), (101, 9, vec!["eth0".into(), "eth1".into()]));
         assert_eq!(traffic("nothing"), (0, 0, Vec::new()));
+    }
+
+    #[test]
+    fn what_waits_on_connections_to_other_nodes_is_added_up() {
+        let line = |local, remote, state, sends| {
+            format!(
+                "   0: {local} {remote} {state} {sends}:00000007 01:00000014 00000000     0        0 1 1 0 20 4 30 10 -1\n"
+            )
+        };
+        let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+        let lines = [
+            line("0100000A:1BBD", "0200000A:C350", "01", "00000100"),
+            line("0100000A:C351", "0200000A:1BBD", "01", "00000023"),
+            // Another port, a listener, and itself.
+            line("0100000A:0016", "0200000A:C352", "01", "00001000"),
+            line("0100000A:1BBD", "00000000:0000", "0A", "00001000"),
+            line("0100000A:1BBD", "0100000A:C353", "01", "00001000"),
+        ];
+        assert_eq!(queued(&(head.to_owned() + &lines.concat()), 7101), 0x123);
+        assert_eq!(queued("nothing", 7101), 0);
     }
 }
