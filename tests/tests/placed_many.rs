@@ -10,6 +10,9 @@ use tern_tests::held::{Held, show};
 /// Commands at a time.
 const AT_A_TIME: u64 = 8;
 
+/// Connections to the executor of a node that home keeps, for two minutes after their last command (`home/links.rs`).
+const KEPT: u64 = 64;
+
 /// What the executors, and the servers and trees of files, may have gained: kept connections come and go, each with a thread and some
 /// descriptors, and files are kept open for who has read them; an allocator rounds, and makes another arena when threads meet in it.
 fn slack(of: &str) -> u64 {
@@ -17,7 +20,7 @@ fn slack(of: &str) -> u64 {
         "kib" => 8 << 10,
         "mappings" => 64 + 3 * AT_A_TIME,
         "descriptors" => 4 * AT_A_TIME,
-        "threads" | "connection" | "connections" => AT_A_TIME,
+        "threads" | "connection" | "connections" | "lane" => AT_A_TIME,
         _ => 0,
     }
 }
@@ -204,6 +207,7 @@ fn of_many(of: &str) -> u64 {
         // Stacks of threads that have ended are kept by the C library, up to 40 MiB of them, and what they have allocated by its arenas.
         "kib" => 48 << 10,
         "mappings" => 512,
+        "descriptors" | "threads" | "connection" | "connections" => KEPT,
         of => slack(of),
     }
 }

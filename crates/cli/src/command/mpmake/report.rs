@@ -248,7 +248,9 @@ fn held_up(build: &Build, figures: &Figures) -> String {
         format!("{:.1} MB/s received and {:.1} MB/s sent here", received / 1e6, sent / 1e6)
     }));
     known.extend(used.link.map(|share| format!("that is {} of its fastest link", percent(share))));
-    known.extend(used.waited.map(|share| format!("in {} of all looks data waited to be sent", percent(share))));
+    known.extend(
+        used.waited.map(|share| format!("in {} of all looks data waited to be sent", percent(share))),
+    );
     known.extend(used.server.map(|cpus| format!("its server of files took {cpus:.2} CPUs")));
     if !known.is_empty() {
         let _ = write!(text, "<p class=\"faint\">On the average: {}.</p>", escape(&known.join(", ")));
