@@ -94,7 +94,8 @@ impl Home {
             me,
             view: View::new(&config),
             links: Links::new(&config, identity),
-            classes: Classes::default(),
+            // As many as other nodes run at once.
+            classes: Classes::new(1 + std::thread::available_parallelism().map_or(1, usize::from)),
             running: Running::new(me),
             choosing: Mutex::default(),
             line: Line::default(),
@@ -137,8 +138,11 @@ impl Home {
 
     /// Finds a node that runs it, and sees it through.
     fn place<'a>(&'a self, order: &Order, caller: &mut Caller<'a>) -> Result<()> {
+        let best = matches!(order.r#where, Where::Best);
+        // It is one of those until it has ended.
+        let short = best.then(|| self.classes.short(caller.who.uid, &order.class)).flatten();
         let wish = match &order.r#where {
-            Where::Best => Wish::Any { short: self.classes.is_short(caller.who.uid, &order.class) },
+            Where::Best => Wish::Any { short: short.is_some() },
             Where::Among(nodes) => Wish::Among(nodes.clone()),
         };
         let (mut lost, mut why) = (Vec::new(), None);
@@ -159,7 +163,12 @@ impl Home {
             let mut outcome = None;
             for node in now {
                 if node == self.me {
-                    let counted = counted.take().unwrap_or_else(|| self.count_here(caller.who.uid));
+                    let now = counted.take();
+                    let Some(counted) =
+                        now.map_or_else(|| self.room_here(&wish, caller), |now| Ok(Some(now)))?
+                    else {
+                        continue;
+                    };
                     return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller, counted);
                 }
                 match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
@@ -232,6 +241,13 @@ impl Home {
     /// Whether it is this caller's turn to have room here.
     fn is_turn(&self, caller: &Caller<'_>) -> bool {
         self.line.is_turn(caller.who.uid, caller.turn.as_ref(), &|uid| self.running.of(uid))
+    }
+
+    /// Room here for who was elsewhere first, where there was none: meanwhile others may have taken it.
+    fn room_here(&self, wish: &Wish, caller: &Caller<'_>) -> Result<Option<Counted<'_>>> {
+        let _choosing = lock(&self.choosing);
+        let has_room = choice::order(&self.known()?, self.me, wish).contains(&self.me);
+        Ok((has_room && self.is_turn(caller)).then(|| self.count_here(caller.who.uid)))
     }
 
     fn count_here(&self, uid: u32) -> Counted<'_> {

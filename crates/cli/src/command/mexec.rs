@@ -78,7 +78,8 @@ pub fn describe() -> Command {
         .after_help(help::closing(
             "  mexec gcc -c big.c                     where the load is lowest\n  \
                mexec -n 2,3 -- ./render frame7        on one of two nodes\n  \
-               make -j12 CC=\"mexec gcc\"               the compilations of a build\n  \
+               make -j12 CC=\"mexec -r gcc\"            the compilations of a build\n  \
+               RUSTC_WRAPPER=mexec cargo build -j12    other tools: docs/builds.md\n  \
                ls *.wav | xargs -P8 -n1 mexec flac -8 -s\n  \
                TERN_PLACED=$PWD/notes ninja -j12; mexec --report-of notes > build.html",
             OWN_CODES,

@@ -15,27 +15,77 @@ const NEWS: f32 = 0.3;
 const MOST: usize = 4096;
 
 /// All classes of which something is known.
+#[derive(Debug)]
+pub(super) struct Classes {
+    /// So many of a class may run here at once because they are thought short.
+    at_once: usize,
+    known: Mutex<Known>,
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Classes(Mutex<HashMap<(u32, String), f32>>);
+struct Known {
+    seconds: HashMap<(u32, String), f32>,
+    /// Those that run here because they are thought short.
+    running: HashMap<(u32, String), usize>,
+}
 
 impl Classes {
-    /// Whether this user's commands of that class are short. What has never been run is not.
-    pub(super) fn is_short(&self, uid: u32, class: &str) -> bool {
-        lock(&self.0).get(&(uid, class.to_owned())).is_some_and(|seconds| *seconds < SHORT)
+    /// Of short commands this node runs so many of a class at once.
+    pub(super) fn new(at_once: usize) -> Self {
+        Self { at_once, known: Mutex::default() }
+    }
+
+    /// That this user's next command of that class is short, as long as it runs; nothing if it is not, or of that class was never
+    /// run. A compiler that was asked for its version a hundred times is thought short; when a build begins with it, all that is begun
+    /// before the first has ended would stay here. So no more are believed than run here at once: if they are short there is room
+    /// again soon, and if not, that is not known yet.
+    pub(super) fn short(&self, uid: u32, class: &str) -> Option<Short<'_>> {
+        let mut known = lock(&self.known);
+        let class = (uid, cut(class));
+        known.seconds.get(&class).filter(|seconds| **seconds < SHORT)?;
+        let running = known.running.entry(class.clone()).or_default();
+        (*running < self.at_once).then(|| {
+            *running += 1;
+            Short { of: self, class }
+        })
     }
 
     /// One of them took so long.
     pub(super) fn took(&self, uid: u32, class: &str, time: Duration) {
-        let mut classes = lock(&self.0);
+        let classes = &mut lock(&self.known).seconds;
         let seconds = time.as_secs_f32();
-        if let Some(known) = classes.get_mut(&(uid, class.to_owned())) {
+        let class = (uid, cut(class));
+        if let Some(known) = classes.get_mut(&class) {
             *known += NEWS * (seconds - *known);
             return;
         }
         if classes.len() >= MOST {
             classes.clear();
         }
-        classes.insert((uid, class.chars().take(256).collect()), seconds);
+        classes.insert(class, seconds);
+    }
+}
+
+fn cut(class: &str) -> String {
+    class.chars().take(256).collect()
+}
+
+/// A command that runs here because it is thought short, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Short<'a> {
+    of: &'a Classes,
+    class: (u32, String),
+}
+
+impl Drop for Short<'_> {
+    fn drop(&mut self) {
+        let running = &mut lock(&self.of.known).running;
+        if let Some(count) = running.get_mut(&self.class) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(&self.class);
+            }
+        }
     }
 }
 
@@ -45,21 +95,40 @@ mod tests {
 
     #[test]
     fn a_class_becomes_long_and_short_again() {
-        let (classes, ms) = (Classes::default(), Duration::from_millis);
-        assert!(!classes.is_short(1, "cc"));
+        let (classes, ms) = (Classes::new(1), Duration::from_millis);
+        let is_short = |uid, class| classes.short(uid, class).is_some();
+        assert!(!is_short(1, "cc"));
         classes.took(1, "cc", ms(5));
-        assert!(classes.is_short(1, "cc") && !classes.is_short(2, "cc") && !classes.is_short(1, "ld"));
+        assert!(is_short(1, "cc") && !is_short(2, "cc") && !is_short(1, "ld"));
         classes.took(1, "cc", ms(300));
-        assert!(!classes.is_short(1, "cc"));
+        assert!(!is_short(1, "cc"));
         (0..20).for_each(|_| classes.took(1, "cc", ms(5)));
-        assert!(classes.is_short(1, "cc"));
+        assert!(is_short(1, "cc"));
+    }
+
+    #[test]
+    fn no_more_are_thought_short_than_run_here_at_once() {
+        let classes = Classes::new(2);
+        let name = "c".repeat(1000);
+        for (uid, class) in [(1, &*name), (1, "ld"), (2, "ld")] {
+            classes.took(uid, class, Duration::ZERO);
+        }
+        let mut running: Vec<_> = (0..3).filter_map(|_| classes.short(1, &name)).collect();
+        assert_eq!(running.len(), 2);
+        let others = (classes.short(1, "ld"), classes.short(2, "ld"));
+        assert!(others.0.is_some() && others.1.is_some(), "each class and user by itself");
+        running.pop();
+        assert!(classes.short(1, &name).is_some());
+        drop((running, others));
+        assert!(lock(&classes.known).running.is_empty());
     }
 
     #[test]
     fn nobody_fills_the_memory() {
-        let classes = Classes::default();
+        let classes = Classes::new(1);
         (0..3 * MOST).for_each(|n| classes.took(n as u32, &"x".repeat(10_000), Duration::ZERO));
-        assert!(lock(&classes.0).len() <= MOST);
-        assert!(lock(&classes.0).keys().all(|(_, class)| class.len() <= 256));
+        let known = &lock(&classes.known).seconds;
+        assert!(known.len() <= MOST);
+        assert!(known.keys().all(|(_, class)| class.len() <= 256));
     }
 }
