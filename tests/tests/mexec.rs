@@ -53,7 +53,7 @@ fn a_command_is_as_it_would_be_here() {
     ] {
         let run = |before: &str| {
             let before =
-                format!("umask 027; ulimit -n 99; ulimit -c 0; export FOO='a b'; exec nice -n 3 {before}");
+                format!("umask 027; ulimit -n 99; ulimit -c 0; export FOO='a b'; exec nice -n 7 {before}");
             said(&shell(&cluster, &before, line).stdin(Stdio::null()).output().unwrap())
         };
         assert_eq!(run(ELSEWHERE), run(""), "{line}");

@@ -182,8 +182,7 @@ fn two_are_lost(prefix: &str, damage: impl Fn(&Cluster, u16), repair: impl Fn(&C
 #[test]
 fn a_build_goes_on_without_those_whose_daemons_are_killed() {
     let kill = |cluster: &Cluster, node| {
-        let line =
-            "pkill -KILL -x 'ternd|tern-exec|tern-mfs'; ! pgrep -x 'ternd|tern-exec|tern-mfs' || sleep 1";
+        let line = "pkill -KILL -x 'ternd|tern-exec|tern-room|tern-mfs'; ! pgrep -x 'ternd|tern-exec|tern-room|tern-mfs' || sleep 1";
         cluster.run(node, &["sh", "-c", line]).unwrap();
     };
     let restart = |cluster: &Cluster, node| {

@@ -51,7 +51,7 @@ fn jobs(cluster: &Cluster, from: u64, count: u64) -> String {
 
 fn leave_nothing(prefix: &str, warm: u64, count: u64) {
     let cluster = Cluster::with_nodes(prefix, 2).unwrap();
-    let held = Held { cluster: &cluster, programs: "ternd|tern-exec|tern-mfs", slack };
+    let held = Held { cluster: &cluster, programs: "ternd|tern-exec|tern-room|tern-mfs", slack };
     assert_eq!(jobs(&cluster, 1, warm), "");
     let before = held.settled(None).unwrap();
     let begun = std::time::Instant::now();
@@ -155,7 +155,7 @@ fn a_gibibyte_goes_there_and_back() {
 /// So many at once, each with an output and a status of its own.
 fn at_once(prefix: &str, count: u64) {
     let cluster = Cluster::with_nodes(prefix, 2).unwrap();
-    let held = Held { cluster: &cluster, programs: "ternd|tern-exec|tern-mfs", slack: of_many };
+    let held = Held { cluster: &cluster, programs: "ternd|tern-exec|tern-room|tern-mfs", slack: of_many };
     assert_eq!(jobs(&cluster, 1, 100), "");
     let before = held.settled(None).unwrap();
     let begun = std::time::Instant::now();

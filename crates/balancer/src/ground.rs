@@ -161,8 +161,9 @@ fn closed(node: &Node, me: bool, policy: &Policy) -> Option<Bar> {
     }
 }
 
-/// What a node keeps free.
-pub(crate) fn reserve(node: &Node, policy: &Policy) -> f64 {
+/// Bytes that a node keeps free.
+#[must_use]
+pub fn reserve(node: &Node, policy: &Policy) -> f64 {
     let least = (policy.least_reserve as f64).min(node.mem_total as f64 / 4.0);
     (node.mem_total as f64 * policy.reserve).max(least)
 }

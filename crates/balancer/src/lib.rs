@@ -41,6 +41,7 @@ pub use admit::{Answer, Offer, Refusal, Settling, accepts};
 pub use decay::{Decay, Decayed};
 pub use decide::{Move, Reason, decide};
 pub use explain::{Why, explain};
+pub use ground::reserve;
 pub use place::{Placement, place};
 pub use policy::{Objective, Policy};
 pub use process::{Hint, Process, Traffic};

@@ -1,12 +1,13 @@
-//! `tern/guests`: the group of all guests that a node holds, in every hierarchy in which groups can be of use to who
-//! owns the node. There it can be seen what they use together, and be limited, frozen or ended at once.
+//! `tern/guests`: the group of all guests that a node holds, and of the commands that others have placed on it, in every
+//! hierarchy in which groups can be of use to who owns the node. There it can be seen what they use together, and be
+//! limited, frozen or ended at once.
 //!
 //! It is made beside the daemon: in the group that the daemon is in, or in the one above, if the daemon has made
-//! room by being in a leaf of the name `main` (only then version 2 gives controllers to groups). Shims are children
-//! of the daemon and find the same place. So a limit of the daemon's own group, as a lab node's speed, binds its
+//! room by being in a leaf of the name `main` (only then version 2 gives controllers to groups). Shims and what runs
+//! placed commands are children of the daemon and find the same place. So a limit of the daemon's own group, as a lab node's speed, binds its
 //! guests as well.
 //!
-//! Several shims use it at a time. Each makes it when it needs it, and removes it when it goes; the kernel refuses
+//! Several of them use it at a time. Each makes it when it needs it, and removes it when it goes; the kernel refuses
 //! that as long as somebody is in it. Between being made and being entered it may be removed by another: then it is
 //! made again.
 
@@ -14,7 +15,8 @@ use crate::hierarchy::{self, Hierarchy};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The controllers that are of use.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "freezer"];
@@ -141,6 +143,19 @@ pub fn enter(pid: i32, cpus: Option<f64>) -> io::Result<()> {
 pub fn tidy() {
     for place in places().unwrap_or_default() {
         place.tidy();
+    }
+}
+
+/// The same, after somebody has ended whose processes end with him: waits so long for them.
+pub fn tidy_within(patience: Duration) {
+    let end = Instant::now() + patience;
+    let places = places().unwrap_or_default();
+    loop {
+        places.iter().for_each(Place::tidy);
+        if Instant::now() > end || !places.iter().any(|place| place.group().exists()) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Control groups: which hierarchies this machine has, and the group that holds a node's guests.
+//! Control groups: which hierarchies this machine has, and the group that holds a node's guests and what is placed there.
 //!
 //! * [`mounts`]: the mount table
 //! * [`hierarchy`]: the mounted hierarchies, of version 1 and 2, and groups in them

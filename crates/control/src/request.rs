@@ -175,6 +175,8 @@ pub enum Request {
     MapOff,
     /// Have what places commands run (mexec), which listens at `RUN/mexec`. (`Done`.)
     Mexec,
+    /// Whether this node has something left for one more command of another node. Answered with `Done` or `Refused`.
+    Spares,
     /// The commands that are placed from this node, and those of others here. Answered with `Placed`.
     Placed,
     /// Make a token for one join, valid this many seconds.

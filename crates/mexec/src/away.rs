@@ -3,11 +3,13 @@
 //! ```text
 //!  ternd ──socket──▶ door ──▶ one thread a connection: begin, and then command after command
 //!                                ├▶ slots   whether there is room, and whose turn it is
+//!                                ├▶ owner   whether who owns the node leaves any
 //!                                ├▶ rooms   what the commands of its home see
 //!                                └▶ job     streams, signals and the end of one command
 //! ```
 
 pub(crate) mod job;
+mod owner;
 pub(crate) mod rooms;
 mod slots;
 
@@ -15,6 +17,7 @@ use crate::board::Board;
 use crate::words::{Ask, Said, Signal, VERSION, Who, kind};
 use anyhow::{Context, Result, bail};
 use job::{Dialect, Job};
+use owner::Owner;
 use rooms::Rooms;
 use slots::{Claim, Slot, Slots};
 use std::net::TcpStream;
@@ -43,18 +46,21 @@ pub(crate) struct Away {
     tls: ServerTls,
     rooms: Rooms,
     slots: Arc<Slots>,
+    owner: Owner,
     board: Arc<Board>,
 }
 
 impl Away {
     /// That of this node.
     pub(crate) fn new(config: Config, identity: &Identity, board: Arc<Board>) -> Result<Self> {
-        let slots = Arc::new(Slots::new(config.file.mexec_jobs, config.file.mexec_user_jobs));
+        let (jobs, user_jobs) = (config.file.mexec_jobs, config.file.mexec_user_jobs);
+        let slots = Arc::new(Slots::new(jobs, user_jobs, config.guest_cpus));
         Ok(Self {
             node: identity.node(),
             tls: identity.cluster_server()?,
             rooms: Rooms::new(config.clone()),
             slots,
+            owner: Owner::new(&config),
             board,
             config,
         })
@@ -78,6 +84,7 @@ impl Away {
         loop {
             match ask(&mut link, IDLE)? {
                 Some(Ask::Run(task, who)) => {
+                    self.slots.close(!self.owner.spares());
                     let turn = claim.take().and_then(Claim::slot).or_else(|| self.slots.take(who.uid));
                     match self.admit(home, &who) {
                         Err(refusal) => say(&mut link, &Said::Refused(refusal))?,
@@ -90,6 +97,7 @@ impl Away {
                 Some(Ask::Wait { uid, running }) => {
                     let waiting = self.slots.wait(uid, running);
                     while !waiting.has_come(LOOK) {
+                        self.slots.close(!self.owner.spares());
                         // Who gives up closes the connection; nothing else comes meanwhile.
                         if link.receive()?.is_some() {
                             bail!("it speaks while it waits");

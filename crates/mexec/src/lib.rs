@@ -50,6 +50,8 @@ const STACK: usize = 256 << 10;
 /// # Errors
 /// If it cannot begin; nothing is left then.
 pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
+    // Of one that was killed while no ternd was there.
+    tern_cgroup::guests::tidy();
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
     let board = Arc::new(Board::default());
     let away = Arc::new(Away::new(config.clone(), &identity, board.clone())?);

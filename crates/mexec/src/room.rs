@@ -172,7 +172,11 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
             furnish::as_it_is()?;
             None
         }
-        home => Some(furnish::furnish(config, home)?),
+        home => {
+            // By this name ternd knows whose work its commands are.
+            rustix::thread::set_name(c"tern-room")?;
+            Some(furnish::furnish(config, home)?)
+        }
     };
     let _gone = writeln!(io::stdout(), "ready");
     give(&executor, tree.as_ref())?;
@@ -180,7 +184,10 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
     rustix::stdio::dup2_stdout(&null)?;
     birth::reap_by_kernel();
     let scratch = scratch(config);
-    while let Some(order) = Order::hear(&mut executor)? {
+    while let Some(mut order) = Order::hear(&mut executor)? {
+        if home != OWN {
+            order.task.nice = order.task.nice.max(config.guest_nice.into());
+        }
         if let Err(error) = birth::bear(&order, &scratch) {
             // Its init's line is closed with it, which says that nothing was begun.
             tracing::warn!(%error, "a command could not be begun");

@@ -16,7 +16,7 @@ use crate::state::Node;
 use crate::traffic::Traffic;
 use crate::watch::Watch;
 use crate::{cluster, moving, owner, peers, processes};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -140,7 +140,8 @@ fn look(node: &Arc<Node>, watch: &mut Watch, rows: &[ProcessRow], asked_ms: u64)
     };
     let balancing = &node.balancing;
     let all = lock(&balancing.processes).scan(Which::All);
-    let (guests, all) = apart(all);
+    let guests = owner::held_by("tern-shim", &all);
+    let (guests, all): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| guests.contains(&one.pid));
     owner::look(node, &guests, &all, rows);
     node.selected.look(&all);
     node.magic.look(&all);
@@ -163,25 +164,6 @@ fn look(node: &Arc<Node>, watch: &mut Watch, rows: &[ProcessRow], asked_ms: u64)
         now.clone_from(&candidates);
     }
     settle_own(node, candidates.into_iter().map(|candidate| candidate.process).collect(), now_ms);
-}
-
-/// Guests, and the node's own processes.
-fn apart(all: Vec<tern_load::Process>) -> (Vec<tern_load::Process>, Vec<tern_load::Process>) {
-    let parents: HashMap<i32, (i32, bool)> =
-        all.iter().map(|one| (one.pid, (one.parent, one.command == "tern-shim"))).collect();
-    let is_guest = |one: &tern_load::Process| {
-        let mut at = one.parent;
-        // A parent that was read later than its child could make a circle.
-        for _ in 0..1000 {
-            match parents.get(&at) {
-                Some((_, true)) => return true,
-                Some((parent, false)) => at = *parent,
-                None => break,
-            }
-        }
-        false
-    };
-    all.into_iter().partition(is_guest)
 }
 
 /// Decides about what was looked at last, and has it done.

@@ -17,6 +17,9 @@ use tern_control::{PlacedRow, ShimReply, ShimRequest};
 /// How long it may take to answer.
 const ANSWERS: Duration = Duration::from_secs(2);
 
+/// How long the processes of one that has ended may take to end as well.
+const ENDS: Duration = Duration::from_secs(5);
+
 /// One of them.
 #[derive(Debug)]
 pub(crate) struct Beside<'a> {
@@ -105,6 +108,8 @@ impl<'a> Beside<'a> {
         let wait = move || {
             let status = child.wait();
             tracing::warn!(?status, name, "has ended");
+            // What it had of other nodes' ends with it, and nobody else is there to remove its group.
+            tern_cgroup::guests::tidy_within(ENDS);
         };
         std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait)?;
         Ok(())

@@ -7,7 +7,9 @@ use crate::moving::{self, Preparation};
 use crate::permission::Caller;
 use crate::slots::{Slot, Slots};
 use crate::state::{Node, kernel};
-use crate::{balancing, cluster, costs, credentials, evacuation, mfs, out, peers, processes, single, why};
+use crate::{
+    balancing, cluster, costs, credentials, evacuation, mfs, out, owner, peers, processes, single, why,
+};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -149,6 +151,7 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
             Beside::exec(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
         }
+        Request::Spares => owner::spares(node).map(|()| Reply::Done),
         Request::Placed => Ok(Reply::Placed(Beside::exec(&node.config).placed())),
         Request::Token { seconds } => {
             caller.must_own_node("make tokens")?;

@@ -46,7 +46,7 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("tern-shim", &["tern-guest", "tern-deputy", "tern-control", "tern-wire", "tern-migrate", "tern-tracee"]),
     ("tern-node", &["tern-cgroup", "tern-control", "tern-wire", "tern-load", "tern-gossip", "tern-balancer"]),
     ("tern-mfs", &["tern-control", "tern-wire", "tern-node"]),
-    ("tern-mexec", &["tern-control", "tern-wire", "tern-node"]),
+    ("tern-mexec", &["tern-cgroup", "tern-control", "tern-wire", "tern-node"]),
     ("tern-admin", &["tern-control", "tern-node"]),
     ("tern-lab", &["tern-cgroup", "tern-control"]),
     ("tern-top", &["tern-control"]),

@@ -93,6 +93,7 @@ impl Room {
         if tree.is_err() {
             let _gone = process.kill();
             let _status = process.wait();
+            tern_cgroup::guests::tidy();
         }
         Ok(Self::of(orders, tree?, process))
     }
@@ -140,5 +141,6 @@ impl Drop for Room {
         let mut process = lock(&self.process);
         let _ended = process.kill();
         let _status = process.wait();
+        tern_cgroup::guests::tidy();
     }
 }

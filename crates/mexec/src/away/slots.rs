@@ -25,6 +25,8 @@ struct State {
     most: usize,
     /// The most of one user.
     each: usize,
+    /// There is none for now, however few run.
+    closed: bool,
     /// Of each user, how many have room or were told of it.
     taken: HashMap<u32, usize>,
     turns: Turns,
@@ -54,7 +56,7 @@ impl State {
                 self.give_back(over.uid);
             }
         }
-        while self.count() < self.most {
+        while !self.closed && self.count() < self.most {
             let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
             let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each as u64;
             let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
@@ -85,12 +87,13 @@ impl State {
 
 impl Slots {
     /// So many as are said, or one for each CPU and one more: while one waits for its files another computes. Of one user so many, or all.
-    pub(super) fn new(most: Option<u32>, each: Option<u32>) -> Self {
-        let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-        let most = most.unwrap_or_else(|| cpus() + 1).max(1) as usize;
+    pub(super) fn new(most: Option<u32>, each: Option<u32>, cpus: Option<f64>) -> Self {
+        let all = std::thread::available_parallelism().map_or(1, |all| all.get() as u32);
+        let cpus = cpus.map_or(all, |cpus| all.min(cpus.ceil() as u32));
+        let most = most.unwrap_or(cpus + 1).max(1) as usize;
         let each = each.map_or(most, |each| each.max(1) as usize);
         let (taken, turns) = (HashMap::new(), Turns::default());
-        let state = State { most, each, taken, turns, waiting: Vec::new(), next: 0 };
+        let state = State { most, each, closed: false, taken, turns, waiting: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -101,7 +104,11 @@ impl Slots {
         let of = |uid| state.taken.get(&uid).copied().unwrap_or(0);
         // Who has as many as he may have waits, and holds up nobody.
         let others = |one: &Waiting| one.told.is_none() && of(one.uid) < state.each;
-        if state.count() >= state.most || of(uid) >= state.each || state.waiting.iter().any(others) {
+        if state.closed
+            || state.count() >= state.most
+            || of(uid) >= state.each
+            || state.waiting.iter().any(others)
+        {
             return None;
         }
         state.give(uid);
@@ -118,6 +125,13 @@ impl Slots {
         state.waiting.push(Waiting { number, uid, elsewhere, told: None });
         state.settle(Instant::now());
         Claim { slots: self.clone(), number, uid }
+    }
+
+    /// Whether nobody else gets room for now. Who has some, or was told of it, keeps it.
+    pub(super) fn close(&self, closed: bool) {
+        if lock(&self.state).closed != closed {
+            self.change(|state| state.closed = closed);
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -192,7 +206,7 @@ mod tests {
     use super::*;
 
     fn slots(most: u32) -> Arc<Slots> {
-        Arc::new(Slots::new(Some(most), None))
+        Arc::new(Slots::new(Some(most), None, None))
     }
 
     const NOW: Duration = Duration::ZERO;
@@ -253,7 +267,7 @@ mod tests {
 
     #[test]
     fn who_has_as_many_as_he_may_holds_up_nobody() {
-        let slots = Arc::new(Slots::new(Some(3), Some(1)));
+        let slots = Arc::new(Slots::new(Some(3), Some(1), None));
         let held = slots.take(1).unwrap();
         assert!(slots.take(1).is_none());
         let waits = slots.wait(1, 0);
@@ -263,6 +277,25 @@ mod tests {
         drop(held);
         assert!(waits.has_come(NOW));
         drop(other);
+    }
+
+    #[test]
+    fn what_is_closed_has_no_room_until_it_is_open_again() {
+        let slots = slots(2);
+        let held = slots.take(1).unwrap();
+        slots.close(true);
+        assert!(slots.take(2).is_none());
+        let waits = slots.wait(2, 0);
+        drop(held);
+        assert!(!waits.has_come(NOW));
+        slots.close(false);
+        assert!(waits.has_come(NOW));
+    }
+
+    #[test]
+    fn of_a_part_of_the_cpus_there_is_as_much_room_and_one_more() {
+        let most = |said, cpus| lock(&Slots::new(said, None, Some(cpus)).state).most;
+        assert_eq!((most(None, 0.1), most(Some(7), 0.1)), (2, 7));
     }
 
     #[test]

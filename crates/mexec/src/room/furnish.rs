@@ -46,6 +46,10 @@ pub(super) fn furnish(config: &Config, home: NodeId) -> Result<OwnedFd> {
         let _ended = tree.kill();
         return Err(error);
     }
+    // And so all commands, which are born here. Not the tree: whoever waits for it may be more than they.
+    if let Err(error) = tern_cgroup::guests::enter(std::process::id().cast_signed(), config.guest_cpus) {
+        tracing::warn!(%error, "commands of node {home} are in no control group of their own; see tern doctor");
+    }
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let tree_of_files = rustix::fs::open(&files, how, Mode::empty())?;
     // Its own mounts only: each command has a copy of them. And those of the tree's program stay where it looks for its things.
