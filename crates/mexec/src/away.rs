@@ -14,6 +14,7 @@ pub(crate) mod rooms;
 mod slots;
 
 use crate::board::Board;
+use crate::shared::Shared;
 use crate::words::{Ask, Said, Signal, VERSION, Who, kind};
 use anyhow::{Context, Result, bail};
 use job::{Dialect, Job};
@@ -23,6 +24,7 @@ use slots::{Claim, Slot, Slots};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tern_control::shared::SharedRoot;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_node::Config;
@@ -47,6 +49,7 @@ pub(crate) struct Away {
     rooms: Rooms,
     slots: Arc<Slots>,
     owner: Owner,
+    shared: Shared,
     board: Arc<Board>,
 }
 
@@ -61,6 +64,7 @@ impl Away {
             rooms: Rooms::new(config.clone()),
             slots,
             owner: Owner::new(&config),
+            shared: Shared::new(&config),
             board,
             config,
         })
@@ -70,15 +74,15 @@ impl Away {
     pub(crate) fn serve(&self, socket: TcpStream) -> Result<()> {
         let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
         let home = link.peer_node().context("the peer is no node")?;
-        match ask(&mut link, SOON)? {
-            Some(Ask::Begin { version: VERSION }) => {}
-            Some(Ask::Begin { version }) => {
+        let shared = match ask(&mut link, SOON)? {
+            Some(Ask::Begin { version: VERSION, shared }) => shared,
+            Some(Ask::Begin { version, .. }) => {
                 let said =
                     format!("node {} speaks version {VERSION} of mexec, the other {version}", self.node);
                 return say(&mut link, &Said::Refused(Refusal::new(RefusalKind::Unsupported, said)));
             }
             _ => bail!("it does not begin"),
-        }
+        };
         say(&mut link, &Said::Begun)?;
         let mut claim = None;
         loop {
@@ -90,7 +94,7 @@ impl Away {
                         Err(refusal) => say(&mut link, &Said::Refused(refusal))?,
                         Ok(()) => match turn {
                             None => say(&mut link, &Said::Full)?,
-                            Some(slot) => self.run(&mut link, home, &task, &who, slot)?,
+                            Some(slot) => self.run(&mut link, (home, &shared), &task, &who, slot)?,
                         },
                     }
                 }
@@ -137,12 +141,13 @@ impl Away {
     fn run(
         &self,
         link: &mut Link,
-        home: NodeId,
+        (home, shared): (NodeId, &[SharedRoot]),
         task: &crate::words::Task,
         who: &Who,
         slot: Slot,
     ) -> Result<()> {
-        let begun = self.rooms.of(home).and_then(|room| Job::begin(task, who, room));
+        let room = self.rooms.of(home, || self.shared.same(shared));
+        let begun = room.and_then(|room| Job::begin(task, who, room));
         let mut job = match begun {
             Ok(job) => job,
             Err(error) => {

@@ -18,6 +18,7 @@ mod lock_step;
 pub mod outside;
 pub mod pieces;
 mod room;
+mod shared;
 mod turns;
 pub mod words;
 

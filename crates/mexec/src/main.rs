@@ -35,6 +35,8 @@ enum What {
     Room {
         /// That node; 0 is this one.
         home: u16,
+        /// Directories that this node has from the same server as that one.
+        shared: Vec<PathBuf>,
     },
 }
 
@@ -75,7 +77,7 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             gatekeeper.serve()
         }
-        What::Room { home } => tern_mexec::be_room(&config, NodeId(home)),
+        What::Room { home, shared } => tern_mexec::be_room(&config, NodeId(home), &shared),
     }
 }
 

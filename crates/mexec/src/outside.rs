@@ -194,7 +194,7 @@ impl Outside {
         self.clients.good(name)?;
         let begun = Instant::now();
         tracing::info!(client = name, user = client.user, %from, job = running.number(), command = order.shown(), "begins");
-        let room = self.rooms.of(room::OWN)?;
+        let room = self.rooms.of(room::OWN, Vec::new)?;
         let mut job = Job::begin(&task, &who, room).context("it cannot be begun")?;
         let said = job.attend(link, &FromOutside::default());
         drop(job);

@@ -158,12 +158,12 @@ impl Order {
     }
 }
 
-/// The whole life of a room: makes it, says `ready` on standard output, and bears commands until the executor, at the other end of
+/// The whole life of a room: makes it, with these directories of this node's, says `ready` on standard output, and bears commands until the executor, at the other end of
 /// standard input, is gone.
 ///
 /// # Errors
 /// If it cannot be made; nothing is left then.
-pub fn run(config: &Config, home: NodeId) -> Result<()> {
+pub fn run(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<()> {
     let mut executor = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -175,7 +175,7 @@ pub fn run(config: &Config, home: NodeId) -> Result<()> {
         home => {
             // By this name ternd knows whose work its commands are.
             rustix::thread::set_name(c"tern-room")?;
-            Some(furnish::furnish(config, home)?)
+            Some(furnish::furnish(config, home, shared)?)
         }
     };
     let _gone = writeln!(io::stdout(), "ready");

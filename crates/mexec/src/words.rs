@@ -11,10 +11,11 @@
 
 use serde::{Deserialize, Serialize};
 use tern_control::Refusal;
+use tern_control::shared::SharedRoot;
 use tern_ids::NodeId;
 
 /// The version of what the two halves say. Both must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The kinds of pieces, on the socket and on the link.
 pub mod kind {
@@ -156,6 +157,8 @@ pub enum Ask {
     Begin {
         /// [`VERSION`].
         version: u16,
+        /// What its home shares with others: commands use that directly where it is there too.
+        shared: Vec<SharedRoot>,
     },
     /// Run this now, if there is room.
     Run(Box<Task>, Who),

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use tern_control::shared::SharedRoot;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_mexec::hostile::{Halves, words};
@@ -76,7 +77,17 @@ fn all_words() -> Vec<u8> {
         class: "sh gcc".into(),
     };
     let asks = [
-        Ask::Begin { version: 1 },
+        Ask::Begin { version: 2, shared: Vec::new() },
+        Ask::Begin {
+            version: 2,
+            shared: vec![SharedRoot {
+                path: b"/nfs/home".to_vec(),
+                kind: "nfs4".into(),
+                handle: Some((1, vec![7; 28])),
+                inode: 2,
+                born: Some((1, 2)),
+            }],
+        },
         Ask::Run(Box::new(task()), Who { uid: 1, gid: 2, groups: vec![3] }),
         Ask::Wait { uid: 1, running: 2 },
     ];
@@ -96,7 +107,7 @@ fn all_words() -> Vec<u8> {
 fn whatever_comes_on_a_socket_is_read_or_not() {
     let all = all_words();
     written("words", "whole", &[&[5], &all[..]].concat());
-    assert_eq!(words(&all, 5), 21);
+    assert_eq!(words(&all, 5), 22);
     for bytes in spoilt(&all, 1) {
         let _many = words(&bytes, 7);
     }

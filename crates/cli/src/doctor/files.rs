@@ -43,7 +43,25 @@ fn shared(path: &Path, root: io::Result<Root>) -> Finding {
             root.kind,
             "no other machine has that; declare what all nodes mount from the same server",
         ),
-        Ok(root) => Finding::ok(&name, format!("{}: guests read its files where they run", root.kind)),
+        Ok(Root { kind, believes: Some(time), .. }) => Finding::limited(
+            &name,
+            format!(
+                "{kind}: guests read its files where they run; names and attributes are believed for {time}"
+            ),
+            "placed commands (mexec) use it through their home, since they would not see what others have just made; actimeo=0 (NFS) when it is mounted ends that",
+        ),
+        Ok(root) if !root.whole => Finding::limited(
+            &name,
+            format!(
+                "{}: guests read its files where they run; something else is mounted below it",
+                root.kind
+            ),
+            "placed commands (mexec) use it through their home, which may have something else there",
+        ),
+        Ok(root) => Finding::ok(
+            &name,
+            format!("{}: guests read its files where they run, placed commands use it directly", root.kind),
+        ),
     }
 }
 
@@ -95,9 +113,11 @@ mod tests {
     fn what_is_declared_as_shared_is_there_and_can_be() {
         let root = |path: &str| shared(path.as_ref(), Root::open(path.as_ref()));
         assert_eq!(root("/nonexistent").state, State::Limited);
-        assert_eq!(root("/proc").state, State::Ok, "of a kind that more than one machine may have");
+        assert_eq!(root("/proc/tty").state, State::Ok, "of a kind that more than one machine may have");
         let local = Root { kind: "ext4".into(), ..Root::open("/".as_ref()).unwrap() };
         assert!(shared("/".as_ref(), Ok(local)).found.contains("ext4"));
+        let old = Root { believes: Some("up to 60 s".into()), ..Root::open("/".as_ref()).unwrap() };
+        assert!(shared("/".as_ref(), Ok(old)).found.contains("up to 60 s"));
         let loose = Root { loose: true, ..Root::open("/".as_ref()).unwrap() };
         assert_eq!(shared("/".as_ref(), Ok(loose)).state, State::Limited);
     }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,11 +42,11 @@ impl Rooms {
         Self { config, rooms: Mutex::default(), making: Mutex::new(()) }
     }
 
-    /// The room of this home's commands.
+    /// The room of this home's commands. If there is none yet it gets these directories from this node, and all others from home.
     ///
     /// # Errors
     /// If it cannot be made: its home's files are not to be had.
-    pub(crate) fn of(&self, home: NodeId) -> Result<Arc<Room>> {
+    pub(crate) fn of(&self, home: NodeId, shared: impl FnOnce() -> Vec<PathBuf>) -> Result<Arc<Room>> {
         if let Some(room) = self.known(home) {
             return Ok(room);
         }
@@ -53,7 +54,7 @@ impl Rooms {
         if let Some(room) = self.known(home) {
             return Ok(room);
         }
-        let room = Arc::new(Room::make(&self.config, home)?);
+        let room = Arc::new(Room::make(&self.config, home, &shared())?);
         lock(&self.rooms).insert(home, room.clone());
         Ok(room)
     }
@@ -69,11 +70,11 @@ impl Rooms {
 }
 
 impl Room {
-    fn make(config: &Config, home: NodeId) -> Result<Self> {
+    fn make(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<Self> {
         let (orders, theirs) = UnixStream::pair()?;
         let own = std::env::current_exe().context("no path of our own")?;
         let mut command = Command::new(own);
-        command.arg("--config").arg(&config.config_dir).arg("room").arg(home.to_string());
+        command.arg("--config").arg(&config.config_dir).arg("room").arg(home.to_string()).args(shared);
         command.env("TERN_RUN_DIR", &config.run_dir);
         let mut process = command
             .stdin(OwnedFd::from(theirs))

@@ -2,6 +2,7 @@
 //! would cost each command some milliseconds.
 
 use crate::lock;
+use crate::shared::Shared;
 use crate::words::{Ask, Said, VERSION, kind};
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
@@ -31,12 +32,13 @@ const MOST: usize = 64;
 pub(super) struct Links {
     identity: Identity,
     map: PathBuf,
+    shared: Shared,
     idle: Mutex<HashMap<NodeId, Vec<(Link, Instant)>>>,
 }
 
 impl Links {
     pub(super) fn new(config: &Config, identity: Identity) -> Self {
-        Self { identity, map: config.map.clone(), idle: Mutex::default() }
+        Self { identity, map: config.map.clone(), shared: Shared::new(config), idle: Mutex::default() }
     }
 
     /// A connection on which something can be asked.
@@ -65,9 +67,10 @@ impl Links {
 
     fn reach(&self, node: NodeId) -> Result<Link> {
         let address = Map::read(&self.map)?.address(node)?;
+        let begin = Ask::Begin { version: VERSION, shared: self.shared.roots() };
         let until = Instant::now() + REACH;
         let mut link = Link::connect(&address, Preamble::Exec, &self.identity.cluster_client(node)?, until)?;
-        match ask(&mut link, &Ask::Begin { version: VERSION }, until)? {
+        match ask(&mut link, &begin, until)? {
             Said::Begun => Ok(link),
             Said::Refused(refusal) => Err(refusal.into()),
             said => bail!("it says {said:?} where it was to begin"),

@@ -1,11 +1,12 @@
 //! What a room has: its home's files, and of this node what only a node can have.
 //!
 //! The root is a small file system of its own, in which each directory of home's root is mounted, and not home's root itself with
-//! mounts in it: a mount goes away, for everybody, when the FUSE client finds that the directory below it is another one.
+//! mounts in it: a mount goes away, for everybody, when the FUSE client finds that the directory below it is another one. Directories that nodes
+//! share are mounted in home's nevertheless: where they go, home's own way leads to the same files.
 
 use super::place;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, openat2};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_change,
     mount_remount, unmount,
@@ -13,11 +14,12 @@ use rustix::mount::{
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use tern_control::shared::Root;
 use tern_ids::NodeId;
 use tern_node::Config;
 
@@ -29,7 +31,7 @@ const OWN: [&str; 3] = ["dev", "sys", "run"];
 ///
 /// # Errors
 /// If home's files are not there, or something cannot be mounted. The namespace, and all in it, goes with this process.
-pub(super) fn furnish(config: &Config, home: NodeId) -> Result<OwnedFd> {
+pub(super) fn furnish(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<OwnedFd> {
     new_mounts()?;
     let at = place(config, home);
     fs::create_dir_all(&at)?;
@@ -46,6 +48,12 @@ pub(super) fn furnish(config: &Config, home: NodeId) -> Result<OwnedFd> {
         let _ended = tree.kill();
         return Err(error);
     }
+    for path in shared {
+        // Home's own way there leads to the same.
+        if let Err(error) = share(path, &root) {
+            tracing::warn!("{} is used through node {home}: {error:#}", path.display());
+        }
+    }
     // And so all commands, which are born here. Not the tree: whoever waits for it may be more than they.
     if let Err(error) = tern_cgroup::guests::enter(std::process::id().cast_signed(), config.guest_cpus) {
         tracing::warn!(%error, "commands of node {home} are in no control group of their own; see tern doctor");
@@ -61,6 +69,36 @@ pub(super) fn furnish(config: &Config, home: NodeId) -> Result<OwnedFd> {
     unmount(".", UnmountFlags::DETACH).context("cannot leave the node's own files")?;
     rustix::process::chdir("/")?;
     Ok(tree_of_files)
+}
+
+/// Shows a directory of this node's where home has the same one. A link on the way there would lead out of the room; those who have declared
+/// it have none.
+fn share(path: &Path, root: &Path) -> Result<()> {
+    let here = Root::open(path)?;
+    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(root, how, Mode::empty())?;
+    let there = || openat2(&root, path.strip_prefix("/").unwrap_or(path), how, Mode::empty(), inside);
+    let by_number = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
+    mount_bind(by_number(&here.directory), by_number(&there()?))?;
+    // As all of home's files: no devices, and no rights by set-user-ID. What the node's own mount forbids stays forbidden.
+    let forbids = fstatvfs(&here.directory)?.f_flag;
+    let mut flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
+    for (is, flag) in [
+        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+    ] {
+        flags.set(flag, flags.contains(flag) || forbids.contains(is));
+    }
+    let mounted = by_number(&there()?);
+    if let Err(error) = mount_remount(&mounted, flags, c"") {
+        unmount(&mounted, UnmountFlags::DETACH)?;
+        return Err(error.into());
+    }
+    Ok(())
 }
 
 fn new_mounts() -> Result<()> {
