@@ -116,7 +116,8 @@ mod tests {
         assert_eq!(root("/proc/tty").state, State::Ok, "of a kind that more than one machine may have");
         let local = Root { kind: "ext4".into(), ..Root::open("/".as_ref()).unwrap() };
         assert!(shared("/".as_ref(), Ok(local)).found.contains("ext4"));
-        let old = Root { believes: Some("up to 60 s".into()), ..Root::open("/".as_ref()).unwrap() };
+        let (kind, believes) = ("nfs4".into(), Some("up to 60 s".into()));
+        let old = Root { kind, believes, ..Root::open("/".as_ref()).unwrap() };
         assert!(shared("/".as_ref(), Ok(old)).found.contains("up to 60 s"));
         let loose = Root { loose: true, ..Root::open("/".as_ref()).unwrap() };
         assert_eq!(shared("/".as_ref(), Ok(loose)).state, State::Limited);
