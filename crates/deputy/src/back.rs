@@ -21,7 +21,8 @@ use tern_tracee::inject::{Injection, Site};
 use tern_tracee::pagemap::Run;
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::registers::Registers;
-use tern_tracee::stop::{FOLLOW_THREADS, Siginfo, Stopped};
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::{FOLLOW_THREADS, Stopped};
 use tern_tracee::{Error, Memory, PAGE, Result};
 
 /// A process on its way home.

@@ -16,17 +16,9 @@ use std::collections::BTreeMap;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_tracee::inject::Injection;
-use tern_tracee::stop::{Siginfo, Stopped};
+use tern_tracee::siginfo::{Siginfo, by_the_kernel, set_overrun, timer_of};
+use tern_tracee::stop::Stopped;
 use tern_tracee::{Memory, Result, procfs, timers};
-
-/// Where in a siginfo: si_code, si_timerid, si_overrun.
-const CODE: usize = 8;
-const TIMER: usize = 16;
-const OVERRUN: usize = 20;
-
-/// si_code: by the kernel; by a timer.
-const SI_KERNEL: i32 = 0x80;
-const SI_TIMER: i32 = -2;
 
 /// What is to be raised.
 #[derive(Debug, Clone, Copy)]
@@ -166,10 +158,8 @@ impl Member {
 
     /// A signal of it is on its way to the program: the siginfo that it is to see.
     pub(crate) fn timed(&mut self, info: &mut Siginfo) {
-        if is_of_a_timer(info)
-            && let Some(overrun) = self.timers.delivered(word(info, TIMER))
-        {
-            info[OVERRUN..OVERRUN + 4].copy_from_slice(&overrun.to_le_bytes());
+        if let Some(overrun) = timer_of(info).and_then(|timer| self.timers.delivered(timer)) {
+            set_overrun(info, overrun);
         }
     }
 }
@@ -179,26 +169,7 @@ fn waiting(threads: &[Injection]) -> Result<Vec<i32>> {
     let mut all = Vec::new();
     for thread in threads {
         let (own, shared) = thread.stopped()?.pending()?;
-        all.extend(
-            own.iter().chain(&shared).filter(|info| is_of_a_timer(info)).map(|info| word(info, TIMER)),
-        );
+        all.extend(own.iter().chain(&shared).filter_map(timer_of));
     }
     Ok(all)
-}
-
-/// Whether a timer of timer_create has raised this.
-pub(crate) fn is_of_a_timer(info: &Siginfo) -> bool {
-    word(info, CODE) == SI_TIMER
-}
-
-fn word(info: &Siginfo, at: usize) -> i32 {
-    info.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| i32::from_le_bytes(*bytes))
-}
-
-/// The siginfo of a signal that the kernel sends for its own reasons.
-fn by_the_kernel(signal: i32) -> Siginfo {
-    let mut info: Siginfo = [0; 128];
-    info[..4].copy_from_slice(&signal.to_le_bytes());
-    info[CODE..CODE + 4].copy_from_slice(&SI_KERNEL.to_le_bytes());
-    info
 }

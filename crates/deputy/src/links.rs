@@ -132,7 +132,7 @@ impl Family {
             return;
         }
         if let Ok(thread) = member.thread(tid) {
-            thread.unheard.retain(|(count, _)| *count > signals);
+            thread.heard(signals);
         }
         if tid != pid {
             return;

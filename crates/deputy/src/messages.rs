@@ -149,6 +149,11 @@ impl Family {
                 member.shares.insert(tag, used);
                 self.has_used(pid, Some(tag));
             }
+            Message::Heard(signals) if holds => {
+                if let Ok(thread) = member.thread(tag) {
+                    thread.heard(signals);
+                }
+            }
             Message::Mask(mask) if holds => {
                 if let Ok(thread) = member.thread(tag) {
                     thread.set_mask(mask);

@@ -25,7 +25,8 @@ use tern_migrate::target;
 use tern_tracee::dirty::Tracker;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
-use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Siginfo, Stop, Stopped, signal_of};
+use tern_tracee::siginfo::{Siginfo, signal_of};
+use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Stop, Stopped};
 use tern_tracee::{Error, Memory, Result};
 
 /// Processes smaller than this (KiB) are stopped and copied at once.

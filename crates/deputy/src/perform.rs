@@ -77,9 +77,7 @@ impl Family {
             }
             return;
         }
-        while thread.unheard.front().is_some_and(|(count, _)| *count <= request.signals) {
-            thread.unheard.pop_front();
-        }
+        thread.heard(request.signals);
         if !thread.unheard.is_empty() {
             let mut crossed = refused(number, 0);
             crossed.outcome.ret = request.resumes.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);

@@ -6,7 +6,6 @@
 //! are at its guest before that runs.
 
 use crate::family::Family;
-use crate::firing::is_of_a_timer;
 use crate::member::{Member, State};
 use crate::out::raise_natively;
 use crate::signal::{Verdict, judge, runs_once};
@@ -18,7 +17,8 @@ use tern_image::process::Action;
 use tern_migrate::message::Message;
 use tern_syscall::{Arg, Call};
 use tern_tracee::inject::{self, Injection};
-use tern_tracee::stop::{Siginfo, Stopped, signal_of};
+use tern_tracee::siginfo::{Siginfo, signal_of, timer_of};
+use tern_tracee::stop::Stopped;
 use tern_tracee::{Memory, Result, procfs};
 
 /// How long a signal is waited for that the kernel should hand out at once. It does not in a frozen control group.
@@ -148,7 +148,7 @@ fn for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
         let signal = signal_of(info);
         let Some(action) = usize::try_from(signal - 1).ok().and_then(|at| actions.get(at)) else { continue };
         let bit = 1 << (signal - 1);
-        if is_of_a_timer(info) || judge(action[0], signal) != Verdict::Forward {
+        if timer_of(info).is_some() || judge(action[0], signal) != Verdict::Forward {
             left |= bit;
         }
         wanted |= bit;

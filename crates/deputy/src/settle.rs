@@ -17,7 +17,8 @@ use tern_migrate::Partial;
 use tern_migrate::message::{CallRequest, CallResult, Talk};
 use tern_syscall::{Outcome, gather, scatter};
 use tern_tracee::registers::{Registers, restart};
-use tern_tracee::stop::{Stopped, signal_of};
+use tern_tracee::siginfo::signal_of;
+use tern_tracee::stop::Stopped;
 use tern_tracee::{Error, Memory, Result};
 
 /// The process memory as the marshaller sees it.

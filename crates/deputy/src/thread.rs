@@ -10,7 +10,8 @@ use tern_ids::HomePid;
 use tern_migrate::Partial;
 use tern_migrate::message::{CallRequest, CallResult};
 use tern_syscall::Layout;
-use tern_tracee::stop::{Siginfo, Stopped};
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::Stopped;
 use tern_tracee::{Result, procfs};
 
 /// A thread, at home or as deputy of one that is away.
@@ -95,6 +96,13 @@ impl Thread {
     /// Whether the deputy has made a call whose result has not been taken.
     pub(crate) fn has_ended(&self) -> bool {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::is_done)
+    }
+
+    /// Its guest has taken over so many signals.
+    pub(crate) fn heard(&mut self, signals: u64) {
+        while self.unheard.front().is_some_and(|(count, _)| *count <= signals) {
+            self.unheard.pop_front();
+        }
     }
 
     /// Forgets what it was as a deputy.

@@ -8,7 +8,10 @@ use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{Arrived, Message};
 use tern_syscall::{Outcome, Route, Special, route};
-use tern_tracee::stop::Siginfo;
+use tern_tracee::siginfo::Siginfo;
+
+/// After so many signals, home is told that they are taken over: until then it keeps them.
+const TELL_EVERY: u64 = 64;
 
 impl Family {
     pub(crate) fn take_messages(&mut self) {
@@ -173,10 +176,15 @@ impl Family {
                 }
                 // Whoever has sent it may have changed a file before.
                 process.distrust()?;
-                match (threads.get_mut(&tid), Siginfo::try_from(info.as_slice())) {
-                    (Some(thread), Ok(info)) => Ok(thread.raise(*count, info)?),
-                    _ => Ok(()),
+                if let (Some(thread), Ok(info)) = (threads.get_mut(&tid), Siginfo::try_from(info.as_slice()))
+                {
+                    thread.raise(*count, info)?;
+                    // Its calls say so too, but it may make none.
+                    if count.is_multiple_of(TELL_EVERY) {
+                        self.tell(tid, &Message::Heard(*count));
+                    }
                 }
+                Ok(())
             }
             _ => Ok(()),
         }

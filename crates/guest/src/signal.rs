@@ -10,7 +10,8 @@ use crate::member::Process;
 use crate::thread::Thread;
 use tern_image::process::{DEFAULT, IGNORE, is_ignored_by_default};
 use tern_tracee::pidfd::signal_thread;
-use tern_tracee::stop::{self, Siginfo, Stop, Stopped};
+use tern_tracee::siginfo::{self, Siginfo, code, is_queued, wait_behind};
+use tern_tracee::stop::{self, Stop, Stopped};
 use tern_tracee::{Error, Result};
 
 /// Faults that a program's own instructions raise.
@@ -21,20 +22,10 @@ fn is_fault(signal: i32) -> bool {
     )
 }
 
-/// Real-time signals are queued by the kernel, each one; of the others it keeps one of a number.
-fn is_queued(signal: i32) -> bool {
-    signal >= 32
-}
-
 /// Signals whose default action does not end a program: they are home's affair, and were when they came.
 fn is_harmless(signal: i32) -> bool {
     let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
     stops.contains(&signal) || is_ignored_by_default(signal)
-}
-
-/// Why it was sent (`si_code`).
-fn code(info: &Siginfo) -> i32 {
-    i32::from_le_bytes([info[8], info[9], info[10], info[11]])
 }
 
 impl Thread {
@@ -48,9 +39,15 @@ impl Thread {
             return Ok(());
         }
         self.talk.signals = count;
-        let signal = stop::signal_of(&info);
+        let signal = siginfo::signal_of(&info);
         let waiting = self.raised.entry(signal).or_default();
-        waiting.push_back(info);
+        // Home's kernel has handed it out, where it would have let it wait. Kept, they would come one behind the other for
+        // ever if they came faster than their handler is run, and the program to nothing else.
+        let before = waiting.len();
+        wait_behind(waiting, info);
+        if waiting.len() == before {
+            return Ok(());
+        }
         if self.talk.call_open {
             // A handler that ran before the call is asked for again would make that call's place.
             self.held_back.push(signal);
@@ -78,7 +75,7 @@ impl Thread {
     pub fn raise_carried(&mut self) -> Result<()> {
         for info in std::mem::take(&mut self.talk.carried) {
             let Ok(info) = Siginfo::try_from(info) else { continue };
-            let signal = stop::signal_of(&info);
+            let signal = siginfo::signal_of(&info);
             if !(1..=64).contains(&signal) {
                 continue;
             }

@@ -16,7 +16,8 @@ use tern_migrate::message::Talk;
 use tern_syscall::{Call, Gathered, Route, Special};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::registers::restart;
-use tern_tracee::stop::{self, Siginfo, Stopped};
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Error, Result};
 
 /// A thread of a guest.

@@ -17,7 +17,7 @@ use tern_tracee::inject::{Injection, own_site};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Change, Stop};
-use tern_tracee::{Memory, PAGE, procfs};
+use tern_tracee::{Memory, PAGE, procfs, siginfo};
 
 /// Where its program lies.
 const CODE: u64 = 0x1000_0000;
@@ -410,4 +410,15 @@ fn who_never_ends_a_call_of_ours_is_killed() {
     let for_ever = [reserve.room(), libc::FUTEX_PRIVATE_FLAG as u64, word, 0, 0, 0];
     let why = injection.call(libc::SYS_futex, for_ever).unwrap_err().to_string();
     assert!(why.contains("never makes the call"), "{why}");
+}
+
+#[test]
+fn signals_that_come_faster_than_their_handler_runs_are_one() {
+    let mut trial = Trial::begin(&[SPIN]).unwrap();
+    let thread = trial.thread(0);
+    for (count, signal) in (1..).zip([libc::SIGALRM, 40, libc::SIGALRM, 40, libc::SIGALRM]) {
+        thread.raise(count, siginfo::by_the_kernel(signal)).unwrap();
+    }
+    assert_eq!((thread.raised[&libc::SIGALRM].len(), thread.raised[&40].len()), (1, 2));
+    assert_eq!(thread.talk.signals, 5, "home need keep none of them");
 }

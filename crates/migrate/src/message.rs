@@ -343,6 +343,8 @@ pub enum Message {
     /// sender → receiver, before an address space: the numbers, as they see them, of the threads that the process has now
     /// besides its first one. They can be made while it still runs.
     Crew(Vec<i32>),
+    /// guest → home, of a thread that may make no call for long: it has taken over so many signals.
+    Heard(u64),
 }
 
 /// Where a guest is to go.
@@ -388,6 +390,7 @@ impl Message {
                 | Self::Mask(_)
                 | Self::ThreadUsed(_)
                 | Self::WatchThread(_)
+                | Self::Heard(_)
         )
     }
 

@@ -15,6 +15,7 @@
 //! * [`listener`]: trapped system calls (seccomp user notification)
 //! * [`heap`]: what this process itself has allocated
 //! * [`limit`]: how much of something it may have
+//! * [`siginfo`]: what a signal tells, and which the kernel keeps one of
 //! * [`shared`]: memory shared with a deputy, and the futexes in it
 //! * [`turn`]: how long a thread's turns on a processor are
 //! * [`vdso`]: leading a thread out of it
@@ -35,6 +36,7 @@ pub mod pidfd;
 pub mod procfs;
 pub mod registers;
 pub mod shared;
+pub mod siginfo;
 pub mod stop;
 pub mod timers;
 pub mod turn;

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use std::fs;
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 /// How long a thread is waited for that is about to rest in a call.
@@ -95,10 +96,17 @@ impl Mapping {
 }
 
 pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
-    fs::read(format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
+    whole(&format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Gone { pid },
         _ => Error::from_io("read /proc", pid, e),
     })
+}
+
+/// Reads a file whose size nobody tells, as most are here, in two reads: `fs::read` begins with 32 bytes.
+fn whole(path: &str) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(4096);
+    fs::File::open(path)?.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// The address space, in order of address, without smaps' flags.
@@ -313,7 +321,7 @@ pub fn stat(pid: i32) -> Result<Stat> {
 /// # Errors
 /// As [`stat`].
 pub fn thread_stat(process: i32, thread: i32) -> Result<Stat> {
-    let text = fs::read(format!("/proc/{process}/task/{thread}/stat"));
+    let text = whole(&format!("/proc/{process}/task/{thread}/stat"));
     let text = text.map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Gone { pid: thread },
         _ => Error::from_io("read /proc", thread, e),

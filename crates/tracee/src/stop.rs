@@ -14,6 +14,7 @@
 use crate::error::{Error, Result};
 use crate::procfs;
 use crate::registers::{Registers, Xstate};
+use crate::siginfo::Siginfo;
 use std::cell::RefCell;
 use std::os::raw::{c_int, c_void};
 use std::ptr;
@@ -32,15 +33,6 @@ pub const FOLLOW_THREADS: u32 =
     (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC) as u32;
 /// Kill the process when its tracer dies.
 pub const EXIT_KILL: u32 = libc::PTRACE_O_EXITKILL as u32;
-
-/// `siginfo_t`, as bytes.
-pub type Siginfo = [u8; 128];
-
-/// The signal number in a siginfo.
-#[must_use]
-pub fn signal_of(info: &Siginfo) -> i32 {
-    i32::from_le_bytes([info[0], info[1], info[2], info[3]])
-}
 
 const EVENT_STOP: c_int = 128;
 
