@@ -5,6 +5,7 @@
 use crate::report::{Refusal, RefusalKind};
 use crate::shim::{ShimReply, ShimRequest};
 use crate::stream;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
@@ -29,7 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Door {
     listener: UnixListener,
     path: PathBuf,
-    children: OwnedFd,
+    /// Shows changes of children and tracees, if somebody looks after them.
+    children: Option<OwnedFd>,
     /// Whether the last wait showed a caller, and a change of a child.
     ready: Cell<(bool, bool)>,
 }
@@ -43,33 +45,31 @@ impl Door {
     pub fn open(run_dir: &Path, id: ShimId) -> io::Result<Self> {
         let dir = run_dir.join("shims");
         fs::create_dir_all(&dir)?;
-        Self::at(dir.join(format!("{id}.sock")))
+        let mut door = Self::at(dir.join(format!("{id}.sock")))?;
+        door.children = Some(children()?);
+        Ok(door)
     }
 
-    /// Opens a door at a path of its own, otherwise as [`open`](Self::open).
+    /// Opens a door at a path of its own, that shows no changes of children.
     ///
     /// # Errors
     /// If the socket cannot be made.
     pub fn at(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, children: children()?, ready: Cell::new((true, true)) })
+        Ok(Self { listener, path, children: None, ready: Cell::new((true, true)) })
     }
 
-    /// Readable when a child or tracee has changed.
-    #[must_use]
-    pub fn children(&self) -> BorrowedFd<'_> {
-        self.children.as_fd()
-    }
-
-    /// Makes [`children`](Self::children) quiet until the next change. To be called before the changes are
+    /// Has [`wait`](Self::wait) rest until the next change of a child. To be called before the changes are
     /// looked at, so that none falls between.
     ///
     /// # Errors
     /// None that matter; there was nothing then.
     pub fn clear_children(&self) -> io::Result<()> {
         let mut info = [0u8; 128];
-        rustix::io::read(&self.children, &mut info)?;
+        if let Some(children) = &self.children {
+            rustix::io::read(children, &mut info)?;
+        }
         Ok(())
     }
 
@@ -84,26 +84,27 @@ impl Door {
     /// # Errors
     /// None in practice; being interrupted counts as ready.
     pub fn wait(&self, others: &[(BorrowedFd<'_>, i16)], most: Duration) -> io::Result<Vec<bool>> {
-        let flags = |events: i16| rustix::event::PollFlags::from_bits_truncate(events.cast_unsigned());
-        let own = [(self.listener.as_fd(), libc::POLLIN), (self.children.as_fd(), libc::POLLIN)];
-        let mut all: Vec<_> = own
-            .iter()
-            .chain(others)
-            .map(|(fd, events)| rustix::event::PollFd::new(fd, flags(*events)))
-            .collect();
+        let flags = |events: i16| PollFlags::from_bits_truncate(events.cast_unsigned());
+        let mut all = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        all.extend(others.iter().map(|(fd, events)| PollFd::new(fd, flags(*events))));
+        all.extend(self.children.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let time = rustix::time::Timespec {
             tv_sec: most.as_secs().cast_signed(),
             tv_nsec: i64::from(most.subsec_nanos()),
         };
         match rustix::event::poll(&mut all, Some(&time)) {
-            Ok(_) => self.ready.set((!all[0].revents().is_empty(), !all[1].revents().is_empty())),
+            Ok(_) => {}
             Err(rustix::io::Errno::INTR) => {
                 self.ready.set((true, true));
                 return Ok(vec![true; others.len()]);
             }
             Err(error) => return Err(error.into()),
         }
-        Ok(all[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
+        let mut ready = all.iter().map(|fd| !fd.revents().is_empty());
+        let came = ready.next().unwrap_or(false);
+        let others = ready.by_ref().take(others.len()).collect();
+        self.ready.set((came, ready.next().unwrap_or(false)));
+        Ok(others)
     }
 
     /// The next who has come with a request, if somebody has.
@@ -172,7 +173,7 @@ impl Caller {
     /// Whether the caller has gone away without waiting for the answer.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
             .is_ok_and(|n| n > 0)
     }
@@ -272,6 +273,21 @@ fn children() -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use tern_ids::HomePid;
+
+    #[test]
+    fn only_who_looks_after_children_is_woken_by_them() {
+        let place = std::env::temp_dir().join(format!("tern-door-children-{}", std::process::id()));
+        let door = Door::open(&place, ShimId([8; 16])).unwrap();
+        let other = Door::at(place.join("other")).unwrap();
+        std::process::Command::new("true").status().unwrap();
+        // As who never clears it would be for ever after.
+        assert!(other.wait(&[], Duration::ZERO).unwrap().is_empty() && !other.has_changes());
+        assert!(door.wait(&[], Duration::ZERO).unwrap().is_empty() && door.has_changes());
+        door.clear_children().unwrap();
+        assert!(door.wait(&[], Duration::ZERO).unwrap().is_empty() && !door.has_changes());
+        drop((door, other));
+        fs::remove_dir_all(place).unwrap();
+    }
 
     #[test]
     fn who_comes_too_late_is_told_so() {
