@@ -269,6 +269,37 @@ fn who_finds_no_room_waits_for_his_turn() {
     );
 }
 
+#[test]
+fn one_user_has_no_more_room_than_a_user_may_have() {
+    let cluster = Cluster::with_nodes("mexecuser", 2).unwrap();
+    breaking::configure(&cluster, 2, "mexec_jobs = 3\nmexec_user_jobs = 1").unwrap();
+    cluster.run(1, &["sh", "-c", "mkdir -m 777 /tmp/run"]).unwrap();
+    let begin = |user: u32, name: &str| {
+        // Whoever finds another of his user's at work says so.
+        let job = format!(
+            "mkdir /tmp/run/{user} || : > /tmp/run/twice; until [ -e /tmp/go ]; do sleep 0.05; done; rmdir /tmp/run/{user}"
+        );
+        let before = format!("setpriv --reuid {user} --regid {user} --clear-groups");
+        let line = format!("exec mexec -n 2 -- sh -c '{job}' {name}");
+        shell(&cluster, &before, &line).stdin(Stdio::null()).spawn().unwrap()
+    };
+    let there = |path: &str| cluster.run(1, &["test", "-e", path]).is_ok();
+    let mut jobs = vec![begin(1234, "first")];
+    until("it runs", || there("/tmp/run/1234"));
+    jobs.push(begin(1234, "second"));
+    until("the other waits", || {
+        let waits = cluster.run(1, &["mps", "-x", "--json"]).unwrap_or_default();
+        String::from_utf8_lossy(&waits).matches("\"where\": null").count() == 1
+    });
+    jobs.push(begin(4321, "other"));
+    until("another user's runs", || there("/tmp/run/4321"));
+    cluster.touch("/tmp/go").unwrap();
+    for job in &mut jobs {
+        assert!(job.wait().unwrap().success());
+    }
+    assert!(!there("/tmp/run/twice"), "two of one user's ran at once");
+}
+
 /// A project with a shell of its own, a recursive make, a file that does not compile, and a recipe of two lines.
 const PROJECT: &str = r##"
 mkdir -p sub

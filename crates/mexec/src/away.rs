@@ -98,18 +98,21 @@ impl Away {
                         },
                     }
                 }
-                Some(Ask::Wait { uid, running }) => {
-                    let waiting = self.slots.wait(uid, running);
+                Some(Ask::Wait { uid, has }) => {
+                    let waiting = self.slots.wait(uid, has);
                     while !waiting.has_come(LOOK) {
                         self.slots.close(!self.owner.spares());
-                        // Who gives up closes the connection; nothing else comes meanwhile.
-                        if link.receive()?.is_some() {
-                            bail!("it speaks while it waits");
+                        // Who gives up closes the connection.
+                        let Some(frame) = link.receive()? else { continue };
+                        match (frame.kind, tern_wire::decode(&frame.payload)) {
+                            (kind::ASK, Ok(Ask::Has(has))) => self.slots.hear(uid, has),
+                            _ => bail!("it says something else while it waits"),
                         }
                     }
                     claim = Some(waiting);
                     say(&mut link, &Said::Room)?;
                 }
+                Some(Ask::Has(_)) => {}
                 Some(Ask::Begin { .. }) => bail!("it begins twice"),
                 None => return Ok(()),
             }

@@ -224,6 +224,10 @@ impl Home {
         Ok(nodes)
     }
 
+    fn known_of(&self, node: NodeId) -> Option<Known> {
+        self.known().ok()?.into_iter().find(|known| known.node == node)
+    }
+
     /// The nodes to ask now, and those that may have room later.
     fn candidates(&self, wish: &Wish, lost: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
         let mut known = self.known()?;
@@ -240,7 +244,7 @@ impl Home {
 
     /// Whether it is this caller's turn to have room here.
     fn is_turn(&self, caller: &Caller<'_>) -> bool {
-        self.line.is_turn(caller.who.uid, caller.turn.as_ref(), &|uid| self.running.of(uid))
+        self.line.is_turn(caller.who.uid, caller.turn.as_ref(), &|uid| self.running.share(uid, None))
     }
 
     /// Room here for who was elsewhere first, where there was none: meanwhile others may have taken it.
@@ -264,9 +268,11 @@ impl Home {
         caller.say(&Said::Here)?;
         let begun = Instant::now();
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
-        self.classes.took(caller.who.uid, &order.class, begun.elapsed());
+        let took = begun.elapsed();
+        let took = self.known_of(self.me).map_or(took, |known| known.alone(took));
+        self.classes.took(caller.who.uid, &order.class, took);
         drop(counted);
-        self.line.wake(&|uid| self.running.of(uid));
+        self.line.wake(&|uid| self.running.share(uid, None));
         Ok(())
     }
 
@@ -291,6 +297,7 @@ impl Home {
         caller: &mut Caller<'_>,
     ) -> Result<Outcome> {
         let uid = caller.who.uid;
+        let speed = self.known_of(node).map(|known| known.speed);
         let counted = self.running.count(node, uid);
         let run = Ask::Run(Box::new(order.task.clone()), caller.who.clone());
         match links::ask(&mut link, &run, Instant::now() + SOON) {
@@ -306,7 +313,9 @@ impl Home {
                 let (outcome, ended) = relay::relay(&mut link, &mut caller.socket, said, held)?;
                 drop(counted);
                 if let Some(ended) = ended {
-                    self.classes.took(uid, &order.class, Duration::from_micros(ended.wall));
+                    let used = Duration::from_micros(ended.cpu);
+                    let used = speed.map_or(used, |speed| Known::standard(speed, used));
+                    self.classes.took(uid, &order.class, used);
                     self.links.keep(node, link);
                 }
                 Ok(outcome)
@@ -323,13 +332,17 @@ impl Home {
     /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
     fn wait<'a>(&'a self, wish: &Wish, nodes: &[NodeId], caller: &mut Caller<'a>) -> Result<Waited> {
         caller.waits(Wait::Room(nodes.to_vec()))?;
-        let ask = Ask::Wait { uid: caller.who.uid, running: self.running.of(caller.who.uid) };
+        let uid = caller.who.uid;
+        let tell = |link: &mut Link, ask: &Ask| -> Result<()> {
+            let bytes = tern_wire::encode(ask)?;
+            Ok(link.send(kind::ASK, 0, &[&bytes], Instant::now() + SOON)?)
+        };
         let mut waiting = Vec::new();
         for node in nodes.iter().filter(|node| **node != self.me) {
             let asked = self.links.to(*node).and_then(|mut link| {
-                let bytes = tern_wire::encode(&ask)?;
-                link.send(kind::ASK, 0, &[&bytes], Instant::now() + SOON)?;
-                Ok((*node, link))
+                let has = self.running.share(uid, Some(*node));
+                tell(&mut link, &Ask::Wait { uid, has })?;
+                Ok((*node, link, has))
             });
             waiting.extend(asked);
         }
@@ -340,7 +353,7 @@ impl Home {
         while home || !waiting.is_empty() {
             let mut fds = vec![PollFd::new(&caller.socket, PollFlags::RDHUP)];
             fds.extend(caller.turn.iter().map(|turn| PollFd::new(turn.wake(), PollFlags::IN)));
-            fds.extend(waiting.iter().map(|(_, link)| PollFd::new(link, PollFlags::IN)));
+            fds.extend(waiting.iter().map(|(_, link, _)| PollFd::new(link, PollFlags::IN)));
             let _interrupted = poll(&mut fds, Some(&LOOK));
             if !fds[0].revents().is_empty() {
                 bail!("its caller has gone");
@@ -349,7 +362,7 @@ impl Home {
                 match waiting[at].1.receive() {
                     Ok(None) => {}
                     Ok(Some(frame)) if matches!(tern_wire::decode(&frame.payload), Ok(Said::Room)) => {
-                        let (node, link) = waiting.swap_remove(at);
+                        let (node, link, _) = waiting.swap_remove(at);
                         return Ok(Waited::Room(node, Box::new(link)));
                     }
                     // It is of no use any more.
@@ -357,11 +370,20 @@ impl Home {
                 }
             }
             caller.turn.iter().for_each(Turn::looked);
+            // What runs of his has changed since: one tells of it for all of his.
+            if caller.turn.as_ref().is_none_or(|turn| self.line.is_first_of(uid, turn)) {
+                for (node, link, told) in &mut waiting {
+                    let has = self.running.share(uid, Some(*node));
+                    if has.running != told.running && tell(link, &Ask::Has(has)).is_ok() {
+                        *told = has;
+                    }
+                }
+            }
             let known = self.known()?;
             // Who is lost says nothing any more, and no connection ends.
             let lost = |of: NodeId| known.iter().any(|known| known.node == of && !known.there);
             let room = home && choice::order(&known, self.me, wish).contains(&self.me);
-            if room && self.is_turn(caller) || waiting.iter().any(|(node, _)| lost(*node)) {
+            if room && self.is_turn(caller) || waiting.iter().any(|(node, ..)| lost(*node)) {
                 return Ok(Waited::Change);
             }
         }

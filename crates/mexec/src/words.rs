@@ -162,13 +162,24 @@ pub enum Ask {
     },
     /// Run this now, if there is room.
     Run(Box<Task>, Who),
-    /// Say when there is room for this user, of whom so many commands of this home run anywhere.
+    /// Say when there is room for this user, who has so much elsewhere.
     Wait {
         /// The user.
         uid: u32,
-        /// His commands.
-        running: u32,
+        /// What he has.
+        has: Share,
     },
+    /// The user who waits has so much elsewhere by now. It may come when he waits no more.
+    Has(Share),
+}
+
+/// What a user has of the nodes, as his home counts it. Who has least is given room first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Share {
+    /// So many of his commands run.
+    pub running: u32,
+    /// Thousandths of commands that ran of his at a time, on average of the last minute.
+    pub lately: u32,
 }
 
 /// What is said of a command.

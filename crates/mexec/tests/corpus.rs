@@ -13,7 +13,7 @@ use tern_mexec::hostile::{Halves, words};
 use tern_mexec::outside::hostile::hears;
 use tern_mexec::pieces::whole;
 use tern_mexec::words::{
-    Ask, Ended, Failed, Order, Said, Signal, TOLD, Task, Wait, Where, Who, Why, Window, kind,
+    Ask, Ended, Failed, Order, Said, Share, Signal, TOLD, Task, Wait, Where, Who, Why, Window, kind,
 };
 use tern_wire::encode;
 use tern_wire::hostile::spoilt;
@@ -89,7 +89,8 @@ fn all_words() -> Vec<u8> {
             }],
         },
         Ask::Run(Box::new(task()), Who { uid: 1, gid: 2, groups: vec![3] }),
-        Ask::Wait { uid: 1, running: 2 },
+        Ask::Wait { uid: 1, has: Share { running: 2, lately: 1500 } },
+        Ask::Has(Share { running: 0, lately: 70 }),
     ];
     let mut all = whole(kind::ORDER, TOLD, &encode(&order).unwrap());
     asks.iter().for_each(|ask| all.extend(whole(kind::ASK, 0, &encode(ask).unwrap())));
@@ -107,7 +108,7 @@ fn all_words() -> Vec<u8> {
 fn whatever_comes_on_a_socket_is_read_or_not() {
     let all = all_words();
     written("words", "whole", &[&[5], &all[..]].concat());
-    assert_eq!(words(&all, 5), 22);
+    assert_eq!(words(&all, 5), 23);
     for bytes in spoilt(&all, 1) {
         let _many = words(&bytes, 7);
     }

@@ -1,11 +1,13 @@
 //! How many commands run here at a time, and whose turn it is.
 //!
 //! Nobody is turned away: who finds no room waits for it. It is given to the user of whom the fewest commands run, here and (as their
-//! homes say) elsewhere; of several such, to the one who was given some longest ago; of his, to who has waited longest. So users share
-//! a node equally, however many commands each of them has and whoever came first, also if there are more users than room.
+//! homes say) elsewhere; of several such, to the one who had least in the last minute; of several such, to the one who was given some longest
+//! ago; of his, to who has waited longest. So users share a node equally, however many commands each of them has and whoever came
+//! first, also if there are more users than room.
 
 use crate::lock;
 use crate::turns::Turns;
+use crate::words::Share;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -38,7 +40,8 @@ struct State {
 struct Waiting {
     number: u64,
     uid: u32,
-    elsewhere: u32,
+    /// What his home says that he has elsewhere.
+    has: Share,
     /// Since when it has been told that there is room.
     told: Option<Instant>,
 }
@@ -57,17 +60,23 @@ impl State {
             }
         }
         while !self.closed && self.count() < self.most {
-            let of = |uid| self.taken.get(&uid).copied().unwrap_or(0) as u64;
-            let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each as u64;
+            let of = |uid| self.taken.get(&uid).copied().unwrap_or(0);
+            let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each;
             let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
             let claim = |one: &Waiting| {
-                (of(one.uid) + u64::from(one.elsewhere), self.turns.last(one.uid), one.number)
+                let running = of(one.uid) as u64 + u64::from(one.has.running);
+                (running, one.has.lately, self.turns.last(one.uid), one.number)
             };
             let next = next.min_by_key(|(_, one)| claim(one));
             let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
             self.give(uid);
             self.waiting[at].told = Some(now);
         }
+    }
+
+    /// What was heard last is true of all of his.
+    fn hear(&mut self, uid: u32, has: Share) {
+        self.waiting.iter_mut().filter(|one| one.uid == uid).for_each(|one| one.has = has);
     }
 
     fn give(&mut self, uid: u32) {
@@ -115,16 +124,20 @@ impl Slots {
         Some(Slot { slots: self.clone(), uid })
     }
 
-    /// Waits in line, for a user of whom so many commands run elsewhere.
-    pub(super) fn wait(self: &Arc<Self>, uid: u32, elsewhere: u32) -> Claim {
+    /// Waits in line, for a user who has so much elsewhere.
+    pub(super) fn wait(self: &Arc<Self>, uid: u32, has: Share) -> Claim {
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
-        // What was heard last is true of all of his.
-        state.waiting.iter_mut().filter(|one| one.uid == uid).for_each(|one| one.elsewhere = elsewhere);
-        state.waiting.push(Waiting { number, uid, elsewhere, told: None });
+        state.hear(uid, has);
+        state.waiting.push(Waiting { number, uid, has, told: None });
         state.settle(Instant::now());
         Claim { slots: self.clone(), number, uid }
+    }
+
+    /// A user who waits has so much elsewhere now.
+    pub(super) fn hear(&self, uid: u32, has: Share) {
+        self.change(|state| state.hear(uid, has));
     }
 
     /// Whether nobody else gets room for now. Who has some, or was told of it, keeps it.
@@ -209,6 +222,10 @@ mod tests {
         Arc::new(Slots::new(Some(most), None, None))
     }
 
+    fn runs(running: u32) -> Share {
+        Share { running, lately: 0 }
+    }
+
     const NOW: Duration = Duration::ZERO;
 
     #[test]
@@ -226,8 +243,8 @@ mod tests {
     fn who_has_least_is_next_whoever_came_first() {
         let slots = slots(2);
         let first = (slots.take(1).unwrap(), slots.take(1).unwrap());
-        let greedy: Vec<_> = (0..5).map(|_| slots.wait(1, 0)).collect();
-        let late = slots.wait(2, 0);
+        let greedy: Vec<_> = (0..5).map(|_| slots.wait(1, runs(0))).collect();
+        let late = slots.wait(2, runs(0));
         assert!(!greedy[0].has_come(NOW) && !late.has_come(NOW));
         drop(first.0);
         assert!(late.has_come(NOW) && greedy.iter().all(|claim| !claim.has_come(NOW)));
@@ -244,7 +261,7 @@ mod tests {
     fn more_users_than_room_take_turns() {
         let slots = slots(1);
         let mut held = slots.take(9);
-        let mut claims: Vec<_> = [1, 1, 1, 2, 2, 3].map(|uid| (uid, slots.wait(uid, 0))).into();
+        let mut claims: Vec<_> = [1, 1, 1, 2, 2, 3].map(|uid| (uid, slots.wait(uid, runs(0)))).into();
         let mut order = Vec::new();
         while !claims.is_empty() {
             drop(held.take());
@@ -260,7 +277,7 @@ mod tests {
     fn what_is_heard_of_a_user_last_is_true_of_all_who_wait_for_him() {
         let slots = slots(1);
         let held = slots.take(9).unwrap();
-        let (first, other, _last) = (slots.wait(1, 0), slots.wait(2, 2), slots.wait(1, 5));
+        let (first, other, _last) = (slots.wait(1, runs(0)), slots.wait(2, runs(2)), slots.wait(1, runs(5)));
         drop(held);
         assert!(other.has_come(NOW) && !first.has_come(NOW));
     }
@@ -270,10 +287,10 @@ mod tests {
         let slots = Arc::new(Slots::new(Some(3), Some(1), None));
         let held = slots.take(1).unwrap();
         assert!(slots.take(1).is_none());
-        let waits = slots.wait(1, 0);
+        let waits = slots.wait(1, runs(0));
         assert!(!waits.has_come(NOW));
         let other = slots.take(2).unwrap();
-        assert!(slots.wait(3, 9).has_come(NOW) && slots.take(2).is_none());
+        assert!(slots.wait(3, runs(9)).has_come(NOW) && slots.take(2).is_none());
         drop(held);
         assert!(waits.has_come(NOW));
         drop(other);
@@ -285,7 +302,7 @@ mod tests {
         let held = slots.take(1).unwrap();
         slots.close(true);
         assert!(slots.take(2).is_none());
-        let waits = slots.wait(2, 0);
+        let waits = slots.wait(2, runs(0));
         drop(held);
         assert!(!waits.has_come(NOW));
         slots.close(false);
@@ -302,16 +319,33 @@ mod tests {
     fn who_runs_much_elsewhere_waits() {
         let slots = slots(1);
         let held = slots.take(9).unwrap();
-        let (rich, poor) = (slots.wait(1, 7), slots.wait(2, 1));
+        let (rich, poor) = (slots.wait(1, runs(7)), slots.wait(2, runs(1)));
         drop(held);
         assert!(poor.has_come(NOW) && !rich.has_come(NOW));
+    }
+
+    #[test]
+    fn who_had_less_lately_is_first_and_what_is_heard_meanwhile_counts() {
+        let slots = slots(1);
+        let held = slots.take(9).unwrap();
+        let (more, less) = (
+            slots.wait(1, Share { running: 1, lately: 900 }),
+            slots.wait(2, Share { running: 1, lately: 800 }),
+        );
+        drop(held);
+        assert!(less.has_come(NOW) && !more.has_come(NOW));
+        let third = slots.wait(3, runs(1));
+        let held = less.slot().unwrap();
+        slots.hear(1, runs(0));
+        drop(held);
+        assert!(more.has_come(NOW) && !third.has_come(NOW));
     }
 
     #[test]
     fn who_gives_up_leaves_no_gap() {
         let slots = slots(1);
         let held = slots.take(9).unwrap();
-        let (gone, next) = (slots.wait(1, 0), slots.wait(2, 0));
+        let (gone, next) = (slots.wait(1, runs(0)), slots.wait(2, runs(0)));
         drop(held);
         assert!(gone.has_come(NOW));
         drop(gone);

@@ -6,6 +6,7 @@
 //! than it has CPUs, as other nodes do, and comes last of those that are as fast: it has everybody's files to serve.
 
 use crate::words::Why;
+use std::time::Duration;
 use tern_ids::NodeId;
 
 /// What is known of a node.
@@ -76,6 +77,16 @@ impl Known {
     /// Whether one more has a CPU of its own, as far as there is one.
     fn is_idle(&self) -> bool {
         self.busy() + 1.0 <= self.cpus.max(1.0) + 0.5
+    }
+
+    /// What a command that has taken so long there would take on a standard CPU of its own.
+    pub(super) fn alone(&self, took: Duration) -> Duration {
+        Self::standard(self.speed, took.mul_f32((self.cpus / self.busy().max(1.0)).clamp(0.0, 1.0)))
+    }
+
+    /// What so much of its CPU time is on a standard CPU.
+    pub(super) fn standard(speed: u32, used: Duration) -> Duration {
+        used.mul_f32(speed as f32 / 10_000.0)
     }
 
     /// Whether it takes one more, if it is home: others know that of themselves.
@@ -152,6 +163,16 @@ mod tests {
         assert_eq!(with(Known { ours: 2, ..ended.clone() }), [2]);
         // Somebody else works there.
         assert_eq!(with(Known { load: 800.0, ..ended }), [2]);
+    }
+
+    #[test]
+    fn what_waits_for_others_takes_no_longer_alone() {
+        let took = Duration::from_millis(100);
+        let alone = |known: Known| known.alone(took).as_millis();
+        assert_eq!(alone(known(1, 10_000, 0.0, 1)), 100);
+        assert_eq!(alone(known(1, 10_000, 400.0, 1)), 25);
+        assert_eq!(alone(known(1, 5_000, 0.0, 2)), 25);
+        assert_eq!(alone(Known { cpus: 8.0, ..known(1, 20_000, 0.0, 4) }), 200);
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A command that takes less gains nothing by another node: to be begun there costs it some milliseconds, and its files as many.
+/// A command that needs less of a standard CPU gains nothing by another node: to be begun there costs it some milliseconds, and its files as
+/// many. How long it was on its way makes no difference: on a busy node that is the others' time, and where all are busy whoever
+/// is sent away waits for room besides.
 const SHORT: f32 = 0.02;
 
 /// Of the last one's time, how much counts at once: one long command among short ones is no reason to change.
@@ -50,7 +52,7 @@ impl Classes {
         })
     }
 
-    /// One of them took so long.
+    /// One of them took so much of a standard CPU.
     pub(super) fn took(&self, uid: u32, class: &str, time: Duration) {
         let classes = &mut lock(&self.known).seconds;
         let seconds = time.as_secs_f32();

@@ -1,11 +1,12 @@
 //! Whose turn it is to have this node's own room.
 //!
 //! As with the rooms of other nodes it is the turn of the user of whom the fewest commands run anywhere; of several such, of the one
-//! who was given room here longest ago. Who comes anew overtakes no one with a better claim: else a user whose command has just
+//! who had least in the last minute, and then of the one who was given room here longest ago. Who comes anew overtakes no one with a better claim: else a user whose command has just
 //! ended would have that room again and again, since his next command asks before any who waits has looked.
 
 use crate::lock;
 use crate::turns::Turns;
+use crate::words::Share;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -30,30 +31,29 @@ struct Waiting {
 }
 
 impl State {
-    /// The one whose turn it is. Users, of whom so many run, are asked for once each.
-    fn first(&self, running: &dyn Fn(u32) -> u32) -> Option<&Waiting> {
+    /// The one whose turn it is. What a user has is asked for once.
+    fn first(&self, has: &dyn Fn(u32) -> Share) -> Option<&Waiting> {
         let mut known = HashMap::new();
         let claim = |one: &&Waiting| {
-            let runs = *known.entry(one.uid).or_insert_with(|| running(one.uid));
-            (runs, self.turns.last(one.uid), one.number)
+            let has = *known.entry(one.uid).or_insert_with(|| has(one.uid));
+            (has, self.turns.last(one.uid), one.number)
         };
         self.waiting.iter().min_by_key(claim)
     }
 }
 
 impl Line {
-    /// Whether a command of this user may have room that there is, with his place in the line or without; `running` says how many
-    /// of a user's run.
-    pub(super) fn is_turn(&self, uid: u32, turn: Option<&Turn<'_>>, running: &dyn Fn(u32) -> u32) -> bool {
+    /// Whether a command of this user may have room that there is, with his place in the line or without; `has` says what a
+    /// user has.
+    pub(super) fn is_turn(&self, uid: u32, turn: Option<&Turn<'_>>, has: &dyn Fn(u32) -> Share) -> bool {
         let state = lock(&self.0);
-        let Some(first) = state.first(running) else { return true };
+        let Some(first) = state.first(has) else { return true };
         match turn {
             Some(turn) => first.number == turn.number,
             // One of his own is as good as this.
             None => {
                 first.uid != uid
-                    && (running(uid), state.turns.last(uid))
-                        < (running(first.uid), state.turns.last(first.uid))
+                    && (has(uid), state.turns.last(uid)) < (has(first.uid), state.turns.last(first.uid))
             }
         }
     }
@@ -71,14 +71,19 @@ impl Line {
         Ok(Turn { line: self, number, wake })
     }
 
+    /// Whether it is the first of its user's.
+    pub(super) fn is_first_of(&self, uid: u32, turn: &Turn<'_>) -> bool {
+        lock(&self.0).waiting.iter().find(|one| one.uid == uid).is_some_and(|one| one.number == turn.number)
+    }
+
     /// This user has been given room here.
     pub(super) fn give(&self, uid: u32) {
         lock(&self.0).turns.give(uid);
     }
 
     /// There may be room: has the one look whose turn it is.
-    pub(super) fn wake(&self, running: &dyn Fn(u32) -> u32) {
-        if let Some(first) = lock(&self.0).first(running) {
+    pub(super) fn wake(&self, has: &dyn Fn(u32) -> Share) {
+        if let Some(first) = lock(&self.0).first(has) {
             let _full = rustix::io::write(&first.wake, &1u64.to_ne_bytes());
         }
     }
@@ -114,7 +119,7 @@ impl Drop for Turn<'_> {
 mod tests {
     use super::*;
 
-    const NOBODY: fn(u32) -> u32 = |_| 0;
+    const NOBODY: fn(u32) -> Share = |_| Share { running: 0, lately: 0 };
 
     #[test]
     fn users_take_turns_however_many_of_theirs_wait() {
@@ -145,7 +150,7 @@ mod tests {
         assert!(line.is_turn(2, None, &NOBODY), "who never had any");
         line.give(2);
         assert!(!line.is_turn(2, None, &NOBODY) && !line.is_turn(1, None, &NOBODY));
-        let more = |uid| u32::from(uid == 1);
+        let more = |uid| Share { running: u32::from(uid == 1), lately: 0 };
         assert!(line.is_turn(2, None, &more) && line.is_turn(1, Some(&waits), &more));
     }
 
@@ -153,7 +158,9 @@ mod tests {
     fn the_one_whose_turn_it_is_is_woken() {
         let line = Line::default();
         let (rich, poor) = (line.wait(1).unwrap(), line.wait(2).unwrap());
-        line.wake(&|uid| u32::from(uid == 1));
+        let second = line.wait(1).unwrap();
+        assert!(line.is_first_of(1, &rich) && !line.is_first_of(1, &second) && line.is_first_of(2, &poor));
+        line.wake(&|uid| Share { running: 0, lately: u32::from(uid == 1) });
         let has_come = |turn: &Turn<'_>| rustix::io::read(turn.wake(), &mut [0; 8]).is_ok();
         assert!(has_come(&poor) && !has_come(&rich));
     }

@@ -1,6 +1,7 @@
-//! How many commands of this node run where.
+//! How many commands of this node run where, and ran lately.
 
 use crate::lock;
+use crate::words::Share;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -8,6 +9,9 @@ use tern_ids::NodeId;
 
 /// With what the load of a node forgets (docs/design/load.md).
 const FORGETS: Duration = Duration::from_millis(1250);
+
+/// With what it is forgotten how many a user had: longer than a build's slowest commands take, and shorter than builds.
+const LATELY: Duration = Duration::from_secs(60);
 
 /// All of them.
 #[derive(Debug)]
@@ -22,6 +26,8 @@ struct Now {
     counts: HashMap<(NodeId, u32), u32>,
     /// How many run here, as the load sees it, and when that was so.
     seen: f32,
+    /// How many ran of each user at a time, lately.
+    lately: HashMap<u32, f32>,
     since: Instant,
 }
 
@@ -30,16 +36,30 @@ impl Now {
         self.counts.iter().filter(|((on, _), _)| *on == node).map(|(_, count)| count).sum()
     }
 
-    /// The time until now goes into what the load sees of these.
+    /// How many of a user's run, but for those on this node.
+    fn of(&self, uid: u32, but: Option<NodeId>) -> u32 {
+        let his = self.counts.iter().filter(|((on, of), _)| *of == uid && Some(*on) != but);
+        his.map(|(_, count)| count).sum()
+    }
+
+    /// The time until now goes into what the load sees of these, and into what users had.
     fn pass(&mut self, me: NodeId, now: Instant) {
-        let kept = (-(now - self.since).as_secs_f32() / FORGETS.as_secs_f32()).exp();
-        (self.seen, self.since) = (self.seen * kept + self.on(me) as f32 * (1.0 - kept), now);
+        let passed = (now - self.since).as_secs_f32();
+        let kept = |forgets: Duration| (-passed / forgets.as_secs_f32()).exp();
+        self.seen = self.seen * kept(FORGETS) + self.on(me) as f32 * (1.0 - kept(FORGETS));
+        let kept = kept(LATELY);
+        self.lately.values_mut().for_each(|lately| *lately *= kept);
+        for ((_, uid), count) in &self.counts {
+            *self.lately.entry(*uid).or_default() += *count as f32 * (1.0 - kept);
+        }
+        self.lately.retain(|_, lately| *lately > 0.001);
+        self.since = now;
     }
 }
 
 impl Running {
     pub(super) fn new(me: NodeId) -> Self {
-        let now = Now { counts: HashMap::new(), seen: 0.0, since: Instant::now() };
+        let now = Now { counts: HashMap::new(), seen: 0.0, lately: HashMap::new(), since: Instant::now() };
         Self { me, now: Mutex::new(now) }
     }
 
@@ -50,9 +70,12 @@ impl Running {
         (now.on(node), if node == self.me { now.seen } else { 0.0 })
     }
 
-    /// How many of this user run, anywhere.
-    pub(super) fn of(&self, uid: u32) -> u32 {
-        lock(&self.now).counts.iter().filter(|((_, of), _)| *of == uid).map(|(_, count)| count).sum()
+    /// What this user has, but for what runs on this node.
+    pub(super) fn share(&self, uid: u32, but: Option<NodeId>) -> Share {
+        let mut now = lock(&self.now);
+        now.pass(self.me, Instant::now());
+        let lately = now.lately.get(&uid).map_or(0, |lately| (lately * 1000.0) as u32);
+        Share { running: now.of(uid, but), lately }
     }
 
     /// One more of this user's runs there until what is given back is dropped.
@@ -89,15 +112,24 @@ mod tests {
     fn what_has_run_is_in_the_load_for_a_while() {
         let running = Running::new(NodeId(1));
         let counted = [running.count(NodeId(1), 7), running.count(NodeId(2), 7)];
-        assert_eq!((running.on(NodeId(2)), running.of(7), running.of(8)), ((1, 0.0), 2, 0));
+        let of = |uid, but| running.share(uid, but).running;
+        assert_eq!((running.on(NodeId(2)), of(7, None), of(8, None)), ((1, 0.0), 2, 0));
+        assert_eq!(of(7, Some(NodeId(2))), 1);
         let mut now = lock(&running.now);
+        now.lately.clear();
         let begun = now.since;
         now.pass(NodeId(1), begun + FORGETS);
         assert!((0.62..0.64).contains(&now.seen), "{}", now.seen);
+        now.pass(NodeId(1), begun + LATELY);
+        assert!((1.2..1.3).contains(&now.lately[&7]), "{:?}", now.lately);
+        now.since = Instant::now();
         drop(now);
-        lock(&running.now).since = Instant::now();
         drop(counted);
         let (count, seen) = running.on(NodeId(1));
-        assert!(count == 0 && (0.5..0.64).contains(&seen), "{seen}");
+        assert!(count == 0 && (0.5..=1.0).contains(&seen), "{seen}");
+        let mut now = lock(&running.now);
+        let later = now.since + 10 * LATELY;
+        now.pass(NodeId(1), later);
+        assert!(now.lately.is_empty());
     }
 }
