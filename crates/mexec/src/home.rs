@@ -142,7 +142,9 @@ impl Home {
         // It is one of those until it has ended.
         let short = best.then(|| self.classes.short(caller.who.uid, &order.class)).flatten();
         let wish = match &order.r#where {
-            Where::Best => Wish::Any { short: short.is_some() },
+            Where::Best => {
+                Wish::Any { short: short.is_some(), need: self.classes.need(caller.who.uid, &order.class) }
+            }
             Where::Among(nodes) => Wish::Among(nodes.clone()),
         };
         let (mut lost, mut why) = (Vec::new(), None);

@@ -23,8 +23,8 @@ const IDLE: Duration = Duration::from_secs(300);
 pub(crate) struct Rooms {
     config: Config,
     rooms: Mutex<HashMap<NodeId, Arc<Room>>>,
-    /// Rooms are made one at a time: the second who wants the same finds it made.
-    making: Mutex<()>,
+    /// Of each home one is made at a time: the second who wants it finds it made. Others need not wait for a home whose files are not to be had.
+    making: Mutex<HashMap<NodeId, Arc<Mutex<()>>>>,
 }
 
 /// A room: it ends, with all commands in it, when this is dropped.
@@ -39,7 +39,7 @@ pub(crate) struct Room {
 
 impl Rooms {
     pub(crate) fn new(config: Config) -> Self {
-        Self { config, rooms: Mutex::default(), making: Mutex::new(()) }
+        Self { config, rooms: Mutex::default(), making: Mutex::default() }
     }
 
     /// The room of this home's commands. If there is none yet it gets these directories from this node, and all others from home.
@@ -50,7 +50,8 @@ impl Rooms {
         if let Some(room) = self.known(home) {
             return Ok(room);
         }
-        let _one_at_a_time = lock(&self.making);
+        let making = lock(&self.making).entry(home).or_default().clone();
+        let _one_at_a_time = lock(&making);
         if let Some(room) = self.known(home) {
             return Ok(room);
         }

@@ -1,13 +1,21 @@
 //! Which node a command is begun on: pure functions of what is known of all.
 //!
 //! What was sent somewhere in the last second no load tells of yet; so a node counts as busy with what was sent there from here, or by
-//! its load, whichever is more. A command gets the share of a CPU that is left for one more; the node where that is fastest is first.
+//! its load, whichever is more. A command gets the share of a CPU that is left for one more; the node where it is over soonest is first,
+//! by what such commands need, if that is known, and by what it costs to begin one elsewhere.
 //! Home is first while it has nothing to do: what is run there needs no link, and no file from anywhere. After that it takes one more
 //! than it has CPUs, as other nodes do, and comes last of those that are as fast: it has everybody's files to serve.
 
 use crate::words::Why;
 use std::time::Duration;
 use tern_ids::NodeId;
+
+/// What it costs to begin a command on another node, with its files: 24 ms on nodes of half a CPU (docs/benchmarks.md, "Placed commands").
+const AWAY: f32 = 0.02;
+
+/// Of what needs less, and is the only one, its caller is taken to be what makes home busy: a script that waits for it now. If that is wrong
+/// it is over soon all the same.
+const SOON: f32 = 0.2;
 
 /// What is known of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,12 +39,14 @@ pub(super) struct Known {
 }
 
 /// Where a command may run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum Wish {
     /// Anywhere. Short ones only here: to send them costs more than it gains.
     Any {
         /// Such commands take less than they would gain.
         short: bool,
+        /// What they need of a standard CPU, in seconds, if that is known.
+        need: Option<f32>,
     },
     /// On one of these.
     Among(Vec<NodeId>),
@@ -46,7 +56,7 @@ impl Wish {
     /// Whether it runs here, whatever the load and whoever waits: a short one, or of who names home alone.
     pub(super) fn stays(&self, me: NodeId) -> bool {
         match self {
-            Self::Any { short } => *short,
+            Self::Any { short, .. } => *short,
             Self::Among(named) => named.iter().all(|node| *node == me),
         }
     }
@@ -55,7 +65,7 @@ impl Wish {
     pub(super) fn why(&self, here: bool) -> Why {
         match self {
             Self::Among(_) => Why::Named,
-            Self::Any { short: true } => Why::Short,
+            Self::Any { short: true, .. } => Why::Short,
             Self::Any { .. } if here => Why::Idle,
             Self::Any { .. } => Why::Best,
         }
@@ -69,9 +79,17 @@ impl Known {
         ((threads - self.seen).max(0.0) + self.ours as f32).min(threads.max(self.ours as f32))
     }
 
-    /// How fast one more command would be there.
-    fn pace(&self) -> f32 {
-        self.speed as f32 * (self.cpus / (self.busy() + 1.0)).min(1.0)
+    /// How fast one more command would be there, if so many CPUs were in use.
+    fn pace(&self, busy: f32) -> f32 {
+        self.speed as f32 * (self.cpus / (busy + 1.0)).min(1.0)
+    }
+
+    /// How long one that needs so much of a standard CPU would take there; `only` if it is home, and none of its commands runs anywhere.
+    fn takes(&self, need: Option<f32>, home: bool, only: bool) -> f32 {
+        let caller = if only && need.is_some_and(|need| need < SOON) { 1.0 } else { 0.0 };
+        let pace = self.pace((self.busy() - caller).max(0.0)).max(1.0);
+        let away = if home || need.is_none() { 0.0 } else { AWAY };
+        need.unwrap_or(1.0) * 10_000.0 / pace + away
     }
 
     /// Whether one more has a CPU of its own, as far as there is one.
@@ -112,12 +130,15 @@ pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
     if wish.stays(me) {
         return vec![me];
     }
+    let need = if let Wish::Any { need, .. } = wish { *need } else { None };
+    let none_runs = nodes.iter().all(|known| known.ours == 0);
+    let takes = |known: &Known| known.takes(need, known.node == me, known.node == me && none_runs);
     let mut now: Vec<&Known> =
         fitting(nodes, wish).filter(|known| known.node != me || known.has_room()).collect();
     let first = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node == me && known.is_idle();
     let last = |known: &Known| (known.node == me, known.node);
     now.sort_by(|a, b| {
-        first(b).cmp(&first(a)).then(b.pace().total_cmp(&a.pace())).then(last(a).cmp(&last(b)))
+        first(b).cmp(&first(a)).then(takes(a).total_cmp(&takes(b))).then(last(a).cmp(&last(b)))
     });
     now.into_iter().map(|known| known.node).collect()
 }
@@ -127,7 +148,7 @@ mod tests {
     use super::*;
 
     const ME: NodeId = NodeId(1);
-    const ANY: Wish = Wish::Any { short: false };
+    const ANY: Wish = Wish::Any { short: false, need: None };
 
     fn known(node: u16, speed: u32, load: f32, ours: u32) -> Known {
         Known { node: NodeId(node), speed, cpus: 1.0, load, ours, seen: 0.0, open: true, there: true }
@@ -176,6 +197,22 @@ mod tests {
     }
 
     #[test]
+    fn what_needs_little_stays_unless_home_is_busy_with_others() {
+        let others = [known(2, 10_000, 0.0, 0)];
+        let with = |need, home: Known| {
+            ids(&[&[home][..], &others].concat(), &Wish::Any { short: false, need: Some(need) })
+        };
+        // A script that calls compilers, one after the other.
+        assert_eq!(with(0.05, known(1, 10_000, 100.0, 0)), [1, 2]);
+        assert_eq!(with(0.5, known(1, 10_000, 100.0, 0)), [2, 1]);
+        // Somebody else, or a build.
+        assert_eq!(with(0.04, known(1, 10_000, 140.0, 0)), [1, 2]);
+        assert_eq!(with(0.15, known(1, 10_000, 140.0, 0)), [2, 1]);
+        assert_eq!(with(0.05, known(1, 10_000, 100.0, 1)), [2, 1]);
+        assert_eq!(with(0.015, known(1, 10_000, 100.0, 1)), [1, 2]);
+    }
+
+    #[test]
     fn what_was_just_sent_counts_before_any_load_tells_of_it() {
         let nodes = [known(1, 10_000, 100.0, 1), known(2, 10_000, 0.0, 2), known(3, 10_000, 50.0, 0)];
         assert_eq!(ids(&nodes, &ANY), [3, 1, 2]);
@@ -191,7 +228,7 @@ mod tests {
     #[test]
     fn short_ones_stay_and_named_nodes_are_meant() {
         let nodes = [known(1, 10_000, 900.0, 9), known(2, 10_000, 0.0, 0), known(3, 10_000, 0.0, 0)];
-        assert_eq!(ids(&nodes, &Wish::Any { short: true }), [1]);
+        assert_eq!(ids(&nodes, &Wish::Any { short: true, need: Some(0.01) }), [1]);
         assert_eq!(ids(&nodes, &Wish::Among(vec![ME])), [1]);
         assert_eq!(ids(&nodes, &Wish::Among(vec![ME, NodeId(3)])), [3]);
         assert_eq!(ids(&nodes, &Wish::Among(vec![NodeId(9)])), [0u16; 0]);

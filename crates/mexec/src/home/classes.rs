@@ -52,6 +52,11 @@ impl Classes {
         })
     }
 
+    /// What one of them needs of a standard CPU, in seconds; nothing if of that class none was run.
+    pub(super) fn need(&self, uid: u32, class: &str) -> Option<f32> {
+        lock(&self.known).seconds.get(&(uid, cut(class))).copied()
+    }
+
     /// One of them took so much of a standard CPU.
     pub(super) fn took(&self, uid: u32, class: &str, time: Duration) {
         let classes = &mut lock(&self.known).seconds;
@@ -99,8 +104,9 @@ mod tests {
     fn a_class_becomes_long_and_short_again() {
         let (classes, ms) = (Classes::new(1), Duration::from_millis);
         let is_short = |uid, class| classes.short(uid, class).is_some();
-        assert!(!is_short(1, "cc"));
+        assert!(!is_short(1, "cc") && classes.need(1, "cc").is_none());
         classes.took(1, "cc", ms(5));
+        assert_eq!(classes.need(1, "cc"), Some(0.005));
         assert!(is_short(1, "cc") && !is_short(2, "cc") && !is_short(1, "ld"));
         classes.took(1, "cc", ms(300));
         assert!(!is_short(1, "cc"));
