@@ -4,7 +4,7 @@
 //!  mexec ──Order──▶ caller: one thread each
 //!                     ├▶ gate     so many of a user's at a time are looked for a node for
 //!                     ├▶ choice   which node, by what is known of all
-//!                     ├▶ line     whose turn it is to have this node
+//!                     ├▶ waiting  until a node has room;  line: whose turn it is to have this one
 //!                     ├▶ classes  how long such commands took
 //!                     ├▶ links    to that node's away half
 //!                     └▶ relay    streams, signals and the end
@@ -20,6 +20,7 @@ mod links;
 pub(crate) mod relay;
 mod running;
 mod view;
+mod waiting;
 
 use crate::board::Board;
 use crate::lock;
@@ -30,10 +31,10 @@ use caller::Caller;
 use choice::{Known, Wish};
 use classes::Classes;
 use gate::Gate;
-use line::{Line, Turn};
+use line::Line;
 use links::Links;
 use running::{Counted, Running};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,12 +43,10 @@ use tern_ids::NodeId;
 use tern_node::Config;
 use tern_wire::{Identity, Link};
 use view::View;
+use waiting::Waited;
 
 /// How long a caller may take to say what he wants, and a node to say whether it runs it: its first command has a room made for it.
 const SOON: Duration = Duration::from_secs(20);
-
-/// How often who waits for room looks whether this node has some.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Enough of each user that each node always knows of somebody who waits for room there.
 const LOOKED_FOR: u32 = 8;
@@ -330,74 +329,4 @@ impl Home {
             }
         }
     }
-
-    /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
-    fn wait<'a>(&'a self, wish: &Wish, nodes: &[NodeId], caller: &mut Caller<'a>) -> Result<Waited> {
-        caller.waits(Wait::Room(nodes.to_vec()))?;
-        let uid = caller.who.uid;
-        let tell = |link: &mut Link, ask: &Ask| -> Result<()> {
-            let bytes = tern_wire::encode(ask)?;
-            Ok(link.send(kind::ASK, 0, &[&bytes], Instant::now() + SOON)?)
-        };
-        let mut waiting = Vec::new();
-        for node in nodes.iter().filter(|node| **node != self.me) {
-            let asked = self.links.to(*node).and_then(|mut link| {
-                let has = self.running.share(uid, Some(*node));
-                tell(&mut link, &Ask::Wait { uid, has })?;
-                Ok((*node, link, has))
-            });
-            waiting.extend(asked);
-        }
-        let home = nodes.contains(&self.me);
-        if home && caller.turn.is_none() {
-            caller.turn = Some(self.line.wait(caller.who.uid)?);
-        }
-        while home || !waiting.is_empty() {
-            let mut fds = vec![PollFd::new(&caller.socket, PollFlags::RDHUP)];
-            fds.extend(caller.turn.iter().map(|turn| PollFd::new(turn.wake(), PollFlags::IN)));
-            fds.extend(waiting.iter().map(|(_, link, _)| PollFd::new(link, PollFlags::IN)));
-            let _interrupted = poll(&mut fds, Some(&LOOK));
-            if !fds[0].revents().is_empty() {
-                bail!("its caller has gone");
-            }
-            for at in (0..waiting.len()).rev() {
-                match waiting[at].1.receive() {
-                    Ok(None) => {}
-                    Ok(Some(frame)) if matches!(tern_wire::decode(&frame.payload), Ok(Said::Room)) => {
-                        let (node, link, _) = waiting.swap_remove(at);
-                        return Ok(Waited::Room(node, Box::new(link)));
-                    }
-                    // It is of no use any more.
-                    _ => drop(waiting.swap_remove(at)),
-                }
-            }
-            caller.turn.iter().for_each(Turn::looked);
-            // What runs of his has changed since: one tells of it for all of his.
-            if caller.turn.as_ref().is_none_or(|turn| self.line.is_first_of(uid, turn)) {
-                for (node, link, told) in &mut waiting {
-                    let has = self.running.share(uid, Some(*node));
-                    if has.running != told.running && tell(link, &Ask::Has(has)).is_ok() {
-                        *told = has;
-                    }
-                }
-            }
-            let known = self.known()?;
-            // Who is lost says nothing any more, and no connection ends.
-            let lost = |of: NodeId| known.iter().any(|known| known.node == of && !known.there);
-            let room = home && choice::order(&known, self.me, wish).contains(&self.me);
-            if room && self.is_turn(caller) || waiting.iter().any(|(node, ..)| lost(*node)) {
-                return Ok(Waited::Change);
-            }
-        }
-        Ok(Waited::Nobody)
-    }
-}
-
-/// What who waited for room has got.
-enum Waited {
-    Room(NodeId, Box<Link>),
-    /// This node has some, or one that was waited for is lost: it is to be looked anew.
-    Change,
-    /// Nobody of those asked is there.
-    Nobody,
 }
