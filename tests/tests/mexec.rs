@@ -289,7 +289,7 @@ fn one_user_has_no_more_room_than_a_user_may_have() {
     jobs.push(begin(1234, "second"));
     until("the other waits", || {
         let waits = cluster.run(1, &["mps", "-x", "--json"]).unwrap_or_default();
-        String::from_utf8_lossy(&waits).matches("\"where\": null").count() == 1
+        String::from_utf8_lossy(&waits).matches("\"where\":null").count() == 1
     });
     jobs.push(begin(4321, "other"));
     until("another user's runs", || there("/tmp/run/4321"));

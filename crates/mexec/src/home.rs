@@ -186,6 +186,11 @@ impl Home {
                 }
             }
             if outcome.is_none() {
+                // What needs next to nothing waits for nobody.
+                let small = best.then(|| self.classes.small(caller.who.uid, &order.class)).flatten();
+                if small.is_some() && later.contains(&self.me) {
+                    return self.here(order, Why::Short, caller, self.count_here(caller.who.uid));
+                }
                 let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(node)).collect();
                 outcome = match self.wait(&wish, &later, caller)? {
                     Waited::Room(node, link) => {
@@ -269,9 +274,9 @@ impl Home {
         caller.say(&Said::Here)?;
         let begun = Instant::now();
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
-        let took = begun.elapsed();
-        let took = self.known_of(self.me).map_or(took, |known| known.alone(took));
-        self.classes.took(caller.who.uid, &order.class, took);
+        let wall = begun.elapsed();
+        let need = self.known_of(self.me).map_or(wall, |known| known.alone(wall));
+        self.classes.took(caller.who.uid, &order.class, wall, need);
         drop(counted);
         self.line.wake(&|uid| self.running.share(uid, None));
         Ok(())
@@ -316,7 +321,7 @@ impl Home {
                 if let Some(ended) = ended {
                     let used = Duration::from_micros(ended.cpu);
                     let used = speed.map_or(used, |speed| Known::standard(speed, used));
-                    self.classes.took(uid, &order.class, used);
+                    self.classes.took(uid, &order.class, Duration::from_micros(ended.wall), used);
                     self.links.keep(node, link);
                 }
                 Ok(outcome)
