@@ -303,7 +303,6 @@ impl Home {
         caller: &mut Caller<'_>,
     ) -> Result<Outcome> {
         let uid = caller.who.uid;
-        let speed = self.known_of(node).map(|known| known.speed);
         let counted = self.running.count(node, uid);
         let run = Ask::Run(Box::new(order.task.clone()), caller.who.clone());
         match links::ask(&mut link, &run, Instant::now() + SOON) {
@@ -320,7 +319,7 @@ impl Home {
                 drop(counted);
                 if let Some(ended) = ended {
                     let used = Duration::from_micros(ended.cpu);
-                    let used = speed.map_or(used, |speed| Known::standard(speed, used));
+                    let used = self.known_of(node).map_or(used, |known| Known::standard(known.speed, used));
                     self.classes.took(uid, &order.class, Duration::from_micros(ended.wall), used);
                     self.links.keep(node, link);
                 }
