@@ -39,6 +39,10 @@ fn mounted(prefix: &str, nodes: &[u16]) -> Result<Cluster> {
         cluster.run(*node, &["mkdir", "-p", "/mfs"])?;
         cluster.run(*node, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
     }
+    if nodes.contains(&2) {
+        // Its own kernel does them itself; the lab's disk is made of others, of which it does not.
+        cluster.run(2, &["mount", "-t", "tmpfs", "own", "/tmp"])?;
+    }
     Ok(cluster)
 }
 
@@ -102,6 +106,31 @@ fn one_file_is_the_same_for_two_nodes() {
             // Each has the file open twice.
             let name = format!("{}{}", chance.of(&["x", "y"]), who);
             for deed in opening_deed(chance, &name, &["+", "r", "r", "w", "+t"]).into_iter().flatten() {
+                doers.both(who, &deed)?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn one_file_is_the_same_for_its_own_node_and_another() {
+    seeded("mfsown", 2500, &[1, 2], |doers, chance, steps| {
+        doers.both(0, "put f 100000 1")?;
+        for step in 0..steps {
+            let who = usize::try_from(chance.below(2)).context("too many")?;
+            let name = format!("{}{}", chance.of(&["x", "y"]), who);
+            let is_own = who == 1;
+            // What is small, and only read, would not be done so, nor what is open then.
+            let modes: &[&str] =
+                if is_own { &["+", "+", "w", "+t", "+c"] } else { &["+", "r", "r", "w", "+t"] };
+            for deed in opening_deed(chance, &name, modes).into_iter().flatten() {
+                doers.both(who, &deed)?;
+            }
+            // The other one is refused such a mapping while this one writes.
+            let deed = format!("store {name} {} {} {step}", chance.below(SIZE), chance.below(PIECE));
+            if is_own && chance.below(10) == 0 {
                 doers.both(who, &deed)?;
             }
         }

@@ -129,6 +129,14 @@ pub enum ShimRequest {
         /// For whom: user, group, and his other groups.
         who: (u32, u32, Vec<u32>),
     },
+    /// The file behind one that a tree of all nodes' files has open, which is mounted on this node and asks that itself. Of the server of
+    /// the node's files only. (`Done`, and then a byte with a descriptor of `O_PATH`.)
+    FileBehind {
+        /// The tree's session.
+        session: [u8; 16],
+        /// The server's number of the open file.
+        opened: u64,
+    },
     /// To the server of a node's files only: let others at them, or not. (`Done`.)
     Files {
         /// They may.

@@ -56,6 +56,7 @@ impl Family {
                 ShimRequest::Continue { pid } => self.let_go_on(pid, caller),
                 ShimRequest::Connection
                 | ShimRequest::End { .. }
+                | ShimRequest::FileBehind { .. }
                 | ShimRequest::Files { .. }
                 | ShimRequest::OpenFile { .. }
                 | ShimRequest::OpenShared { .. }

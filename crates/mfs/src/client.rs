@@ -27,6 +27,7 @@ mod map;
 mod names;
 mod opening;
 mod owed;
+mod passthrough;
 mod peer;
 mod people;
 mod pins;
@@ -95,8 +96,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         lasting: options.lasting,
         forgetting: Forgetting::default(),
     };
-    let tree = Tree::new(common, config.run_dir.clone(), config.admin_tree.clone(), options.dfsa);
-    let tree = Arc::new(tree);
+    let tree = Arc::new(Tree::new(common, config, options.dfsa));
     let (forgetting, mounted) = (tree.forgetting.clone(), tree.clone());
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);

@@ -15,6 +15,7 @@ mod leases;
 mod locks;
 mod near;
 mod notice;
+mod passthrough;
 mod perform;
 mod release;
 mod session;
@@ -113,6 +114,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
     if serving.config.file.mfs_notices.unwrap_or(true) {
         serving.leases.listen();
     }
+    serving.leases.look_after_mapped().context("no thread")?;
     loop {
         door.wait(&[], Duration::from_secs(5))?;
         while let Some(caller) = door.next() {
@@ -125,6 +127,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
                 ShimRequest::OpenFile { .. } | ShimRequest::OpenShared { .. } => {
                     serving.open_for_guest(caller);
                 }
+                ShimRequest::FileBehind { .. } => serving.give_behind(caller),
                 ShimRequest::Files { open } => {
                     serving.open.store(*open, Ordering::Release);
                     if !*open {

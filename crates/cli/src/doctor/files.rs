@@ -1,6 +1,7 @@
 //! Whether the files of other nodes can be shown here, and what their programs see of ours.
 
 use super::Finding;
+use super::kernel::{self, Release};
 use crate::output::reason;
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::{File, OpenOptions};
@@ -10,8 +11,10 @@ use tern_control::shared::Root;
 use tern_node::config::{Config, config_dir};
 
 pub(super) fn examine() -> Vec<Finding> {
-    let mut findings =
-        vec![mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse")), local(tell_of_changes())];
+    let mut findings = vec![
+        mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse"), kernel::release()),
+        local(tell_of_changes()),
+    ];
     // What is wrong with the configuration is said elsewhere.
     let config = config_dir().and_then(|dir| Config::load(&dir));
     let mut declared = config.ok().and_then(|config| config.file.shared).unwrap_or_default();
@@ -87,9 +90,14 @@ fn local(told: io::Result<()>) -> Finding {
     }
 }
 
-fn mfs(fuse: io::Result<File>) -> Finding {
+fn mfs(fuse: io::Result<File>, release: Release) -> Finding {
     let name = "/mfs";
     match fuse {
+        Ok(_) if release < Release(6, 9, 0) => Finding::limited(
+            name,
+            "FUSE: the files of other nodes can be mounted",
+            "older than 6.9: there the files of this node itself are read and written by way of tern-mfs too",
+        ),
         Ok(_) => Finding::ok(name, "FUSE: the files of other nodes can be mounted"),
         Err(error) => {
             let follows = "no /mfs on this node, which serves its own files all the same; try: modprobe fuse";
@@ -105,8 +113,10 @@ mod tests {
 
     #[test]
     fn without_fuse_there_is_no_tree() {
-        assert_eq!(mfs(Err(io::ErrorKind::NotFound.into())).state, State::Limited);
-        assert_eq!(mfs(File::open("/dev/null")).state, State::Ok);
+        let state = |fuse, minor| mfs(fuse, Release(6, minor, 0)).state;
+        assert_eq!(state(Err(io::ErrorKind::NotFound.into()), 9), State::Limited);
+        assert_eq!(state(File::open("/dev/null"), 9), State::Ok);
+        assert_eq!(state(File::open("/dev/null"), 8), State::Limited);
     }
 
     #[test]

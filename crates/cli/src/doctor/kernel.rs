@@ -4,7 +4,7 @@ use super::Finding;
 
 /// A kernel release, as far as versions compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Release(u32, u32, u32);
+pub(super) struct Release(pub(super) u32, pub(super) u32, pub(super) u32);
 
 impl Release {
     /// From text such as `6.12.53-cloud-amd64`; parts that are absent are 0.
@@ -35,6 +35,11 @@ enum ReplyRace {
     Present,
     Unknown,
     NoFlag,
+}
+
+/// The running kernel's.
+pub(super) fn release() -> Release {
+    Release::parse(&running())
 }
 
 /// What the running kernel says its release is.

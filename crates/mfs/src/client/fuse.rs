@@ -4,6 +4,7 @@ use super::attributes::{file, set_time};
 use super::belief::Before;
 use super::calls::{Mounted, ROOT, is_ours};
 use super::handle::Handle;
+use super::inode::Inode;
 use super::listing::not_looked_up;
 use super::locks;
 use super::told::Told;
@@ -19,6 +20,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may believe what is not under a lease.
@@ -83,6 +86,12 @@ impl Filesystem for Mounted {
         ] {
             let _not_offered = config.add_capabilities(wish);
         }
+        // Tests want to see what is done without it.
+        let passes = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
+            && rustix::process::geteuid().is_root()
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(1).is_ok();
+        self.0.passthrough.store(passes, Ordering::Release);
         Ok(())
     }
 
@@ -233,7 +242,14 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
-        answer!(reply, opened, |open| open.pass(|flags, _| reply.opened(FileHandle(open.handle), flags)));
+        answer!(reply, opened, |open| {
+            let behind = self.behind(&open, |fd| reply.open_backing(fd));
+            let handle = FileHandle(open.handle);
+            open.pass(|flags, _| match &behind {
+                Some(behind) => reply.opened_passthrough(handle, FopenFlags::empty(), behind),
+                None => reply.opened(handle, flags),
+            });
+        });
     }
 
     fn create(
@@ -272,7 +288,14 @@ impl Filesystem for Mounted {
             Ok((attr, generation, self.opened(handle, found.attributes, before, named)))
         };
         answer!(reply, create(), |(attr, generation, open)| {
-            open.pass(|opened, ttl| reply.created(&ttl, &attr, generation, FileHandle(open.handle), opened));
+            let behind = self.behind(&open, |fd| reply.open_backing(fd));
+            let handle = FileHandle(open.handle);
+            open.pass(|flags, ttl| match &behind {
+                Some(behind) => {
+                    reply.created_passthrough(&ttl, &attr, generation, handle, FopenFlags::empty(), behind);
+                }
+                None => reply.created(&ttl, &attr, generation, handle, flags),
+            });
         });
     }
 
@@ -463,7 +486,9 @@ impl Filesystem for Mounted {
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // What chown asks of each file.
-        if name == CAPABILITY && self.inode(number).is_ok_and(|inode| inode.is_bare()) {
+        // Before it writes what it reads and writes itself the kernel asks how long it is, and takes it away by itself.
+        let none = |inode: Arc<Inode>| inode.is_bare() || size == 0 && inode.passage.is_taken();
+        if name == CAPABILITY && self.inode(number).is_ok_and(none) {
             reply.error(error(Errno::NODATA));
             return;
         }

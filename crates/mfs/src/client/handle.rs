@@ -4,6 +4,7 @@ use super::belief::Before;
 use super::inode::Inode;
 use super::lasting::Kept;
 use super::listing::Ahead;
+use super::passthrough::Passing;
 use super::peer::Heard;
 use super::unsaved::Boot;
 use crate::lock;
@@ -32,6 +33,8 @@ pub(crate) struct Handle {
     pub(crate) as_owner: OnceLock<u64>,
     /// Entries of a directory that were read and not shown yet.
     pub(crate) ahead: Mutex<Ahead>,
+    /// It counts among those that are open in one way.
+    pub(crate) passing: OnceLock<Passing>,
     /// The content that came with the open, until it is read.
     early: Mutex<Option<Early>>,
 }
@@ -82,6 +85,7 @@ impl Handle {
             ahead: Mutex::default(),
             is_locked: AtomicBool::new(false),
             as_owner: OnceLock::new(),
+            passing: OnceLock::new(),
             early: Mutex::default(),
         }
     }

@@ -10,6 +10,7 @@ use super::lasting::Lasting;
 use super::locks::Owners;
 use super::maker::Maker;
 use super::names::Names;
+use super::passthrough::Passage;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use super::ways::Ways;
@@ -61,6 +62,8 @@ pub(crate) struct Inode {
     pub(crate) lasting: Lasting,
     /// Who makes files in it.
     pub(crate) maker: Maker,
+    /// Whether this kernel reads and writes it itself.
+    pub(crate) passage: Passage,
     /// What it is like since something was done in it, for when the kernel asks that.
     after: Mutex<Option<(Attributes, Before)>>,
     /// What it was like when somebody was about to read it.
@@ -103,6 +106,11 @@ impl Inode {
     /// Its node.
     pub(crate) fn node(&self) -> NodeId {
         self.same.node
+    }
+
+    /// Its file system.
+    pub(crate) fn volume(&self) -> u64 {
+        self.same.key.volume
     }
 
     /// The number with which an entry of this directory is listed: as that of the file itself, unless something is mounted
@@ -373,7 +381,7 @@ impl Inodes {
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
-        let (maker, lasting) = (Maker::default(), Lasting::default());
+        let (maker, lasting, passage) = (Maker::default(), Lasting::default(), Passage::default());
         let (after, kept) = (Mutex::default(), Mutex::default());
         let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let inode = Arc::new(Inode {
@@ -388,6 +396,7 @@ impl Inodes {
             names,
             lasting,
             maker,
+            passage,
             after,
             kept,
             locks,

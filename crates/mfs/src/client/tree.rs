@@ -17,13 +17,14 @@ use crate::lock;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tern_control::Place;
 use tern_ids::NodeId;
+use tern_node::Config;
 use tern_node::map::Map;
 
 /// How often something is done anew because the server has forgotten what it was about.
@@ -100,6 +101,12 @@ pub(crate) struct Tree {
     pub(crate) common: Arc<Common>,
     map: KeptMap,
     pub(crate) run_dir: PathBuf,
+    /// Where the server of this node's files listens.
+    pub(crate) door: PathBuf,
+    /// This kernel reads and writes files of this node itself ([`super::passthrough`]).
+    pub(crate) passthrough: AtomicBool,
+    /// The file systems of which it does not.
+    pub(crate) unpassed: Mutex<HashSet<u64>>,
     /// Where the administration's tree is.
     admin: Option<PathBuf>,
     /// A guest on a file's own node may have that open itself.
@@ -128,13 +135,16 @@ pub(crate) enum By {
 }
 
 impl Tree {
-    pub(crate) fn new(common: Common, run_dir: PathBuf, admin: Option<PathBuf>, dfsa: bool) -> Self {
+    pub(crate) fn new(common: Common, config: &Config, dfsa: bool) -> Self {
         let forgetting = common.forgetting.clone();
         Self {
             map: KeptMap::at(common.map.clone()),
             common: Arc::new(common),
-            run_dir,
-            admin,
+            run_dir: config.run_dir.clone(),
+            door: config.mfs_door(),
+            passthrough: AtomicBool::new(false),
+            unpassed: Mutex::default(),
+            admin: config.admin_tree.clone(),
             dfsa,
             device: Device::default(),
             magic: Magic::default(),
@@ -152,6 +162,11 @@ impl Tree {
 
     fn me(&self) -> NodeId {
         self.common.identity.node()
+    }
+
+    /// Whether this kernel may be told of what is behind a file.
+    pub(crate) fn passes(&self, inode: &Inode) -> bool {
+        self.passthrough.load(Ordering::Acquire) && inode.node() == self.me() && !self.common.lasting
     }
 
     /// The cluster as it is now.

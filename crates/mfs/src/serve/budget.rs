@@ -77,6 +77,7 @@ mod tests {
     use super::*;
     use crate::message::{FileKey, Object, Opened};
     use rustix::fs::{Mode, OFlags, open};
+    use std::sync::OnceLock;
 
     fn key(inode: u64) -> FileKey {
         FileKey { volume: 1, device: 1, inode }
@@ -90,7 +91,14 @@ mod tests {
     fn keep(session: &Session, inode: u64) -> Result<Opened, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let flags = OFlags::RDONLY;
-        session.keep(OpenFile { fd, key: key(inode), place: Place::Inside, flags, reading: Mutex::default() })
+        session.keep(OpenFile {
+            fd,
+            key: key(inode),
+            place: Place::Inside,
+            flags,
+            reading: Mutex::default(),
+            behind: OnceLock::new(),
+        })
     }
 
     #[test]

@@ -13,7 +13,8 @@
 //! latest after the term (docs/design/files.md).
 
 use super::notice::{self, Notices};
-use super::session::Session;
+use super::passthrough::Mapped;
+use super::session::{OpenFile, Session};
 use super::stat;
 use crate::lock;
 use crate::message::{FileKey, Lease};
@@ -85,6 +86,8 @@ pub(crate) struct Leases {
     notices: OnceLock<Arc<Notices>>,
     /// How many leases were asked back for that.
     noticed: AtomicU64,
+    /// What may be mapped by this node's own programs, and is closed.
+    mapped: OnceLock<Mapped>,
 }
 
 impl Leases {
@@ -98,6 +101,7 @@ impl Leases {
             count: AtomicU64::new(0),
             notices: OnceLock::new(),
             noticed: AtomicU64::new(0),
+            mapped: OnceLock::new(),
         }
     }
 
@@ -109,6 +113,15 @@ impl Leases {
                 tracing::info!(%error, "what programs of this node change is seen elsewhere after the term only");
             }
         }
+    }
+
+    /// Looks after what programs of this node have mapped, from now on.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub(crate) fn look_after_mapped(self: &Arc<Self>) -> std::io::Result<()> {
+        let _once = self.mapped.set(Mapped::look_after(self)?);
+        Ok(())
     }
 
     /// Has the leases of a file asked back when a program of this node changes it; whether this one lasts. To be called when it has been
@@ -285,14 +298,21 @@ impl Leases {
         *lock(&self.files).entry(key).or_default().writers.entry(session.number).or_default() += 1;
     }
 
-    /// It has closed it again.
-    pub(crate) fn closed(&self, session: &Session, key: FileKey) {
+    /// It closes it again.
+    pub(crate) fn closes(&self, session: &Session, file: &OpenFile) {
+        if !self.mapped.get().is_some_and(|mapped| mapped.take(session, file)) {
+            self.closed(session.number, file.key);
+        }
+    }
+
+    /// The session of this number has closed it.
+    pub(super) fn closed(&self, session: u64, key: FileKey) {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&key) else { return };
-        if let Some(count) = file.writers.get_mut(&session.number) {
+        if let Some(count) = file.writers.get_mut(&session) {
             *count -= 1;
             if *count == 0 {
-                file.writers.remove(&session.number);
+                file.writers.remove(&session);
             }
         }
     }
@@ -417,7 +437,7 @@ mod tests {
         });
         assert!(!leases.grant(&reader, KEY));
         assert!(leases.grant(&writer, KEY), "but he himself");
-        leases.closed(&writer, KEY);
+        leases.closed(writer.number, KEY);
         assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
             leases.opened(&writer, FileKey { inode: 4, ..KEY });

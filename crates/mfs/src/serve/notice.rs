@@ -248,7 +248,7 @@ impl Notices {
 
 /// Whether this is of a file system that no other machine changes: of what those do the kernel tells nobody. These are known to be so
 /// (`linux/magic.h`): ext, XFS, Btrfs, F2FS, bcachefs, ZFS, overlayfs, tmpfs, ramfs, squashfs, EROFS, ISO 9660, FAT, exFAT.
-fn is_local(fd: impl AsFd) -> bool {
+pub(super) fn is_local(fd: impl AsFd) -> bool {
     const LOCAL: [u32; 14] = [
         0xef53,
         0x5846_5342,

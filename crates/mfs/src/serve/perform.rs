@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Why a deed was not done.
 #[derive(Debug)]
@@ -362,7 +362,14 @@ impl Performance<'_> {
 
     fn keep(&self, fd: OwnedFd, key: FileKey, place: Place, flags: OFlags) -> Result<Opened, Errno> {
         let flags = flags & OPEN_FLAGS;
-        let opened = self.session.keep(OpenFile { fd, key, place, flags, reading: Mutex::default() })?;
+        let opened = self.session.keep(OpenFile {
+            fd,
+            key,
+            place,
+            flags,
+            reading: Mutex::default(),
+            behind: OnceLock::new(),
+        })?;
         if writes(flags) {
             self.leases.opened(self.session, key);
         }

@@ -16,7 +16,7 @@ pub(crate) fn release(session: &Session, leases: &Leases, what: Release) {
             if let Some(file) = session.close(opened)
                 && writes(file.flags)
             {
-                leases.closed(session, file.key);
+                leases.closes(session, &file);
             }
         }
         Release::Owner(key, owner) => drop(lock(&session.owners).remove(&(key, owner))),

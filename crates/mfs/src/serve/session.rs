@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Open files of one session: as many as a process may have by default on most systems, times sixteen.
@@ -46,6 +46,8 @@ pub(crate) struct OpenFile {
     pub(crate) flags: OFlags,
     /// Reading a directory moves its place, so one at a time does.
     pub(crate) reading: Mutex<()>,
+    /// What is behind it, if this node's kernel reads and writes it for a tree that is mounted here ([`super::passthrough`]).
+    pub(crate) behind: OnceLock<OwnedFd>,
 }
 
 /// A lane, which the connection that has it holds.
