@@ -8,7 +8,7 @@ use tern_tests::cluster::Cluster;
 /// Does what each line says with the files of one directory, and answers each with a line. What it has to wait for longer than that
 /// ends it.
 const DOER: &str = r#"
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -35,6 +35,12 @@ for line in sys.stdin:
         maps[key] = libc.mmap(None, 4096, 3, 1, files[key], 0)
     elif verb == "store":
         ctypes.memmove(maps[key], words[0].encode(), len(words[0]))
+    elif verb == "newer":
+        # What has just been changed would be asked for in any case.
+        time.sleep(0.2)
+        before = os.stat(words[0]).st_mtime_ns
+        ctypes.memmove(maps[key], b"new", 3)
+        said = os.stat(words[0]).st_mtime_ns > before
     elif verb == "unmap":
         libc.munmap(maps.pop(key), 4096)
     elif verb == "look":
@@ -119,11 +125,14 @@ fn what_is_stored_to_a_file_that_was_closed_is_seen_by_others() {
         &mut own,
         &[("open f f new", "done"), ("write f 4095 !", "done"), (&format!("write f 0 {long}"), "done")],
     );
-    does(&mut own, &[("map f", "done"), ("close f", "done")]);
+    does(&mut own, &[("map f", "done"), ("newer f f", "True"), ("close f", "done")]);
     does(&mut other, &[("open f f r", "done")]);
+    does(&mut own, &[("open g f r", "done")]);
     for round in 100..200 {
         own.does(&format!("store f {round}"));
         assert_eq!(other.does("read f 0")[..3], format!("{round}"));
+        // Here it is read in the usual way now.
+        assert_eq!(own.does("read g 0")[..3], format!("{round}"));
     }
     does(&mut own, &[("unmap f", "done")]);
 }

@@ -9,6 +9,7 @@
 
 pub mod client;
 mod hostile;
+mod mapped;
 pub mod message;
 mod number;
 mod packing;

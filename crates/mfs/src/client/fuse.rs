@@ -9,6 +9,7 @@ use super::listing::not_looked_up;
 use super::locks;
 use super::told::Told;
 use super::tree::By;
+use crate::mapped::Mapped;
 use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -90,7 +91,8 @@ impl Filesystem for Mounted {
         let passes = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
             && rustix::process::geteuid().is_root()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-            && config.set_max_stack_depth(1).is_ok();
+            && config.set_max_stack_depth(1).is_ok()
+            && Mapped::look_after().is_ok_and(|mapped| self.0.mapped.set(mapped).is_ok());
         self.0.passthrough.store(passes, Ordering::Release);
         Ok(())
     }
@@ -246,7 +248,7 @@ impl Filesystem for Mounted {
             let behind = self.behind(&open, |fd| reply.open_backing(fd));
             let handle = FileHandle(open.handle);
             open.pass(|flags, _| match &behind {
-                Some(behind) => reply.opened_passthrough(handle, FopenFlags::empty(), behind),
+                Some(behind) => reply.opened_passthrough(handle, FopenFlags::empty(), &behind.id),
                 None => reply.opened(handle, flags),
             });
         });
@@ -292,7 +294,14 @@ impl Filesystem for Mounted {
             let handle = FileHandle(open.handle);
             open.pass(|flags, ttl| match &behind {
                 Some(behind) => {
-                    reply.created_passthrough(&ttl, &attr, generation, handle, FopenFlags::empty(), behind);
+                    reply.created_passthrough(
+                        &ttl,
+                        &attr,
+                        generation,
+                        handle,
+                        FopenFlags::empty(),
+                        &behind.id,
+                    );
                 }
                 None => reply.created(&ttl, &attr, generation, handle, flags),
             });

@@ -84,6 +84,7 @@ impl Mounted {
 
     pub(crate) fn close(&self, number: FileHandle) {
         let Some(handle) = self.0.handles.remove(number.0) else { return };
+        self.may_be_mapped(&handle);
         self.drop_ahead(&handle, &mut lock(&handle.ahead));
         if lock(&handle.kept).is_some() {
             return;

@@ -40,12 +40,21 @@ pub(crate) struct Passage(Mutex<Way>);
 struct Way {
     open: usize,
     /// What the kernel reads and writes for all of them, if it does.
-    behind: Option<Arc<BackingId>>,
+    behind: Option<Arc<Behind>>,
+}
+
+/// What is behind a file.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    /// As the kernel calls it.
+    pub(crate) id: BackingId,
+    /// By a descriptor of `O_PATH`.
+    file: OwnedFd,
 }
 
 impl Passage {
     /// One more is open, in the way of the others; the first decides which.
-    fn opens(&self, first: impl FnOnce() -> Option<BackingId>) -> Option<Arc<BackingId>> {
+    fn opens(&self, first: impl FnOnce() -> Option<Behind>) -> Option<Arc<Behind>> {
         let mut way = lock(&self.0);
         if way.open == 0 {
             way.behind = first().map(Arc::new);
@@ -86,7 +95,7 @@ impl Mounted {
         &self,
         open: &Open,
         tell: impl FnOnce(BorrowedFd<'_>) -> io::Result<BackingId>,
-    ) -> Option<Arc<BackingId>> {
+    ) -> Option<Arc<Behind>> {
         if !self.0.passes(&open.inode) || FileType::from_raw_mode(open.is.mode) != FileType::RegularFile {
             return None;
         }
@@ -97,14 +106,16 @@ impl Mounted {
             if !writes && open.is.size <= SMALL as u64 || lock(&self.0.unpassed).contains(&volume) {
                 return None;
             }
-            let behind = self.ask(&handle).ok()?;
-            let told = as_nobody(|| tell(behind.as_fd()));
-            told.inspect_err(|error| {
+            let file = self.ask(&handle).ok()?;
+            match as_nobody(|| tell(file.as_fd())) {
+                Ok(id) => Some(Behind { id, file }),
                 // As of a file system that is made of others.
-                tracing::info!(%error, "files of one of this node's file systems are not passed through");
-                lock(&self.0.unpassed).insert(volume);
-            })
-            .ok()
+                Err(error) => {
+                    tracing::info!(%error, "files of one of this node's file systems are not passed through");
+                    lock(&self.0.unpassed).insert(volume);
+                    None
+                }
+            }
         };
         let behind = open.inode.passage.opens(first);
         let _once = handle.passing.set(Passing(open.inode.clone()));
@@ -119,6 +130,22 @@ impl Mounted {
             }
         }
         behind
+    }
+
+    /// A file is closed. What may be mapped stays in its way until nobody can store to it: who read it in another would not see that.
+    pub(crate) fn may_be_mapped(&self, handle: &Handle) {
+        let stores = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE == OFlags::RDWR;
+        if !stores || handle.passing.get().is_none() {
+            return;
+        }
+        // It is open still.
+        let behind = handle.inode.passage.opens(|| None);
+        let passing = Passing(handle.inode.clone());
+        if let (Some(mapped), Some(file)) =
+            (self.0.mapped.get(), behind.and_then(|b| b.file.try_clone().ok()))
+        {
+            mapped.take(file, passing);
+        }
     }
 
     fn ask(&self, handle: &Handle) -> io::Result<OwnedFd> {

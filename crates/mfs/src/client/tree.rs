@@ -8,12 +8,14 @@ use super::magic::Magic;
 use super::maker::Device;
 use super::map::KeptMap;
 use super::owed::Owed;
+use super::passthrough::Passing;
 use super::peer::{Common, Heard, LOOK, Peer, Unheard};
 use super::people::{People, means};
 use super::pins::Pins;
 use super::traffic::Traffic;
 use super::ways::{Refused, steps};
 use crate::lock;
+use crate::mapped::Mapped;
 use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -21,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tern_control::Place;
 use tern_ids::NodeId;
 use tern_node::Config;
@@ -105,6 +107,8 @@ pub(crate) struct Tree {
     pub(crate) door: PathBuf,
     /// This kernel reads and writes files of this node itself ([`super::passthrough`]).
     pub(crate) passthrough: AtomicBool,
+    /// Those of them that are closed, and may be mapped.
+    pub(crate) mapped: OnceLock<Mapped<Passing>>,
     /// The file systems of which it does not.
     pub(crate) unpassed: Mutex<HashSet<u64>>,
     /// Where the administration's tree is.
@@ -143,6 +147,7 @@ impl Tree {
             run_dir: config.run_dir.clone(),
             door: config.mfs_door(),
             passthrough: AtomicBool::new(false),
+            mapped: OnceLock::new(),
             unpassed: Mutex::default(),
             admin: config.admin_tree.clone(),
             dfsa,

@@ -13,10 +13,11 @@
 //! latest after the term (docs/design/files.md).
 
 use super::notice::{self, Notices};
-use super::passthrough::Mapped;
+use super::passthrough::{MAPPED, Stays};
 use super::session::{OpenFile, Session};
 use super::stat;
 use crate::lock;
+use crate::mapped::Mapped;
 use crate::message::{FileKey, Lease};
 use rustix::fs::FileType;
 use std::collections::HashMap;
@@ -87,7 +88,7 @@ pub(crate) struct Leases {
     /// How many leases were asked back for that.
     noticed: AtomicU64,
     /// What may be mapped by this node's own programs, and is closed.
-    mapped: OnceLock<Mapped>,
+    mapped: OnceLock<(Mapped<Stays>, Weak<Self>)>,
 }
 
 impl Leases {
@@ -120,7 +121,7 @@ impl Leases {
     /// # Errors
     /// If there is no thread for it.
     pub(crate) fn look_after_mapped(self: &Arc<Self>) -> std::io::Result<()> {
-        let _once = self.mapped.set(Mapped::look_after(self)?);
+        let _once = self.mapped.set((Mapped::look_after()?, Arc::downgrade(self)));
         Ok(())
     }
 
@@ -300,9 +301,13 @@ impl Leases {
 
     /// It closes it again.
     pub(crate) fn closes(&self, session: &Session, file: &OpenFile) {
-        if !self.mapped.get().is_some_and(|mapped| mapped.take(session, file)) {
-            self.closed(session.number, file.key);
+        if let Some((mapped, leases)) = self.mapped.get() {
+            file.may_be_mapped(mapped, || {
+                *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED).or_default() += 1;
+                Stays(leases.clone(), file.key)
+            });
         }
+        self.closed(session.number, file.key);
     }
 
     /// The session of this number has closed it.
@@ -335,7 +340,7 @@ impl Leases {
         lock(&self.files).retain(|_, file| {
             file.holders
                 .retain(|session, holder| holder.end > now || holder.lasts && there.contains(session));
-            file.writers.retain(|session, _| there.contains(session));
+            file.writers.retain(|session, _| *session == MAPPED || there.contains(session));
             !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
