@@ -54,13 +54,8 @@ impl Family {
                 ShimRequest::Migrate { pid, to } => self.migrate(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.at_exec(pid, &candidates, caller),
                 ShimRequest::Continue { pid } => self.let_go_on(pid, caller),
-                ShimRequest::Connection
-                | ShimRequest::End { .. }
-                | ShimRequest::FileBehind { .. }
-                | ShimRequest::Files { .. }
-                | ShimRequest::OpenFile { .. }
-                | ShimRequest::OpenShared { .. }
-                | ShimRequest::Placed => caller.answer(&door::not_here()),
+                // Of other doors.
+                _ => caller.answer(&door::not_here()),
             }
         }
     }
