@@ -14,7 +14,7 @@ use std::time::Duration;
 const F_SETSIG: libc::c_int = 10;
 
 /// How often it is looked whether a file is mapped yet.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The way to those that are looked after; each has something that is dropped when nobody can store to its file any more.
 #[derive(Debug)]
