@@ -279,7 +279,7 @@ fn folder() -> Result<PathBuf> {
 /// The folder with all programs of Tern.
 fn binaries() -> Result<PathBuf> {
     let folder = folder()?;
-    for name in ["tern", "ternd", "tern-shim", "tern-mfs", "tern-admin"] {
+    for name in ["tern", "ternd", "tern-shim", "tern-mfs", "tern-exec", "tern-admin"] {
         if !folder.join(name).exists() {
             return Err(anyhow!("no {name} in {}: run cargo build --workspace first", folder.display()));
         }

@@ -11,8 +11,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_control::{PlacedRow, ShimReply, ShimRequest};
+
+/// How long one that did not start is not started again.
+const REST: Duration = Duration::from_secs(2);
 
 /// How long it may take to answer.
 const ANSWERS: Duration = Duration::from_secs(2);
@@ -72,15 +75,25 @@ impl<'a> Beside<'a> {
     }
 
     fn when_there(&self, act: impl Fn() -> io::Result<()>) -> Result<()> {
-        static STARTING: Mutex<()> = Mutex::new(());
+        // One at a time; those that did not start, and when.
+        static STARTING: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
         if act().is_ok() {
             return Ok(());
         }
-        let _one_at_a_time = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         match act() {
             // Nobody listens, and a new one may take the name.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                self.start()?;
+                failed.retain(|(_, at)| at.elapsed() < REST);
+                // Whoever wants it tries again and again, and other nodes do.
+                anyhow::ensure!(
+                    failed.iter().all(|(door, _)| *door != self.door),
+                    "{} {} did not start a moment ago; {} in ternd's run directory says why",
+                    self.program.display(),
+                    self.what,
+                    self.log
+                );
+                self.start().inspect_err(|_why| failed.push((self.door.clone(), Instant::now())))?;
             }
             done => return Ok(done?),
         }
@@ -113,5 +126,27 @@ impl<'a> Beside<'a> {
         };
         std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_does_not_start_is_not_started_at_each_ask() {
+        let Scratch(place) = &Scratch::new("beside");
+        let mut config = Config::load(place).unwrap();
+        (config.run_dir, config.mfs) = (place.clone(), place.join("mfs"));
+        fs::write(&config.mfs, format!("#!/bin/sh\necho x >> {}/starts\n", place.display())).unwrap();
+        fs::set_permissions(&config.mfs, fs::Permissions::from_mode(0o755)).unwrap();
+        let said = [(); 3].map(|()| Beside::files(&config).ensure().unwrap_err().to_string());
+        assert!(said[0].contains("did not start: ") && said[1].contains("mfs.log"), "{said:?}");
+        assert_eq!(fs::read_to_string(place.join("starts")).unwrap(), "x\n");
+        std::thread::sleep(REST);
+        assert!(Beside::files(&config).ensure().unwrap_err().to_string().contains("did not start: "));
     }
 }
