@@ -131,7 +131,7 @@ fn what_is_stored_to_a_file_that_was_closed_is_seen_by_others() {
     for round in 100..200 {
         own.does(&format!("store f {round}"));
         assert_eq!(other.does("read f 0")[..3], format!("{round}"));
-        // Here it is read in the usual way now.
+        // Here it goes on in its way, small as it is.
         assert_eq!(own.does("read g 0")[..3], format!("{round}"));
     }
     does(&mut own, &[("unmap f", "done")]);

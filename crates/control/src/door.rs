@@ -209,6 +209,23 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
+/// Asks for a descriptor behind a door, which [`Caller::give`] gives; with it comes the connection, by which each end sees when the
+/// other lets go of it.
+///
+/// # Errors
+/// Those of the socket, the refusal's own sentence, or that nothing is said within this time.
+pub fn ask_for(path: &Path, request: &ShimRequest, within: Duration) -> io::Result<(OwnedFd, UnixStream)> {
+    let mut socket = connect(path)?;
+    socket.set_read_timeout(Some(within))?;
+    socket.set_write_timeout(Some(within))?;
+    stream::write(&mut socket, request)?;
+    match stream::read(&mut socket)? {
+        ShimReply::Done => Ok((receive(&socket)?, socket)),
+        ShimReply::Refused(refusal) => Err(io::Error::other(refusal.message)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Sends a descriptor, with a byte of data.
 ///
 /// # Errors

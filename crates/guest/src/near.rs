@@ -33,8 +33,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{door, stream};
+use tern_control::door;
+use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
 use tern_migrate::message::{InHand, Place, SharedPlace};
 use tern_tracee::listener::Notification;
@@ -134,16 +134,7 @@ impl Near {
             }
             Self::Open(..) => return Err(io::ErrorKind::AlreadyExists.into()),
         };
-        let mut server = door::connect(door_path)?;
-        server.set_read_timeout(Some(PATIENCE))?;
-        server.set_write_timeout(Some(PATIENCE))?;
-        stream::write(&mut server, &request)?;
-        match stream::read(&mut server)? {
-            ShimReply::Done => {}
-            ShimReply::Refused(refusal) => return Err(io::Error::other(refusal.message)),
-            _ => return Err(io::ErrorKind::InvalidData.into()),
-        }
-        let file = door::receive(&server)?;
+        let (file, server) = door::ask_for(door_path, &request, PATIENCE)?;
         rustix::fs::seek(&file, SeekFrom::Start(known.offset))?;
         Ok(Self::Open(file, (!self.is_shared()).then_some(server)))
     }

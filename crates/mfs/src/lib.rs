@@ -22,6 +22,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tern_wire::{Link, LinkError};
 
+/// Who nobody is: what the kernel says by default (`/proc/sys/kernel/overflowuid`).
+const NOBODY: u32 = 65_534;
+
 /// Sends a frame, packed where that is worth it, for as long as the other end takes some of it within each `patience`: over a slow link a large one may last.
 fn send(link: &mut Link, kind: u8, tag: u64, parts: &[&[u8]], patience: Duration) -> Result<(), LinkError> {
     match packing::pack(link, parts) {

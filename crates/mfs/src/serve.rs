@@ -23,7 +23,7 @@ mod shared;
 mod stat;
 
 use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
-use crate::{keep_alive, lock, packing, send};
+use crate::{NOBODY, keep_alive, lock, packing, send};
 use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
@@ -57,9 +57,6 @@ const MOST_CONNECTIONS: usize = 2048;
 
 /// The most mounted trees of one node: its namespaces may have one each.
 const MOST_SESSIONS: usize = 64;
-
-/// Who nobody is, for those who are squashed: what the kernel says by default (`/proc/sys/kernel/overflowuid`).
-const NOBODY: u32 = 65_534;
 
 type Key = (NodeId, [u8; 16]);
 

@@ -22,7 +22,6 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 /// How long the kernel may believe what is not under a lease.
@@ -91,9 +90,10 @@ impl Filesystem for Mounted {
         let passes = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
             && rustix::process::geteuid().is_root()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-            && config.set_max_stack_depth(1).is_ok()
-            && Mapped::look_after().is_ok_and(|mapped| self.0.mapped.set(mapped).is_ok());
-        self.0.passthrough.store(passes, Ordering::Release);
+            && config.set_max_stack_depth(1).is_ok();
+        if passes && let Ok(mapped) = Mapped::look_after() {
+            let _once = self.0.mapped.set(mapped);
+        }
         Ok(())
     }
 

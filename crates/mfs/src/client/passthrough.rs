@@ -12,25 +12,21 @@
 use super::calls::Mounted;
 use super::handle::Handle;
 use super::told::Open;
-use crate::lock;
 use crate::message::{Opened, SMALL};
+use crate::{NOBODY, lock};
 use fuser::BackingId;
 use rustix::fs::{FileType, OFlags};
 use rustix::process::Uid;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tern_control::shim::{ShimReply, ShimRequest};
-use tern_control::{door, stream};
+use tern_control::door;
+use tern_control::shim::ShimRequest;
 
 /// How long the server may take, which is on this node.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The user whom no file is given to.
-const NOBODY: u32 = 65_534;
 
 /// How the files that stand for one inode are open.
 #[derive(Debug, Default)]
@@ -150,20 +146,8 @@ impl Mounted {
 
     fn ask(&self, handle: &Handle) -> io::Result<OwnedFd> {
         let Opened(opened) = handle.opened();
-        ask(&self.0.door, &ShimRequest::FileBehind { session: self.0.common.session, opened })
-    }
-}
-
-/// Asks the server of this node's files for a descriptor.
-fn ask(at: &Path, request: &ShimRequest) -> io::Result<OwnedFd> {
-    let mut server = door::connect(at)?;
-    server.set_read_timeout(Some(PATIENCE))?;
-    server.set_write_timeout(Some(PATIENCE))?;
-    stream::write(&mut server, request)?;
-    match stream::read(&mut server)? {
-        ShimReply::Done => door::receive(&server),
-        ShimReply::Refused(refusal) => Err(io::Error::other(refusal.message)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
+        let behind = ShimRequest::FileBehind { session: self.0.common.session, opened };
+        door::ask_for(&self.0.door, &behind, PATIENCE).map(|(file, _)| file)
     }
 }
 

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 use tern_control::Place;
 use tern_ids::NodeId;
@@ -105,9 +105,7 @@ pub(crate) struct Tree {
     pub(crate) run_dir: PathBuf,
     /// Where the server of this node's files listens.
     pub(crate) door: PathBuf,
-    /// This kernel reads and writes files of this node itself ([`super::passthrough`]).
-    pub(crate) passthrough: AtomicBool,
-    /// Those of them that are closed, and may be mapped.
+    /// If this kernel reads and writes files of this node itself ([`super::passthrough`]): those that are closed, and may be mapped.
     pub(crate) mapped: OnceLock<Mapped<Passing>>,
     /// The file systems of which it does not.
     pub(crate) unpassed: Mutex<HashSet<u64>>,
@@ -146,7 +144,6 @@ impl Tree {
             common: Arc::new(common),
             run_dir: config.run_dir.clone(),
             door: config.mfs_door(),
-            passthrough: AtomicBool::new(false),
             mapped: OnceLock::new(),
             unpassed: Mutex::default(),
             admin: config.admin_tree.clone(),
@@ -171,7 +168,7 @@ impl Tree {
 
     /// Whether this kernel may be told of what is behind a file.
     pub(crate) fn passes(&self, inode: &Inode) -> bool {
-        self.passthrough.load(Ordering::Acquire) && inode.node() == self.me() && !self.common.lasting
+        self.mapped.get().is_some() && inode.node() == self.me() && !self.common.lasting
     }
 
     /// The cluster as it is now.

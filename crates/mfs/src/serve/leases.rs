@@ -301,11 +301,11 @@ impl Leases {
 
     /// It closes it again.
     pub(crate) fn closes(&self, session: &Session, file: &OpenFile) {
-        if let Some((mapped, leases)) = self.mapped.get() {
-            file.may_be_mapped(mapped, || {
-                *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED).or_default() += 1;
-                Stays(leases.clone(), file.key)
-            });
+        if let Some((mapped, leases)) = self.mapped.get()
+            && let Some(behind) = file.may_be_mapped()
+        {
+            *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED).or_default() += 1;
+            mapped.take(behind, Stays(leases.clone(), file.key));
         }
         self.closed(session.number, file.key);
     }

@@ -9,11 +9,11 @@ use super::near::refusal;
 use super::session::OpenFile;
 use super::{Serving, notice};
 use crate::lock;
-use crate::mapped::{Mapped, of_ours};
+use crate::mapped::of_ours;
 use crate::message::{FileKey, Opened};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Weak;
 use tern_control::door;
 use tern_control::shim::ShimRequest;
@@ -66,13 +66,9 @@ impl Drop for Stays {
 }
 
 impl OpenFile {
-    /// Has it looked after if this node's programs may store to it when it is closed.
-    pub(super) fn may_be_mapped(&self, mapped: &Mapped<Stays>, stays: impl FnOnce() -> Stays) {
-        let stores = self.flags & OFlags::ACCMODE == OFlags::RDWR;
-        if let Some(behind) = self.behind.get().filter(|_| stores)
-            && let Ok(fd) = behind.try_clone()
-        {
-            mapped.take(fd, stays());
-        }
+    /// What is behind it, if this node's programs may store to that when it is closed.
+    pub(super) fn may_be_mapped(&self) -> Option<OwnedFd> {
+        let behind = self.behind.get().filter(|_| self.flags & OFlags::ACCMODE == OFlags::RDWR);
+        behind.and_then(|behind| behind.try_clone().ok())
     }
 }
