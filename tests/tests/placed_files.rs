@@ -155,6 +155,72 @@ fn what_another_node_s_command_has_done_is_seen() {
     assert_eq!(home(&cluster, line), "");
 }
 
+/// How often it is asked what a directory is like, which is believed; and how long it is left alone before it is changed, at first.
+const OF_A_DIRECTORY: [(usize, f64); 2] = [(2, 2.5), (ROUNDS, 0.06)];
+
+#[test]
+fn what_its_directory_is_like_when_it_is_told_is_seen() {
+    let cluster = cluster("placedlike", 2);
+    home(&cluster, "mkdir sub; echo x > f");
+    for (rounds, rest) in OF_A_DIRECTORY {
+        // It has come there before, so that no name is looked up on the way.
+        let look = "stat -c '%z %a' .";
+        let script = format!(
+            "cd d/sub; while read n; do {look}; {look} > /dev/null; sleep {rest}; {look} > /dev/null; echo ready; done"
+        );
+        let mut command = Answering::new(&cluster, &script);
+        command.tell("0");
+        let _first = (command.answer(), command.answer());
+        for n in 1..=rounds {
+            let line = format!(": > sub/x{n}; chmod 7{}5 sub; stat -c '%z %a' sub", n % 2 * 5);
+            let is = home(&cluster, &line);
+            command.tell(&n.to_string());
+            assert_eq!(command.answer(), is, "round {n}");
+            assert_eq!(command.answer(), "ready\n");
+        }
+    }
+}
+
+#[test]
+fn what_an_open_file_is_like_when_it_is_told_is_seen() {
+    let cluster = cluster("placedopen", 2);
+    home(&cluster, "echo 0 > f");
+    let look = "import os, sys; fd = os.open('/tmp/d/f', os.O_RDONLY)\n\
+        for line in sys.stdin: print(os.fstat(fd).st_size, len(os.pread(fd, 9999, 0)), flush=True); os.fstat(fd)";
+    let mut command = Answering::new(&cluster, &format!("exec python3 -uc \"{look}\""));
+    let mut writer = cluster.command(1, "sh");
+    let script = "cd /tmp/d; while read n; do echo $n >> f; stat -c '%s %s' f; done";
+    let mut writer =
+        writer.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut done = BufReader::new(writer.stdout.take().unwrap());
+    for n in 1..=ROUNDS {
+        writeln!(writer.stdin.as_mut().unwrap(), "{n}").unwrap();
+        let mut is = String::new();
+        done.read_line(&mut is).unwrap();
+        command.tell("look");
+        assert_eq!(command.answer(), is, "round {n}");
+    }
+    drop(writer.stdin.take());
+    writer.wait().unwrap();
+}
+
+#[test]
+fn who_may_not_enter_a_directory_is_told_so_and_may_when_he_may() {
+    let cluster = cluster("placedmay", 2);
+    // Somebody else's, so that the kernel goes by the mode that it believes.
+    home(&cluster, "chmod 777 .; mkdir sub; echo x > sub/f");
+    let script = "cd d/sub; while read n; do cat f 2> /dev/null || echo no; sleep 0.06; cat f > /dev/null 2>&1; echo ready; done";
+    let script = format!("cd /tmp; exec setpriv --reuid 1000 --regid 1000 --clear-groups sh -c '{script}'");
+    let mut command = Answering::new(&cluster, &script);
+    for n in 1..=ROUNDS {
+        let (mode, seen) = if n % 2 == 0 { ("700", "no\n") } else { ("755", "x\n") };
+        home(&cluster, &format!("chmod {mode} sub"));
+        command.tell(&n.to_string());
+        assert_eq!(command.answer(), seen, "round {n}");
+        assert_eq!(command.answer(), "ready\n");
+    }
+}
+
 #[test]
 fn an_open_file_of_two_has_the_locks_of_one_each() {
     let cluster = cluster("placedlock", 2);
@@ -183,4 +249,24 @@ fn what_is_cut_off_when_it_is_opened_can_be_mapped() {
         "echo old > f; sleep 0.1; mexec -n 2 cat f; mexec -n 2 python3 -c \"{program}\"; head -c 3 f"
     );
     assert_eq!(home(&cluster, &line), "old\nmapped\nnew");
+}
+
+#[test]
+fn a_lock_on_what_is_only_read_goes_with_its_descriptor() {
+    let cluster = cluster("placedread", 2);
+    // Files that are left open, of which a close is not told.
+    let read = "import fcntl, os, sys; a = os.open('f', os.O_RDONLY); fcntl.lockf(a, fcntl.LOCK_SH); \
+        print('has', flush=True); sys.stdin.readline(); os.close(a); print('closed', flush=True); sys.stdin.readline()";
+    let write = "import fcntl, sys; f = open('f', 'r+')\nwhile True:\n  try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); break\n  except OSError: \
+        sys.argv[1] == 'waits' or sys.exit('held')\nprint('free')";
+    home(
+        &cluster,
+        &format!("echo x > f; printf '{}' > w.py; mexec -n 2 cat f", write.replace('\'', "'\\''")),
+    );
+    let mut command = Answering::new(&cluster, &format!("cd d; exec python3 -c \"{read}\""));
+    assert_eq!(command.answer(), "has\n");
+    assert_eq!(home(&cluster, "python3 w.py once 2>&1 || true"), "held\n");
+    command.tell("close");
+    assert_eq!(command.answer(), "closed\n");
+    assert_eq!(home(&cluster, "timeout 20 python3 w.py waits"), "free\n");
 }

@@ -245,6 +245,19 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
                 forgetting.forget_all_names();
             }
         }
+        // What is known of that by now was answered before this; to throw away what is on its way is right then.
+        if peer.is_lasting() {
+            for inode in leases
+                .iter()
+                .filter(|lease| lease.is_late)
+                .flat_map(|lease| inodes.of(peer.node(), &lease.of))
+            {
+                if inode.is_untold() {
+                    inode.content.shakes();
+                    forgetting.forget_attributes(inode.number);
+                }
+            }
+        }
         // Before the kernel is to forget a file, which waits for who reads it; and he may wait for this.
         peer.term.hears(told);
         for lease in &leases {

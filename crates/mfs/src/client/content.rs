@@ -7,7 +7,7 @@
 use super::belief::Version;
 use crate::lock;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an answer is on its way through the kernel, until what it has is dropped.
@@ -23,6 +23,8 @@ pub(crate) struct Content {
     had: Mutex<Option<Had>>,
     /// How many have it open.
     open: AtomicUsize,
+    /// It throws away what it is told while somebody has it open; so it may not have dropped what it was to drop.
+    is_shaken: AtomicBool,
     nudges: AtomicU64,
 }
 
@@ -42,16 +44,37 @@ impl Content {
         }
     }
 
+    /// The kernel is told to forget what it is like, and throws away what it has asked for and not been told yet. As long as somebody has it
+    /// open it is taken to have of it what it was to drop; who opens it as the only one has that dropped for sure.
+    pub(crate) fn shakes(&self) {
+        self.doubt();
+        self.is_shaken.store(self.is_open(), Ordering::Release);
+    }
+
+    /// Somebody opens it, and the kernel drops all that it has.
+    pub(crate) fn drops(&self) {
+        if self.open.load(Ordering::Acquire) == 1 {
+            self.is_shaken.store(false, Ordering::Release);
+        }
+    }
+
     /// Whether the kernel has of it what is of a known version.
     pub(crate) fn is_known(&self) -> bool {
-        lock(&self.had).as_ref().is_some_and(|had| had.version.is_some())
+        lock(&self.had).as_ref().is_some_and(|had| had.version.is_some()) && !self.is_shaken()
+    }
+
+    fn is_shaken(&self) -> bool {
+        self.is_shaken.load(Ordering::Acquire)
     }
 
     /// Whether all that the kernel may have of it is of this version.
     pub(crate) fn is_only(&self, version: Option<Version>) -> bool {
         match &*lock(&self.had) {
             None => true,
-            Some(had) => had.version.is_some() && had.version == version && had.from <= Instant::now(),
+            Some(had) => {
+                let is_it = had.version.is_some() && had.version == version && had.from <= Instant::now();
+                is_it && !self.is_shaken()
+            }
         }
     }
 
@@ -113,6 +136,28 @@ mod tests {
         content.becomes(None);
         std::thread::sleep(ON_ITS_WAY);
         assert!(!content.is_only(None), "no version is like no other");
+    }
+
+    #[test]
+    fn what_may_not_have_been_dropped_is_doubted_until_one_opens_it_alone() {
+        let content = Content::default();
+        content.opened();
+        content.becomes(version(1));
+        content.shakes();
+        content.becomes(version(2));
+        std::thread::sleep(ON_ITS_WAY);
+        assert!(!content.is_only(version(2)) && !content.is_known());
+        content.opened();
+        content.drops();
+        assert!(!content.is_only(version(2)), "the other one's ask may be on its way");
+        content.closed();
+        content.drops();
+        assert!(content.is_only(version(2)));
+        content.closed();
+        content.shakes();
+        content.becomes(version(3));
+        std::thread::sleep(ON_ITS_WAY);
+        assert!(content.is_only(version(3)), "nobody reads it");
     }
 
     #[test]

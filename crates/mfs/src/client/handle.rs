@@ -9,7 +9,7 @@ use super::peer::Heard;
 use super::unsaved::Boot;
 use crate::lock;
 use crate::message::{Caller, Opened};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -29,8 +29,11 @@ pub(crate) struct Handle {
     pub(crate) kept: Mutex<Option<Arc<Kept>>>,
     /// It has flock's lock.
     pub(crate) is_locked: AtomicBool,
-    /// The kernel's number for it as an owner of record locks of its own (`F_OFD_SETLK`), if it has had some.
-    pub(crate) as_owner: OnceLock<u64>,
+    /// The kernel does not say who closes it (`FOPEN_NOFLUSH`), only that all have.
+    pub(crate) is_unflushed: bool,
+    /// The kernel's numbers for owners of record locks that end with it: its own (`F_OFD_SETLK`), and those of processes whose closing it
+    /// is not said.
+    pub(crate) owners: Mutex<HashSet<u64>>,
     /// Entries of a directory that were read and not shown yet.
     pub(crate) ahead: Mutex<Ahead>,
     /// It counts among those that are open in one way.
@@ -84,16 +87,19 @@ impl Handle {
             kept: Mutex::default(),
             ahead: Mutex::default(),
             is_locked: AtomicBool::new(false),
-            as_owner: OnceLock::new(),
+            is_unflushed: false,
+            owners: Mutex::default(),
             passing: OnceLock::new(),
             early: Mutex::default(),
         }
     }
 
-    /// The same, as several have it.
+    /// The same, as several have it. Such files are read only; a compiler opens and closes hundreds, and would wait for our answer to each
+    /// close, which is of use only to who has a lock.
     pub(crate) fn kept(inode: Arc<Inode>, opener: Caller, flags: u32, kept: Arc<Kept>) -> Self {
         let mut handle = Self::new(inode, opener, flags, kept.opened, kept.boot);
         handle.kept = Mutex::new(Some(kept));
+        handle.is_unflushed = handle.inode.locks() == 0;
         handle
     }
 
@@ -136,9 +142,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.inode.content.closed();
-        // The kernel says it of processes that close a file, and not of the file.
-        if let Some(owner) = self.as_owner.get() {
-            self.inode.disown(*owner);
+        for owner in lock(&self.owners).drain() {
+            self.inode.disown(owner);
         }
     }
 }

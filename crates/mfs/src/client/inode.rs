@@ -136,7 +136,11 @@ impl Inode {
     /// The kernel is told that it is like this, and may believe it for so long.
     pub(crate) fn tells(&self, is: Version, left: std::time::Duration) {
         *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
-        self.lasting.tells(left);
+    }
+
+    /// The kernel is about to be told to believe nothing of what it was told that it is like; whether it may.
+    pub(crate) fn is_untold(&self) -> bool {
+        lock(&self.told).take().is_some_and(|(_, until)| Instant::now() < until + LONGER)
     }
 
     /// Whether the kernel may believe something else.

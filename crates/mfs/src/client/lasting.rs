@@ -25,7 +25,7 @@ const HOLDS: Duration = Duration::from_millis(800);
 /// How long it is waited for what was asked back, and is known to be on its way.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
-/// How long after something was asked back others are taken to be at work there. The kernel believes nothing of it meanwhile: each change
+/// How long after something was asked back others are taken to be at work there. The kernel believes no name in it meanwhile: each change
 /// would have it forget all names.
 const AT_WORK: Duration = Duration::from_secs(2);
 
@@ -171,7 +171,7 @@ pub(crate) struct Lasting {
     times: AtomicU64,
     /// When it was asked back last.
     asked_back: Mutex<Option<Instant>>,
-    /// Until when the kernel may believe something of it, or a name in it.
+    /// Until when the kernel may believe a name in it.
     told: Mutex<Option<Instant>>,
 }
 
@@ -209,22 +209,22 @@ impl Lasting {
         lock(&self.asked_back).is_some_and(|at| at.elapsed() < AT_WORK)
     }
 
-    /// How long the kernel may believe something of it, or a name in it, of which so much is left. That it does is noted.
+    /// How long the kernel may believe a name in it, of which so much is left. That it does is noted.
     pub(crate) fn believable(&self, left: Duration) -> Duration {
         let left = if self.is_restless() { Duration::ZERO } else { left };
         self.tells(left);
         left
     }
 
-    /// The kernel is told something of it, or a name in it, that it may believe for so long.
-    pub(crate) fn tells(&self, left: Duration) {
+    /// The kernel is told a name in it, which it may believe for so long.
+    fn tells(&self, left: Duration) {
         if !left.is_zero() {
             let mut told = lock(&self.told);
             *told = (*told).max(Some(Instant::now() + left + LONGER));
         }
     }
 
-    /// Whether the kernel may believe something of it, or a name in it.
+    /// Whether the kernel may believe a name in it.
     pub(crate) fn is_believed(&self) -> bool {
         lock(&self.told).is_some_and(|until| Instant::now() < until)
     }

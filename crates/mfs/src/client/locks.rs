@@ -168,8 +168,9 @@ impl Wish {
         if wanted.flock {
             return Ok(Some(Self { handle, kind, record: None }));
         }
-        if is_of_open_file(wanted.asker) {
-            handle.as_owner.get_or_init(|| owner);
+        // The kernel says it of processes that close a file, and not of the file.
+        if handle.is_unflushed || is_of_open_file(wanted.asker) {
+            lock(&handle.owners).insert(owner);
         }
         let owners = &handle.inode.owners;
         let number = match kind {

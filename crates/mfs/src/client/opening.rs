@@ -63,8 +63,9 @@ impl Mounted {
 
     pub(crate) fn opened(&self, handle: Handle, is: Attributes, before: Before, name: Named) -> Open {
         let (inode, keeps) = (handle.inode.clone(), reads(handle.flags) && is.lease > 0);
+        let is_unflushed = handle.is_unflushed;
         let handle = self.0.handles.keep(handle);
-        Open { handle, inode, is, keeps, before, name }
+        Open { handle, inode, is, keeps, is_unflushed, before, name }
     }
 
     /// Opens what is left open, without asking for it.

@@ -96,9 +96,9 @@ impl Told {
     pub(crate) fn believed(&self, left: Duration) -> Duration {
         match &self.of {
             Some((inode, _)) if inode.locks() > 0 => Duration::ZERO,
-            Some((inode, _)) if inode.content.is_open() => inode.lasting.believable(left.min(OPEN)),
-            Some((inode, _)) => inode.lasting.believable(left),
-            None => left,
+            // Under leases that last it is told when one comes back late.
+            Some((inode, _)) if inode.content.is_open() && !inode.peer.is_lasting() => left.min(OPEN),
+            _ => left,
         }
     }
 
@@ -148,6 +148,8 @@ pub(crate) struct Open {
     pub(crate) is: Attributes,
     /// The kernel may keep of its content.
     pub(crate) keeps: bool,
+    /// The kernel need not say who closes it.
+    pub(crate) is_unflushed: bool,
     pub(crate) before: Before,
     pub(crate) name: Named,
 }
@@ -166,15 +168,21 @@ impl Open {
             if !matches!(self.name, Named::Anew) {
                 self.inode.tells(Version::seen(&self.is), believed);
             }
+            let mut how = FopenFlags::empty();
+            how.set(FopenFlags::FOPEN_NOFLUSH, self.is_unflushed);
             if !self.keeps || left.is_zero() {
                 self.inode.content.doubt();
-                pass(FopenFlags::FOPEN_DIRECT_IO, believed);
+                how |= FopenFlags::FOPEN_DIRECT_IO;
             } else {
                 let (content, version) = (&self.inode.content, Version::of(&self.is));
                 let is_good = content.is_only(version);
+                how.set(FopenFlags::FOPEN_KEEP_CACHE, is_good);
+                if !is_good {
+                    content.drops();
+                }
                 content.becomes(version);
-                pass(if is_good { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }, believed);
             }
+            pass(how, believed);
         });
     }
 }
