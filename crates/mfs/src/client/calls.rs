@@ -65,6 +65,7 @@ impl Mounted {
         let who = self.who(request);
         if parent.0 != ROOT {
             let dir = self.inode(parent)?;
+            dir.looks.note();
             let before = Before::asking(&dir.peer);
             let deed = |dir| Deed::Lookup { dir, name: Name::from(name) };
             let tid = request.pid();

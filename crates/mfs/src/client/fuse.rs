@@ -78,7 +78,6 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_ASYNC_DIO,
             // The server does that as the caller; with the second the kernel need not ask before each write whether it is to be done.
             InitFlags::FUSE_HANDLE_KILLPRIV,
@@ -413,7 +412,7 @@ impl Filesystem for Mounted {
         if number.0 == ROOT {
             self.list_root(after, |number, next, kind, name| {
                 let attr = not_looked_up(number, kind);
-                reply.add(attr.ino, next, name, &TTL, &attr, Generation(0))
+                reply.add(INodeNo(0), next, name, &TTL, &attr, Generation(0))
             });
             reply.ok();
             return;

@@ -7,6 +7,7 @@
 use super::belief::{Before, Version};
 use super::content::Content;
 use super::lasting::Lasting;
+use super::listing::Looks;
 use super::locks::Owners;
 use super::maker::Maker;
 use super::names::Names;
@@ -56,6 +57,8 @@ pub(crate) struct Inode {
     pub(crate) content: Content,
     /// How the kernel may come to it without asking.
     pub(crate) ways: Ways,
+    /// Names are looked up in it.
+    pub(crate) looks: Looks,
     /// What is below it, where the kernel asks each time.
     pub(crate) names: Names,
     /// What is believed of it for longer than a term.
@@ -385,6 +388,7 @@ impl Inodes {
         let (owners, content) = (Owners::default(), Content::default());
         let (hold, unsaved) = (Mutex::new(hold), Unsaved::default());
         let (peer, ways, names) = (peer.clone(), Ways::default(), Names::default());
+        let looks = Looks::default();
         let (maker, lasting, passage) = (Maker::default(), Lasting::default(), Passage::default());
         let (after, kept) = (Mutex::default(), Mutex::default());
         let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
@@ -397,6 +401,7 @@ impl Inodes {
             unsaved,
             content,
             ways,
+            looks,
             names,
             lasting,
             maker,

@@ -12,14 +12,30 @@ use crate::message::{Answer, Deed, Entry, MOST_LOOKED_UP};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-/// How much of a directory is read at once.
+/// How much of a directory is read at once, and of one whose entries nobody is expected to look at: not much more than is looked up at once,
+/// for who does.
 const DIRECTORY: u32 = 64 << 10;
+const NAMES_ONLY: u32 = 16 << 10;
 
-/// Set in the numbers of entries that are shown and cannot be looked up. No inode has them.
-const NOT_LOOKED_UP: u64 = 1 << 62;
+/// How long after somebody has looked a name up in a directory others are expected to.
+const LOOKED: Duration = Duration::from_secs(60);
+
+/// When a name was looked up last in a directory.
+#[derive(Debug, Default)]
+pub(crate) struct Looks(Mutex<Option<Instant>>);
+
+impl Looks {
+    pub(crate) fn note(&self) {
+        *lock(&self.0) = Some(Instant::now());
+    }
+
+    fn are_recent(&self) -> bool {
+        lock(&self.0).is_some_and(|last| last.elapsed() < LOOKED)
+    }
+}
 
 /// What was read of a directory and not shown yet.
 #[derive(Debug, Default)]
@@ -73,8 +89,11 @@ impl Mounted {
         Ok(())
     }
 
-    /// The same, with what each entry is. The kernel takes that for as new as its ask: what was read ahead is read again if something
-    /// was changed from here since.
+    /// The same, with what each entry is: of the first, and of all if somebody looks at some. Who lists a directory mostly does, often when he
+    /// has read it all (find, rm, git); the kernel's own guess (`FUSE_READDIRPLUS_AUTO`) is only the first twenty then, and each other one
+    /// is a trip. To look an entry up costs the server some 20 µs, which who wants but names pays for those.
+    ///
+    /// The kernel takes what it is told for as new as its ask: what was read ahead is read again if something was changed from here since.
     pub(crate) fn list_looked_up(
         &self,
         handle: FileHandle,
@@ -90,25 +109,37 @@ impl Mounted {
             reply.ok();
             return Ok(());
         }
-        let stands = ahead.looked.as_ref().is_some_and(|(before, lease)| before.stands(*lease));
-        if (after == 0 || ahead.from != after || ahead.entries.is_empty() || !stands)
-            && let Err(errno) = self.read_ahead(&handle, &mut ahead, after, true)
-        {
-            return Err((reply, errno));
-        }
-        let Some((before, lease)) = ahead.looked.clone() else { return Err((reply, Errno::IO)) };
-        before.pass(|left| {
-            while let Some(next) = ahead.entries.front_mut() {
-                if !self.show(&handle, next, lease, left, &before, &mut reply) {
-                    break;
-                }
-                let after = next.entry.after;
-                ahead.from = after;
-                ahead.entries.pop_front();
+        let stands = ahead.looked.as_ref().is_none_or(|(before, lease)| before.stands(*lease));
+        if after == 0 || ahead.from != after || ahead.entries.is_empty() || !stands {
+            let look = after == 0 || handle.inode.looks.are_recent();
+            if let Err(errno) = self.read_ahead(&handle, &mut ahead, after, look) {
+                return Err((reply, errno));
             }
+        }
+        let looked = ahead.looked.clone();
+        let mut all = |show: &mut dyn FnMut(&mut Next) -> bool| {
+            while let Some(next) = ahead.entries.front_mut()
+                && show(next)
+            {
+                let after = next.entry.after;
+                ahead.entries.pop_front();
+                ahead.from = after;
+            }
+        };
+        if let Some((before, lease)) = looked {
+            before.pass(|left| {
+                all(&mut |next| self.show(&handle, next, lease, left, &before, &mut reply));
+                reply.ok();
+                self.0.forgetting.listed();
+            });
+        } else {
+            all(&mut |next| {
+                let entry = &next.entry;
+                let kind = kind(entry.kind).unwrap_or_else(|| self.kind_of(&handle, entry));
+                show_name(&handle, entry, kind, &mut reply)
+            });
             reply.ok();
-            self.0.forgetting.listed();
-        });
+        }
         Ok(())
     }
 
@@ -124,10 +155,7 @@ impl Mounted {
     ) -> bool {
         let entry = &next.entry;
         let Some(found) = &entry.found else {
-            let number = handle.inode.number_of_entry(entry.inode);
-            let attr = not_looked_up(number, kind(entry.kind).unwrap_or(FileType::RegularFile));
-            let none = fuser::Generation(0);
-            return !reply.add(attr.ino, entry.after, entry.name.as_os(), &Duration::ZERO, &attr, none);
+            return show_name(handle, entry, kind(entry.kind).unwrap_or(FileType::RegularFile), reply);
         };
         let inode = next.told.get_or_insert_with(|| self.told(&handle.inode, entry.name.as_os(), found));
         let told = Told::found(inode.clone(), &found.attributes, before.clone());
@@ -149,12 +177,13 @@ impl Mounted {
     fn read_ahead(&self, handle: &Arc<Handle>, ahead: &mut Ahead, after: u64, look: bool) -> Outcome<()> {
         self.drop_ahead(handle, ahead);
         let before = Before::asking(&handle.inode.peer);
-        let deed = |opened| Deed::ReadDir { opened, after, most: DIRECTORY, look };
+        let most = if after == 0 || look { DIRECTORY } else { NAMES_ONLY };
+        let deed = |opened| Deed::ReadDir { opened, after, most, look };
         let heard = self.0.with_open(handle, &handle.opener, &[], deed)?;
         let Answer::Entries { entries, lease, ends } = heard.answer else { return Err(Errno::IO) };
         ahead.from = after;
         ahead.entries =
-            entries.into_iter().take(most(look)).map(|entry| Next { entry, told: None }).collect();
+            entries.into_iter().take(most_entries(look)).map(|entry| Next { entry, told: None }).collect();
         (ahead.looked, ahead.ends) = (look.then_some((before, lease)), ends);
         Ok(())
     }
@@ -201,14 +230,20 @@ impl Mounted {
     }
 }
 
-/// An entry of which only the kind is known. Whoever wants to know more looks it up himself, and hears why it cannot be.
-///
-/// Its number is not the file's: the kernel would take what is said here for what the file is like.
+/// An entry of which only number and kind are known. Whoever wants to know more looks it up himself, and hears why it cannot be. It is shown
+/// with no inode: the kernel would take what is said here for what the file is like.
 pub(crate) fn not_looked_up(number: u64, kind: FileType) -> FileAttr {
-    ours(NOT_LOOKED_UP | number, kind, 0, 0)
+    ours(number, kind, 0, 0)
+}
+
+/// Shows one entry that was not looked up; whether there was room.
+fn show_name(handle: &Handle, entry: &Entry, kind: FileType, reply: &mut ReplyDirectoryPlus) -> bool {
+    let attr = not_looked_up(handle.inode.number_of_entry(entry.inode), kind);
+    let (ttl, none) = (Duration::ZERO, fuser::Generation(0));
+    !reply.add(INodeNo(0), entry.after, entry.name.as_os(), &ttl, &attr, none)
 }
 
 /// How many entries of an answer are taken.
-fn most(look: bool) -> usize {
+fn most_entries(look: bool) -> usize {
     if look { MOST_LOOKED_UP } else { usize::MAX }
 }
