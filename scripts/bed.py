@@ -1,5 +1,6 @@
 """A cluster inside this machine for a benchmark to lie in, and what its nodes use, read from outside of them."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -74,8 +75,11 @@ class Bed:
         others would wait for the other half, those too that answer calls from elsewhere."""
         for node in self.nodes:
             for pid in self.processes(node):
-                for task in os.listdir(f"/proc/{pid}/task"):
-                    os.sched_setaffinity(int(task), {self.processor(node)})
+                # What has ended meanwhile has started nothing that is not bound.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    for task in os.listdir(f"/proc/{pid}/task"):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.sched_setaffinity(int(task), {self.processor(node)})
 
     def command(self, node, script):
         """The command that runs a bash script in a node, in root's folder there."""
