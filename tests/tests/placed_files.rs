@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use tern_tests::cluster::Cluster;
 
 /// Rounds of each kind; a stale name or file in one of them is a failure.
@@ -64,16 +64,28 @@ fn it_is_seen_by_an_older_kernel() {
     changes_before_each_command(&cluster, ROUNDS);
 }
 
-/// A command on node 2 that answers each line of its input with one.
+/// A script that answers each line of its input with one.
 struct Answering {
     child: Child,
     answers: BufReader<std::process::ChildStdout>,
 }
 
 impl Answering {
+    /// One that is placed on node 2.
     fn new(cluster: &Cluster, script: &str) -> Self {
         let mut command = cluster.command(1, "mexec");
         command.args(["-n", "2", "sh", "-c", script]).current_dir("/tmp");
+        Self::begins(command)
+    }
+
+    /// One of node 1 itself.
+    fn at_home(cluster: &Cluster, script: &str) -> Self {
+        let mut command = cluster.command(1, "sh");
+        command.args(["-c", script]);
+        Self::begins(command)
+    }
+
+    fn begins(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         Self { child, answers }
@@ -106,20 +118,15 @@ fn what_was_done_before_it_was_told_is_seen() {
     let look = "echo $(cat f) $(test -e x$n && echo there) $(test -e x$((n + 1)) || echo none) $(readlink l)";
     let script = format!("cd d; while read n; do {look}; sleep 0.06; {look} > /dev/null; echo ready; done");
     let mut command = Answering::new(&cluster, &script);
-    let mut writer = cluster.command(1, "sh");
     let script = "cd /tmp/d; while read n; do echo $n > f; : > x$n; ln -sfn to$n l; echo done; done";
-    let mut writer =
-        writer.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut done = BufReader::new(writer.stdout.take().unwrap());
+    let mut writer = Answering::at_home(&cluster, script);
     for n in 1..=ROUNDS {
-        writeln!(writer.stdin.as_mut().unwrap(), "{n}").unwrap();
-        done.read_line(&mut String::new()).unwrap();
+        writer.tell(&n.to_string());
+        writer.answer();
         command.tell(&n.to_string());
         assert_eq!(command.answer(), format!("{n} there none to{n}\n"));
         assert_eq!(command.answer(), "ready\n");
     }
-    drop(writer.stdin.take());
-    writer.wait().unwrap();
 }
 
 #[test]
@@ -132,16 +139,13 @@ fn what_was_done_before_anything_that_it_finds_is_seen() {
             until read v <> line; [ \"$v\" = $n ]; do :; done; echo $(cat f) $(test -e x$n && echo there); done"
     );
     let mut command = Answering::new(&cluster, &script);
-    let mut writer = cluster.command(1, "sh");
     let script = "cd /tmp/d; while read n; do echo $n > f; : > x$n; echo $n > line; done";
-    let mut writer = writer.args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut writer = Answering::at_home(&cluster, script);
     for n in 1..=ROUNDS {
         assert_eq!(command.answer(), "ready\n");
-        writeln!(writer.stdin.as_mut().unwrap(), "{n}").unwrap();
+        writer.tell(&n.to_string());
         assert_eq!(command.answer(), format!("{n} there\n"));
     }
-    drop(writer.stdin.take());
-    writer.wait().unwrap();
 }
 
 #[test]
@@ -188,20 +192,14 @@ fn what_an_open_file_is_like_when_it_is_told_is_seen() {
     let look = "import os, sys; fd = os.open('/tmp/d/f', os.O_RDONLY)\n\
         for line in sys.stdin: print(os.fstat(fd).st_size, len(os.pread(fd, 9999, 0)), flush=True); os.fstat(fd)";
     let mut command = Answering::new(&cluster, &format!("exec python3 -uc \"{look}\""));
-    let mut writer = cluster.command(1, "sh");
     let script = "cd /tmp/d; while read n; do echo $n >> f; stat -c '%s %s' f; done";
-    let mut writer =
-        writer.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut done = BufReader::new(writer.stdout.take().unwrap());
+    let mut writer = Answering::at_home(&cluster, script);
     for n in 1..=ROUNDS {
-        writeln!(writer.stdin.as_mut().unwrap(), "{n}").unwrap();
-        let mut is = String::new();
-        done.read_line(&mut is).unwrap();
+        writer.tell(&n.to_string());
+        let is = writer.answer();
         command.tell("look");
         assert_eq!(command.answer(), is, "round {n}");
     }
-    drop(writer.stdin.take());
-    writer.wait().unwrap();
 }
 
 #[test]

@@ -244,15 +244,10 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
             if is_believed {
                 forgetting.forget_all_names();
             }
-        }
-        // What is known of that by now was answered before this; to throw away what is on its way is right then.
-        if peer.is_lasting() {
-            for inode in leases
-                .iter()
-                .filter(|lease| lease.is_late)
-                .flat_map(|lease| inodes.of(peer.node(), &lease.of))
-            {
-                if inode.is_untold() {
+            // Whoever asks for it just now, and goes by what he had, was told of nothing: that is not said before it is heard.
+            let late = lasting.iter().filter(|lease| lease.is_late);
+            for inode in late.flat_map(|lease| inodes.of(peer.node(), &lease.of)) {
+                if inode.untell() {
                     inode.content.shakes();
                     forgetting.forget_attributes(inode.number);
                 }
@@ -264,7 +259,8 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
             for inode in inodes.of(peer.node(), &lease.of) {
                 inode.content.doubt();
                 // What has been changed already may be asked for just now, and the kernel would throw that answer away, and go by what
-                // it had. So it is left to ask: soon, if somebody has the file open, and else when its names are looked up.
+                // it had. So, but for leases that last (above), it is left to ask: soon, if somebody has the file open, and else when its
+                // names are looked up.
                 if !lease.is_late {
                     forgetting.forget(inode.number);
                     inode.changes();

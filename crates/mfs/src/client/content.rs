@@ -60,7 +60,7 @@ impl Content {
 
     /// Whether the kernel has of it what is of a known version.
     pub(crate) fn is_known(&self) -> bool {
-        lock(&self.had).as_ref().is_some_and(|had| had.version.is_some()) && !self.is_shaken()
+        !self.is_shaken() && lock(&self.had).as_ref().is_some_and(|had| had.version.is_some())
     }
 
     fn is_shaken(&self) -> bool {
@@ -71,10 +71,8 @@ impl Content {
     pub(crate) fn is_only(&self, version: Option<Version>) -> bool {
         match &*lock(&self.had) {
             None => true,
-            Some(had) => {
-                let is_it = had.version.is_some() && had.version == version && had.from <= Instant::now();
-                is_it && !self.is_shaken()
-            }
+            _ if self.is_shaken() => false,
+            Some(had) => had.version.is_some() && had.version == version && had.from <= Instant::now(),
         }
     }
 

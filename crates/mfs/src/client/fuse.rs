@@ -14,8 +14,8 @@ use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -77,6 +77,7 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_PARALLEL_DIROPS,
+            // Then it asks in no other way for what is in a directory.
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_ASYNC_DIO,
             // The server does that as the caller; with the second the kernel need not ask before each write whether it is to be done.
@@ -383,22 +384,6 @@ impl Filesystem for Mounted {
         }
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
         answer!(reply, opened, |open| reply.opened(FileHandle(open.handle), FopenFlags::empty()));
-    }
-
-    fn readdir(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        handle: FileHandle,
-        after: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        if number.0 == ROOT {
-            self.list_root(after, |number, next, kind, name| reply.add(INodeNo(number), next, kind, name));
-            reply.ok();
-            return;
-        }
-        answer!(reply, self.list(handle, after, &mut reply), |()| reply.ok());
     }
 
     fn readdirplus(

@@ -141,8 +141,8 @@ impl Inode {
         *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
     }
 
-    /// The kernel is about to be told to believe nothing of what it was told that it is like; whether it may.
-    pub(crate) fn is_untold(&self) -> bool {
+    /// The kernel believes no more what it was told that it is like; whether it may have until now, and is to be told so.
+    pub(crate) fn untell(&self) -> bool {
         lock(&self.told).take().is_some_and(|(_, until)| Instant::now() < until + LONGER)
     }
 

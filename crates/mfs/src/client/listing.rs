@@ -9,7 +9,7 @@ use super::told::Told;
 use super::tree::Link;
 use crate::lock;
 use crate::message::{Answer, Deed, Entry, MOST_LOOKED_UP};
-use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyDirectoryPlus};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -64,32 +64,7 @@ impl Ahead {
 }
 
 impl Mounted {
-    /// Entries from this place on; some that were read before, if they are those.
-    pub(crate) fn list(&self, handle: FileHandle, after: u64, reply: &mut ReplyDirectory) -> Outcome<()> {
-        let handle = self.handle(handle)?;
-        let mut ahead = lock(&handle.ahead);
-        if ahead.is_at_end(after) {
-            return Ok(());
-        }
-        if after == 0 || ahead.from != after || ahead.entries.is_empty() {
-            self.read_ahead(&handle, &mut ahead, after, false)?;
-        }
-        while let Some(next) = ahead.entries.front() {
-            let entry = &next.entry;
-            let number = handle.inode.number_of_entry(entry.inode);
-            let kind = kind(entry.kind).unwrap_or_else(|| self.kind_of(&handle, entry));
-            if reply.add(INodeNo(number), entry.after, kind, entry.name.as_os()) {
-                break;
-            }
-            ahead.from = entry.after;
-            if let Some(next) = ahead.entries.pop_front() {
-                self.let_go(&handle, next);
-            }
-        }
-        Ok(())
-    }
-
-    /// The same, with what each entry is: of the first, and of all if somebody looks at some. Who lists a directory mostly does, often when he
+    /// Entries from this place on; some that were read before, if they are those. With what each is: of the first, and of all if somebody looks at some. Who lists a directory mostly does, often when he
     /// has read it all (find, rm, git); the kernel's own guess (`FUSE_READDIRPLUS_AUTO`) is only the first twenty then, and each other one
     /// is a trip. To look an entry up costs the server some 20 µs, which who wants but names pays for those.
     ///
