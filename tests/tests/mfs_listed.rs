@@ -2,6 +2,10 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::Duration;
+use tern_tests::breaking::until;
 use tern_tests::cluster::Cluster;
 
 /// Lists directories, and looks at each entry after that: what differs, how many there were, and how many packets this node sent.
@@ -46,4 +50,36 @@ fn directories_are_listed_as_they_are_and_few_trips_look_at_all_of_one() {
     assert_eq!(entries, "2994");
     // A trip for each would be as many.
     assert!(packets < 500, "{packets} packets");
+}
+
+#[test]
+fn what_is_removed_where_it_is_gives_its_room_back_though_others_have_seen_it() {
+    let cluster = Cluster::with_nodes("mfsroom", 2).unwrap();
+    cluster.run(1, &["sh", "-ec", "mkdir -p /mfs; mount.mfs mymfs /mfs"]).unwrap();
+    let make = "mkdir /tmp/d; mount -t tmpfs -o size=16m none /tmp/d; head -c 6M /dev/zero > /tmp/d/seen; \
+        head -c 6M /dev/zero > /tmp/d/open";
+    cluster.run(2, &["sh", "-ec", make]).unwrap();
+    let free = || {
+        let said = cluster.run(2, &["sh", "-c", "df --output=avail -BM /tmp/d | tail -1"]).unwrap();
+        String::from_utf8_lossy(&said).trim().trim_end_matches('M').parse::<u64>().unwrap()
+    };
+    let line = "exec 3< /mfs/2/tmp/d/open; ls -l /mfs/2/tmp/d >&2; echo seen; read removed; \
+        head -c 1 <&3 | wc -c; stat -Lc %h /dev/fd/3; read done";
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut reader = command.spawn().unwrap();
+    let (mut ask, said) = (reader.stdin.take().unwrap(), reader.stdout.take().unwrap());
+    let mut said = BufReader::new(said).lines();
+    let mut says = || said.next().unwrap().unwrap();
+    assert_eq!(says(), "seen");
+    assert_eq!(free(), 4);
+    cluster.run(2, &["sh", "-ec", "rm /tmp/d/*"]).unwrap();
+    until("room of a file that is open nowhere", Duration::from_secs(60), || free() >= 10).unwrap();
+    // One that is open is as it was.
+    writeln!(ask).unwrap();
+    assert_eq!((says(), says()), ("1".into(), "0".into()));
+    assert_eq!(free(), 10);
+    writeln!(ask).unwrap();
+    assert!(reader.wait().unwrap().success());
+    until("room of a file that was open", Duration::from_secs(60), || free() == 16).unwrap();
 }

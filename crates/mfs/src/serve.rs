@@ -58,6 +58,12 @@ const MOST_CONNECTIONS: usize = 2048;
 /// The most mounted trees of one node: its namespaces may have one each.
 const MOST_SESSIONS: usize = 64;
 
+/// How long files that have been removed take room at least, once nobody has them open; twice that at most.
+const LOOK: Duration = Duration::from_secs(4);
+
+/// To look for them takes one part in so many of a processor at most.
+const REST: u32 = 500;
+
 type Key = (NodeId, [u8; 16]);
 
 /// The whole server.
@@ -112,6 +118,7 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
         serving.leases.listen();
     }
     serving.leases.look_after_mapped().context("no thread")?;
+    let mut look = Instant::now();
     loop {
         door.wait(&[], Duration::from_secs(5))?;
         while let Some(caller) = door.next() {
@@ -138,6 +145,9 @@ pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
             }
         }
         serving.tidy();
+        if Instant::now() >= look {
+            look = Instant::now() + serving.let_go_of_removed();
+        }
     }
 }
 
@@ -335,6 +345,14 @@ impl Serving {
             };
         }
         caller
+    }
+
+    /// Forgets files that have been removed, of all sessions; after how long that is to be done again.
+    fn let_go_of_removed(&self) -> Duration {
+        let begun = Instant::now();
+        let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
+        sessions.iter().for_each(|session| session.let_go_of_removed());
+        LOOK.max(begun.elapsed() * REST)
     }
 
     /// Drops the sessions that nobody has come back to.

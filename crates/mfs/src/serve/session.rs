@@ -1,16 +1,16 @@
 //! What this node holds for one mounted tree of another: the objects that its kernel knows, and its open files.
 //!
 //! An object is held by a descriptor of `O_PATH`, so that it stays the same whatever its names become. When the server has too
-//! many, objects that are not open are forgotten ([`Budget`]): the client looks them up again.
+//! many, objects that are not open are forgotten ([`Budget`]): the client looks them up again. So are files that have no name any more.
 
 use super::budget::{Budget, Slot};
 use super::export::{Export, Place};
-use super::stat::attributes;
+use super::stat::{self, attributes};
 use crate::lock;
 use crate::message::{Answer, FileKey, Lease, Object, Opened, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -105,6 +105,8 @@ struct Objects {
     /// In the order in which they came; those that are gone are skipped.
     order: VecDeque<u64>,
     next: u64,
+    /// Those that had no name any more when that was looked at last.
+    removed: HashSet<u64>,
 }
 
 /// Open files by number.
@@ -224,6 +226,33 @@ impl Session {
             }
         }
         gone
+    }
+
+    /// Forgets the files that have been without a name since this was called last, if they are not open: their room on the disk is not to be
+    /// taken for as long as another node's kernel happens to remember them.
+    ///
+    /// Twice, so that who has found one before it was removed, and is about to open it, has done so. Who has a directory that was removed as
+    /// his own still finds it empty; it takes next to no room.
+    pub(crate) fn let_go_of_removed(&self) {
+        let all: Vec<_> = lock(&self.objects)
+            .held
+            .iter()
+            .map(|(number, counted)| (*number, counted.held.clone()))
+            .collect();
+        let removed: HashSet<u64> = all
+            .iter()
+            .filter(|(_, held)| stat::is_removed_file(&held.fd))
+            .map(|(number, _)| *number)
+            .collect();
+        let mut objects = lock(&self.objects);
+        let before = std::mem::take(&mut objects.removed);
+        for number in removed.intersection(&before) {
+            let Some(counted) = objects.held.get(number) else { continue };
+            if !objects.open.contains_key(&counted.held.key) {
+                objects.forget(*number);
+            }
+        }
+        objects.removed = removed;
     }
 
     /// Takes look-ups back; nobody holds it after the last.

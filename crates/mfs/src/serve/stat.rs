@@ -1,7 +1,7 @@
 //! What the kernel says of a file and of a file system, in the words of the messages.
 
 use crate::message::{Attributes, FileKey, Moment, Space};
-use rustix::fs::{AtFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 
@@ -9,6 +9,16 @@ use std::os::fd::AsFd;
 pub(crate) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
     let volume = rustix::fs::fstatvfs(&fd)?.f_fsid;
     attributes_of(fd, volume)
+}
+
+/// Whether this is a file of which all names have been removed, as far as this machine knows: no other one is asked.
+pub(crate) fn is_removed_file(fd: impl AsFd) -> bool {
+    let (flags, wanted) =
+        (AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::NLINK);
+    let stat = rustix::fs::statx(&fd, "", flags, wanted);
+    stat.is_ok_and(|is| {
+        is.stx_nlink == 0 && FileType::from_raw_mode(is.stx_mode.into()) == FileType::RegularFile
+    })
 }
 
 /// The device of what was looked at.
