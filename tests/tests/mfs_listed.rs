@@ -83,3 +83,73 @@ fn what_is_removed_where_it_is_gives_its_room_back_though_others_have_seen_it() 
     assert!(reader.wait().unwrap().success());
     until("room of a file that was open", Duration::from_secs(60), || free() == 16).unwrap();
 }
+
+/// Asks for extended attributes of files in a directory, gives some, and has another program of its node give some: what is wrong, and how
+/// many packets this node sent to learn that there are none.
+const EXTENDED: &str = r#"
+import errno, os, sys, time
+here = sys.argv[1]
+def packets():
+    return sum(int(line.split(":")[1].split()[9]) for line in open("/proc/net/dev") if ":" in line)
+def get(name, what):
+    try:
+        return os.getxattr(f"{here}/{name}", what).decode()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def same(what, is_, wanted):
+    if is_ != wanted:
+        print(what, is_, "and not", wanted)
+names = os.listdir(here)
+before = packets()
+for name in names:
+    os.lstat(f"{here}/{name}")
+    for what in "system.posix_acl_access", "security.capability", "user.a":
+        same(name, get(name, what), "ENODATA")
+sent = packets() - before
+for n, name in enumerate(names[:100]):
+    os.lstat(f"{here}/{name}")
+    same("one that is not there", get(name, "user.a"), "ENODATA")
+    os.setxattr(f"{here}/{name}", "user.a", str(n).encode())
+    same("one that was given", get(name, "user.a"), str(n))
+    os.removexattr(f"{here}/{name}", "user.a")
+    same("one that was taken away", get(name, "user.a"), "ENODATA")
+    os.setxattr(f"{here}/{name}", "user.a", b"again")
+    os.lstat(f"{here}/{name}")
+    same("one that was given again", get(name, "user.a"), "again")
+    same("the list", "user.a" in os.listxattr(f"{here}/{name}"), True)
+print(sent, flush=True)
+sys.stdin.readline()
+os.lstat(f"{here}/{names[200]}")
+same("before", get(names[200], "user.b"), "ENODATA")
+print(names[200], flush=True)
+sys.stdin.readline()
+end = time.monotonic() + 5
+while get(names[200], "user.b") != "x" and time.monotonic() < end:
+    os.lstat(f"{here}/{names[200]}")
+same("what is given there", get(names[200], "user.b"), "x")
+same("what only root sees", "trusted.c" in os.listxattr(f"{here}/{names[200]}"), True)
+print("done", flush=True)
+"#;
+
+#[test]
+fn extended_attributes_that_no_file_has_are_not_asked_for_and_all_others_are_seen() {
+    let cluster = Cluster::with_nodes("mfsextended", 2).unwrap();
+    cluster.run(1, &["sh", "-ec", "mkdir -p /mfs; mount.mfs mymfs /mfs"]).unwrap();
+    cluster.run(2, &["sh", "-ec", "mkdir /tmp/d; cd /tmp/d; seq 400 | xargs touch"]).unwrap();
+    let mut command = cluster.command(1, "python3");
+    command.args(["-c", EXTENDED, "/mfs/2/tmp/d"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut asker = command.spawn().unwrap();
+    let (mut ask, said) = (asker.stdin.take().unwrap(), asker.stdout.take().unwrap());
+    let mut said = BufReader::new(said).lines();
+    let mut says = || said.next().unwrap().unwrap();
+    let sent = says();
+    // Each file could be three trips, and one more.
+    assert!(sent.parse::<u64>().unwrap_or_else(|_| panic!("{sent}")) < 200, "{sent} packets");
+    writeln!(ask).unwrap();
+    let name = says();
+    let give = "import os, sys; os.setxattr(sys.argv[1], 'user.b', b'x'); os.setxattr(sys.argv[1], 'trusted.c', b'x')";
+    cluster.run(2, &["python3", "-c", give, &format!("/tmp/d/{name}")]).unwrap();
+    writeln!(ask).unwrap();
+    assert_eq!(says(), "done");
+    assert!(asker.wait().unwrap().success());
+}

@@ -12,8 +12,10 @@
 //! with the answer, and of all before it.
 
 mod deed;
+mod extended;
 
 pub use deed::Deed;
+pub use extended::Extended;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -26,7 +28,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -270,6 +272,8 @@ pub struct Attributes {
     pub written: Moment,
     /// Last changed in any way.
     pub changed: Moment,
+    /// Its extended attributes.
+    pub extended: Extended,
     /// Milliseconds for which it stays so, but for what this session changes itself: a lease. 0 is none.
     pub lease: u32,
     /// The lease lasts: it can be renewed, with all others that do, and is asked back for whatever changes the file, also when its

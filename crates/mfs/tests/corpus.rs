@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tern_mfs::client::hostile::Client;
 use tern_mfs::message::{
-    Answer, Ask, Attributes, Beside, Caller, Change, Deed, Entry, FileKey, Found, Lease, LockKind, Moment,
-    Name, Object, Opened, ROOT, Release, Step,
+    Answer, Ask, Attributes, Beside, Caller, Change, Deed, Entry, Extended, FileKey, Found, Lease, LockKind,
+    Moment, Name, Object, Opened, ROOT, Release, Step,
 };
 use tern_mfs::serve::hostile;
 use tern_wire::hostile::spoilt;
@@ -112,6 +112,7 @@ fn answers() -> Vec<u8> {
         changed: Moment { seconds: i64::MAX, nanos: u32::MAX },
         lease: 1000,
         lasts: true,
+        extended: Extended::of(b"user.a\0system.posix_acl_access\0"),
         settled: true,
     };
     let found = Found { object: Object(7), attributes: is };

@@ -27,14 +27,15 @@ pub(crate) struct Before {
     asked: Instant,
     recalls: u64,
     changes: u64,
+    given: u64,
     /// By leases that last: how things stand with what these are about.
     lasting: Vec<(Arc<Inode>, u64)>,
 }
 
 impl Before {
     pub(crate) fn asking(peer: &Arc<Peer>) -> Self {
-        let (recalls, changes) = (peer.recalls(), peer.changes());
-        Self { peer: peer.clone(), asked: Instant::now(), recalls, changes, lasting: Vec::new() }
+        let (recalls, changes, given) = (peer.recalls(), peer.changes(), peer.given());
+        Self { peer: peer.clone(), asked: Instant::now(), recalls, changes, given, lasting: Vec::new() }
     }
 
     /// The same, of something that is about this one alone: what else is asked back meanwhile makes no difference. Not to be kept in
@@ -79,6 +80,11 @@ impl Before {
     /// For what is not passed on at once: the kernel takes it for as new as its next ask.
     pub(crate) fn stands(&self, lease: u32) -> bool {
         (!self.lasting.is_empty() || self.peer.changes() == self.changes) && self.holds(lease)
+    }
+
+    /// Whether no file has been given an extended attribute from here since then.
+    pub(crate) fn is_of_all_given(&self) -> bool {
+        self.peer.given() == self.given
     }
 
     /// How long ago it was asked for.

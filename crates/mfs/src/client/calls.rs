@@ -2,7 +2,6 @@
 
 use super::attributes::ours;
 use super::belief::Before;
-use super::fuse::CAPABILITY;
 use super::handle::{Handle, Read};
 use super::inode::Inode;
 use super::maker::makes_only;
@@ -398,23 +397,7 @@ impl Mounted {
         if handle.has_lost(heard.boot) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// An extended attribute, or that there is none.
-    pub(crate) fn attribute_of(&self, request: &Request, number: INodeNo, name: &OsStr) -> Outcome<Vec<u8>> {
-        let of = self.inode(number).ok().filter(|_| name == CAPABILITY);
-        let before = of.as_ref().map(Before::of);
-        if let Some(inode) = &of
-            && inode.peer.believes(&[]).is_some()
-            && inode.lasting.is_bare(&inode.peer)
-        {
-            return Err(Errno::NODATA);
-        }
-        let got = self.attribute(request, number, |of| Deed::GetAttribute { of, name: Name::from(name) });
-        if let (Some(inode), Some(before), Err(Errno::NODATA)) = (of, before, &got) {
-            inode.lasting.has_none(&inode.peer, &before);
-        }
-        got
-    }
-
+    /// The value of an extended attribute, or their names.
     pub(crate) fn attribute(
         &self,
         request: &Request,

@@ -10,7 +10,7 @@ use super::locks;
 use super::told::Told;
 use super::tree::By;
 use crate::mapped::Mapped;
-use crate::message::{Answer, Change, Deed, MOST_DATA, Name, Opened};
+use crate::message::{Answer, Change, Deed, Extended, MOST_DATA, Name, Opened};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -32,7 +32,7 @@ const TTL: Duration = Duration::ZERO;
 const DFSA: &str = "system.mfs_dfsa";
 
 /// What the kernel looks for when a file is executed or written.
-pub(super) const CAPABILITY: &str = "security.capability";
+const CAPABILITY: &str = "security.capability";
 
 /// fuser's error of ours.
 fn error(errno: Errno) -> fuser::Errno {
@@ -280,10 +280,7 @@ impl Filesystem for Mounted {
                 inode.unsaved.written(heard.boot);
                 inode.changes();
             }
-            // Its node's kernel takes the capabilities away of what it cuts off.
-            if OFlags::from_bits_retain(flags).intersects(OFlags::EXCL | OFlags::TRUNC) {
-                inode.is_new(before.clone(), found.attributes.lease);
-            }
+            inode.has_extended(&found.attributes, &before);
             let named = self.named(&dir, name, &inode, &found, under.lease, &before);
             let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
             let handle = Handle::new(inode, who, flags, opened, heard.boot);
@@ -468,9 +465,10 @@ impl Filesystem for Mounted {
         let flags = flags.cast_unsigned();
         let set = self.inode(number).and_then(|inode| {
             let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
-            inode.is_not_bare();
+            inode.is_given_extended();
             inode.maker.rights_change();
             let set = self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop);
+            inode.is_given_extended();
             self.lists_may_differ(&inode, name);
             set
         });
@@ -478,21 +476,27 @@ impl Filesystem for Mounted {
     }
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        // What chown asks of each file.
-        // Before it writes what it reads and writes itself the kernel asks how long it is, and takes it away by itself.
-        let none = |inode: Arc<Inode>| inode.is_bare() || size == 0 && inode.passage.is_taken();
-        if name == CAPABILITY && self.inode(number).is_ok_and(none) {
-            reply.error(error(Errno::NODATA));
-            return;
-        }
         if name == DFSA {
             sized(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
-        answer!(reply, self.attribute_of(request, number, name), |value| sized(reply, size, &value));
+        // Before it writes what it reads and writes itself the kernel asks how long its capabilities are, and takes them away by itself.
+        let taken = |inode: &Inode| name == CAPABILITY && size == 0 && inode.passage.is_taken();
+        if self.inode(number).is_ok_and(|inode| taken(&inode) || !inode.extended().may_have(name)) {
+            reply.error(error(Errno::NODATA));
+            return;
+        }
+        let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
+        answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        // Root may see more than is told of.
+        let none = |inode: Arc<Inode>| request.uid() != 0 && inode.extended() == Extended::NONE;
+        if self.inode(number).is_ok_and(none) {
+            sized(reply, size, &[]);
+            return;
+        }
         let names = self.attribute(request, number, |of| Deed::ListAttributes { of });
         answer!(reply, names, |names| sized(reply, size, &names));
     }

@@ -15,7 +15,9 @@ use super::passthrough::Passage;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use super::ways::Ways;
-use crate::message::{Attributes, Caller, Deed, FileKey, Found, Moment, Name, Object, ROOT, Release};
+use crate::message::{
+    Attributes, Caller, Deed, Extended, FileKey, Found, Moment, Name, Object, ROOT, Release,
+};
 use crate::{lock, number};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -75,8 +77,8 @@ pub(crate) struct Inode {
     locks: AtomicU64,
     /// What the kernel was told that it is like, and until when it believes that.
     told: Mutex<Option<(Version, Instant)>>,
-    /// It was made or cut off from here, and has no capabilities, for as long as the lease holds that came with it.
-    new: Mutex<Option<(Before, u32)>>,
+    /// Which extended attributes it has, for as long as the lease holds that came with that.
+    extended: Mutex<Option<(Extended, Before, u32)>>,
 }
 
 /// How long what is known of a directory after a deed is good for an answer: not for one who may not look into it, and wants to
@@ -201,19 +203,34 @@ impl Inode {
         lock(&self.kept).clone().filter(|(is, before)| before.stands(is.lease))
     }
 
-    /// It was made or cut off just now.
-    pub(crate) fn is_new(&self, before: Before, lease: u32) {
-        *lock(&self.new) = Some((before, lease));
+    /// It was like this, and may be known by that to lack extended attributes. Of leases that last it is known with all else.
+    pub(crate) fn has_extended(&self, is: &Attributes, before: &Before) {
+        if is.lease == 0 || self.peer.is_lasting() {
+            return;
+        }
+        let mut extended = lock(&self.extended);
+        // It is looked at with the lock: who gives one from here counts that before he has us forget.
+        if before.is_of_all_given() {
+            *extended = Some((is.extended, before.clone(), is.lease));
+        }
     }
 
-    /// It is known to have no capabilities.
-    pub(crate) fn is_bare(&self) -> bool {
-        lock(&self.new).as_ref().is_some_and(|(before, lease)| before.pass(|left| !left(*lease).is_zero()))
+    /// Which extended attributes it has, as far as that is known.
+    pub(crate) fn extended(self: &Arc<Self>) -> Extended {
+        if self.peer.is_lasting() {
+            let is = self.peer.believes(&[self]).and_then(|_| self.lasting.attributes(&self.peer));
+            return is.map_or(Extended::UNKNOWN, |is| is.extended);
+        }
+        match &*lock(&self.extended) {
+            Some((extended, before, lease)) if before.holds(*lease) => *extended,
+            _ => Extended::UNKNOWN,
+        }
     }
 
-    /// It is given one.
-    pub(crate) fn is_not_bare(&self) {
-        *lock(&self.new) = None;
+    /// It is about to be given one from here, or just was.
+    pub(crate) fn is_given_extended(&self) {
+        self.peer.count_given();
+        *lock(&self.extended) = None;
     }
 
     /// This owner of locks has closed a descriptor of it, and has none any more.
@@ -391,7 +408,7 @@ impl Inodes {
         let looks = Looks::default();
         let (maker, lasting, passage) = (Maker::default(), Lasting::default(), Passage::default());
         let (after, kept) = (Mutex::default(), Mutex::default());
-        let (new, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        let (extended, told, locks) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let inode = Arc::new(Inode {
             number,
             peer,
@@ -409,7 +426,7 @@ impl Inodes {
             after,
             kept,
             locks,
-            new,
+            extended,
             told,
         });
         inodes.insert(number, (inode.clone(), 1));
@@ -480,6 +497,7 @@ pub(super) mod tests {
             lease: 0,
             lasts: false,
             settled: true,
+            extended: Extended::NONE,
         };
         Found { object: Object(inode + 1), attributes }
     }

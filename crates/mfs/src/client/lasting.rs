@@ -184,8 +184,6 @@ struct Believed {
     names: Option<HashMap<OsString, Option<Weak<Inode>>>>,
     /// Where a link leads.
     target: Option<Vec<u8>>,
-    /// It has no capabilities.
-    bare: bool,
     open: Option<Arc<Kept>>,
 }
 
@@ -233,7 +231,7 @@ impl Lasting {
     pub(crate) fn changes(&self) {
         self.times.fetch_add(1, Ordering::AcqRel);
         let mut now = lock(&self.now);
-        (now.is, now.target, now.bare) = (None, None, false);
+        (now.is, now.target) = (None, None);
         let open = now.open.take();
         drop(now);
         drop(open);
@@ -297,13 +295,9 @@ impl Lasting {
         }
     }
 
-    /// It is a link that leads there, or has no capabilities, or was opened.
+    /// It is a link that leads there, or was opened.
     pub(crate) fn leads(&self, peer: &Peer, before: &Before, target: &[u8]) {
         self.learn_more(peer, before, |now| now.target = Some(target.to_vec()));
-    }
-
-    pub(crate) fn has_none(&self, peer: &Peer, before: &Before) {
-        self.learn_more(peer, before, |now| now.bare = true);
     }
 
     pub(crate) fn opens(&self, peer: &Peer, before: &Before, kept: &Arc<Kept>) {
@@ -343,11 +337,6 @@ impl Lasting {
     /// Where it leads.
     pub(crate) fn target(&self, peer: &Peer) -> Option<Vec<u8>> {
         self.get(peer, |now| now.target.clone())
-    }
-
-    /// Whether it is known to have no capabilities.
-    pub(crate) fn is_bare(&self, peer: &Peer) -> bool {
-        self.get(peer, |now| Some(now.bare)).unwrap_or(false)
     }
 
     /// It, as somebody has it open who opened it like this.

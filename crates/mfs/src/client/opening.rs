@@ -18,10 +18,9 @@ impl Mounted {
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> Outcome<Open> {
         let who = self.who(request);
         let inode = self.inode(number)?;
-        let asked = Before::asking(&inode.peer);
         let truncates = OFlags::from_bits_retain(flags).contains(OFlags::TRUNC);
         // What is cut off by this is another one than before; and must be mapped as ever.
-        let before = if truncates { asked.clone() } else { Before::of(&inode) };
+        let before = if truncates { Before::asking(&inode.peer) } else { Before::of(&inode) };
         let (writes, locks) = (inode.unsaved.writes(), inode.locks());
         let content = reads(flags) && !inode.content.is_known();
         let deed = |of| Deed::Open { of, flags, content };
@@ -38,12 +37,10 @@ impl Mounted {
             return Err(Errno::STALE);
         }
         self.0.made(request.pid(), &inode);
+        inode.has_extended(&is, &before);
         inode.lasting.is(&inode.peer, &is, &before);
         if is.lasts && FileType::from_raw_mode(is.mode) == FileType::RegularFile {
             self.0.pins.hold(&inode);
-        }
-        if truncates {
-            inode.is_new(asked, is.lease);
         }
         let stays = is.lasts && only_reads(flags);
         let kept = if stays { Kept::new(&inode.peer, &who, flags, opened, heard.boot) } else { None };

@@ -132,6 +132,8 @@ pub(crate) struct Peer {
     recalls: AtomicU64,
     /// Counts what was changed from here.
     changes: AtomicU64,
+    /// Counts how often a file was given an extended attribute from here.
+    given: AtomicU64,
     pub(crate) owed: Owed,
     /// Counts the owners of locks.
     owners: AtomicU64,
@@ -149,6 +151,7 @@ impl Peer {
             idle: Condvar::new(),
             recalls: AtomicU64::new(0),
             changes: AtomicU64::new(0),
+            given: AtomicU64::new(0),
             owed: Owed::default(),
             owners: AtomicU64::new(0),
             gate: RwLock::default(),
@@ -196,6 +199,16 @@ impl Peer {
     /// Something was changed; the kernel does not know that yet.
     pub(crate) fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often a file was given an extended attribute from here.
+    pub(crate) fn given(&self) -> u64 {
+        self.given.load(Ordering::Acquire)
+    }
+
+    /// One is about to be, or just was.
+    pub(crate) fn count_given(&self) {
+        self.given.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A number that no owner of locks has had.

@@ -94,6 +94,7 @@ mod tests {
             lease,
             lasts,
             settled,
+            extended: crate::message::Extended::NONE,
         };
         Found { object: Object(7), attributes }
     }

@@ -190,6 +190,7 @@ impl Open {
 /// What is said of a file. If the kernel may have of its content what is of another version, it forgets that before it reads; who
 /// only looks is told the truth.
 pub(crate) fn known(inode: Arc<Inode>, is: &Attributes, before: Before, reading: bool) -> Told {
+    inode.has_extended(is, &before);
     let version = if is.lease > 0 { Version::of(is) } else { None };
     let of = Some((inode.clone(), Version::seen(is)));
     let (mut attr, generation) = (file(&inode, is), Generation(inode.generation()));

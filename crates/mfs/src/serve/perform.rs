@@ -22,7 +22,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -444,8 +444,8 @@ fn one_step(name: &Name) -> Result<&OsStr, Errno> {
 
 /// A path that means what a descriptor of `O_PATH` holds, for calls that take paths only. The kernel goes to the file
 /// itself, and lets every thread of ours.
-fn path(fd: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+fn path(fd: impl AsFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
 }
 
 fn timespec(time: Option<SetTime>) -> Timespec {

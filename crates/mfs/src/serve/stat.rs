@@ -1,9 +1,10 @@
 //! What the kernel says of a file and of a file system, in the words of the messages.
 
-use crate::message::{Attributes, FileKey, Moment, Space};
+use crate::message::{Attributes, Extended, FileKey, Moment, Space};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 /// What an object is like; without a lease.
 pub(crate) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
@@ -45,6 +46,8 @@ pub(crate) fn attributes_of(fd: impl AsFd, volume: u64) -> Result<Attributes, Er
         read: moment(stat.stx_atime),
         written: moment(stat.stx_mtime),
         changed: moment(stat.stx_ctime),
+        // Who cannot believe it has no use for it.
+        extended: Extended::UNKNOWN,
         lease: 0,
         lasts: false,
         settled: settled(moment(stat.stx_ctime)),
@@ -57,6 +60,15 @@ fn settled(changed: Moment) -> bool {
     let since =
         (now.tv_sec - changed.seconds).saturating_mul(1_000_000_000) + now.tv_nsec - i64::from(changed.nanos);
     since > 50_000_000
+}
+
+/// Which extended attributes there are, as far as the calling thread may see them.
+pub(crate) fn extended(path: &Path) -> Extended {
+    let mut names = [0; 256];
+    match rustix::fs::listxattr(path, &mut names[..]) {
+        Ok(length) => Extended::of(&names[..length]),
+        Err(_many_or_unknown) => Extended::UNKNOWN,
+    }
 }
 
 pub(crate) fn space(fd: impl AsFd) -> Result<Space, Errno> {

@@ -68,6 +68,7 @@ impl Performance<'_> {
         }
         let lasts = self.leases.watch(self.session, &fd, is.key, kind);
         // What was there before the promise was made may have changed.
-        Ok(Attributes { lease: leases::MILLIS, lasts, ..stat::attributes_of(fd, is.key.volume)? })
+        let extended = stat::extended(&path(&fd));
+        Ok(Attributes { extended, lease: leases::MILLIS, lasts, ..stat::attributes_of(fd, is.key.volume)? })
     }
 }
