@@ -70,6 +70,11 @@ impl Away {
         })
     }
 
+    /// Ends what is not used any more. To be called now and then.
+    pub(crate) fn tidy(&self) {
+        self.rooms.tidy();
+    }
+
     /// One connection, from its handshake to its end.
     pub(crate) fn serve(&self, socket: TcpStream) -> Result<()> {
         let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;

@@ -88,6 +88,7 @@ pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
                 _ => caller.answer(&not_here()),
             }
         }
+        away.tidy();
     }
 }
 

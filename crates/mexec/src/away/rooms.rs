@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tern_ids::NodeId;
 use tern_node::Config;
 
-/// How long a room without commands is kept.
+/// How long a room without commands is kept, and up to a minute more.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// All rooms.
@@ -61,12 +61,17 @@ impl Rooms {
     }
 
     fn known(&self, home: NodeId) -> Option<Arc<Room>> {
-        let mut rooms = lock(&self.rooms);
-        // Those that nobody uses, and those that were killed.
-        rooms.retain(|of, room| {
-            room.lives() && (*of == home || Arc::strong_count(room) > 1 || lock(&room.used).elapsed() < IDLE)
-        });
-        rooms.get(&home).cloned()
+        lock(&self.rooms).get(&home).filter(|room| room.lives()).cloned()
+    }
+
+    /// Ends those that nobody has used for long, and what is left of those that were killed. To be called now and then.
+    pub(crate) fn tidy(&self) {
+        let is_over = |room: &Arc<Room>| {
+            !room.lives() || Arc::strong_count(room) == 1 && lock(&room.used).elapsed() >= IDLE
+        };
+        let gone: Vec<_> = lock(&self.rooms).extract_if(|_, room| is_over(room)).collect();
+        // Each is waited for, which is not to hold up who wants another.
+        drop(gone);
     }
 }
 
@@ -144,5 +149,36 @@ impl Drop for Room {
         let _ended = process.kill();
         let _status = process.wait();
         tern_cgroup::guests::tidy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(program: &str, used: Option<Instant>) -> Arc<Room> {
+        let (orders, _theirs) = UnixStream::pair().unwrap();
+        let process = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let room = Room::of(orders, None, process);
+        *lock(&room.used) = used.unwrap();
+        Arc::new(room)
+    }
+
+    #[test]
+    fn rooms_that_nobody_has_used_for_long_end() {
+        let rooms = Rooms::new(Config::load(std::path::Path::new("/nonexistent")).unwrap());
+        let (now, long_ago) = (Some(Instant::now()), Instant::now().checked_sub(IDLE));
+        let busy = room("cat", long_ago);
+        let killed = room("true", now);
+        lock(&killed.process).wait().unwrap();
+        let all = [(1, busy.clone()), (2, room("cat", long_ago)), (3, room("cat", now)), (4, killed)];
+        *lock(&rooms.rooms) = all.into_iter().map(|(node, room)| (NodeId(node), room)).collect();
+        assert!(rooms.known(NodeId(2)).is_some() && rooms.known(NodeId(4)).is_none());
+        rooms.tidy();
+        let left = || lock(&rooms.rooms).keys().map(|node| node.0).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(left(), [1, 3].into());
+        drop(busy);
+        rooms.tidy();
+        assert_eq!(left(), [3].into());
     }
 }
