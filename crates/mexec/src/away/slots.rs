@@ -1,7 +1,7 @@
 //! How many commands run here at a time, and whose turn it is.
 //!
 //! Nobody is turned away: who finds no room waits for it. It is given to the user of whom the fewest commands run, here and (as their
-//! homes say) elsewhere; of several such, to the one who had least in the last minute; of several such, to the one who was given some longest
+//! homes say) elsewhere; of several such, to the one who had least in the last ten minutes; of several such, to the one who was given some longest
 //! ago; of his, to who has waited longest. So users share a node equally, however many commands each of them has and whoever came
 //! first, also if there are more users than room.
 

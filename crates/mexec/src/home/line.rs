@@ -1,7 +1,7 @@
 //! Whose turn it is to have this node's own room.
 //!
 //! As with the rooms of other nodes it is the turn of the user of whom the fewest commands run anywhere; of several such, of the one
-//! who had least in the last minute, and then of the one who was given room here longest ago. Who comes anew overtakes no one with a better claim: else a user whose command has just
+//! who had least in the last ten minutes, and then of the one who was given room here longest ago. Who comes anew overtakes no one with a better claim: else a user whose command has just
 //! ended would have that room again and again, since his next command asks before any who waits has looked.
 
 use crate::lock;

@@ -10,8 +10,10 @@ use tern_ids::NodeId;
 /// With what the load of a node forgets (docs/design/load.md).
 const FORGETS: Duration = Duration::from_millis(1250);
 
-/// With what it is forgotten how many a user had: longer than a build's slowest commands take, and shorter than builds.
-const LATELY: Duration = Duration::from_secs(60);
+/// With what it is forgotten how many a user had: longer than most builds take. Of users who wait and have nothing the one with least is next, so
+/// that builds of the same size end together where there are more users than room, whichever commands of theirs take long. (With a minute, twelve
+/// users at six places ended 1.46 times apart: who had waited for his long command had that forgotten by the time it counted.)
+const LATELY: Duration = Duration::from_secs(600);
 
 /// All of them.
 #[derive(Debug)]
