@@ -224,8 +224,8 @@ impl Family {
     /// Looks whether a process at home can leave, and takes hold of it; why not, and whether that may pass.
     pub(crate) fn can_leave(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
         let gone = |_e: tern_tracee::Error| {
-            // A thread of it may have gone, as another one executes a program.
-            let passing = !procfs::has_ended(pid.0);
+            // A thread of it may have gone, as another one executes a program; the first one has ended then for a moment.
+            let passing = procfs::status(pid.0).is_ok_and(|is| !is.has_ended() || is.threads > 1);
             (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), passing)
         };
         let tracer = if self.members.contains_key(&pid) { std::process::id() as i32 } else { 0 };
@@ -237,7 +237,8 @@ impl Family {
         })?;
         let several = || procfs::status(pid.0).is_ok_and(|status| status.threads > 1);
         let before = several();
-        self.seize(pid).map_err(|error| {
+        // Twice, since one that ended just then, as another one executed a program, may not be held (EPERM).
+        self.seize(pid).or_else(|_passing| self.seize(pid)).map_err(|error| {
             let refusal = Refusal::new(RefusalKind::CannotMove, error.to_string());
             // The first thread is ending while another one executes a program, which may have been done by now; then a
             // thread is gone, and the process is not.
@@ -411,10 +412,11 @@ fn seize_threads(member: &mut Member, attended: bool) -> tern_tracee::Result<boo
         if new {
             continue;
         }
-        if held(pid) || has_ended(pid) == Some(true) {
+        let first_ends = member.threads.get(&pid).map(|first| first.ending);
+        if first_ends.is_some() && has_ended(pid) == Some(true) || first_ends == Some(false) && held(pid) {
             return Ok(true);
         }
-        // Who has its number now was another thread, not held yet.
+        // Who has its number now was another thread: not held yet, or held under its old number, which is not known any more.
         member.threads.remove(&pid);
     }
 }

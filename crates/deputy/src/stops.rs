@@ -189,6 +189,10 @@ impl Family {
             if member.is_away() || anew || member.threads.is_empty() {
                 return Ok(false);
             }
+            // One that executes a program has its number by now: all others are over, and its stop is to come.
+            if member.threads.get(&pid).is_some_and(|first| first.ending) && !procfs::has_ended(pid.0) {
+                member.threads.insert(pid, Thread::at_home(pid)?);
+            }
             if member.stands() {
                 return Ok(true);
             }
