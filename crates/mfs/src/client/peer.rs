@@ -431,9 +431,7 @@ impl Peer {
             return true;
         }
         let end = Instant::now() + LOOK;
-        if self.connect(LOOKING, 0, end).is_ok() {
-            self.state().seen = Some(Instant::now());
-        }
+        let _seen_or_not = self.connect(LOOKING, 0, end);
         // The look itself has taken its time already.
         let most = self.common.patience.saturating_sub(LOOK).max(LOOK);
         let state = self.state();
@@ -463,6 +461,8 @@ impl Peer {
                     self.is_void();
                 }
                 let mut state = self.state();
+                // Its first answer may take longer than a look.
+                state.seen = Some(Instant::now());
                 if fresh {
                     state.epoch += 1;
                     self.owed.begin_anew();

@@ -27,6 +27,15 @@ fn faced(
     patience: Duration,
     does: impl Fn(usize, &mut Link, &Frame) -> Result<(), LinkError> + Send + Sync + 'static,
 ) -> Faced {
+    faced_by(patience, usize::MAX, does)
+}
+
+/// One who takes so many connections; all others wait in his kernel.
+fn faced_by(
+    patience: Duration,
+    most: usize,
+    does: impl Fn(usize, &mut Link, &Frame) -> Result<(), LinkError> + Send + Sync + 'static,
+) -> Faced {
     static MAPS: AtomicUsize = AtomicUsize::new(0);
     let authority = Authority::create("test").unwrap();
     let [one, two] = [1, 2].map(|node| Identity::issued_by(&authority, NodeId(node)).unwrap());
@@ -38,7 +47,7 @@ fn faced(
     let does = Arc::new(does);
     // They end with the test's process.
     std::thread::spawn(move || {
-        for (connection, socket) in listener.incoming().enumerate() {
+        for (connection, socket) in listener.incoming().take(most).enumerate() {
             let (does, tls) = (does.clone(), two.cluster_server().unwrap());
             std::thread::spawn(move || -> Result<(), LinkError> {
                 let (mut socket, long) = (socket?, Instant::now() + Duration::from_secs(60));
@@ -52,6 +61,9 @@ fn faced(
                 }
             });
         }
+        // Without it they would be refused.
+        std::thread::sleep(Duration::from_secs(60));
+        drop(listener);
     });
     let common = Common {
         identity: one,
@@ -124,4 +136,15 @@ fn what_the_kernel_would_not_take_is_let_go() {
     let look = Deed::Lookup { dir: crate::message::ROOT, name: Name::from(OsStr::new("a")) };
     assert_eq!(ask(&faced.peer, look).unwrap_err(), Unheard::Errno(Errno::IO));
     assert_eq!(faced.peer.owed.take().beside.forgotten, [(Object(7), 1)]);
+}
+
+#[test]
+fn a_node_whose_first_answer_takes_long_is_not_lost() {
+    // Longer than two looks, of which nobody hears the second.
+    let slow = LOOK * 2 + LOOK / 2;
+    let faced = faced_by(2 * slow, 1, move |_, link, ask| {
+        std::thread::sleep(slow);
+        say(link, ask.tag, &Answer::Count(ask.tag))
+    });
+    assert_eq!(ask(&faced.peer, STAT).unwrap().answer, Answer::Count(1));
 }
