@@ -49,7 +49,7 @@ fn a_process_that_executes_programs_is_sent_from_node_to_node() -> Result<()> {
 /// and who has it now to be nobody, about once in three hundred moves. He stood for ever then at his next stop.
 #[test]
 fn a_process_that_executes_programs_is_sent_home_and_away() -> Result<()> {
-    are_sent_about("executinghome", "threadexec", &["2", "home"].repeat(75))
+    are_sent_about("executinghome", "threadexec", &["2", "home"].repeat(40))
 }
 
 /// The deputy makes a mapping that holds the file, of which home must know before it takes an address space.
