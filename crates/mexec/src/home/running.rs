@@ -29,7 +29,7 @@ struct Now {
     /// How many run here, as the load sees it, and when that was so.
     seen: f32,
     /// How many ran of each user at a time, lately.
-    lately: HashMap<u32, f32>,
+    lately: HashMap<u32, f64>,
     since: Instant,
 }
 
@@ -46,15 +46,17 @@ impl Now {
 
     /// The time until now goes into what the load sees of these, and into what users had.
     fn pass(&mut self, me: NodeId, now: Instant) {
-        let passed = (now - self.since).as_secs_f32();
-        let kept = |forgets: Duration| (-passed / forgets.as_secs_f32()).exp();
-        self.seen = self.seen * kept(FORGETS) + self.on(me) as f32 * (1.0 - kept(FORGETS));
+        let passed = (now - self.since).as_secs_f64();
+        let kept = |forgets: Duration| (-passed / forgets.as_secs_f64()).exp();
+        let seen = kept(FORGETS) as f32;
+        self.seen = self.seen * seen + self.on(me) as f32 * (1.0 - seen);
         let kept = kept(LATELY);
         self.lately.values_mut().for_each(|lately| *lately *= kept);
         for ((_, uid), count) in &self.counts {
-            *self.lately.entry(*uid).or_default() += *count as f32 * (1.0 - kept);
+            *self.lately.entry(*uid).or_default() += f64::from(*count) * (1.0 - kept);
         }
-        self.lately.retain(|_, lately| *lately > 0.001);
+        // Of hours ago. What has just begun, and is looked at each millisecond by all who wait, is more.
+        self.lately.retain(|_, lately| *lately > 1e-9);
         self.since = now;
     }
 }
@@ -130,8 +132,23 @@ mod tests {
         let (count, seen) = running.on(NodeId(1));
         assert!(count == 0 && (0.5..=1.0).contains(&seen), "{seen}");
         let mut now = lock(&running.now);
-        let later = now.since + 10 * LATELY;
+        let later = now.since + 30 * LATELY;
         now.pass(NodeId(1), later);
         assert!(now.lately.is_empty());
+    }
+
+    #[test]
+    fn what_a_user_has_adds_up_however_often_that_is_looked_at() {
+        let running = Running::new(NodeId(1));
+        let counted = running.count(NodeId(2), 7);
+        let mut now = lock(&running.now);
+        for _ in 0..60_000 {
+            let later = now.since + Duration::from_millis(1);
+            now.pass(NodeId(1), later);
+        }
+        assert!((0.09..0.1).contains(&now.lately[&7]), "{:?}", now.lately);
+        now.since = Instant::now();
+        drop(now);
+        drop(counted);
     }
 }
