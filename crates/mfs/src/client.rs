@@ -12,6 +12,7 @@ mod belief;
 mod calls;
 mod change;
 mod content;
+mod extended;
 mod fuse;
 mod handle;
 #[doc(hidden)]

@@ -78,7 +78,7 @@ pub(crate) struct Inode {
     /// What the kernel was told that it is like, and until when it believes that.
     told: Mutex<Option<(Version, Instant)>>,
     /// Which extended attributes it has, for as long as the lease holds that came with that.
-    extended: Mutex<Option<(Extended, Before, u32)>>,
+    pub(super) extended: Mutex<Option<(Extended, Before, u32)>>,
 }
 
 /// How long what is known of a directory after a deed is good for an answer: not for one who may not look into it, and wants to
@@ -201,36 +201,6 @@ impl Inode {
     /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here.
     pub(crate) fn kept(&self) -> Option<(Attributes, Before)> {
         lock(&self.kept).clone().filter(|(is, before)| before.stands(is.lease))
-    }
-
-    /// It was like this, and may be known by that to lack extended attributes. Of leases that last it is known with all else.
-    pub(crate) fn has_extended(&self, is: &Attributes, before: &Before) {
-        if is.lease == 0 || self.peer.is_lasting() {
-            return;
-        }
-        let mut extended = lock(&self.extended);
-        // It is looked at with the lock: who gives one from here counts that before he has us forget.
-        if before.is_of_all_given() {
-            *extended = Some((is.extended, before.clone(), is.lease));
-        }
-    }
-
-    /// Which extended attributes it has, as far as that is known.
-    pub(crate) fn extended(self: &Arc<Self>) -> Extended {
-        if self.peer.is_lasting() {
-            let is = self.peer.believes(&[self]).and_then(|_| self.lasting.attributes(&self.peer));
-            return is.map_or(Extended::UNKNOWN, |is| is.extended);
-        }
-        match &*lock(&self.extended) {
-            Some((extended, before, lease)) if before.holds(*lease) => *extended,
-            _ => Extended::UNKNOWN,
-        }
-    }
-
-    /// It is about to be given one from here, or just was.
-    pub(crate) fn is_given_extended(&self) {
-        self.peer.count_given();
-        *lock(&self.extended) = None;
     }
 
     /// This owner of locks has closed a descriptor of it, and has none any more.
