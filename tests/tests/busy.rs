@@ -46,7 +46,7 @@ fn a_process_that_executes_programs_is_sent_from_node_to_node() -> Result<()> {
 }
 
 /// At home too a thread executes a program while all of them are taken hold of: who had the process' number was taken to have ended,
-/// and who has it now to be nobody, about once in three hundred moves. He stood for ever then at his next stop.
+/// and who has it now to be nobody, about once in a thousand moves. He stood for ever then at his next stop.
 #[test]
 fn a_process_that_executes_programs_is_sent_home_and_away() -> Result<()> {
     are_sent_about("executinghome", "threadexec", &["2", "home"].repeat(40))

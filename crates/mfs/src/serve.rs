@@ -58,7 +58,7 @@ const MOST_CONNECTIONS: usize = 2048;
 /// The most mounted trees of one node: its namespaces may have one each.
 const MOST_SESSIONS: usize = 64;
 
-/// How long files that have been removed take room at least, once nobody has them open; twice that at most.
+/// How far apart it is looked for files that have been removed, at least: the second look lets go of those that nobody has open.
 const LOOK: Duration = Duration::from_secs(4);
 
 /// To look for them takes one part in so many of a processor at most.

@@ -11,8 +11,7 @@ use tern_ids::NodeId;
 const FORGETS: Duration = Duration::from_millis(1250);
 
 /// With what it is forgotten how many a user had: longer than most builds take. Of users who wait and have nothing the one with least is next, so
-/// that builds of the same size end together where there are more users than room, whichever commands of theirs take long. (With a minute, twelve
-/// users at six places ended 1.46 times apart: who had waited for his long command had that forgotten by the time it counted.)
+/// that builds of the same size end together where there are more users than room, whichever commands of theirs take long and when.
 const LATELY: Duration = Duration::from_secs(600);
 
 /// All of them.

@@ -10,6 +10,7 @@ use crate::serve::leases;
 use crate::serve::stat;
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 impl Performance<'_> {
@@ -50,9 +51,8 @@ impl Performance<'_> {
     /// The same, of what is open. Names are believed only where the client's kernel sees as well as this one who may look for them.
     pub(super) fn names(&self, fd: &OwnedFd) -> Result<Attributes, Errno> {
         let is = self.leased(fd)?;
-        let length_only = &mut [0_u8; 0][..];
-        let may_differ = self.export.squash_root
-            || rustix::fs::getxattr(path(fd), "system.posix_acl_access", length_only).is_ok();
+        let may_differ =
+            self.export.squash_root || is.extended.may_have(OsStr::new("system.posix_acl_access"));
         let lease = if may_differ { 0 } else { is.lease };
         Ok(Attributes { lease, lasts: is.lasts && lease > 0, ..is })
     }
