@@ -153,7 +153,7 @@ fn memory_is_found_elsewhere_before_a_node_is_full() {
         (0..6).map(|_| program(&cluster, 1, "mosrun", &["python3", "-c", GROWS]).unwrap()).collect();
     for job in &mut jobs {
         let full = until("it has all that it wants", PATIENCE, || job.hear("full").is_ok());
-        full.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.scene(job.pid)));
+        full.unwrap_or_else(|e| panic!("{e:#}; it has ended: {}\n{}", job.ended(), cluster.scene(job.pid)));
     }
     // Once it was full it has been so for a while.
     std::thread::sleep(Duration::from_secs(3));

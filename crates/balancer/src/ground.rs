@@ -16,8 +16,11 @@ const SMALLEST_BASE: usize = 64;
 pub(crate) struct Stand {
     /// Threads that run or wait.
     pub(crate) runnable: f64,
-    /// Bytes free; negative if more has been promised than there is.
+    /// Bytes free, once those that are to leave have left; negative if more has been promised than there is.
     pub(crate) free: f64,
+    /// Bytes of those: none of them is room yet. Who went home because another one was to leave, which another node then
+    /// refused, filled it.
+    pub(crate) leaving: f64,
     /// What it keeps free.
     pub(crate) reserve: f64,
     /// How fast its memory fills, in bytes a second, as far as this home has watched it.
@@ -46,11 +49,19 @@ pub(crate) struct Ground<'a> {
     pub(crate) top_load: f64,
 }
 
+impl Stand {
+    /// Bytes that are free now and not promised, above what it keeps free.
+    pub(crate) fn room(&self) -> f64 {
+        self.free - self.leaving - self.reserve
+    }
+}
+
 impl<'a> Ground<'a> {
     pub(crate) fn new(cluster: &'a Cluster, state: &State, policy: &'a Policy, now_ms: u64) -> Self {
         let stand = |node: &Node| Stand {
             runnable: node.runnable(),
             free: node.mem_free as f64,
+            leaving: 0.0,
             reserve: reserve(node, policy),
             filling: state.filling(node.id),
             bar: closed(node, node.id == cluster.me(), policy),
@@ -113,6 +124,9 @@ impl<'a> Ground<'a> {
         self.under_way += 1;
         *self.pairs.entry((from, to)).or_default() += 1;
         *self.bytes.entry(from).or_default() += memory;
+        if let Some(stand) = self.cluster.place_of(from).and_then(|place| self.stands.get_mut(place)) {
+            stand.leaving += memory;
+        }
     }
 
     /// Bytes under way from a node.

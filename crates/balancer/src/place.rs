@@ -50,7 +50,7 @@ pub fn place(
         .iter()
         .zip(&ground.stands)
         .filter(|(node, stand)| {
-            let room = stand.free - stand.reserve >= placement.claim as f64 || node.mem_total == 0;
+            let room = stand.room() >= placement.claim as f64 || node.mem_total == 0;
             stand.bar.is_none() && permitted(node.id) && room && node.mem_pressure <= policy.full_pressure
         })
         .map(|(node, stand)| (100.0 / node.share(stand.runnable + threads), node.id))

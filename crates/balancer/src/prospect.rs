@@ -204,7 +204,7 @@ impl<'a> Mover<'a> {
             return Some(-1.0);
         }
         let growth = (self.process.growth as f64 + stand.filling) * seconds;
-        Some(stand.free - stand.reserve - self.process.memory() as f64 - growth)
+        Some(stand.room() - self.process.memory() as f64 - growth)
     }
 
     /// What speaks against it where nothing is urgent.

@@ -200,6 +200,26 @@ fn memory_goes_before_the_node_is_full_and_where_it_fits() {
 }
 
 #[test]
+fn room_is_what_others_have_left_and_not_what_they_are_to_leave() {
+    let mut full = node(1, 1.0);
+    full.mem_free = 100 << 20;
+    let (leaves, away) = (Process { rss: GB, ..busy(7, 1, 0.1) }, busy(8, 2, 30.0));
+    let nodes = || vec![full.clone(), node(2, 1.0), node(3, 1.0)];
+    let (cluster, policy) = (Cluster::new(NodeId(1), nodes()), Policy::default());
+    let mut state = State::default();
+    let to = |moves: Vec<tern_balancer::Move>| moves.iter().map(|m| (m.pid.0, m.reason)).collect::<Vec<_>>();
+    let both = [leaves.clone(), away.clone()];
+    // Nobody asks home whether it has room.
+    let first = decide(&cluster, &both, &mut state, &policy, 100_000, 1);
+    assert_eq!(to(first), [(7, Reason::Memory)]);
+    assert_eq!(to(decide(&cluster, &both, &mut state, &policy, 101_000, 1)), []);
+    // It has left, which the view does not show yet.
+    state.arrived(HomePid(7), 102_000);
+    let both = [Process { at: NodeId(3), ..leaves }, away];
+    assert_eq!(to(decide(&cluster, &both, &mut state, &policy, 102_000, 1)), [(8, Reason::Home)]);
+}
+
+#[test]
 fn best_fit_leaves_large_holes_alone() {
     let mut full = node(1, 3.0);
     full.mem_free = 100 << 20;

@@ -1,6 +1,6 @@
 //! What the node wants of a home shim: lists, and moves to begin.
 
-use crate::company::Hindrance;
+use crate::company::{Hindrance, absent};
 use crate::family::{Event, Family, PATIENCE};
 use crate::frozen::Frozen;
 use crate::member::{Member, State, Task};
@@ -223,13 +223,8 @@ impl Family {
 
     /// Looks whether a process at home can leave, and takes hold of it; why not, and whether that may pass.
     pub(crate) fn can_leave(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
-        let gone = |_e: tern_tracee::Error| {
-            // A thread of it may have gone, as another one executes a program; the first one has ended then for a moment.
-            let passing = procfs::status(pid.0).is_ok_and(|is| !is.has_ended() || is.threads > 1);
-            (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), passing)
-        };
         let tracer = if self.members.contains_key(&pid) { std::process::id() as i32 } else { 0 };
-        let movable = tern_image::process::check(pid.0, tracer).map_err(gone)?;
+        let movable = tern_image::process::check(pid.0, tracer).map_err(|_gone| absent(pid))?;
         movable.map_err(|reason| {
             // A vfork is over as soon as the child has executed its program.
             let passing = matches!(reason, Unmovable::SharedAddressSpace(_));

@@ -27,8 +27,8 @@ use tern_image::Unmovable;
 use tern_image::layout;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::Message;
+use tern_tracee::procfs;
 use tern_tracee::procfs::Mapping;
-use tern_tracee::{Error, procfs};
 
 /// Those with whom a process leaves, seen from that one.
 #[derive(Debug)]
@@ -65,14 +65,19 @@ fn stays(why: String, passing: bool) -> (Refusal, bool) {
     (Refusal::new(RefusalKind::CannotMove, Unmovable::SharedWith(why).to_string()), passing)
 }
 
+/// What is said of a process that was not found, and whether that passes: a thread through which it was looked at may just have
+/// gone, as another one executes a program.
+pub(crate) fn absent(pid: HomePid) -> (Refusal, bool) {
+    (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), procfs::lives(pid.0))
+}
+
 impl Family {
     /// Takes hold of a process at home that is to leave, and of those that share memory with it, and opens what they share.
     ///
     /// # Errors
     /// Why they cannot leave. None is held then that was not before.
     pub(crate) fn gather(&mut self, pid: HomePid) -> Result<Vec<HomePid>, Hindrance> {
-        let gone = |_e| (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), false);
-        let sharers = Sharers::of(pid.0).map_err(gone)?;
+        let sharers = Sharers::of(pid.0).map_err(|_gone| absent(pid))?;
         let all: Vec<HomePid> = sharers.processes.iter().map(|pid| HomePid(*pid)).collect();
         // Of two shims that hold some of them one must let go: so none waits while it holds any.
         let own = std::process::id() as i32;
@@ -102,7 +107,7 @@ impl Family {
         for other in sharers.processes.iter().map(|other| HomePid(*other)).filter(|other| *other != pid) {
             match self.may_join(other, pid) {
                 // It has ended since.
-                Err((refusal, _)) if refusal.kind == RefusalKind::NotFound => {}
+                Err((refusal, false)) if refusal.kind == RefusalKind::NotFound => {}
                 joins => joins?,
             }
         }
@@ -127,12 +132,12 @@ impl Family {
 
     /// Whether a process at home can leave with another one whose memory it shares; takes hold of it.
     fn may_join(&mut self, pid: HomePid, other: HomePid) -> Result<(), (Refusal, bool)> {
-        let gone = |_e| (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), false);
         let known = self.members.get(&pid);
         let passes =
             |m: &Member| !matches!(m.state, State::Resident) || m.task.is_some() || m.frozen.is_some();
         let busy = known.is_some_and(passes);
-        let (own, others) = (procfs::status(pid.0).map_err(gone)?, procfs::status(other.0).map_err(gone)?);
+        let status = |pid: HomePid| procfs::status(pid.0).map_err(|_gone| absent(pid));
+        let (own, others) = (status(pid)?, status(other)?);
         if busy || own.uid != others.uid || own.gid != others.gid {
             let what = if busy { "is on its way, away or frozen" } else { "is another user's" };
             return Err(stays(format!("process {pid}, with which it shares memory, {what}"), busy));
@@ -146,7 +151,7 @@ impl Family {
         let ends = || procfs::status(pid.0).map_or(true, |now| now.resident_kib == 0 && now.threads <= 1);
         self.can_leave(pid).map_err(|(why, passing)| match why.kind {
             RefusalKind::NotFound => (why, passing),
-            _ if ends() => gone(Error::Gone { pid: pid.0 }),
+            _ if ends() => absent(pid),
             _ => stays(
                 format!("process {pid}, with which it shares memory, does not move: {}", why.message),
                 passing,
@@ -437,5 +442,45 @@ impl Family {
             member.state = State::Inbound(Box::default());
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    /// How many programs the one that is looked at has still to execute.
+    const LEFT: &str = "TERN_TEST_LEFT";
+
+    /// Tests run in threads that are not the first: so one that executes a program takes the first one's number.
+    #[test]
+    fn who_executes_programs_is_never_taken_for_gone() {
+        let left = std::env::var(LEFT).map_or(150, |left| left.parse().unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["company::tests::who_executes_programs_is_never_taken_for_gone", "--exact"]);
+        command.env(LEFT, (left - 1).to_string());
+        command.args(["--test-threads", "2"]).stdout(std::process::Stdio::null());
+        if left == 0 {
+            return;
+        }
+        if std::env::var_os(LEFT).is_some() {
+            panic!("{}", command.exec());
+        }
+        let mut child = command.spawn().unwrap();
+        let pid = HomePid(child.id() as i32);
+        let mut looks = 0;
+        let ended = loop {
+            if Sharers::of(pid.0).is_err() && !absent(pid).1 {
+                break child.try_wait().unwrap();
+            }
+            // Those that have ended and are not waited for share nothing.
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            looks += 1;
+        };
+        assert!(ended.is_some_and(|status| status.success()), "gone after {looks} looks: {ended:?}");
     }
 }

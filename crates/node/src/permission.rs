@@ -119,14 +119,18 @@ pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
         Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => GONE,
         Err(_) => NO,
     };
-    let first = code(Path::new(&format!("/proc/{pid}/environ")));
-    if first != GONE {
-        return first;
-    }
-    // A first thread that has ended before others shows none; then it is for all of these.
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let codes: Vec<u8> = threads.map(|thread| code(&thread.path().join("environ"))).collect();
-    [NO, YES].into_iter().find(|found| codes.contains(found)).unwrap_or(GONE)
+    let look = || {
+        let first = code(Path::new(&format!("/proc/{pid}/environ")));
+        if first != GONE {
+            return first;
+        }
+        // A first thread that has ended before others shows none; then it is for all of these.
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let codes: Vec<u8> = threads.map(|thread| code(&thread.path().join("environ"))).collect();
+        [NO, YES].into_iter().find(|found| codes.contains(found)).unwrap_or(GONE)
+    };
+    // One of these that executes a program has the first one's number by the second look.
+    Some(look()).filter(|found| *found != GONE).unwrap_or_else(look)
 }
 
 /// This process has one thread, so that what is said for the thread holds for all of it. The groups beyond

@@ -217,6 +217,14 @@ pub fn has_ended(tid: i32) -> bool {
     status(tid).map_or(true, |status| status.has_ended())
 }
 
+/// Whether any thread of a process has not ended. The first one may have before others, and one that executes a program then
+/// gets its number: to who looks in between, both are gone, and so this looks twice.
+#[must_use]
+pub fn lives(pid: i32) -> bool {
+    let look = || status(pid).is_ok_and(|first| !first.has_ended() || first.threads > 1);
+    look() || look()
+}
+
 /// Reads a process' status.
 ///
 /// # Errors
