@@ -34,6 +34,7 @@ pub(crate) struct Room {
     /// Its tree of files, if they are another node's.
     tree: Option<OwnedFd>,
     process: Mutex<Child>,
+    /// When a command was seen in it last.
     used: Mutex<Instant>,
 }
 
@@ -67,7 +68,11 @@ impl Rooms {
     /// Ends those that nobody has used for long, and what is left of those that were killed. To be called now and then.
     pub(crate) fn tidy(&self) {
         let is_over = |room: &Arc<Room>| {
-            !room.lives() || Arc::strong_count(room) == 1 && lock(&room.used).elapsed() >= IDLE
+            let mut used = lock(&room.used);
+            if Arc::strong_count(room) > 1 {
+                *used = Instant::now();
+            }
+            !room.lives() || used.elapsed() >= IDLE
         };
         let gone: Vec<_> = lock(&self.rooms).extract_if(|_, room| is_over(room)).collect();
         // Each is waited for, which is not to hold up who wants another.
@@ -177,7 +182,13 @@ mod tests {
         rooms.tidy();
         let left = || lock(&rooms.rooms).keys().map(|node| node.0).collect::<std::collections::BTreeSet<_>>();
         assert_eq!(left(), [1, 3].into());
+        // It had a command just now.
         drop(busy);
+        rooms.tidy();
+        assert_eq!(left(), [1, 3].into());
+        let again = rooms.known(NodeId(1)).unwrap();
+        *lock(&again.used) = long_ago.unwrap();
+        drop(again);
         rooms.tidy();
         assert_eq!(left(), [3].into());
     }

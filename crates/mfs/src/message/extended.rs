@@ -13,8 +13,11 @@ const ACCESS_LIST: (u8, &[u8]) = (1, b"system.posix_acl_access");
 const DEFAULT_LIST: (u8, &[u8]) = (2, b"system.posix_acl_default");
 const CAPABILITY: (u8, &[u8]) = (4, b"security.capability");
 
-/// A user's, or a security module's; what begins otherwise is not everybody's to see, or no file's.
+/// A user's, or a security module's.
 const OTHERS: u8 = 8;
+
+/// A file system's own, as `btrfs.compression`: listed, and for its node to say.
+const STRANGE: u8 = 16;
 
 impl Extended {
     /// None that everybody can see.
@@ -27,7 +30,8 @@ impl Extended {
     #[must_use]
     pub fn of(list: &[u8]) -> Self {
         let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-        Self(names.fold(0, |all, name| all | kind(name).unwrap_or(0)))
+        let rest = |name: &[u8]| if name.starts_with(b"trusted.") { 0 } else { STRANGE };
+        Self(names.fold(0, |all, name| all | kind(name).unwrap_or_else(|| rest(name))))
     }
 
     /// Whether it may have one of this name. Of those that only root can see (`trusted.`) it always may.
@@ -61,6 +65,9 @@ mod tests {
         for name in ["trusted.a", "system.nfs4_acl", "nothing", ""] {
             assert!(may(Extended::NONE, name), "{name} is for its node to say");
         }
+        let strange = Extended::of(b"btrfs.compression\0");
+        assert!(strange != Extended::NONE && may(strange, "btrfs.compression") && !may(strange, "user.a"));
+        assert_eq!(Extended::of(b"trusted.a\0"), Extended::NONE);
         assert_eq!(Extended::of(b""), Extended::NONE);
         assert_eq!(Extended::of(b"\0\0"), Extended::NONE);
         assert!(may(Extended::UNKNOWN, "security.capability"));

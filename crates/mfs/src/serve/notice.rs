@@ -70,7 +70,8 @@ const OF_DIRECTORY: MaskFlags = MaskFlags::FAN_ATTRIB
 struct Group {
     fanotify: Arc<Fanotify>,
     begun: Instant,
-    marked: HashSet<FileKey>,
+    /// Which file it was: a mark goes with its file, whose number may be another one's then.
+    marked: HashMap<FileKey, Handle>,
     /// What the kernel calls them in its events.
     called: HashMap<Handle, FileKey>,
     /// File systems that cannot have such marks.
@@ -106,25 +107,32 @@ impl Group {
         Ok(Self {
             fanotify: Arc::new(Fanotify::init(how, EventFFlags::O_RDONLY)?),
             begun: Instant::now(),
-            marked: HashSet::new(),
+            marked: HashMap::new(),
             called: HashMap::new(),
             without: HashSet::new(),
         })
     }
 
-    fn mark(&mut self, fd: impl AsFd, key: FileKey, kind: FileType) -> io::Result<()> {
+    /// Whether it has a mark now, and why not.
+    fn mark(&mut self, fd: impl AsFd, key: FileKey, kind: FileType) -> io::Result<bool> {
         let handle = Handle::of(&fd, key.volume)?;
+        if self.marked.get(&key) == Some(&handle) {
+            return Ok(true);
+        }
+        if self.marked.len() >= MOST_MARKS {
+            return Ok(false);
+        }
         let mask = if kind == FileType::Directory { OF_DIRECTORY } else { OF_FILE };
         // What is held by a descriptor of `O_PATH` can be marked by a path only.
         let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
         self.fanotify.mark(MarkFlags::FAN_MARK_ADD, mask, rustix::fs::CWD, Some(path.as_str()))?;
-        self.marked.insert(key);
-        self.called.insert(handle, key);
-        Ok(())
+        self.called.insert(handle.clone(), key);
+        self.marked.insert(key, handle);
+        Ok(true)
     }
 
     fn unmark(&mut self, path: &str, key: FileKey) {
-        if self.marked.remove(&key) {
+        if self.marked.remove(&key).is_some() {
             // It may have gone by itself, with the file.
             let _gone = self.fanotify.mark(MarkFlags::FAN_MARK_REMOVE, OF_FILE, rustix::fs::CWD, Some(path));
         }
@@ -145,13 +153,13 @@ impl Notices {
     pub(crate) fn watch(&self, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
         let Groups { now: group, local, .. } = &mut *lock(&self.groups);
         let is_local = *local.entry(key.volume).or_insert_with(|| is_local(&fd));
-        if group.marked.contains(&key) {
-            return is_local;
-        }
-        if group.marked.len() >= MOST_MARKS || group.without.contains(&key.volume) {
+        if group.without.contains(&key.volume) {
             return false;
         }
-        let Err(error) = group.mark(fd, key, kind) else { return is_local };
+        let error = match group.mark(fd, key, kind) {
+            Ok(marked) => return marked && is_local,
+            Err(error) => error,
+        };
         let never = [libc::EOPNOTSUPP, libc::ENODEV, libc::EXDEV, libc::EINVAL, libc::EOVERFLOW];
         if error.raw_os_error().is_some_and(|errno| never.contains(&errno)) {
             tracing::info!(%error, volume = key.volume, "a file system without notices");
@@ -190,8 +198,9 @@ impl Notices {
             if event.mask.contains(MaskFlags::FAN_Q_OVERFLOW) {
                 tracing::info!("notices were lost: all leases are asked back");
                 leases.noticed_all();
-            } else if event.process != own
-                && let Some(key) = self.file_of(&event)
+            } else if let Some(key) = self.file_of(&event)
+                // We may be who has let go last of one that a program has removed: no news, but it is gone.
+                && event.process != own
             {
                 leases.noticed(key);
             }
@@ -213,9 +222,11 @@ impl Notices {
         let handle = event.handle.as_ref()?;
         let key = *before.iter().chain([&*now]).find_map(|group| group.called.get(handle))?;
         if event.mask.contains(MaskFlags::FAN_DELETE_SELF) {
-            // Its mark went with it, and its number may be another file's.
             for group in before.iter_mut().chain([now]) {
-                group.marked.remove(&key);
+                // Another file with its number may have one by now.
+                if group.marked.get(&key) == Some(handle) {
+                    group.marked.remove(&key);
+                }
             }
         }
         Some(key)
@@ -232,8 +243,8 @@ impl Notices {
             Ok(new) => {
                 let now = std::mem::replace(&mut groups.now, new);
                 let last = groups.before.replace(now);
-                let still = groups.before.iter().flat_map(|group| &group.marked).collect::<HashSet<_>>();
-                let gone = last.iter().flat_map(|group| &group.marked).filter(|key| !still.contains(key));
+                let still = |key: &FileKey| groups.before.iter().any(|group| group.marked.contains_key(key));
+                let gone = last.iter().flat_map(|group| group.marked.keys()).filter(|key| !still(key));
                 let gone = gone.copied().collect();
                 (last, gone)
             }

@@ -233,7 +233,10 @@ impl Session {
     ///
     /// Twice, so that who has found one before it was removed, and is about to open it, has done so. Who has a directory that was removed as
     /// his own still finds it empty; it takes next to no room.
-    pub(crate) fn let_go_of_removed(&self) {
+    ///
+    /// Gives back what was forgotten: to drop the last of a large file takes the kernel long.
+    #[must_use]
+    pub(crate) fn let_go_of_removed(&self) -> Vec<Arc<Held>> {
         let all: Vec<_> = lock(&self.objects)
             .held
             .iter()
@@ -246,13 +249,16 @@ impl Session {
             .collect();
         let mut objects = lock(&self.objects);
         let before = std::mem::take(&mut objects.removed);
+        let mut forgotten = Vec::new();
         for number in removed.intersection(&before) {
-            let Some(counted) = objects.held.get(number) else { continue };
-            if !objects.open.contains_key(&counted.held.key) {
+            let Some(held) = objects.held.get(number).map(|counted| counted.held.clone()) else { continue };
+            if !objects.open.contains_key(&held.key) {
                 objects.forget(*number);
+                forgotten.push(held);
             }
         }
         objects.removed = removed;
+        forgotten
     }
 
     /// Takes look-ups back; nobody holds it after the last.
