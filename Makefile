@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-pairs test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -21,6 +21,13 @@ test:
 	scripts/links $(target)/debug
 	cargo nextest run --workspace
 	TERN_HOT_CALLS=0 TERN_PROGRAMS=file,inhand,hotcalls cargo nextest run --workspace -E 'binary(journeys) + binary(near)'
+
+# The same with two clusters at a time, which disturb each other: for races that one alone does not meet.
+test-pairs:
+	scripts/setup
+	cargo build --workspace --bins
+	scripts/links $(target)/debug
+	TERN_LABS=2 cargo nextest run --workspace --profile pairs
 
 # The tests of the whole once more, with those that are left out of `make test` because they are long.
 test-storm:

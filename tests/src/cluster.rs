@@ -17,8 +17,7 @@ const PATIENCE: &str = "20";
 pub struct Cluster {
     lab: Lab,
     binaries: PathBuf,
-    /// Held as long as the lab stands: labs of several test programs one after the other, since two of them
-    /// at a time would only slow each other.
+    /// Held as long as the lab stands.
     _turn: File,
 }
 
@@ -84,8 +83,7 @@ impl Cluster {
     }
 
     fn make(binaries: PathBuf, options: Options) -> Result<Self> {
-        let turn = File::create(programs::workshop()?.join("turn"))?;
-        turn.lock()?;
+        let turn = turn()?;
         let helper =
             ["tern", "tern-lab"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists());
         let options = Options { helper, ..options };
@@ -247,6 +245,20 @@ impl Cluster {
             }
         }
         text
+    }
+}
+
+/// Waits until fewer labs stand than may at a time, of all test programs: one, so that what a test finds is its own doing; or TERN_LABS, for
+/// `make test-pairs`.
+fn turn() -> Result<File> {
+    let labs = std::env::var("TERN_LABS").map_or(Ok(1), |labs| labs.parse::<u32>()).context("TERN_LABS")?;
+    let place = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);
+    let places = (1..=labs.max(1)).map(place).collect::<Result<Vec<_>>>()?;
+    loop {
+        if let Some(free) = places.iter().position(|place| place.try_lock().is_ok()) {
+            return places.into_iter().nth(free).context("no place");
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
