@@ -123,6 +123,23 @@ impl Cluster {
         command
     }
 
+    /// Mounts the tree of files on a node, and waits until node 2's are there: to start its server may take longer on a busy machine than
+    /// the patience that a test gives the tree.
+    ///
+    /// # Errors
+    /// If it cannot be mounted, or they are not there within half a minute.
+    pub fn mount(&self, node: u16, options: &str) -> Result<()> {
+        self.run(node, &["mkdir", "-p", "/mfs"])?;
+        self.run(node, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
+        let end = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = self.run(node, &["ls", "-d", "/mfs/2/."]) {
+            if Instant::now() > end {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// Moves a process of node 1: to a node, or `home`.
     ///
     /// # Errors

@@ -22,8 +22,7 @@ const ROUNDS: u32 = 250;
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, nodes)?;
     for node in on {
-        cluster.run(*node, &["mkdir", "-p", "/mfs"])?;
-        cluster.run(*node, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
+        cluster.mount(*node, "timeout=3")?;
     }
     Ok(cluster)
 }

@@ -8,8 +8,7 @@ use tern_tests::cluster::Cluster;
 
 fn mounted(prefix: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 2)?;
-    cluster.run(1, &["mkdir", "-p", "/mfs"])?;
-    cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
+    cluster.mount(1, "timeout=3")?;
     Ok(cluster)
 }
 

@@ -36,8 +36,7 @@ fn seeded(
 fn mounted(prefix: &str, nodes: &[u16]) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 3)?;
     for node in nodes {
-        cluster.run(*node, &["mkdir", "-p", "/mfs"])?;
-        cluster.run(*node, &["mount.mfs", "mymfs", "/mfs", "-o", "timeout=3"])?;
+        cluster.mount(*node, "timeout=3")?;
     }
     if nodes.contains(&2) {
         // Its own kernel does them itself; the lab's disk is made of others, of which it does not.

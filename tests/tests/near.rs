@@ -13,8 +13,7 @@ fn cluster(name: &str, nodes: u16) -> Result<Cluster> {
 
 fn mounted(name: &str, nodes: u16, options: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(name, nodes)?;
-    cluster.run(1, &["mkdir", "-p", "/mfs"])?;
-    cluster.run(1, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
+    cluster.mount(1, options)?;
     cluster.run(2, &["mkdir", "-m", "777", "/tmp/near"])?;
     Ok(cluster)
 }
