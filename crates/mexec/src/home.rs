@@ -277,7 +277,7 @@ impl Home {
         let wall = begun.elapsed();
         let need = self.known_of(self.me).map_or(wall, |known| known.alone(wall));
         self.classes.took(caller.who.uid, &order.class, wall, need);
-        drop(counted);
+        counted.used(need);
         self.line.wake(&|uid| self.running.share(uid, None));
         Ok(())
     }
@@ -316,10 +316,10 @@ impl Home {
                 // Who has input for it has to hear at once that it runs; and what was taken of that cannot be had again.
                 let held = order.repeatable && !order.task.input;
                 let (outcome, ended) = relay::relay(&mut link, &mut caller.socket, said, held)?;
-                drop(counted);
                 if let Some(ended) = ended {
                     let used = Duration::from_micros(ended.cpu);
                     let used = self.known_of(node).map_or(used, |known| Known::standard(known.speed, used));
+                    counted.used(used);
                     self.classes.took(uid, &order.class, Duration::from_micros(ended.wall), used);
                     self.links.keep(node, link);
                 }

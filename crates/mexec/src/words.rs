@@ -178,7 +178,7 @@ pub enum Ask {
 pub struct Share {
     /// So many of his commands run.
     pub running: u32,
-    /// Thousandths of commands that ran of his at a time, on average of the last ten minutes.
+    /// Millionths of a standard CPU that his commands had, on average of the last ten minutes.
     pub lately: u32,
 }
 
