@@ -1,5 +1,6 @@
 //! Three nodes in the lab, with ternd in each, and the tools as a user would call them on node 1.
 
+use crate::breaking::until;
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
@@ -131,13 +132,8 @@ impl Cluster {
     pub fn mount(&self, node: u16, options: &str) -> Result<()> {
         self.run(node, &["mkdir", "-p", "/mfs"])?;
         self.run(node, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
-        let end = Instant::now() + Duration::from_secs(30);
-        while let Err(error) = self.run(node, &["ls", "-d", "/mfs/2/."]) {
-            if Instant::now() > end {
-                return Err(error);
-            }
-        }
-        Ok(())
+        let are_there = || self.run(node, &["ls", "-d", "/mfs/2/."]).is_ok();
+        until("node 2's files are there", Duration::from_secs(30), are_there).map(|_passed| ())
     }
 
     /// Moves a process of node 1: to a node, or `home`.

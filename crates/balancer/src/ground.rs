@@ -38,8 +38,6 @@ pub(crate) struct Ground<'a> {
     pub(crate) stands: Vec<Stand>,
     /// Moves under way between two nodes.
     pairs: BTreeMap<(NodeId, NodeId), u32>,
-    /// Bytes under way from each node.
-    bytes: BTreeMap<NodeId, f64>,
     /// Nodes that are about to run out of memory: their links are needed for that.
     pub(crate) filling_up: BTreeSet<NodeId>,
     /// Moves under way in all.
@@ -73,7 +71,6 @@ impl<'a> Ground<'a> {
             now_ms,
             stands,
             pairs: BTreeMap::new(),
-            bytes: BTreeMap::new(),
             filling_up: BTreeSet::new(),
             under_way: 0,
             base: cluster.nodes().len().max(SMALLEST_BASE) as f64,
@@ -123,7 +120,6 @@ impl<'a> Ground<'a> {
     fn set_out(&mut self, from: NodeId, to: NodeId, memory: f64) {
         self.under_way += 1;
         *self.pairs.entry((from, to)).or_default() += 1;
-        *self.bytes.entry(from).or_default() += memory;
         if let Some(stand) = self.cluster.place_of(from).and_then(|place| self.stands.get_mut(place)) {
             stand.leaving += memory;
         }
@@ -131,7 +127,7 @@ impl<'a> Ground<'a> {
 
     /// Bytes under way from a node.
     pub(crate) fn leaving_bytes(&self, from: NodeId) -> f64 {
-        self.bytes.get(&from).copied().unwrap_or(0.0)
+        self.stand(from).map_or(0.0, |stand| stand.leaving)
     }
 
     fn shift(&mut self, node: NodeId, threads: f64, memory: f64) {

@@ -27,8 +27,7 @@ use tern_image::Unmovable;
 use tern_image::layout;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::Message;
-use tern_tracee::procfs;
-use tern_tracee::procfs::Mapping;
+use tern_tracee::procfs::{self, Mapping};
 
 /// Those with whom a process leaves, seen from that one.
 #[derive(Debug)]

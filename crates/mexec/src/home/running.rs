@@ -10,7 +10,7 @@ use tern_ids::NodeId;
 /// With what the load of a node forgets (docs/design/load.md).
 const FORGETS: Duration = Duration::from_millis(1250);
 
-/// With what it is forgotten how many a user had: longer than most builds take. Of users who wait and have nothing the one with least is next, so
+/// With what it is forgotten how much a user had: longer than most builds take. Of users who wait and have nothing the one with least is next, so
 /// that builds of the same size end together where there are more users than room, whichever commands of theirs take long and when.
 const LATELY: Duration = Duration::from_secs(600);
 
@@ -65,9 +65,7 @@ impl Now {
         self.lately.retain(|_, lately| *lately > 1e-9);
         self.since = now;
     }
-}
 
-impl Now {
     /// A user's command that has run for so long, and was charged so many seconds, has used that much, which he had instead. A node that says it
     /// was more than a large machine's CPUs together is not believed.
     fn learn(&mut self, uid: u32, wall: Duration, charged: f64, used: Duration) {
