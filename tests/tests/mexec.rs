@@ -269,6 +269,33 @@ fn who_finds_no_room_waits_for_his_turn() {
     );
 }
 
+/// What else home does may go on for weeks: where no other node is open nobody waits for that, and who waits hears of a node that is.
+#[test]
+fn a_busy_home_is_enough_and_a_node_that_opens_is_seen() {
+    let cluster = Cluster::with_nodes("mexecbusy", 2).unwrap();
+    cluster.run(2, &["mosctl", "block"]).unwrap();
+    let mut busy: Vec<_> = (0..3)
+        .map(|_| cluster.command(1, "sh").args(["-c", "while :; do :; done"]).spawn().unwrap())
+        .collect();
+    let load = || {
+        let said = cluster.run(1, &["cat", "/run/mosix/nodes/1/load"]).unwrap();
+        String::from_utf8_lossy(&said).trim().parse::<f32>().unwrap()
+    };
+    until("home is seen to be busy", || load() > 250.0);
+    let sleep = || cluster.command(1, "mexec").args(["sleep", "1008"]).spawn().unwrap();
+    let mut placed = [sleep(), sleep(), sleep()];
+    until("there is room for two at home", || count(&cluster, 1, "^sleep 1008") == 2);
+    cluster.run(2, &["mosctl", "noblock"]).unwrap();
+    until("and for the third on the other node", || count(&cluster, 2, "^sleep 1008") == 1);
+    assert_eq!(count(&cluster, 1, "^sleep 1008"), 2);
+    for node in 1..=2 {
+        cluster.run(node, &["pkill", "-f", "^sleep 1008"]).unwrap();
+    }
+    placed.iter_mut().for_each(|one| drop(one.wait()));
+    cluster.run(1, &["pkill", "-f", "while :; do"]).unwrap();
+    busy.iter_mut().for_each(|one| drop(one.wait()));
+}
+
 #[test]
 fn one_user_has_no_more_room_than_a_user_may_have() {
     let cluster = Cluster::with_nodes("mexecuser", 2).unwrap();

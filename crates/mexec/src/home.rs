@@ -54,6 +54,9 @@ const LOOKED_FOR: u32 = 8;
 /// The most commands of one user at a time: less than there are in all, so that nobody keeps others out.
 const MOST: u32 = 2048;
 
+/// How long a node that refused a command, or was lost with it, is not asked for that again. It may wait for hours for room elsewhere.
+const AGAIN: Duration = Duration::from_secs(10);
+
 /// The home half of a node.
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -83,6 +86,20 @@ pub(crate) enum Outcome {
     Lost,
     /// The node is gone, and something of it has been passed on.
     Cut,
+}
+
+/// The nodes that a command is not to be sent to for now.
+#[derive(Debug, Default)]
+struct Lost(Vec<(NodeId, Instant)>);
+
+impl Lost {
+    fn push(&mut self, node: NodeId) {
+        self.0.push((node, Instant::now()));
+    }
+
+    fn contains(&self, node: NodeId) -> bool {
+        self.0.iter().any(|(lost, since)| *lost == node && since.elapsed() < AGAIN)
+    }
 }
 
 impl Home {
@@ -146,7 +163,7 @@ impl Home {
             }
             Where::Among(nodes) => Wish::Among(nodes.clone()),
         };
-        let (mut lost, mut why) = (Vec::new(), None);
+        let (mut lost, mut why) = (Lost::default(), None);
         let mut again = None;
         caller.enter(&self.gate)?;
         loop {
@@ -166,7 +183,7 @@ impl Home {
                 if node == self.me {
                     let now = counted.take();
                     let Some(counted) =
-                        now.map_or_else(|| self.room_here(&wish, caller), |now| Ok(Some(now)))?
+                        now.map_or_else(|| self.room_here(&wish, &lost, caller), |now| Ok(Some(now)))?
                     else {
                         continue;
                     };
@@ -174,7 +191,7 @@ impl Home {
                 }
                 match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
                     Outcome::Full => {}
-                    // It is not asked again, and neither is it waited for.
+                    // It is not asked again for now, and neither is it waited for.
                     Outcome::Not(refusal) => {
                         lost.push(node);
                         why = Some(refusal);
@@ -191,8 +208,8 @@ impl Home {
                 if small.is_some() && later.contains(&self.me) {
                     return self.here(order, Why::Short, caller, self.count_here(caller.who.uid));
                 }
-                let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(node)).collect();
-                outcome = match self.wait(&wish, &later, caller)? {
+                let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(*node)).collect();
+                outcome = match self.wait(&wish, &later, &mut lost, caller)? {
                     Waited::Room(node, link) => {
                         let why = again.unwrap_or(Why::Room);
                         Some((node, self.over(node, *link, order, why, caller)?))
@@ -235,9 +252,9 @@ impl Home {
     }
 
     /// The nodes to ask now, and those that may have room later.
-    fn candidates(&self, wish: &Wish, lost: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+    fn candidates(&self, wish: &Wish, lost: &Lost) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
         let mut known = self.known()?;
-        known.retain(|node| !lost.contains(&node.node));
+        known.retain(|known| !lost.contains(known.node));
         let (now, later) = (choice::order(&known, self.me, wish), choice::fit(&known, wish));
         if later.is_empty() {
             let said = "none of the nodes asked for is up and trusted";
@@ -254,9 +271,9 @@ impl Home {
     }
 
     /// Room here for who was elsewhere first, where there was none: meanwhile others may have taken it.
-    fn room_here(&self, wish: &Wish, caller: &Caller<'_>) -> Result<Option<Counted<'_>>> {
+    fn room_here(&self, wish: &Wish, lost: &Lost, caller: &Caller<'_>) -> Result<Option<Counted<'_>>> {
         let _choosing = lock(&self.choosing);
-        let has_room = choice::order(&self.known()?, self.me, wish).contains(&self.me);
+        let has_room = self.candidates(wish, lost)?.0.contains(&self.me);
         Ok((has_room && self.is_turn(caller)).then(|| self.count_here(caller.who.uid)))
     }
 

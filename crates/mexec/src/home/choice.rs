@@ -107,9 +107,11 @@ impl Known {
         used.mul_f32(speed as f32 / 10_000.0)
     }
 
-    /// Whether it takes one more, if it is home: others know that of themselves.
-    fn has_room(&self) -> bool {
-        self.busy() <= self.cpus.max(1.0) + 0.5
+    /// Whether it takes one more, if it is home: others know that of themselves. Where there are no others what else home does keeps nothing
+    /// from it: that may go on for weeks.
+    fn has_room(&self, others: bool) -> bool {
+        let busy = if others { self.busy() } else { self.ours as f32 };
+        busy <= self.cpus.max(1.0) + 0.5
     }
 }
 
@@ -125,7 +127,7 @@ fn fitting<'a>(nodes: &'a [Known], wish: &'a Wish) -> impl Iterator<Item = &'a K
     })
 }
 
-/// The nodes to ask now, the best first. Home is among them only if it is to run it at once.
+/// The nodes of these to ask now, the best first. Home is among them only if it is to run it at once.
 pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
     if wish.stays(me) {
         return vec![me];
@@ -133,8 +135,9 @@ pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
     let need = if let Wish::Any { need, .. } = wish { *need } else { None };
     let none_runs = nodes.iter().all(|known| known.ours == 0);
     let takes = |known: &Known| known.takes(need, known.node == me, known.node == me && none_runs);
+    let others = fitting(nodes, wish).any(|known| known.node != me);
     let mut now: Vec<&Known> =
-        fitting(nodes, wish).filter(|known| known.node != me || known.has_room()).collect();
+        fitting(nodes, wish).filter(|known| known.node != me || known.has_room(others)).collect();
     let first = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node == me && known.is_idle();
     let last = |known: &Known| (known.node == me, known.node);
     now.sort_by(|a, b| {
@@ -170,6 +173,15 @@ mod tests {
         // As fast as the others are now.
         let one_each = [known(1, 10_000, 0.0, 1), known(2, 10_000, 0.0, 1), known(3, 10_000, 0.0, 2)];
         assert_eq!(ids(&one_each, &ANY), [2, 1, 3]);
+    }
+
+    #[test]
+    fn a_busy_home_takes_as_many_as_others_do_where_there_are_none() {
+        let busy = |ours| known(1, 10_000, 900.0, ours);
+        assert_eq!(ids(&[busy(1)], &ANY), [1]);
+        assert_eq!(ids(&[busy(2)], &ANY), [0u16; 0]);
+        let closed = Known { open: false, ..known(2, 10_000, 0.0, 0) };
+        assert_eq!(ids(&[busy(1), closed], &ANY), [1]);
     }
 
     #[test]

@@ -60,7 +60,11 @@ impl Links {
                     tries -= 1;
                     std::thread::sleep(PAUSE);
                 }
-                reached => return reached,
+                reached => {
+                    return reached.inspect_err(
+                        |error| tracing::info!(%node, "cannot be asked to run a command: {error:#}"),
+                    );
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::caller::Caller;
 use super::choice::{self, Wish};
 use super::line::Turn;
-use super::{Home, SOON};
+use super::{Home, Lost, SOON};
 use crate::words::{Ask, Said, Wait, kind};
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,18 +17,20 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// What who waited for room has got.
 pub(super) enum Waited {
     Room(NodeId, Box<Link>),
-    /// This node has some, or one that was waited for is lost: it is to be looked anew.
+    /// This node has some, one that was waited for is lost, or another one is there: it is to be looked anew.
     Change,
     /// Nobody of those asked is there.
     Nobody,
 }
 
 impl Home {
-    /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections.
+    /// Waits until one of these has room. Who has been told of room elsewhere gives the other places up by closing their connections. A node
+    /// that cannot be asked is lost to this command.
     pub(super) fn wait<'a>(
         &'a self,
         wish: &Wish,
         nodes: &[NodeId],
+        lost: &mut Lost,
         caller: &mut Caller<'a>,
     ) -> Result<Waited> {
         caller.waits(Wait::Room(nodes.to_vec()))?;
@@ -44,7 +46,10 @@ impl Home {
                 tell(&mut link, &Ask::Wait { uid, has })?;
                 Ok((*node, link, has))
             });
-            waiting.extend(asked);
+            match asked {
+                Ok(asked) => waiting.push(asked),
+                Err(_) => lost.push(*node),
+            }
         }
         let home = nodes.contains(&self.me);
         if home && caller.turn.is_none() {
@@ -65,8 +70,7 @@ impl Home {
                         let (node, link, _) = waiting.swap_remove(at);
                         return Ok(Waited::Room(node, Box::new(link)));
                     }
-                    // It is of no use any more.
-                    _ => drop(waiting.swap_remove(at)),
+                    _ => lost.push(waiting.swap_remove(at).0),
                 }
             }
             caller.turn.iter().for_each(Turn::looked);
@@ -79,11 +83,16 @@ impl Home {
                     }
                 }
             }
-            let known = self.known()?;
+            let mut known = self.known()?;
+            let is_new = |node: &NodeId| !nodes.contains(node) && !lost.contains(*node);
+            let another = choice::fit(&known, wish).iter().any(is_new);
+            known.retain(|known| {
+                known.node == self.me || waiting.iter().any(|(node, ..)| *node == known.node)
+            });
             // Who is lost says nothing any more, and no connection ends.
-            let lost = |of: NodeId| known.iter().any(|known| known.node == of && !known.there);
+            let gone = known.iter().any(|known| !known.there);
             let room = home && choice::order(&known, self.me, wish).contains(&self.me);
-            if room && self.is_turn(caller) || waiting.iter().any(|(node, ..)| lost(*node)) {
+            if room && self.is_turn(caller) || gone || another {
                 return Ok(Waited::Change);
             }
         }

@@ -1,19 +1,25 @@
 //! A look at everything, once a second while a build runs that is to be reported: how busy the nodes are, what this node's links and its
-//! server of files do.
+//! server of files do. What waits for the network changes faster, and is looked at in between.
 
 use super::notes::{self, Load, Note};
 use crate::client;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tern_control::{ClusterReport, NodeState, Reply, Request};
 use tern_node::config::{Config, config_dir};
 use tern_node::map::PORT;
 
-/// How often.
-const OFTEN: Duration = Duration::from_secs(1);
+/// How often something is looked at that waits for the network.
+const OFTEN: Duration = Duration::from_millis(100);
+
+/// So many of these looks, and it is time for one at everything.
+const LOOKS: u32 = 10;
+
+/// So many bytes wait to be sent where the network is what is slow: more than one answer that happens to be on its way.
+const BACKLOG: u64 = 64 << 10;
 
 /// The program that serves this node's files.
 const SERVER: &str = "tern-mfs";
@@ -30,17 +36,25 @@ impl Looking {
         let look = move || {
             let config = config_dir().and_then(|dir| Config::load(&dir));
             let port = config.ok().and_then(|config| config.file.port).unwrap_or(PORT);
+            let mut waits = None;
             loop {
-                let load = look(port);
-                let (is_over, ends) = &*shared;
-                let held = is_over.lock().unwrap_or_else(PoisonError::into_inner);
-                if *held || notes::add(&file, &Note::Load(load)).is_err() {
+                let load = look(waits);
+                let over = is_over(&shared);
+                if *over || notes::add(&file, &Note::Load(load)).is_err() {
                     return;
                 }
-                let waited = ends.wait_timeout_while(held, OFTEN, |over| !*over);
-                if waited.map_or(true, |(over, _)| *over) {
-                    return;
+                drop(over);
+                let mut seen = Vec::new();
+                for _ in 0..LOOKS {
+                    let ends = &shared.1;
+                    let waited = ends.wait_timeout_while(is_over(&shared), OFTEN, |over| !*over);
+                    if waited.map_or(true, |(over, _)| *over) {
+                        return;
+                    }
+                    seen.extend(waiting(port).map(|bytes| bytes >= BACKLOG));
                 }
+                let full = seen.iter().filter(|full| **full).count();
+                waits = (!seen.is_empty()).then(|| full as f32 / seen.len() as f32);
             }
         };
         let _none = thread::Builder::new().name("look".into()).spawn(look);
@@ -50,12 +64,16 @@ impl Looking {
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *is_over(&self.0) = true;
         self.0.1.notify_all();
     }
 }
 
-fn look(port: u16) -> Load {
+fn is_over(shared: &(Mutex<bool>, Condvar)) -> MutexGuard<'_, bool> {
+    shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn look(waits: Option<f32>) -> Load {
     let busy = match client::ask(&Request::Cluster) {
         Ok(Reply::Cluster(report)) => busy(&report),
         _ => Vec::new(),
@@ -66,7 +84,7 @@ fn look(port: u16) -> Load {
         busy,
         net: counters.as_ref().map(|(received, sent, _)| (*received, *sent)),
         link: counters.and_then(|(.., links)| links.iter().filter_map(|link| speed(link)).max()),
-        waiting: waiting(port),
+        waits,
         server: server(),
     }
 }

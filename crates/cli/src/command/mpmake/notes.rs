@@ -116,9 +116,9 @@ pub(crate) struct Load {
     pub(crate) net: Option<(u64, u64)>,
     /// The fastest of its links, in bits per second.
     pub(crate) link: Option<u64>,
-    /// Bytes on connections to other nodes that the network has not brought there yet.
+    /// Since the look before, the share of time in which bytes waited on connections to other nodes.
     #[serde(default)]
-    pub(crate) waiting: Option<u64>,
+    pub(crate) waits: Option<f32>,
     /// Microseconds of CPU time of this node's server of files.
     pub(crate) server: Option<u64>,
 }

@@ -249,7 +249,7 @@ fn held_up(build: &Build, figures: &Figures) -> String {
     }));
     known.extend(used.link.map(|share| format!("that is {} of its fastest link", percent(share))));
     known.extend(
-        used.waited.map(|share| format!("in {} of all looks data waited to be sent", percent(share))),
+        used.waited.map(|share| format!("for {} of the time data waited to be sent", percent(share))),
     );
     known.extend(used.server.map(|cpus| format!("its server of files took {cpus:.2} CPUs")));
     if !known.is_empty() {

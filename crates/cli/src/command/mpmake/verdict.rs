@@ -12,9 +12,6 @@ const FULL: f64 = 0.85;
 /// What was so for longer than this share of the time held a build up more than anything else.
 const HALF: f64 = 0.5;
 
-/// So many bytes wait to be sent where the network is what is slow: more than one answer that happens to be on its way.
-const BACKLOG: u64 = 64 << 10;
-
 /// Looks at the nodes that are too few to conclude anything from.
 const FEW: usize = 3;
 
@@ -29,7 +26,7 @@ pub(super) struct Use {
     pub(super) net: Option<(f64, f64)>,
     /// Of this node's fastest link, in the direction that was used more.
     pub(super) link: Option<f64>,
-    /// In which share of the looks data waited for the network.
+    /// In which share of the time data waited for the network.
     pub(super) waited: Option<f64>,
     /// CPUs that this node's server of files took.
     pub(super) server: Option<f64>,
@@ -61,11 +58,10 @@ impl Use {
     }
 }
 
-/// In which share of the looks more than a little waited to be sent.
+/// In which share of the time more than a little waited to be sent.
 fn waited(build: &Build) -> Option<f64> {
-    let looks: Vec<u64> = build.loads.iter().filter_map(|load| load.waiting).collect();
-    let full = looks.iter().filter(|waiting| **waiting >= BACKLOG).count();
-    (!looks.is_empty()).then(|| full as f64 / looks.len() as f64)
+    let shares: Vec<f64> = build.loads.iter().filter_map(|load| load.waits).map(f64::from).collect();
+    (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
 }
 
 /// The share of the CPUs of these nodes that was in use; more than all is all.
@@ -96,7 +92,7 @@ pub(super) fn verdict(build: &Build, figures: &Figures) -> String {
     if let (Some(share), false) = (used.waited.filter(|share| *share > HALF), others_are_busy) {
         let (_, sent) = used.net.unwrap_or_default();
         return format!(
-            "The link of this node, which all files come from: in {} of all looks data waited to be sent, at {} a second.",
+            "The link of this node, which all files come from: for {} of the time data waited to be sent, at {} a second.",
             percent(share),
             crate::output::bytes(sent as u64)
         );
@@ -145,7 +141,7 @@ mod tests {
             busy: vec![(1, home), (2, others)],
             net: Some((0, second * megabytes * 1_000_000)),
             link: Some(1_000_000_000),
-            waiting: Some(0),
+            waits: Some(0.0),
             server: Some(second * 500_000),
         };
         let begin = Begin { me: 1, nodes: vec![node(1), node(2)], jobs: Some(jobs), ..Begin::default() };
@@ -182,10 +178,10 @@ mod tests {
         assert!(said(&build(0.3, 0.5, 1, 60), &busy).starts_with("Not known: neither"));
         let slow = |others| {
             let mut build = build(0.3, others, 1, 60);
-            build.loads.iter_mut().skip(5).for_each(|load| (load.link, load.waiting) = (None, Some(BACKLOG)));
+            build.loads.iter_mut().skip(5).for_each(|load| (load.link, load.waits) = (None, Some(1.0)));
             said(&build, &busy)
         };
-        let link = "The link of this node, which all files come from: in 55 % of all looks";
+        let link = "The link of this node, which all files come from: for 55 % of the time";
         assert!(slow(0.5).starts_with(link), "{}", slow(0.5));
         assert!(slow(0.95).starts_with("The CPUs of the other"));
         assert!(said(&Build::default(), &busy).starts_with("Not known: nobody"));
