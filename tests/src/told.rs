@@ -37,6 +37,16 @@ for number, line in enumerate(sys.stdin, 1):
             # A private mapping, as a loader makes it: its content is another's descriptor for a moment.
             with open(more[0], "rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
                 said = mapped[:4].decode()
+        elif word == "hold":
+            with open(more[0], "rb") as other:
+                shared = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ)
+                private = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY)
+        elif word == "held":
+            at = int(more[0])
+            said = shared[at:at + 4].decode() + " " + private[at:at + 4].decode()
+        elif word == "poke":
+            at = int(more[0])
+            private[at:at + 4] = more[1].encode()
         elif word == "lock":
             fcntl.lockf(file, fcntl.LOCK_EX)
         elif word == "look":

@@ -58,6 +58,35 @@ fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     Ok(())
 }
 
+/// A file of its own that a guest maps, or had mapped when it came, is mapped there itself: nothing of it is sent, and what others write is seen.
+#[test]
+fn a_guest_maps_its_nodes_own_file() -> Result<()> {
+    let cluster = cluster("nearmap", 3)?;
+    there(&cluster, "yes 0123456789abcde | head -c 1M > /tmp/near/big")?;
+    let mapped = |node| -> Result<bool> {
+        let maps = cluster.run(node, &["sh", "-c", "cat /proc/[0-9]*/maps 2>/dev/null; true"])?;
+        Ok(String::from_utf8_lossy(&maps).contains("/tmp/near/big"))
+    };
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("hold /mfs/2/tmp/near/big", "hold")?;
+    ensure!(mapped(2)?, "it is not mapped there");
+    told.tell("held 64", "held 0123 0123")?;
+    told.tell("poke 4096 ABCD", "poke")?;
+    there(&cluster, "printf WXYZ | dd of=/tmp/near/big bs=1 seek=8192 conv=notrunc status=none")?;
+    told.tell("held 8192", "held WXYZ WXYZ")?;
+    for (to, there) in [("home", false), ("2", true), ("3", false), ("2", true), ("home", false)] {
+        let moved = cluster.migrate(told.running.pid, to);
+        moved.map_err(|refused| anyhow::anyhow!("{to}: {}", refused.message))?;
+        for (at, is) in [("4096", "0123 ABCD"), ("8192", "WXYZ WXYZ"), ("1048560", "0123 0123")] {
+            told.tell(&format!("held {at}"), &format!("held {is}")).context(to)?;
+        }
+        ensure!(mapped(2)? == there, "on {to}");
+    }
+    told.running.close_input();
+    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    Ok(())
+}
+
 #[test]
 fn a_short_file_is_not_worth_it_until_much_has_been_written() -> Result<()> {
     let cluster = cluster("nearshort", 2)?;

@@ -5,7 +5,6 @@
 use crate::begins;
 use crate::family::Family;
 use crate::member::Member;
-use crate::place::{self, Trees};
 use crate::shared::{Looker, Shares};
 use crate::thread::Current;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
@@ -14,7 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
-use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND, Place};
+use tern_image::place::{self, Place, Trees};
+use tern_migrate::message::{CallResult, FileWord, InHand, MOST_IN_HAND};
 use tern_migrate::opened::{About, Beginning};
 use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
@@ -261,7 +261,8 @@ impl Member {
         }
         // What is read and written is not read ahead; and a long file is worth it at once.
         let much = reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= WORTH_OPENING);
-        let place = if elsewhere && much && !is_shared { self.direct.trees.place(pid, fd, id) } else { None };
+        let place =
+            if elsewhere && much && !is_shared { self.direct.trees.place_of(pid, fd, id) } else { None };
         let about = if !prove && place.is_none() && !is_shared && self.sees_users_as_we() {
             begins::about(&file)
         } else {
@@ -365,7 +366,7 @@ impl Direct {
         let (fd, written) = written
             .iter_mut()
             .find(|(_, written)| written.bytes >= WORTH_OPENING && written.elsewhere.is_some())?;
-        let place = trees.place(pid, *fd, written.elsewhere.take()?)?;
+        let place = trees.place_of(pid, *fd, written.elsewhere.take()?)?;
         Some((*fd, FileWord::Near(place)))
     }
 

@@ -7,7 +7,6 @@ use crate::member::{Member, State};
 use crate::perform::is_thread;
 use crate::thread::Thread;
 use tern_ids::HomePid;
-use tern_image::content::HomeFiles;
 use tern_migrate::message::{CallResult, Message};
 use tern_syscall::Outcome;
 use tern_tracee::inject::{Injection, Site};
@@ -96,10 +95,8 @@ impl Member {
     fn child(&self, pid: HomePid, stopped: Stopped, cache: &std::path::Path, bell: Bell) -> Result<Member> {
         let mailbox = self.set_up(stopped, Room::first, bell)?;
         let thread = Thread { mailbox: Some(mailbox), ..Thread::at_home(pid)? };
-        let mut files = HomeFiles::new(pid.0, cache);
-        files.objects.clone_from(&self.files.objects);
         Ok(Member {
-            files,
+            files: self.files.of_child(pid.0),
             command: self.command.clone(),
             uid: self.uid,
             state: State::Away,

@@ -43,7 +43,6 @@ mod outbound;
 mod own;
 mod peer;
 mod perform;
-mod place;
 mod relatives;
 pub mod run;
 mod sent;

@@ -29,6 +29,7 @@ impl Family {
             return;
         }
         let Some(member) = self.members.get_mut(&pid) else { return };
+        member.files.for_guest(self.peers[peer].node);
         match member.prepare(peer, home) {
             Ok(offer) => {
                 let sent = self.peers[peer].tell(pid, &Message::Offer(Box::new(offer)), &[]);
@@ -167,6 +168,7 @@ impl Family {
         if let State::Onward(next) = member.state {
             member.revived = false;
             let old = std::mem::replace(&mut member.peer, next);
+            member.files.for_guest(self.peers[next].node);
             member.epoch = member.offered;
             let epoch = member.epoch;
             member.state = State::Crossing(old);

@@ -2,7 +2,6 @@
 //! where its program runs (docs/design/direct.md, "Files that nodes share").
 
 use crate::direct::{Direct, WORTH_OPENING};
-use crate::place::has_changed;
 use rustix::fs::{Stat, fstat};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,6 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 use tern_control::shared::{Root, look};
 use tern_ids::SharedFile;
+use tern_image::place::has_changed;
 use tern_migrate::message::{FileWord, SharedPlace};
 use tern_syscall::ByteBuf;
 use tern_tracee::procfs;

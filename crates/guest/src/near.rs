@@ -25,7 +25,7 @@ use crate::member::Process;
 use crate::space::MAPPED_FILE;
 use crate::thread::Thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{Mode, OFlags, SeekFrom, StatVfsMountFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,8 @@ use std::time::Duration;
 use tern_control::door;
 use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
-use tern_migrate::message::{InHand, Place, SharedPlace};
+use tern_image::place::Place;
+use tern_migrate::message::{InHand, SharedPlace};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
 
@@ -57,6 +58,24 @@ impl Beside {
     #[must_use]
     pub fn new(node: NodeId, run_dir: &Path, shared: &[PathBuf]) -> Self {
         Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into(), shared: shared.into() }
+    }
+
+    /// How a guest gets a file of this node's own that it maps.
+    pub(crate) fn own_files(&self) -> tern_image::content::Open {
+        let Self { node, door, .. } = self.clone();
+        Box::new(move |place| {
+            if place.node != node {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            let (file, server) = open_own(&door, place, OFlags::RDONLY).inspect_err(
+                |error| tracing::info!(%error, "a file is mapped as home has it that could be here"),
+            )?;
+            // Home may be allowed to run what is mapped.
+            if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            Ok((file, server))
+        })
     }
 }
 
@@ -122,22 +141,24 @@ impl Near {
             (false, true) => OFlags::WRONLY,
             (true, true) => OFlags::RDWR,
         };
-        let (door_path, request) = match self {
-            Self::Offered(place, door) => {
-                let (path, number, who) = (place.path.to_vec(), place.number, place.who.clone());
-                (door, ShimRequest::OpenFile { path, number, who, flags: flags.bits() })
-            }
+        let (file, server) = match self {
+            Self::Offered(place, door) => open_own(door, place, flags)?,
             Self::Shared(place, door) => {
                 let SharedPlace { root, path, file, who } = &**place;
                 let (root, path, file, who) = (root.to_vec(), path.to_vec(), file.clone(), who.clone());
-                (door, ShimRequest::OpenShared { root, path, file, who })
+                door::ask_for(door, &ShimRequest::OpenShared { root, path, file, who }, PATIENCE)?
             }
             Self::Open(..) => return Err(io::ErrorKind::AlreadyExists.into()),
         };
-        let (file, server) = door::ask_for(door_path, &request, PATIENCE)?;
         rustix::fs::seek(&file, SeekFrom::Start(known.offset))?;
         Ok(Self::Open(file, (!self.is_shared()).then_some(server)))
     }
+}
+
+/// Has the server of this node's files open one.
+fn open_own(door: &Path, place: &Place, flags: OFlags) -> io::Result<(OwnedFd, UnixStream)> {
+    let (path, number, who) = (place.path.clone(), place.number, place.who.clone());
+    door::ask_for(door, &ShimRequest::OpenFile { path, number, who, flags: flags.bits() }, PATIENCE)
 }
 
 impl Thread {

@@ -141,8 +141,16 @@ mod tests {
         );
         let hash = tern_ids::ContentHash([0; 32]);
         let (device, path) = (8 << 20 | 1, b"/usr/bin/work".to_vec());
-        let file =
-            tern_image::FileRef { device, inode: 4711, path, size: 1, hash, shareable: true, live: false };
+        let file = tern_image::FileRef {
+            device,
+            inode: 4711,
+            path,
+            size: 1,
+            hash,
+            shareable: true,
+            live: false,
+            place: None,
+        };
         let shown = Shown::from([((0x2a, 77), file)]);
         let seen = String::from_utf8(mappings(text.as_bytes(), reserve, &shown)).unwrap();
         let wanted =

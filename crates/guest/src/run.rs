@@ -41,6 +41,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
     tern_tracee::patience::limit(PATIENCE, Duration::from_secs(1));
     let me = std::process::id() as i32;
     let machine = tern_migrate::machine::machine(&Memory::open(me)?, &procfs::maps(me)?)?;
+    let beside = Beside::new(start.node, &start.run_dir, &start.shared);
     let mut family = Family {
         home_node: home,
         aside: Aside::new(key, accept.clone())?,
@@ -59,13 +60,13 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         heard: Instant::now(),
         spoke: Instant::now(),
         sandbox: None,
-        cache: Cache::new(&start.cache_dir),
+        cache: Cache::new(&start.cache_dir).with_own(beside.own_files()),
         machine,
         clocks: Clocks::default(),
         members: HashMap::new(),
         by_host: HashMap::new(),
         by_home: HashMap::new(),
-        beside: Beside::new(start.node, &start.run_dir, &start.shared),
+        beside,
         empty_since: Instant::now(),
         populated: false,
         home_ready: true,

@@ -257,7 +257,16 @@ mod tests {
 
     fn file(inode: u64) -> FileRef {
         let hash = ContentHash([0; 32]);
-        FileRef { device: 1, inode, path: Vec::new(), size: 0, hash, shareable: true, live: false }
+        FileRef {
+            device: 1,
+            inode,
+            path: Vec::new(),
+            size: 0,
+            hash,
+            shareable: true,
+            live: false,
+            place: None,
+        }
     }
 
     fn by_inode(m: &Mapping) -> Option<u32> {

@@ -4,18 +4,25 @@
 //! The cache holds files that everybody at their home may read (knowing a hash must not become a right to
 //! read); others are kept for one family only, in memory, and vanish with it. A file written to within the
 //! last seconds is treated like one of these: its timestamp could not tell a later change.
+//!
+//! A file of the node where the guest is (home sees it through MFS) is not read at all: the node opens it itself, and the guest maps that. It goes by a
+//! hash of what changes whenever its content does; who takes its content under that from another node cannot check it, and keeps it for the family.
 
 use crate::layout::{FileRef, Files, is_shared_memory};
 use crate::object::{self, ObjectId, Objects};
+use crate::place::{FUSE, Place, Trees};
 use crate::process::Unmovable;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use tern_ids::{ContentHash, HomePid};
+use tern_ids::{ContentHash, HomePid, NodeId};
 use tern_tracee::procfs::Mapping;
 
 /// A file changed so recently (seconds) is not cached by hash.
@@ -24,8 +31,11 @@ const FRESH: i64 = 2;
 /// Of files up to this size that are being written a copy is sent: they may be something else by then.
 const MOST_COPIED: u64 = 64 << 20;
 
+/// A file of the guest's node is mapped there from this size on: less is sent as fast.
+const WORTH_OPENING: u64 = 64 << 10;
+
 /// What is read of a process' mapped files at its home.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HomeFiles {
     pid: i32,
     cache_dir: PathBuf,
@@ -33,6 +43,9 @@ pub struct HomeFiles {
     known: HashMap<(u64, u64), Known>,
     /// The memory that it shares with those that move with it.
     pub objects: HashSet<ObjectId>,
+    /// Where its guest is, or is to be.
+    guest: Option<NodeId>,
+    trees: Trees,
 }
 
 /// A file that has been identified.
@@ -49,7 +62,21 @@ impl HomeFiles {
     /// For the process at home. Hashes already computed are remembered below `cache_dir`.
     #[must_use]
     pub fn new(pid: i32, cache_dir: &Path) -> Self {
-        Self { pid, cache_dir: cache_dir.to_owned(), known: HashMap::new(), objects: HashSet::new() }
+        Self { pid, cache_dir: cache_dir.to_owned(), known: HashMap::new(), ..Self::default() }
+    }
+
+    /// From now on its guest is on this node, or on its way there.
+    pub fn for_guest(&mut self, node: NodeId) {
+        if self.guest.replace(node) != Some(node) {
+            self.known.retain(|_, known| known.file.place.is_none());
+        }
+    }
+
+    /// For a child, which shares what its parent shares and is where that is.
+    #[must_use]
+    pub fn of_child(&self, pid: i32) -> Self {
+        let objects = self.objects.clone();
+        Self { objects, guest: self.guest, ..Self::new(pid, &self.cache_dir) }
     }
 
     /// From now on looks at it through this thread of it.
@@ -164,6 +191,26 @@ impl HomeFiles {
         Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
+    /// Where a file is that is the guest's node's own.
+    fn place(&mut self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<Place> {
+        if meta.size() < WORTH_OPENING || self.guest.is_none() {
+            return None;
+        }
+        if !self.trees.has(meta.dev()) {
+            let kind = rustix::fs::fstatfs(file).ok()?.f_type as u32;
+            if kind != FUSE || !self.trees.find(self.pid, meta.dev()) {
+                return None;
+            }
+        }
+        let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let place = self.trees.place(
+            self.pid,
+            (&link, OsStr::from_bytes(&m.name).as_ref()),
+            (meta.dev(), meta.ino()),
+        );
+        place.filter(|place| Some(place.node) == self.guest)
+    }
+
     fn hash(&self, file: &File, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
         let note = self.cache_dir.join("hashes").join(stamp(meta));
         if settled
@@ -218,6 +265,14 @@ fn stamp(meta: &fs::Metadata) -> String {
     )
 }
 
+/// By what a file of this node goes that nobody has read; one without a stamp is another one each time.
+fn version(node: NodeId, stamp: Option<&str>) -> ContentHash {
+    let mut hasher = blake3::Hasher::new_derive_key("tern 2026-11-26 a version of a file");
+    let once = || format!("{:?}", std::time::Instant::now());
+    hasher.update(&node.0.to_le_bytes()).update(stamp.map_or_else(once, str::to_owned).as_bytes());
+    ContentHash(*hasher.finalize().as_bytes())
+}
+
 /// The number of /dev/zero: 1, 5.
 const DEV_ZERO: u64 = 1 << 8 | 5;
 
@@ -241,7 +296,8 @@ impl Files for HomeFiles {
         if live {
             let (path, hash) = (m.name.clone(), ContentHash([0; 32]));
             let (device, inode) = object::id(m);
-            let file = FileRef { device, inode, path, size: meta.size(), hash, shareable: false, live };
+            let file =
+                FileRef { device, inode, path, size: meta.size(), hash, shareable: false, live, place: None };
             self.known.insert((device, inode), Known { file: file.clone(), stamp: None, copy: None });
             return Ok(Some(file));
         }
@@ -254,6 +310,16 @@ impl Files for HomeFiles {
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > FRESH;
+        let stamped = settled.then(|| stamp(&meta));
+        if let Some(place) = self.place(m, &file, &meta) {
+            let (path, hash) = (m.name.clone(), version(place.node, stamped.as_deref()));
+            let (device, inode, place) = (m.device, m.inode, Some(Box::new(place)));
+            let file =
+                FileRef { device, inode, path, size: meta.size(), hash, shareable: false, live, place };
+            let known = Known { file: file.clone(), stamp: stamped, copy: None };
+            self.known.insert((device, inode), known);
+            return Ok(Some(file));
+        }
         let copied = !settled && meta.size() <= MOST_COPIED;
         let copy = if copied { Some(copy(&file).map_err(unreadable)?) } else { None };
         let size = copy.as_ref().map_or(Ok(meta.size()), |copy| copy.metadata().map(|m| m.size()));
@@ -261,23 +327,36 @@ impl Files for HomeFiles {
         let hash = self.hash(copy.as_ref().unwrap_or(&file), &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;
         let path = m.name.clone();
-        let file = FileRef { device: m.device, inode: m.inode, path, size, hash, shareable, live };
-        let stamp = settled.then(|| stamp(&meta));
-        self.known.insert((m.device, m.inode), Known { file: file.clone(), stamp, copy });
+        let file =
+            FileRef { device: m.device, inode: m.inode, path, size, hash, shareable, live, place: None };
+        self.known.insert((m.device, m.inode), Known { file: file.clone(), stamp: stamped, copy });
         Ok(Some(file))
     }
 }
 
+/// How a node opens a file of its own for a guest; with what is to be kept as long as that has it.
+pub type Open = Box<dyn Fn(&Place) -> io::Result<(OwnedFd, UnixStream)>>;
+
+/// So many files of the node's own are known to its server as open for the guests of one family.
+const MOST_SERVED: usize = 64;
+
 /// The content of mapped files on a node where the process is a guest.
-#[derive(Debug)]
 pub struct Cache {
     dir: PathBuf,
+    own: Option<Open>,
+    served: VecDeque<UnixStream>,
     /// By hash: the open file, and its device and inode as maps shows them once it is mapped.
     open: HashMap<ContentHash, OwnedFd>,
     /// By hash, and for whom it comes: two may have asked at the same time.
     arriving: HashMap<(ContentHash, HomePid), Arriving>,
     /// The memory that the family's guests share here.
     pub objects: Objects,
+}
+
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("dir", &self.dir).field("open", &self.open).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -294,8 +373,30 @@ impl Cache {
     /// The cache below `dir`, which is made when something is put there.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        let (open, arriving, objects) = Default::default();
-        Self { dir: dir.join("content"), open, arriving, objects }
+        let (open, arriving, objects, served) = Default::default();
+        Self { dir: dir.join("content"), own: None, served, open, arriving, objects }
+    }
+
+    /// One that opens files of its node's own in this way.
+    #[must_use]
+    pub fn with_own(mut self, open: Open) -> Self {
+        self.own = Some(open);
+        self
+    }
+
+    /// Opens a file of this node's own.
+    fn has_own(&mut self, file: &FileRef) -> bool {
+        let (Some(open), Some(place)) = (&self.own, &file.place) else { return false };
+        match open(place) {
+            Ok((own, server)) => {
+                // The oldest is mapped all the same; what others have of it is no longer asked back before it is written.
+                self.served.truncate(MOST_SERVED - 1);
+                self.served.push_front(server);
+                self.open.insert(file.hash, own);
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Whether the content is here, or comes by itself; opens it.
@@ -308,7 +409,7 @@ impl Cache {
         }
         // What a family may not share it must not find here either.
         if !file.shareable {
-            return false;
+            return self.has_own(file);
         }
         let Ok(found) = File::open(self.dir.join(file.hash.to_string())) else { return false };
         if !found.metadata().is_ok_and(|m| m.len() == file.size) {
@@ -352,7 +453,7 @@ impl Cache {
             self.arriving.insert(key, arriving);
             return Ok(false);
         }
-        if arriving.hasher.finalize().as_bytes() != &file.hash.0 {
+        if file.place.is_none() && arriving.hasher.finalize().as_bytes() != &file.hash.0 {
             arriving.discard();
             return Err(bad("file content does not have its hash"));
         }
@@ -380,7 +481,6 @@ impl Arriving {
 
     /// Puts it in its place and opens it read-only, so that no guest can be given a writable descriptor.
     fn settle(self) -> io::Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
         if let Some((temporary, place)) = &self.place {
             fs::rename(temporary, place)?;
             return Ok(File::open(place)?.into());
@@ -443,6 +543,7 @@ mod tests {
             hash,
             shareable: true,
             live: false,
+            place: None,
         }
     }
 
@@ -467,6 +568,33 @@ mod tests {
         let private = FileRef { shareable: false, ..file };
         assert!(!Cache::new(&dir).has(&private), "but not one that may not share");
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_the_nodes_own_is_opened_there_or_taken_as_it_comes() {
+        let dir = directory("own");
+        let place =
+            |node| Place { node: NodeId(node), path: b"a".to_vec(), number: 7, who: (0, 0, Vec::new()) };
+        let file = |node| FileRef {
+            hash: ContentHash([node as u8; 32]),
+            shareable: false,
+            place: Some(Box::new(place(node))),
+            ..reference(b"hello world")
+        };
+        let open: Open = Box::new(|place| {
+            let (ours, _theirs) = UnixStream::pair()?;
+            if place.node == NodeId(2) {
+                Ok((File::open("/dev/null")?.into(), ours))
+            } else {
+                Err(io::ErrorKind::NotFound.into())
+            }
+        });
+        let mut cache = Cache::new(&dir).with_own(open);
+        assert!(cache.has(&file(2)) && cache.get(&file(2)).is_some());
+        assert!(!cache.has(&file(3)));
+        assert!(cache.put(&file(3), HomePid(7), 0, b"hello wo.ld").unwrap());
+        assert!(cache.has(&file(3)) && !Cache::new(&dir).has(&file(3)), "for this family only");
+        assert!(!dir.exists());
     }
 
     #[test]

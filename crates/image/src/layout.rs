@@ -1,6 +1,7 @@
 //! The address space as a list of regions, and the files they map.
 
 use crate::advice::Advice;
+use crate::place::Place;
 use crate::process::Unmovable;
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
@@ -19,13 +20,15 @@ pub struct FileRef {
     pub path: Vec<u8>,
     /// Length in bytes.
     pub size: u64,
-    /// Hash of the whole content.
+    /// Hash of the whole content; of a file that has a place, of what changes whenever its content does.
     pub hash: ContentHash,
     /// Everybody at home may read it, so that it may lie in a node's cache for everybody.
     pub shareable: bool,
     /// It is memory that its processes share and write ([`crate::object`]): it has no hash, and its content travels with
     /// these processes.
     pub live: bool,
+    /// It is another node's, as home sees it: there it is mapped itself, and nobody has read it to know its hash.
+    pub place: Option<Box<Place>>,
 }
 
 /// What is behind a region.

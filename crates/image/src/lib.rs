@@ -9,6 +9,7 @@
 //! * [`content`]: files by the hash of their content, and the node's cache of them
 //! * [`object`]: memory that processes share, which has no hash: it lives
 //! * [`pages`]: which pages have to be sent
+//! * [`place`]: whose file it is, of those of other nodes
 //! * [`thread`], [`process`]: registers and the rest; capture and restore side by side
 //! * [`reserve`]: the range that deputy and guest keep free for us at the same address
 #![deny(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod layout;
 pub mod limits;
 pub mod object;
 pub mod pages;
+pub mod place;
 pub mod process;
 pub mod reserve;
 pub mod thread;
@@ -31,4 +33,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything in this crate that is serialised; a node refuses what it does not know.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;

@@ -138,7 +138,16 @@ mod tests {
 
     fn object(size: u64) -> FileRef {
         let hash = ContentHash([0; 32]);
-        FileRef { device: 1, inode: 7, path: Vec::new(), size, hash, shareable: false, live: true }
+        FileRef {
+            device: 1,
+            inode: 7,
+            path: Vec::new(),
+            size,
+            hash,
+            shareable: false,
+            live: true,
+            place: None,
+        }
     }
 
     #[test]

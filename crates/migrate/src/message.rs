@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
+use tern_image::place::Place;
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
 use tern_tracee::pagemap::Run;
@@ -183,19 +184,6 @@ pub struct SharedPlace {
     pub path: ByteBuf,
     /// As home sees it.
     pub file: SharedFile,
-    /// Who has it open: user, group, and his other groups.
-    pub who: (u32, u32, Vec<u32>),
-}
-
-/// A file of a node, as another one sees it through MFS.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Whose file it is.
-    pub node: NodeId,
-    /// The path there, without links.
-    pub path: ByteBuf,
-    /// Its inode number in MFS.
-    pub number: u64,
     /// Who has it open: user, group, and his other groups.
     pub who: (u32, u32, Vec<u32>),
 }

@@ -1,27 +1,39 @@
-//! Whose file an open file is, if it is one of the cluster's: seen through MFS.
+//! Whose file it is that a process has open or mapped, if it is one of the cluster's: seen through MFS.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tern_ids::NodeId;
-use tern_migrate::message::Place;
-use tern_syscall::ByteBuf;
 use tern_tracee::procfs;
 
 /// What statfs says of a mounted tree of ours, and of all others of FUSE.
-pub(crate) const FUSE: u32 = 0x6573_5546;
+pub const FUSE: u32 = 0x6573_5546;
 
 /// The kind of our trees in a process's table of mounts.
 const KIND: &str = "fuse.mfs";
+
+/// A file of a node, as another one sees it through MFS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Whose file it is.
+    pub node: NodeId,
+    /// The path there, without links.
+    pub path: Vec<u8>,
+    /// Its inode number in MFS.
+    pub number: u64,
+    /// Who has it open: user, group, and his other groups.
+    pub who: (u32, u32, Vec<u32>),
+}
 
 /// The trees of MFS that a process sees. To ask for them is dear (statfs goes to the other node, and the table is long), and programs
 /// open many files of one tree; so they are known until the table of mounts changes. While we have that open its mounts are there,
 /// also when the process goes to other ones; so the number of a tree's device is no other's.
 #[derive(Debug, Default)]
-pub(crate) struct Trees {
+pub struct Trees {
     table: Option<File>,
     known: BTreeMap<u64, Tree>,
 }
@@ -36,7 +48,7 @@ struct Tree {
 
 impl Trees {
     /// Whether a file of this device is in a tree that is known already.
-    pub(crate) fn has(&mut self, device: u64) -> bool {
+    pub fn has(&mut self, device: u64) -> bool {
         if self.table.as_ref().is_some_and(has_changed) {
             *self = Self::default();
         }
@@ -44,7 +56,7 @@ impl Trees {
     }
 
     /// The same, for a process that may see more.
-    pub(crate) fn find(&mut self, pid: i32, device: u64) -> bool {
+    pub fn find(&mut self, pid: i32, device: u64) -> bool {
         if self.has(device) {
             return true;
         }
@@ -62,29 +74,39 @@ impl Trees {
         self.known.contains_key(&device)
     }
 
-    /// Where an open file of a process is in a tree; nothing if it may not be opened there, or if that cannot be told by its path: it may
-    /// have been removed, or the process have a root of its own.
-    pub(crate) fn place(&mut self, pid: i32, fd: i32, (device, number): (u64, u64)) -> Option<Place> {
+    /// Where a file of a process is in a tree that is known, by this link to it and its path; nothing if it may not be opened there, or if that
+    /// cannot be told by its path: it may have been removed, or the process have a root of its own.
+    pub fn place(
+        &mut self,
+        pid: i32,
+        (link, path): (&Path, &Path),
+        (device, number): (u64, u64),
+    ) -> Option<Place> {
         let tree = self.known.get_mut(&device)?;
-        let link = format!("/proc/{pid}/fd/{fd}");
         // It answers that without asking anybody, and the same as long as it is there.
         let asks = || {
             let mut said = [0; 1];
-            rustix::fs::getxattr(&*link, "system.mfs_dfsa", &mut said) == Ok(1) && said == *b"1"
+            rustix::fs::getxattr(link, "system.mfs_dfsa", &mut said) == Ok(1) && said == *b"1"
         };
         if !*tree.lets.get_or_insert_with(asks) {
             return None;
         }
-        let path = std::fs::read_link(&link).ok()?;
-        let (node, path) = tree.at.iter().find_map(|at| below(at, &path))?;
+        let (node, path) = tree.at.iter().find_map(|at| below(at, path))?;
         let status = procfs::status(pid).ok()?;
         let who = (status.uid[3], status.gid[3], status.groups);
-        Some(Place { node, path: ByteBuf::from(path), number, who })
+        Some(Place { node, path, number, who })
+    }
+
+    /// The same of one of its open files.
+    pub fn place_of(&mut self, pid: i32, fd: i32, id: (u64, u64)) -> Option<Place> {
+        let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+        let path = std::fs::read_link(&link).ok()?;
+        self.place(pid, (&link, &path), id)
     }
 }
 
 /// Whether mounts have come or gone since it was read, or asked last: then poll(2) says so.
-pub(crate) fn has_changed(table: &File) -> bool {
+pub fn has_changed(table: &File) -> bool {
     let mut fds = [PollFd::new(table, PollFlags::PRI)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).map_or(true, |changed| changed > 0)
