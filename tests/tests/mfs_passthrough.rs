@@ -2,8 +2,13 @@
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
+use std::time::Duration;
 use tern_tests::asked::Asked;
+use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
+
+/// How long something that is to happen may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Does what each line says with the files of one directory, and answers each with a line. What it has to wait for longer than that
 /// ends it.
@@ -28,6 +33,14 @@ for line in sys.stdin:
         os.pwrite(files[key], words[1].encode(), int(words[0]))
     elif verb == "append":
         os.write(files[key], words[0].encode())
+    elif verb == "end":
+        # As who writes to the end of a file without O_APPEND, time and again.
+        said = 0
+        for _ in range(int(words[0])):
+            said = os.lseek(files[key], 0, os.SEEK_END)
+            os.write(files[key], bytes(100))
+    elif verb == "copy":
+        said = os.copy_file_range(files[key], files[words[0]], 10, 0, 0)
     elif verb == "read":
         said = os.pread(files[key], 100, int(words[0])).decode()
     elif verb == "map":
@@ -113,6 +126,36 @@ fn a_node_needs_nobody_for_its_own_open_files_and_others_see_what_it_writes() {
     );
     does(&mut own, &[("open w small w", "done"), ("write w 0 small", "done"), ("look small", "5 small")]);
     does(&mut other, &[("look small", "5 small")]);
+}
+
+#[test]
+fn a_node_knows_where_its_own_files_end() {
+    let cluster = mounted("mfspassend").unwrap();
+    let mut own = doer(&cluster, 1, "/mfs/1/own", 0).unwrap();
+    for file in ["a", "b", "c"] {
+        does(&mut own, &[(&format!("open f {file} new"), "done"), ("end f 40", "3900"), ("close f", "done")]);
+        let size = cluster.run(1, &["stat", "-c", "%s", &format!("/own/{file}")]).unwrap();
+        assert_eq!(size, b"4000\n");
+    }
+}
+
+/// Both files are opened again, and nothing stays of what they were before.
+#[test]
+fn a_copy_goes_on_when_the_server_has_begun_anew() {
+    let cluster = mounted("mfscopy").unwrap();
+    let mut other = doer(&cluster, 2, "/mfs/1/own", 0).unwrap();
+    does(&mut other, &[("open from small r", "done"), ("open to new new", "done"), ("copy from to", "5")]);
+    for _ in 0..2 {
+        // What is asked of one that dies just then ends with an error, since nobody knows whether it was done.
+        let anew =
+            "pkill -KILL -f '[t]ern-mfs.* serve'; until pgrep -f '[t]ern-mfs.* serve'; do sleep 0.05; done";
+        cluster.run(1, &["sh", "-c", anew]).unwrap();
+        does(&mut other, &[("copy from to", "5")]);
+    }
+    does(&mut other, &[("close to", "done"), ("close from", "done")]);
+    let open = "p=$(pgrep -f '[t]ern-mfs.* serve') && ! ls -l /proc/$p/fd | grep 'lrwx.* /own/new'";
+    let look = || cluster.run(1, &["sh", "-c", open]).is_ok();
+    breaking::until("none is open at the server", PATIENCE, look).unwrap();
 }
 
 #[test]

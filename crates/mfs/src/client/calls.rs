@@ -10,7 +10,7 @@ use super::peer::Heard;
 use super::told::{Named, Told, known};
 use super::tree::{Below, Link, Tree};
 use super::ways::{Look, may_be_believed, may_begin};
-use crate::message::{Answer, Attributes, Caller, Deed, Found, MOST_DATA, Name, Object};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, MOST_DATA, Name, Object, Opened};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -235,7 +235,13 @@ impl Mounted {
         {
             return Ok(known(inode, &is, before, reading));
         }
-        let known_here = if reading { inode.kept() } else { inode.after() };
+        // How long it is that the kernel itself writes to nobody else knows: it has no count of that either.
+        let keeps = reading && !inode.passage.is_taken();
+        let known_here = match (keeps, reading) {
+            (true, _) => inode.kept(),
+            (false, true) => None,
+            (false, false) => inode.after(),
+        };
         if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
         }
@@ -248,7 +254,7 @@ impl Mounted {
             self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
         };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
-        if reading && !inode.peer.is_lasting() {
+        if keeps && !inode.peer.is_lasting() {
             inode.keeps(attributes, before.clone(), locks);
         }
         inode.lasting.is(&inode.peer, &attributes, &before);
@@ -381,8 +387,8 @@ impl Mounted {
         // What is answered has 32 bits.
         let length = length.min(1 << 30);
         let who = self.writer(request, &to);
-        let deed = |to| Deed::Copy { from: from.opened(), at, to, to_at, length };
-        let count = count_in(&self.0.with_open(&to, &who, &[], deed)?.answer, length)?;
+        let deed = |[to, from]: [Opened; 2]| Deed::Copy { from, at, to, to_at, length };
+        let count = count_in(&self.0.with_all_open([&to, &from], &who, &[], deed)?.answer, length)?;
         u32::try_from(count).map_err(|_large| Errno::IO)
     }
 

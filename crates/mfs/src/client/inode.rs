@@ -138,9 +138,15 @@ impl Inode {
         self.lasting.changes();
     }
 
-    /// The kernel is told that it is like this, and may believe it for so long.
+    /// The kernel is told that it is like this, and may believe it for so long. What it was told before it goes on believing if it has asked for
+    /// this earlier.
     pub(crate) fn tells(&self, is: Version, left: std::time::Duration) {
-        *lock(&self.told) = (!left.is_zero()).then(|| (is, Instant::now() + left));
+        let until = Instant::now() + left;
+        let mut told = lock(&self.told);
+        *told = match *told {
+            Some((was, later)) if later > until => Some((if left.is_zero() { was } else { is }, later)),
+            _ => (!left.is_zero()).then_some((is, until)),
+        };
     }
 
     /// The kernel believes no more what it was told that it is like; whether it may have until now, and is to be told so.

@@ -388,8 +388,20 @@ impl Tree {
         data: &[u8],
         deed: impl Fn(Opened) -> Deed,
     ) -> Result<Heard, Errno> {
+        self.with_all_open([handle], who, data, |[opened]| deed(opened))
+    }
+
+    /// The same with several open files of one node, of which only the first may be changed.
+    pub(crate) fn with_all_open<const N: usize>(
+        &self,
+        handles: [&Handle; N],
+        who: &Caller,
+        data: &[u8],
+        deed: impl Fn([Opened; N]) -> Deed,
+    ) -> Result<Heard, Errno> {
+        let handle = handles[0];
         for _ in 0..TRIES {
-            let opened = handle.opened();
+            let opened = handles.map(Handle::opened);
             let deed = deed(opened);
             let changes = deed.changes();
             let done = handle.inode.peer.call(who, Vec::new(), deed, data);
@@ -407,7 +419,12 @@ impl Tree {
                 }
                 Err(Unheard::Errno(errno)) => return Err(errno),
                 Err(Unheard::Elsewhere) => return Err(Errno::STALE),
-                Err(Unheard::Forgotten) => self.open_again(handle, opened)?,
+                // Which of them it is that the server holds no more it does not say.
+                Err(Unheard::Forgotten) => {
+                    for (handle, was) in handles.iter().zip(opened) {
+                        self.open_again(handle, was)?;
+                    }
+                }
             }
         }
         Err(Errno::STALE)
@@ -438,6 +455,8 @@ impl Tree {
         *opened = new;
         drop(opened);
         drop(lock(&handle.kept).take());
+        // It may have been something else that was not held.
+        handle.inode.peer.owed.release(Release::File(was), true);
         Ok(())
     }
 

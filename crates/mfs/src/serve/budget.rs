@@ -120,6 +120,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_worked_with_is_spared_once() {
+        let budget = Budget::new(10);
+        let session = Session::new(&Export::default(), &budget, false).unwrap();
+        let dir = hold(&session, 0);
+        for inode in 1..100 {
+            assert!(session.object(dir).is_some(), "a directory of whose files there are {inode}");
+            hold(&session, inode);
+        }
+        // And nobody keeps others out by that for ever.
+        let all: Vec<_> = (100..110).map(|inode| hold(&session, inode)).collect();
+        assert!(all.iter().all(|object| session.object(*object).is_some()));
+        assert!(session.object(hold(&session, 110)).is_some());
+    }
+
+    #[test]
     fn what_is_open_is_not_forgotten() {
         let budget = Budget::new(10);
         let session = Session::new(&Export::default(), &budget, false).unwrap();
@@ -136,7 +151,7 @@ mod tests {
         for opened in all.into_iter().chain([opened]) {
             session.close(opened);
         }
-        for inode in 1..11 {
+        for inode in 1..21 {
             hold(&session, inode);
         }
         assert!(session.object(open).is_none());

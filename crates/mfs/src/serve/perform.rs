@@ -10,10 +10,12 @@ mod steps;
 use super::export::{self, Export, Place};
 use super::leases::Leases;
 use super::locks;
+use super::release::release;
 use super::session::{Held, OpenFile, Session};
 use super::stat::{attributes, space};
 use crate::message::{
-    Answer, Attributes, Change, Deed, FileKey, Found, MOST_DATA, Name, Object, Opened, SMALL, SetTime, Step,
+    Answer, Attributes, Change, Deed, FileKey, Found, MOST_DATA, Name, Object, Opened, Release, SMALL,
+    SetTime, Step,
 };
 use create::mode_in;
 use rustix::fs::{
@@ -133,6 +135,10 @@ impl Performance<'_> {
 
     /// Which file has this name, if one has and it may be looked up.
     fn key_of(&self, dir: Object, name: &Name) -> Option<FileKey> {
+        self.key_in(&*self.object(dir).ok()?, name)
+    }
+
+    fn key_in(&self, dir: &Held, name: &Name) -> Option<FileKey> {
         let (fd, _) = self.step(dir, name).ok()?;
         attributes(fd).ok().map(|attributes| attributes.key)
     }
@@ -154,7 +160,7 @@ impl Performance<'_> {
             Deed::Lookup { dir, name } => {
                 // The promise of the directory first: it is of what its names mean then.
                 let under = self.named_in(dir)?;
-                match self.step(dir, &name) {
+                match self.object(dir).and_then(|dir| self.step(&dir, &name)) {
                     Ok((fd, place)) => Answer::Found(self.found(fd, place)?, under),
                     Err(Fault::Errno(Errno::NOENT)) if under.lasts => Answer::Nothing(under),
                     Err(fault) => return Err(fault),
@@ -175,36 +181,36 @@ impl Performance<'_> {
                 }
                 let at = self.inside(dir)?;
                 rustix::fs::mknodat(&at.fd, one_step(&name)?, kind, mode_in(&at.fd, mode, umask), 0)?;
-                self.made(dir, &name)?
+                self.made(&at, &name)?
             }
             Deed::MakeDir { dir, name, mode, umask } => {
                 let at = self.inside(dir)?;
                 rustix::fs::mkdirat(&at.fd, one_step(&name)?, mode_in(&at.fd, mode, umask))?;
-                self.made(dir, &name)?
+                self.made(&at, &name)?
             }
             Deed::MakeLink { dir, name, target } => {
                 let at = self.inside(dir)?;
                 rustix::fs::symlinkat(target.as_os(), &at.fd, one_step(&name)?)?;
-                self.made(dir, &name)?
+                self.made(&at, &name)?
             }
             Deed::Unlink { dir, name } => self.remove(dir, &name, AtFlags::empty())?,
             Deed::RemoveDir { dir, name } => self.remove(dir, &name, AtFlags::REMOVEDIR)?,
             Deed::Rename { dir, name, to, new, flags } => {
                 let (from, into) = (self.inside(dir)?, self.inside(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-                let gone = self.key_of(to, &new);
+                let gone = self.key_in(&into, &new);
                 rustix::fs::renameat_with(&from.fd, one_step(&name)?, &into.fd, one_step(&new)?, flags)?;
                 let exchanged = flags.contains(RenameFlags::EXCHANGE);
                 // Whatever has these names by now is found again by them.
-                let back = exchanged.then(|| self.key_of(dir, &name)).flatten();
-                let dirs = [self.beside(dir)?, self.beside(to)?];
-                Answer::Renamed { moved: self.key_of(to, &new), back, gone, dirs }
+                let back = exchanged.then(|| self.key_in(&from, &name)).flatten();
+                let dirs = [self.leased(&from.fd)?, self.leased(&into.fd)?];
+                Answer::Renamed { moved: self.key_in(&into, &new), back, gone, dirs }
             }
             Deed::Link { of, dir, name } => {
                 let (of, at) = (self.inside(of)?, self.inside(dir)?);
                 let flags = AtFlags::SYMLINK_FOLLOW;
                 rustix::fs::linkat(rustix::fs::CWD, path(&of.fd), &at.fd, one_step(&name)?, flags)?;
-                self.made(dir, &name)?
+                self.made(&at, &name)?
             }
             Deed::Open { of, flags, content } => {
                 let (opened, attributes) = self.open(of, OFlags::from_bits_retain(flags))?;
@@ -309,8 +315,7 @@ impl Performance<'_> {
     }
 
     /// What a name is, held by nobody yet.
-    fn step(&self, dir: Object, name: &Name) -> Result<(OwnedFd, Place), Fault> {
-        let dir = self.object(dir)?;
+    fn step(&self, dir: &Held, name: &Name) -> Result<(OwnedFd, Place), Fault> {
         let name = one_step(name)?;
         let place = self.export.step(&dir.place, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -324,14 +329,15 @@ impl Performance<'_> {
         Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place })?, attributes })
     }
 
-    fn made(&self, dir: Object, name: &Name) -> Result<Answer, Fault> {
+    /// What has been made there. It is done: so nothing here may depend on what can be forgotten meanwhile, or it would be asked for again.
+    fn made(&self, dir: &Held, name: &Name) -> Result<Answer, Fault> {
         let (fd, place) = self.step(dir, name)?;
-        Ok(Answer::Found(self.found(fd, place)?, self.named_in(dir)?))
+        Ok(Answer::Found(self.found(fd, place)?, self.names(&dir.fd)?))
     }
 
     fn remove(&self, dir: Object, name: &Name, how: AtFlags) -> Result<Answer, Fault> {
         let at = self.inside(dir)?;
-        let gone = self.key_of(dir, name);
+        let gone = self.key_in(&at, name);
         rustix::fs::unlinkat(&at.fd, one_step(name)?, how)?;
         Ok(Answer::Removed { gone, dir: self.leased(&at.fd)? })
     }
@@ -357,7 +363,9 @@ impl Performance<'_> {
             _ => return Err(Errno::NXIO.into()),
         };
         let opened = self.keep(fd, held.key, held.place.clone(), flags)?;
-        Ok((opened, self.leased(&held.fd)?))
+        let is = self.leased(&held.fd);
+        let is = is.inspect_err(|_gone| release(self.session, self.leases, Release::File(opened)))?;
+        Ok((opened, is))
     }
 
     fn keep(&self, fd: OwnedFd, key: FileKey, place: Place, flags: OFlags) -> Result<Opened, Errno> {

@@ -19,7 +19,11 @@ pub(crate) fn release(session: &Session, leases: &Leases, what: Release) {
                 leases.closes(session, &file);
             }
         }
-        Release::Owner(key, owner) => drop(lock(&session.owners).remove(&(key, owner))),
+        Release::Owner(key, owner) => {
+            // It may be the last of a file that was removed: not under the lock.
+            let gone = lock(&session.owners).remove(&(key, owner));
+            drop(gone);
+        }
     }
 }
 

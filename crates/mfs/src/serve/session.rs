@@ -93,6 +93,8 @@ struct Ear {
 struct Counted {
     held: Arc<Held>,
     count: u64,
+    /// Something was done with it since room was last looked for.
+    used: bool,
     _slot: Slot,
 }
 
@@ -180,7 +182,10 @@ impl Session {
         if object == ROOT {
             return Some(self.root.clone());
         }
-        lock(&self.objects).held.get(&object.0).map(|counted| counted.held.clone())
+        lock(&self.objects).held.get_mut(&object.0).map(|counted| {
+            counted.used = true;
+            counted.held.clone()
+        })
     }
 
     /// The object that is this file, if it holds that.
@@ -208,24 +213,26 @@ impl Session {
         Ok(objects.count_again(held.key).unwrap_or_else(|| objects.add(held, slot)))
     }
 
-    /// Forgets as many objects, the oldest first, of those that are not open; how many there were.
+    /// Forgets as many objects, the oldest first, of those that are not open; how many there were. With which something was done since it was
+    /// looked at last is spared once: a directory is older than all that is made in it.
     pub(crate) fn evict(&self, most: usize) -> usize {
         let mut objects = lock(&self.objects);
-        let mut gone = 0;
-        for _ in 0..objects.order.len() {
+        let mut gone = Vec::new();
+        for _ in 0..2 * objects.order.len() {
             let Some(oldest) = objects.order.pop_front() else { break };
-            let Some(counted) = objects.held.get(&oldest) else { continue };
-            if objects.open.contains_key(&counted.held.key) {
+            let Objects { held, open, .. } = &mut *objects;
+            let Some(counted) = held.get_mut(&oldest) else { continue };
+            if open.contains_key(&counted.held.key) || std::mem::take(&mut counted.used) {
                 objects.order.push_back(oldest);
                 continue;
             }
-            objects.forget(oldest);
-            gone += 1;
-            if gone == most {
+            gone.extend(objects.forget(oldest));
+            if gone.len() == most {
                 break;
             }
         }
-        gone
+        drop(objects);
+        gone.len()
     }
 
     /// Forgets the files that have been without a name since this was called last, if they are not open: their room on the disk is not to be
@@ -251,10 +258,9 @@ impl Session {
         let before = std::mem::take(&mut objects.removed);
         let mut forgotten = Vec::new();
         for number in removed.intersection(&before) {
-            let Some(held) = objects.held.get(number).map(|counted| counted.held.clone()) else { continue };
-            if !objects.open.contains_key(&held.key) {
-                objects.forget(*number);
-                forgotten.push(held);
+            let Some(counted) = objects.held.get(number) else { continue };
+            if !objects.open.contains_key(&counted.held.key) {
+                forgotten.extend(objects.forget(*number).map(|counted| counted.held));
             }
         }
         objects.removed = removed;
@@ -266,9 +272,10 @@ impl Session {
         let mut objects = lock(&self.objects);
         let Some(counted) = objects.held.get_mut(&object.0) else { return };
         counted.count = counted.count.saturating_sub(count);
-        if counted.count == 0 {
-            objects.forget(object.0);
-        }
+        let gone = if counted.count == 0 { objects.forget(object.0) } else { None };
+        // The last of a large file that was removed takes the kernel long, and all who do something wait for the lock.
+        drop(objects);
+        drop(gone);
     }
 
     /// An open file, if it is one.
@@ -401,7 +408,7 @@ impl Objects {
         let number = self.next;
         self.next += 1;
         self.known.insert(held.key, number);
-        self.held.insert(number, Counted { held: Arc::new(held), count: 1, _slot: slot });
+        self.held.insert(number, Counted { held: Arc::new(held), count: 1, used: false, _slot: slot });
         self.order.push_back(number);
         if self.order.len() > 2 * self.held.len() + 64 {
             let Self { held, order, .. } = self;
@@ -410,10 +417,11 @@ impl Objects {
         Object(number)
     }
 
-    fn forget(&mut self, number: u64) {
-        if let Some(counted) = self.held.remove(&number) {
-            self.known.remove(&counted.held.key);
-        }
+    /// Gives back what was forgotten, to be dropped without the lock.
+    fn forget(&mut self, number: u64) -> Option<Counted> {
+        let counted = self.held.remove(&number)?;
+        self.known.remove(&counted.held.key);
+        Some(counted)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::message::{Change, Deed, FileKey, LockKind, Name, Object, Opened, ROOT, Release};
+use rustix::fs::OFlags;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::net::TcpListener;
@@ -167,4 +168,29 @@ fn a_hostile_client_harms_nobody_but_its_connection() {
     served.serving.tidy();
     assert!(lock(&served.serving.sessions).is_empty());
     assert_eq!(session.strong_count(), 0);
+}
+
+/// However few objects are held at a time: who is told that a directory is forgotten asks for what he wanted made once more, and finds it.
+#[test]
+fn what_was_made_is_said_to_have_been() {
+    let served = Served::new();
+    let (mut link, mut tag, mut dir) = (served.begun(), 0, ROOT);
+    let mut ask = |ask: &Ask| {
+        tag += 1;
+        heard(&mut link, tag, ask).unwrap()
+    };
+    for name in served.place.strip_prefix("/").unwrap() {
+        let Answer::Found(found, _) = ask(&to_do(Deed::Lookup { dir, name: name.into() })) else { panic!() };
+        dir = found.object;
+    }
+    for number in 0..200 {
+        let name = |kind: &str| Name::from(OsStr::new(&format!("{kind}{number}")));
+        let made = ask(&to_do(Deed::MakeDir { dir, name: name("d"), mode: 0o755, umask: 0 }));
+        assert!(matches!(made, Answer::Found(..)), "{number}: {made:?}");
+        let flags = (OFlags::RDWR | OFlags::EXCL).bits();
+        let made = ask(&to_do(Deed::Create { dir, name: name("f"), mode: 0o644, umask: 0, flags }));
+        let Answer::Created(_, opened, _) = made else { panic!("{number}: {made:?}") };
+        let released = vec![Release::File(opened)];
+        assert_eq!(ask(&Ask::Release(Beside { released, ..Beside::default() })), Answer::Done);
+    }
 }

@@ -3,6 +3,7 @@
 use super::{Fault, OPEN_FLAGS, Performance, one_step, path, writes};
 use crate::message::{Answer, Attributes, Found, Name, Object};
 use crate::serve::export::Place;
+use crate::serve::session::Held;
 use crate::serve::stat::attributes;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -38,9 +39,9 @@ impl Performance<'_> {
         for _ in 0..TRIES {
             match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, mode) {
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
-                made => return self.made_and_open(dir, made?, flags),
+                made => return self.made_and_open(&at, made?, flags),
             }
-            match self.step(dir, name) {
+            match self.step(&at, name) {
                 Err(Fault::Errno(Errno::NOENT)) => {}
                 there => {
                     let (fd, place) = there?;
@@ -51,7 +52,7 @@ impl Performance<'_> {
                     if sticky && is.uid != holder.uid && is.uid != geteuid().as_raw() {
                         return Err(Errno::STALE.into());
                     }
-                    return self.there_and_open(dir, fd, place, &is, flags);
+                    return self.there_and_open(&at, fd, place, &is, flags);
                 }
             }
         }
@@ -59,22 +60,23 @@ impl Performance<'_> {
         Err(Errno::STALE.into())
     }
 
-    fn made_and_open(&self, dir: Object, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
+    fn made_and_open(&self, dir: &Held, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
         // Whatever the name means by now.
         let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         // Somebody may have found it already, or believe something of one that is gone and had its number.
         self.leases.change(self.session, &[key], |_| {
+            let under = self.names(&dir.fd)?;
             let found = self.found(held, Place::Inside)?;
             let kept = self.keep(fd, key, Place::Inside, flags);
             let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
-            Ok(Answer::Created(found, opened, self.named_in(dir)?))
+            Ok(Answer::Created(found, opened, under))
         })
     }
 
     fn there_and_open(
         &self,
-        dir: Object,
+        dir: &Held,
         fd: OwnedFd,
         place: Place,
         is: &Attributes,
@@ -89,10 +91,11 @@ impl Performance<'_> {
         let key = [is.key];
         let changed = if writes(flags) { &key[..] } else { &[] };
         self.leases.change(self.session, changed, |_| {
+            let under = self.names(&dir.fd)?;
             let object = self.found(fd, place)?.object;
             let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
             let (opened, attributes) = open?;
-            Ok(Answer::Created(Found { object, attributes }, opened, self.named_in(dir)?))
+            Ok(Answer::Created(Found { object, attributes }, opened, under))
         })
     }
 }

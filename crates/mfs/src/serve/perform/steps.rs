@@ -38,12 +38,7 @@ impl Performance<'_> {
             .is_ok_and(|now| (stat::device(&now), now.stx_ino) == (is.key.device, is.key.inode))
     }
 
-    /// What a directory is like when something was done in it, with a lease of that if it can have one.
-    pub(super) fn beside(&self, dir: Object) -> Result<Attributes, Fault> {
-        Ok(self.leased(&self.object(dir)?.fd)?)
-    }
-
-    /// The same, with a lease under which its names may be believed.
+    /// What a directory is like, with a lease under which its names may be believed.
     pub(super) fn named_in(&self, dir: Object) -> Result<Attributes, Fault> {
         Ok(self.names(&self.object(dir)?.fd)?)
     }
