@@ -40,6 +40,9 @@ const IDLE: Duration = Duration::from_secs(300);
 /// How often who waits for room looks whether he is still waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// The group of who has none here.
+const NOBODY: u32 = 65_534;
+
 /// The away half of a node.
 #[derive(Debug)]
 pub(crate) struct Away {
@@ -93,6 +96,7 @@ impl Away {
         loop {
             match ask(&mut link, IDLE)? {
                 Some(Ask::Run(task, who)) => {
+                    let who = self.as_here(who);
                     self.slots.close(!self.owner.spares());
                     let turn = claim.take().and_then(Claim::slot).or_else(|| self.slots.take(who.uid));
                     match self.admit(home, &who) {
@@ -122,6 +126,17 @@ impl Away {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Who somebody of another node is here: as with files, nobody has root's group if nobody is root.
+    fn as_here(&self, mut who: Who) -> Who {
+        if self.config.file.mfs_squash_root.unwrap_or(false) {
+            if who.gid == 0 {
+                who.gid = NOBODY;
+            }
+            who.groups.retain(|group| *group != 0);
+        }
+        who
     }
 
     /// Whether a command of this user from that node is run here.

@@ -131,7 +131,7 @@ impl Home {
         };
         let mut order: Order = pieces::read(&bytes)?;
         let (pid, who) = (who.0, Who { uid: who.1, gid: who.2, groups: who.3 });
-        let Some(_counted) = self.callers.enter(who.uid, Duration::ZERO) else {
+        let Some(_counted) = self.callers.enter((who.uid, None), Duration::ZERO) else {
             let said = format!("{MOST} commands of this user are placed from this node already");
             let refused = Said::Refused(Refusal::new(RefusalKind::Unavailable, said));
             return Ok(pieces::say(&mut socket, kind::SAID, &refused)?);
@@ -165,10 +165,15 @@ impl Home {
         };
         let (mut lost, mut why) = (Lost::default(), None);
         let mut again = None;
-        caller.enter(&self.gate)?;
+        // Who waits for nobody is not to wait for those who do either.
+        let small = best && self.classes.small(caller.who.uid, &order.class).is_some();
+        if !wish.stays(self.me) && !small {
+            caller.enter(&self.gate, wish.only())?;
+        }
+        let since = Instant::now();
         loop {
             let choosing = lock(&self.choosing);
-            let (mut now, later) = match self.candidates(&wish, &lost) {
+            let (mut now, later) = match self.candidates(&wish, (&lost, since)) {
                 Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
                 Ok(candidates) => candidates,
             };
@@ -182,8 +187,8 @@ impl Home {
             for node in now {
                 if node == self.me {
                     let now = counted.take();
-                    let Some(counted) =
-                        now.map_or_else(|| self.room_here(&wish, &lost, caller), |now| Ok(Some(now)))?
+                    let Some(counted) = now
+                        .map_or_else(|| self.room_here(&wish, (&lost, since), caller), |now| Ok(Some(now)))?
                     else {
                         continue;
                     };
@@ -209,7 +214,7 @@ impl Home {
                     return self.here(order, Why::Short, caller, self.count_here(caller.who.uid));
                 }
                 let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(*node)).collect();
-                outcome = match self.wait(&wish, &later, &mut lost, caller)? {
+                outcome = match self.wait(&wish, &later, (&mut lost, since), caller)? {
                     Waited::Room(node, link) => {
                         let why = again.unwrap_or(Why::Room);
                         Some((node, self.over(node, *link, order, why, caller)?))
@@ -228,7 +233,7 @@ impl Home {
                 Some((node, Outcome::Lost)) if order.repeatable => {
                     lost.push(node);
                     again = Some(Why::Again(node));
-                    caller.enter(&self.gate)?;
+                    caller.enter(&self.gate, wish.only())?;
                 }
                 Some((node, Outcome::Lost | Outcome::Cut)) => return caller.say(&Said::Lost(node)),
                 Some((node, Outcome::Not(refusal))) => {
@@ -252,10 +257,10 @@ impl Home {
     }
 
     /// The nodes to ask now, and those that may have room later.
-    fn candidates(&self, wish: &Wish, lost: &Lost) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+    fn candidates(&self, wish: &Wish, (lost, since): (&Lost, Instant)) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
         let mut known = self.known()?;
         known.retain(|known| !lost.contains(known.node));
-        let (now, later) = (choice::order(&known, self.me, wish), choice::fit(&known, wish));
+        let (now, later) = (choice::order(&known, self.me, wish, since.elapsed()), choice::fit(&known, wish));
         if later.is_empty() {
             let said = "none of the nodes asked for is up and trusted";
             return Err(Refusal::new(RefusalKind::Unavailable, said)
@@ -271,7 +276,12 @@ impl Home {
     }
 
     /// Room here for who was elsewhere first, where there was none: meanwhile others may have taken it.
-    fn room_here(&self, wish: &Wish, lost: &Lost, caller: &Caller<'_>) -> Result<Option<Counted<'_>>> {
+    fn room_here(
+        &self,
+        wish: &Wish,
+        lost: (&Lost, Instant),
+        caller: &Caller<'_>,
+    ) -> Result<Option<Counted<'_>>> {
         let _choosing = lock(&self.choosing);
         let has_room = self.candidates(wish, lost)?.0.contains(&self.me);
         Ok((has_room && self.is_turn(caller)).then(|| self.count_here(caller.who.uid)))

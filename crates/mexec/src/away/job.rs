@@ -6,8 +6,9 @@ use crate::room::News;
 use crate::words::{CREDIT, Ended, INPUT, PIECE, Said, Signal, Task, Who, Window, kind};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Gid, Uid};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::io::{ErrorKind, Write};
@@ -91,6 +92,10 @@ impl Job {
             Some(window) => job.terminal(window)?,
             None => job.pipes(task)?,
         };
+        // They are opened anew under names like /dev/stderr, which is who owns them may.
+        for stream in &streams {
+            own(stream, who, job.terminal)?;
+        }
         let [input, output, error] = &streams;
         // Its home's caller may have written what it is to read.
         job.room.catch_up()?;
@@ -163,6 +168,11 @@ impl Job {
                     self.read_output(at, link)?;
                 }
             }
+            if self.is_held(link)
+                && let Some((_, since)) = &mut self.ended
+            {
+                *since = Instant::now();
+            }
             if let Some((ended, since)) = self.ended
                 && (self.output.iter().all(Option::is_none) || since.elapsed() > REST)
             {
@@ -170,6 +180,12 @@ impl Job {
             }
             self.wait(link)?;
         }
+    }
+
+    /// Whether there may be more of its output than whoever it is for takes now, however long he takes.
+    fn is_held(&self, link: &Link) -> bool {
+        let mut open = self.output.iter().zip(&self.credit).filter(|(output, _)| output.is_some());
+        open.any(|(_, credit)| credit.left() == 0 || link.unsent() > ENOUGH)
     }
 
     fn wait(&self, link: &Link) -> Result<()> {
@@ -317,6 +333,22 @@ impl Job {
     }
 }
 
+/// Gives a stream to the user whose command it is for, as a shell's pipes and a login's terminal are.
+fn own(stream: &OwnedFd, who: &Who, terminal: bool) -> Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
+    if rustix::process::geteuid().is_root() && (terminal || kind == FileType::Fifo) {
+        rustix::fs::fchown(
+            stream,
+            Some(Uid::from_raw(who.uid)),
+            (!terminal).then(|| Gid::from_raw(who.gid)),
+        )?;
+    }
+    Ok(())
+}
+
 fn taken(link: &mut Link, count: usize) -> Result<()> {
+    if link.unsent() > 2 * ENOUGH {
+        bail!("it says more than it hears");
+    }
     Ok(link.queue(kind::TAKEN, INPUT.into(), &[&(count as u32).to_le_bytes()])?)
 }

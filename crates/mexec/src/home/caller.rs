@@ -47,13 +47,14 @@ impl<'a> Caller<'a> {
     }
 
     /// Waits at the gate as long as he does.
-    pub(super) fn enter(&mut self, gate: &'a Gate) -> Result<()> {
-        self.entered = gate.enter(self.who.uid, Duration::ZERO);
+    pub(super) fn enter(&mut self, gate: &'a Gate, only: Option<NodeId>) -> Result<()> {
+        let who = (self.who.uid, only);
+        self.entered = gate.enter(who, Duration::ZERO);
         if self.entered.is_none() {
             self.waits(Wait::Turn)?;
         }
         while self.entered.is_none() {
-            self.entered = gate.enter(self.who.uid, PATIENCE);
+            self.entered = gate.enter(who, PATIENCE);
             if self.entered.is_none() && self.has_gone() {
                 bail!("its caller has gone");
             }

@@ -17,6 +17,9 @@ const AWAY: f32 = 0.02;
 /// it is over soon all the same.
 const SOON: f32 = 0.2;
 
+/// How long a command waits for others to have room while home is busy with something else. They may have none for weeks either.
+const HOPES: Duration = Duration::from_secs(30);
+
 /// What is known of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Known {
@@ -58,6 +61,14 @@ impl Wish {
         match self {
             Self::Any { short, .. } => *short,
             Self::Among(named) => named.iter().all(|node| *node == me),
+        }
+    }
+
+    /// The node that it is for, if that is one alone.
+    pub(super) fn only(&self) -> Option<NodeId> {
+        match self {
+            Self::Among(named) if named.len() == 1 => named.first().copied(),
+            _ => None,
         }
     }
 
@@ -107,10 +118,10 @@ impl Known {
         used.mul_f32(speed as f32 / 10_000.0)
     }
 
-    /// Whether it takes one more, if it is home: others know that of themselves. Where there are no others what else home does keeps nothing
-    /// from it: that may go on for weeks.
-    fn has_room(&self, others: bool) -> bool {
-        let busy = if others { self.busy() } else { self.ours as f32 };
+    /// Whether it takes one more, if it is home: others know that of themselves. What else home does may go on for weeks: it keeps from it only
+    /// who may soon have room elsewhere.
+    fn has_room(&self, elsewhere: bool) -> bool {
+        let busy = if elsewhere { self.busy() } else { self.ours as f32 };
         busy <= self.cpus.max(1.0) + 0.5
     }
 }
@@ -128,16 +139,17 @@ fn fitting<'a>(nodes: &'a [Known], wish: &'a Wish) -> impl Iterator<Item = &'a K
 }
 
 /// The nodes of these to ask now, the best first. Home is among them only if it is to run it at once.
-pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish) -> Vec<NodeId> {
+/// Who has waited so long does not hope for others.
+pub(super) fn order(nodes: &[Known], me: NodeId, wish: &Wish, waited: Duration) -> Vec<NodeId> {
     if wish.stays(me) {
         return vec![me];
     }
     let need = if let Wish::Any { need, .. } = wish { *need } else { None };
     let none_runs = nodes.iter().all(|known| known.ours == 0);
     let takes = |known: &Known| known.takes(need, known.node == me, known.node == me && none_runs);
-    let others = fitting(nodes, wish).any(|known| known.node != me);
+    let elsewhere = waited < HOPES && fitting(nodes, wish).any(|known| known.node != me);
     let mut now: Vec<&Known> =
-        fitting(nodes, wish).filter(|known| known.node != me || known.has_room(others)).collect();
+        fitting(nodes, wish).filter(|known| known.node != me || known.has_room(elsewhere)).collect();
     let first = |known: &Known| matches!(wish, Wish::Any { .. }) && known.node == me && known.is_idle();
     let last = |known: &Known| (known.node == me, known.node);
     now.sort_by(|a, b| {
@@ -158,7 +170,7 @@ mod tests {
     }
 
     fn ids(nodes: &[Known], wish: &Wish) -> Vec<u16> {
-        order(nodes, ME, wish).iter().map(|node| node.0).collect()
+        order(nodes, ME, wish, Duration::ZERO).iter().map(|node| node.0).collect()
     }
 
     #[test]
@@ -182,6 +194,9 @@ mod tests {
         assert_eq!(ids(&[busy(2)], &ANY), [0u16; 0]);
         let closed = Known { open: false, ..known(2, 10_000, 0.0, 0) };
         assert_eq!(ids(&[busy(1), closed], &ANY), [1]);
+        let other = [busy(1), known(2, 10_000, 0.0, 9)];
+        assert_eq!(ids(&other, &ANY), [2]);
+        assert!(order(&other, ME, &ANY, HOPES).contains(&ME), "the other may have no room for weeks either");
     }
 
     #[test]

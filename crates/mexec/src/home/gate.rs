@@ -1,15 +1,20 @@
-//! So many orders of a user at a time are looked for a node for; the others wait here, and not each with a connection to every node.
+//! So many orders of a user at a time are looked for a node for; the others wait here, and not each with a connection to every node. Those that name
+//! one node are counted for that: while it has no room others are not to wait for theirs.
 
 use crate::lock;
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
+use tern_ids::NodeId;
+
+/// Whose orders, and for which node alone.
+pub(super) type Whose = (u32, Option<NodeId>);
 
 /// The gate of all users.
 #[derive(Debug)]
 pub(super) struct Gate {
     most: u32,
-    within: Mutex<HashMap<u32, u32>>,
+    within: Mutex<HashMap<Whose, u32>>,
     changed: Condvar,
 }
 
@@ -20,21 +25,21 @@ impl Gate {
     }
 
     /// Lets one more of this user's in, as soon as it may; none if that is not within this time.
-    pub(super) fn enter(&self, uid: u32, most: Duration) -> Option<Entered<'_>> {
-        let full = |within: &mut HashMap<u32, u32>| within.get(&uid).copied().unwrap_or(0) >= self.most;
+    pub(super) fn enter(&self, whose: Whose, most: Duration) -> Option<Entered<'_>> {
+        let full = |within: &mut HashMap<Whose, u32>| within.get(&whose).copied().unwrap_or(0) >= self.most;
         let waited = self.changed.wait_timeout_while(lock(&self.within), most, full);
         let (mut within, waited) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
         if waited.timed_out() {
             return None;
         }
-        *within.entry(uid).or_default() += 1;
-        Some(Entered(self, uid))
+        *within.entry(whose).or_default() += 1;
+        Some(Entered(self, whose))
     }
 }
 
 /// One that is within, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Entered<'a>(&'a Gate, u32);
+pub(super) struct Entered<'a>(&'a Gate, Whose);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -58,10 +63,11 @@ mod tests {
     #[test]
     fn so_many_of_each_user_and_no_more() {
         let (gate, now) = (Gate::new(8), Duration::ZERO);
-        let mut within: Vec<_> = (0..8).map(|_| gate.enter(1, now).unwrap()).collect();
-        assert!(gate.enter(1, now).is_none() && gate.enter(2, now).is_some());
+        let mut within: Vec<_> = (0..8).map(|_| gate.enter((1, None), now).unwrap()).collect();
+        assert!(gate.enter((1, None), now).is_none() && gate.enter((2, None), now).is_some());
+        assert!(gate.enter((1, Some(NodeId(2))), now).is_some());
         within.pop();
-        assert!(gate.enter(1, now).is_some());
+        assert!(gate.enter((1, None), now).is_some());
         drop(within);
         assert!(lock(&gate.within).is_empty());
     }

@@ -2,6 +2,7 @@
 //! would cost each command some milliseconds.
 
 use crate::lock;
+use crate::lock_step::Beat;
 use crate::shared::Shared;
 use crate::words::{Ask, Said, VERSION, kind};
 use anyhow::{Context, Result, bail};
@@ -100,7 +101,14 @@ pub(super) fn ask(link: &mut Link, ask: &Ask, until: Instant) -> Result<Said> {
     let bytes = tern_wire::encode(ask).context("it is too long to be sent")?;
     link.send(kind::ASK, 0, &[&bytes], until)?;
     loop {
-        let frame = link.recv(until)?;
+        // The other end, which may be long about it, is to know that it is waited for.
+        let frame = match link.recv(until.min(Instant::now() + Beat::OFTEN)) {
+            Err(LinkError::Timeout) if Instant::now() < until => {
+                link.send(kind::BEAT, 0, &[], until)?;
+                continue;
+            }
+            frame => frame?,
+        };
         match frame.kind {
             kind::SAID => return Ok(tern_wire::decode(&frame.payload)?),
             kind::BEAT => {}

@@ -3,7 +3,7 @@
 use super::caller::Caller;
 use super::choice::{self, Wish};
 use super::line::Turn;
-use super::{Home, Lost, SOON};
+use super::{AGAIN, Home, Lost, SOON};
 use crate::words::{Ask, Said, Wait, kind};
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,7 +30,7 @@ impl Home {
         &'a self,
         wish: &Wish,
         nodes: &[NodeId],
-        lost: &mut Lost,
+        (lost, since): (&mut Lost, Instant),
         caller: &mut Caller<'a>,
     ) -> Result<Waited> {
         caller.waits(Wait::Room(nodes.to_vec()))?;
@@ -55,7 +55,9 @@ impl Home {
         if home && caller.turn.is_none() {
             caller.turn = Some(self.line.wait(caller.who.uid)?);
         }
-        while home || !waiting.is_empty() {
+        let mut closed = None;
+        while home || !waiting.is_empty() || closed.is_some_and(|since: Instant| since.elapsed() < 2 * AGAIN)
+        {
             let mut fds = vec![PollFd::new(&caller.socket, PollFlags::RDHUP)];
             fds.extend(caller.turn.iter().map(|turn| PollFd::new(turn.wake(), PollFlags::IN)));
             fds.extend(waiting.iter().map(|(_, link, _)| PollFd::new(link, PollFlags::IN)));
@@ -70,7 +72,11 @@ impl Home {
                         let (node, link, _) = waiting.swap_remove(at);
                         return Ok(Waited::Room(node, Box::new(link)));
                     }
-                    _ => lost.push(waiting.swap_remove(at).0),
+                    // What serves there may be there again in a moment, as when it is replaced by a newer one.
+                    _ => {
+                        lost.push(waiting.swap_remove(at).0);
+                        closed = Some(Instant::now());
+                    }
                 }
             }
             caller.turn.iter().for_each(Turn::looked);
@@ -84,14 +90,13 @@ impl Home {
                 }
             }
             let mut known = self.known()?;
-            let is_new = |node: &NodeId| !nodes.contains(node) && !lost.contains(*node);
-            let another = choice::fit(&known, wish).iter().any(is_new);
-            known.retain(|known| {
-                known.node == self.me || waiting.iter().any(|(node, ..)| *node == known.node)
-            });
+            let waits = |node| node == self.me || waiting.iter().any(|(waits, ..)| *waits == node);
+            let another =
+                choice::fit(&known, wish).into_iter().any(|node| !waits(node) && !lost.contains(node));
+            known.retain(|known| waits(known.node));
             // Who is lost says nothing any more, and no connection ends.
             let gone = known.iter().any(|known| !known.there);
-            let room = home && choice::order(&known, self.me, wish).contains(&self.me);
+            let room = home && choice::order(&known, self.me, wish, since.elapsed()).contains(&self.me);
             if room && self.is_turn(caller) || gone || another {
                 return Ok(Waited::Change);
             }

@@ -78,7 +78,7 @@ fn look(waits: Option<f32>) -> Load {
         Ok(Reply::Cluster(report)) => busy(&report),
         _ => Vec::new(),
     };
-    let counters = fs::read_to_string("/proc/net/dev").ok().map(|text| traffic(&text));
+    let counters = fs::read_to_string("/proc/net/dev").ok().map(|text| traffic(&text, is_real));
     Load {
         at: notes::now(),
         busy,
@@ -92,20 +92,26 @@ fn look(waits: Option<f32>) -> Load {
 /// Which share of its CPUs each node needs.
 fn busy(report: &ClusterReport) -> Vec<(u16, f32)> {
     let up = report.nodes.iter().filter(|node| node.node == report.me || node.state == NodeState::Alive);
-    let share =
-        |load: f32, speed: u32, cpus: f32| load / 100.0 / (speed.max(1) as f32 / 10_000.0) / cpus.max(0.1);
-    up.map(|node| (node.node.0, share(node.load, node.speed, node.cpus))).collect()
+    up.map(|node| (node.node.0, share(node.load, node.speed))).collect()
 }
 
-/// Bytes received and sent over all links but the one to itself, and these links' names.
-fn traffic(text: &str) -> (u64, u64, Vec<String>) {
+/// Of a load of so much, whose unit is what keeps all CPUs of a node of standard CPUs busy (docs/design/load.md).
+fn share(load: f32, speed: u32) -> f32 {
+    load / 100.0 * (speed as f32 / 10_000.0)
+}
+
+/// Bytes received and sent over all links but the one to itself, and these links' names. Of a machine with links of its own (`is_real`) these
+/// alone count: what goes through a bridge or a bond goes over one of them.
+fn traffic(text: &str, is_real: impl Fn(&str) -> bool) -> (u64, u64, Vec<String>) {
     let (mut received, mut sent, mut links) = (0, 0, Vec::new());
+    let names = || text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
+    let some_real = names().any(&is_real);
     for (name, counters) in text.lines().filter_map(|line| line.split_once(':')) {
         let counters: Vec<u64> = counters.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let (name, Some(into), Some(out)) = (name.trim(), counters.first(), counters.get(8)) else {
             continue;
         };
-        if name != "lo" {
+        if name != "lo" && (!some_real || is_real(name)) {
             received += into;
             sent += out;
             links.push(name.to_owned());
@@ -133,10 +139,17 @@ fn queued(table: &str, port: u16) -> u64 {
     table.lines().filter_map(one).sum()
 }
 
+/// Whether a link leads out of the machine.
+fn is_real(link: &str) -> bool {
+    fs::metadata(format!("/sys/class/net/{link}/device")).is_ok()
+}
+
 /// A link's bits per second, if it is one that knows.
 fn speed(link: &str) -> Option<u64> {
     // A link inside of the machine has a speed, too, which means nothing.
-    fs::metadata(format!("/sys/class/net/{link}/device")).ok()?;
+    if !is_real(link) {
+        return None;
+    }
     let text = fs::read_to_string(format!("/sys/class/net/{link}/speed")).ok()?;
     let megabits = text.trim().parse::<i64>().ok().filter(|speed| *speed > 0)?;
     Some(megabits.cast_unsigned() * 1_000_000)
@@ -173,8 +186,15 @@ mod tests {
             lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  \
             eth0: 100 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0\n\
             eth1:1 1 0 0 0 0 0 0 2 1 0 0 0 0 0 0\n";
-        assert_eq!(traffic(text), (101, 9, vec!["eth0".into(), "eth1".into()]));
-        assert_eq!(traffic("nothing"), (0, 0, Vec::new()));
+        assert_eq!(traffic(text, |_| false), (101, 9, vec!["eth0".into(), "eth1".into()]));
+        assert_eq!(traffic(text, |name| name == "eth1"), (1, 2, vec!["eth1".into()]));
+        assert_eq!(traffic("nothing", |_| true), (0, 0, Vec::new()));
+    }
+
+    #[test]
+    fn a_load_is_a_share_of_the_nodes_own_processors() {
+        // One thread on each of its CPUs, however many these are; and one on a CPU of half the speed.
+        assert!((share(100.0, 10_000) - 1.0).abs() < 0.01 && (share(200.0, 5_000) - 1.0).abs() < 0.01);
     }
 
     #[test]
