@@ -145,7 +145,8 @@ pub fn set_patience(cluster: &Cluster, suspend_after: u32, give_up_after: u32) -
     nodes.iter().try_for_each(|&node| configure(cluster, node, &patience))
 }
 
-/// Puts these lines into a node's `ternd.toml`, each in the place of one with the same key, and restarts its daemon.
+/// Puts these lines into a node's `ternd.toml`, each in the place of one with the same key, and restarts its daemon, and what runs commands: that
+/// outlives the daemon, and reads them when it starts.
 ///
 /// # Errors
 /// If the node cannot be configured or its daemon not restarted.
@@ -158,6 +159,7 @@ pub fn configure(cluster: &Cluster, node: u16, lines: &str) -> Result<()> {
     let text: String = kept.chain(lines.lines()).flat_map(|line| [line, "\n"]).collect();
     std::fs::write(&file, text)?;
     cluster.lab().restart_daemon(node)?;
+    cluster.run(node, &["sh", "-c", "pkill -KILL -f '[t]ern-exec.* serve'; true"])?;
     await_up(cluster, node)
 }
 

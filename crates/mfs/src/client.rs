@@ -56,7 +56,7 @@ use tern_wire::Identity;
 use tree::Tree;
 
 /// Threads that hear the kernel. Each waits for its call's answer, so this is also how many calls can be under way.
-const THREADS: usize = 32;
+const THREADS: usize = 128;
 
 /// How a tree is mounted.
 #[derive(Debug, Clone)]

@@ -236,6 +236,12 @@ fn hear(mut link: Link, peer: &Peer, inodes: &Inodes, forgetting: &Forgetting) -
         peer.settle(&mut link, number)?;
         let ask = Ask::Hear { given_back: std::mem::take(&mut given_back) };
         let (told, Answer::Recalled(leases)) = peer.hear(&mut link, number, &ask)? else { return None };
+        // What the ear before this one was told last may have been lost with its connection, and counts as told: whatever has been learned since
+        // is not believed. By now the server's thread of that ear is over, so nothing later can be lost so. What names the kernel has been told of it
+        // forgets in a moment by itself: to have it do so now would take away what is mounted below them (a room that is just being made).
+        if number == 1 {
+            peer.term.is_void();
+        }
         if !leases.is_empty() {
             // Only by leases that last is anything believed here, and noted what the kernel believes.
             let mut is_believed = !peer.is_lasting();
