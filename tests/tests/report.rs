@@ -96,7 +96,7 @@ o%: f%
 END
 while :; do :; done & busy="$busy $!"
 while :; do :; done & busy="$busy $!"
-until [ "$(cut -d. -f1 /run/mosix/nodes/1/load)" -gt 190 ]; do sleep 0.1; done
+until [ $(($(cat /run/mosix/nodes/1/load) * $(cat /run/mosix/nodes/1/speed))) -gt 1700000 ]; do sleep 0.1; done
 mpmake -j4 --report build.html 2> /dev/null && cat build.html
 kill $busy
 "##;

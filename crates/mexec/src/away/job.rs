@@ -94,7 +94,7 @@ impl Job {
         };
         // They are opened anew under names like /dev/stderr, which is who owns them may.
         for stream in &streams {
-            own(stream, who, job.terminal)?;
+            own(stream, who, job.terminal);
         }
         let [input, output, error] = &streams;
         // Its home's caller may have written what it is to read.
@@ -334,16 +334,14 @@ impl Job {
 }
 
 /// Gives a stream to the user whose command it is for, as a shell's pipes and a login's terminal are.
-fn own(stream: &OwnedFd, who: &Who, terminal: bool) -> Result<()> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode);
-    if rustix::process::geteuid().is_root() && (terminal || kind == FileType::Fifo) {
-        rustix::fs::fchown(
-            stream,
-            Some(Uid::from_raw(who.uid)),
-            (!terminal).then(|| Gid::from_raw(who.gid)),
-        )?;
+fn own(stream: &OwnedFd, who: &Who, terminal: bool) {
+    let is_pipe =
+        || rustix::fs::fstat(stream).is_ok_and(|is| FileType::from_raw_mode(is.st_mode) == FileType::Fifo);
+    if rustix::process::geteuid().is_root() && (terminal || is_pipe()) {
+        let group = (!terminal).then(|| Gid::from_raw(who.gid));
+        // A container's root may not: then it is only not to be opened by name.
+        let _as_it_was = rustix::fs::fchown(stream, Some(Uid::from_raw(who.uid)), group);
     }
-    Ok(())
 }
 
 fn taken(link: &mut Link, count: usize) -> Result<()> {
