@@ -222,6 +222,16 @@ impl Cluster {
         Ok(end.stdout)
     }
 
+    /// Processes of a node whose command line has this word.
+    ///
+    /// # Panics
+    /// If pgrep does not count.
+    pub fn count(&self, node: u16, word: &str) -> usize {
+        let said = self.command(node, "pgrep").args(["-fc", word]).output().map(|end| end.stdout);
+        let said = said.ok().and_then(|said| String::from_utf8_lossy(&said).trim().parse().ok());
+        said.expect("pgrep does not count")
+    }
+
     /// Makes an empty file on node 1.
     ///
     /// # Errors

@@ -1,9 +1,11 @@
 //! Jobs that only compute, on clusters that move them by themselves.
 
+use crate::breaking::until;
 use crate::cluster::Cluster;
 use crate::running::{ANNOUNCE, Running};
 use anyhow::Result;
 use std::collections::BTreeMap;
+use std::process::Child;
 use std::time::{Duration, Instant};
 use tern_control::ProcessRow;
 
@@ -37,6 +39,13 @@ pub fn program(cluster: &Cluster, node: u16, words: &str, program: &[&str]) -> R
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
     Ok(running)
+}
+
+/// Whether it ends well, within the time that tests have. It has ended then in any case.
+pub fn ends_well(mut child: Child) -> bool {
+    let ended = until("it ends", PATIENCE, || matches!(child.try_wait(), Ok(Some(_))));
+    let _over = child.kill();
+    ended.is_ok() && child.wait().is_ok_and(|status| status.success())
 }
 
 /// A cluster whose nodes have heard of each other.

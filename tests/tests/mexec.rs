@@ -25,13 +25,6 @@ fn until(what: &str, holds: impl FnMut() -> bool) {
     breaking::until(what, PATIENCE, holds).expect("it takes too long");
 }
 
-/// Processes of a node whose command line has this word.
-fn count(cluster: &Cluster, node: u16, word: &str) -> usize {
-    let said = cluster.command(node, "pgrep").args(["-fc", word]).output().map(|end| end.stdout);
-    let said = said.ok().and_then(|said| String::from_utf8_lossy(&said).trim().parse().ok());
-    said.expect("pgrep does not count")
-}
-
 const ELSEWHERE: &str = "mexec -n 2 --";
 
 #[test]
@@ -173,14 +166,14 @@ fn it_has_a_terminal_when_that_is_asked_for() {
 #[test]
 fn nothing_is_left_whoever_ends() {
     let cluster = Cluster::with_nodes("mexecend", 2).unwrap();
-    let gone = |word: &str| until(word, || count(&cluster, 2, word) == 0);
+    let gone = |word: &str| until(word, || cluster.count(2, word) == 0);
     // The command, with what it has left.
     let end = shell(&cluster, ELSEWHERE, "setsid sleep 1001 & sleep 1002 & exit 4").output().unwrap();
     assert_eq!(end.status.code(), Some(4));
     gone("^sleep 100[12]");
     // mexec.
     let mut child = begin(&cluster, "setsid sleep 1003 & sleep 1004").unwrap();
-    until("it runs", || count(&cluster, 2, "^sleep 100[34]") == 2);
+    until("it runs", || cluster.count(2, "^sleep 100[34]") == 2);
     cluster.run(1, &["pkill", "-KILL", "-x", "mexec"]).unwrap();
     child.wait().unwrap();
     gone("^sleep 100[34]");
@@ -203,7 +196,7 @@ fn a_lost_node_is_said_or_another_takes_over() {
     cluster.lab().cut(Cable::Node(2)).unwrap();
     let (code, _, err) = said(&child.wait_with_output().unwrap());
     assert!(code == Some(255) && err.contains("node 2 was lost"), "{code:?} {err}");
-    until("its command is ended there", || count(&cluster, 2, "^sleep 1006") == 0);
+    until("its command is ended there", || cluster.count(2, "^sleep 1006") == 0);
     cluster.lab().heal(Cable::Node(2)).unwrap();
     // Where it began is noted; the second time it ends.
     let line = "hostname >> /tmp/where; [ $(wc -l < /tmp/where) -gt 1 ] || sleep 1007; echo once";
@@ -214,7 +207,7 @@ fn a_lost_node_is_said_or_another_takes_over() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let at = || (2..=3).find(|node| count(&cluster, *node, "^sleep 1007") > 0);
+    let at = || (2..=3).find(|node| cluster.count(*node, "^sleep 1007") > 0);
     until("it runs", || at().is_some());
     let node = at().unwrap();
     cluster.run(node, &["pkill", "-KILL", "-f", "tern-exec.*serve"]).unwrap();

@@ -5,17 +5,10 @@
 use std::process::{Child, Stdio};
 use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
-use tern_tests::jobs::PATIENCE;
+use tern_tests::jobs::{PATIENCE, ends_well};
 
 fn until(what: &str, holds: impl FnMut() -> bool) {
     breaking::until(what, PATIENCE, holds).expect("it takes too long");
-}
-
-/// Processes of a node whose command line has this word.
-fn count(cluster: &Cluster, node: u16, word: &str) -> usize {
-    let said = cluster.command(node, "pgrep").args(["-fc", word]).output().map(|end| end.stdout);
-    let said = said.ok().and_then(|said| String::from_utf8_lossy(&said).trim().parse().ok());
-    said.expect("pgrep does not count")
 }
 
 fn mexec(cluster: &Cluster, words: &[&str]) -> Child {
@@ -25,7 +18,7 @@ fn mexec(cluster: &Cluster, words: &[&str]) -> Child {
 /// Takes all room that node 2 has.
 fn fill(cluster: &Cluster) -> [Child; 2] {
     let full = [(); 2].map(|()| mexec(cluster, &["-n", "2", "sleep", "1009"]));
-    until("node 2 is full", || count(cluster, 2, "^sleep 1009") == 2);
+    until("node 2 is full", || cluster.count(2, "^sleep 1009") == 2);
     full
 }
 
@@ -33,12 +26,6 @@ fn fill(cluster: &Cluster) -> [Child; 2] {
 fn waiting(cluster: &Cluster) -> usize {
     let said = cluster.run(1, &["mps", "-x"]).unwrap();
     String::from_utf8_lossy(&said).matches("queued").count()
-}
-
-fn ends_well(mut child: Child) -> bool {
-    let ended = breaking::until("it ends", PATIENCE, || child.try_wait().unwrap().is_some());
-    let _over = child.kill();
-    ended.is_ok() && child.wait().unwrap().success()
 }
 
 /// What else home does may go on for weeks: where no other node is open nobody waits for that, and who waits hears of a node that is.
@@ -57,10 +44,10 @@ fn a_busy_home_is_enough_and_a_node_that_opens_is_seen() {
     until("home is seen to be busy", || of_home("load") * of_home("speed") > 2.4e6);
     let sleep = || mexec(&cluster, &["sleep", "1008"]);
     let mut placed = [sleep(), sleep(), sleep()];
-    until("there is room for two at home", || count(&cluster, 1, "^sleep 1008") == 2);
+    until("there is room for two at home", || cluster.count(1, "^sleep 1008") == 2);
     cluster.run(2, &["mosctl", "noblock"]).unwrap();
-    until("and for the third on the other node", || count(&cluster, 2, "^sleep 1008") == 1);
-    assert_eq!(count(&cluster, 1, "^sleep 1008"), 2);
+    until("and for the third on the other node", || cluster.count(2, "^sleep 1008") == 1);
+    assert_eq!(cluster.count(1, "^sleep 1008"), 2);
     for node in 1..=2 {
         cluster.run(node, &["pkill", "-f", "^sleep 1008"]).unwrap();
     }

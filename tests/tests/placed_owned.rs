@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tern_tests::breaking::{configure, until};
 use tern_tests::cluster::Cluster;
-use tern_tests::jobs::{PATIENCE, job_on, known};
+use tern_tests::jobs::{PATIENCE, ends_well, job_on, known};
 
 /// What a shell on a node says, without the line's end.
 fn on(cluster: &Cluster, node: u16, script: &str) -> String {
@@ -18,13 +18,6 @@ fn on(cluster: &Cluster, node: u16, script: &str) -> String {
 fn place(cluster: &Cluster, command: &[&str]) -> Child {
     let mut mexec = cluster.command(1, "mexec");
     mexec.args(["-n", "2", "--"]).args(command).stdin(Stdio::null()).spawn().unwrap()
-}
-
-/// Whether it ended well; within the time that tests have.
-fn ends_well(mut child: Child) -> bool {
-    let ended = until("it ends", PATIENCE, || child.try_wait().unwrap().is_some());
-    let _over = child.kill();
-    ended.is_ok() && child.wait().unwrap().success()
 }
 
 /// Groups of node 2, one a line. Other labs on this machine have theirs.

@@ -88,9 +88,9 @@ fn a_link_that_is_too_slow_for_the_files_is_what_held_the_build_up() {
     let project = r##"
 unset MAKELEVEL MAKEFLAGS MFLAGS
 mkdir /tmp/p && cd /tmp/p
-for n in $(seq 12); do head -c 3000000 /dev/urandom > f$n; done
+for n in $(seq 16); do head -c 3000000 /dev/urandom > f$n; done
 cat > Makefile <<'END'
-all: $(addprefix o, $(shell seq 12))
+all: $(addprefix o, $(shell seq 16))
 o%: f%
 	@sleep 0.1; sha256sum $< > $@
 END
@@ -105,7 +105,7 @@ kill $busy
     let held_up = page.split("<h2>What held it up</h2>").nth(1).expect("a report");
     let held_up = held_up.split("<h2>").next().unwrap();
     assert!(held_up.starts_with("<p>The link of this node, which all files come from: for "), "{held_up}");
-    assert!(held_up.contains("data waited to be sent, at "), "{held_up}");
+    assert!(held_up.contains("data waited to be sent, at 2."), "{held_up}");
 }
 
 fn placed(cluster: &Cluster, node: u16) -> Result<Vec<PlacedRow>> {

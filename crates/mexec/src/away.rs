@@ -40,9 +40,6 @@ const IDLE: Duration = Duration::from_secs(300);
 /// How often who waits for room looks whether he is still waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The group of who has none here.
-const NOBODY: u32 = 65_534;
-
 /// The away half of a node.
 #[derive(Debug)]
 pub(crate) struct Away {
@@ -129,12 +126,11 @@ impl Away {
     }
 
     /// Who somebody of another node is here: as with files, nobody has root's group if nobody is root.
-    fn as_here(&self, mut who: Who) -> Who {
-        if self.config.file.mfs_squash_root.unwrap_or(false) {
-            if who.gid == 0 {
-                who.gid = NOBODY;
-            }
-            who.groups.retain(|group| *group != 0);
+    fn as_here(&self, who: Who) -> Who {
+        // That root himself runs nothing is said to him.
+        if who.uid != 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
+            let (uid, gid, groups) = tern_node::without_root((who.uid, who.gid, who.groups));
+            return Who { uid, gid, groups };
         }
         who
     }

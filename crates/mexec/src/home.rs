@@ -35,6 +35,7 @@ use line::Line;
 use links::Links;
 use running::{Counted, Running};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -90,15 +91,15 @@ pub(crate) enum Outcome {
 
 /// The nodes that a command is not to be sent to for now.
 #[derive(Debug, Default)]
-struct Lost(Vec<(NodeId, Instant)>);
+struct Lost(HashMap<NodeId, Instant>);
 
 impl Lost {
-    fn push(&mut self, node: NodeId) {
-        self.0.push((node, Instant::now()));
+    fn insert(&mut self, node: NodeId) {
+        self.0.insert(node, Instant::now());
     }
 
     fn contains(&self, node: NodeId) -> bool {
-        self.0.iter().any(|(lost, since)| *lost == node && since.elapsed() < AGAIN)
+        self.0.get(&node).is_some_and(|since| since.elapsed() < AGAIN)
     }
 }
 
@@ -198,7 +199,7 @@ impl Home {
                     Outcome::Full => {}
                     // It is not asked again for now, and neither is it waited for.
                     Outcome::Not(refusal) => {
-                        lost.push(node);
+                        lost.insert(node);
                         why = Some(refusal);
                     }
                     other => {
@@ -231,13 +232,13 @@ impl Home {
             match outcome {
                 Some((_, Outcome::Over)) => return Ok(()),
                 Some((node, Outcome::Lost)) if order.repeatable => {
-                    lost.push(node);
+                    lost.insert(node);
                     again = Some(Why::Again(node));
                     caller.enter(&self.gate, wish.only())?;
                 }
                 Some((node, Outcome::Lost | Outcome::Cut)) => return caller.say(&Said::Lost(node)),
                 Some((node, Outcome::Not(refusal))) => {
-                    lost.push(node);
+                    lost.insert(node);
                     why = Some(refusal);
                 }
                 Some((_, Outcome::Full)) | None => {}

@@ -23,7 +23,7 @@ mod shared;
 mod stat;
 
 use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
-use crate::{NOBODY, keep_alive, lock, packing, send};
+use crate::{keep_alive, lock, packing, send};
 use acting::Acting;
 use anyhow::{Context, Result};
 use budget::Budget;
@@ -341,14 +341,9 @@ impl Serving {
 
     /// Who a caller of another node is on this one.
     fn as_here(&self, caller: Caller) -> Caller {
-        if self.export.squash_root && (caller.uid == 0 || caller.gid == 0 || caller.groups.contains(&0)) {
-            let uid = if caller.uid == 0 { NOBODY } else { caller.uid };
-            let gid = if caller.gid == 0 { NOBODY } else { caller.gid };
-            return Caller {
-                uid,
-                gid,
-                groups: caller.groups.into_iter().filter(|group| *group != 0).collect(),
-            };
+        if self.export.squash_root {
+            let (uid, gid, groups) = tern_node::without_root((caller.uid, caller.gid, caller.groups));
+            return Caller { uid, gid, groups };
         }
         caller
     }

@@ -55,6 +55,17 @@ pub fn with_groups(socket: &UnixStream) -> io::Result<(i32, u32, u32, Vec<u32>)>
     Ok((caller.pid, caller.uid, caller.gid, groups))
 }
 
+/// The user and group of whoever has no rights here.
+const NOBODY: u32 = 65_534;
+
+/// Who somebody of another node is on one where root of others is nobody (`mfs_squash_root`): user, group and other groups.
+#[must_use]
+pub fn without_root((uid, gid, mut groups): (u32, u32, Vec<u32>)) -> (u32, u32, Vec<u32>) {
+    groups.retain(|group| *group != 0);
+    let of = |id| if id == 0 { NOBODY } else { id };
+    (of(uid), of(gid), groups)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

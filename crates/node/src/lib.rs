@@ -61,7 +61,7 @@ mod watch;
 mod why;
 
 pub use config::Config;
-pub use credentials::with_groups as caller;
+pub use credentials::{with_groups as caller, without_root};
 pub use daemon::run;
 pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
 pub use permission::check_access;

@@ -106,11 +106,7 @@ impl Gate {
 
     /// Processes of all nodes whose command line has this.
     pub(super) fn count(&self, word: &str) -> usize {
-        let of = |node: u16| {
-            let end = self.0.command(node, "pgrep").args(["-fc", word]).output().expect("it cannot be run");
-            String::from_utf8_lossy(&end.stdout).trim().parse::<usize>().expect("pgrep does not count")
-        };
-        self.0.lab().nodes().map(|node| of(node.number())).sum()
+        self.0.lab().nodes().map(|node| self.0.count(node.number(), word)).sum()
     }
 
     /// What a listing of `tern outside` says.

@@ -48,7 +48,7 @@ impl Home {
             });
             match asked {
                 Ok(asked) => waiting.push(asked),
-                Err(_) => lost.push(*node),
+                Err(_) => lost.insert(*node),
             }
         }
         let home = nodes.contains(&self.me);
@@ -74,7 +74,7 @@ impl Home {
                     }
                     // What serves there may be there again in a moment, as when it is replaced by a newer one.
                     _ => {
-                        lost.push(waiting.swap_remove(at).0);
+                        lost.insert(waiting.swap_remove(at).0);
                         closed = Some(Instant::now());
                     }
                 }

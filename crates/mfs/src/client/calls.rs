@@ -235,13 +235,7 @@ impl Mounted {
         {
             return Ok(known(inode, &is, before, reading));
         }
-        // How long it is that the kernel itself writes to nobody else knows: it has no count of that either.
-        let keeps = reading && !inode.passage.is_taken();
-        let known_here = match (keeps, reading) {
-            (true, _) => inode.kept(),
-            (false, true) => None,
-            (false, false) => inode.after(),
-        };
+        let known_here = if reading { inode.kept() } else { inode.after() };
         if let Some((attributes, before)) = known_here {
             return Ok(known(inode, &attributes, before, reading));
         }
@@ -254,7 +248,7 @@ impl Mounted {
             self.by_hand_or_path(request, &inode, &self.who(request), &[], deed)?
         };
         let Answer::Attributes(attributes) = heard.answer else { return Err(Errno::IO) };
-        if keeps && !inode.peer.is_lasting() {
+        if reading && !inode.peer.is_lasting() {
             inode.keeps(attributes, before.clone(), locks);
         }
         inode.lasting.is(&inode.peer, &attributes, &before);

@@ -174,8 +174,9 @@ impl Inode {
 
     /// It is like this, for whoever reads it; so many [`locks`](Self::locks) there were before it was asked for.
     pub(crate) fn keeps(&self, is: Attributes, before: Before, locks: u64) {
+        let by_kernel = self.passage.is_taken();
         let mut kept = lock(&self.kept);
-        *kept = (is.lease > 0 && locks == self.locks()).then_some((is, before));
+        *kept = (!by_kernel && is.lease > 0 && locks == self.locks()).then_some((is, before));
     }
 
     /// A count of the locks that programs here got on it. As soon as one wants one it is not nothing, and the kernel believes nothing that
@@ -204,9 +205,11 @@ impl Inode {
         self.lasting.changes();
     }
 
-    /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here.
+    /// What it is like, if that is known for sure: no lease of its node was asked back since, and nothing changed there from here. What the kernel
+    /// itself writes to (passthrough) nobody here has a count of.
     pub(crate) fn kept(&self) -> Option<(Attributes, Before)> {
-        lock(&self.kept).clone().filter(|(is, before)| before.stands(is.lease))
+        let kept = if self.passage.is_taken() { None } else { lock(&self.kept).clone() };
+        kept.filter(|(is, before)| before.stands(is.lease))
     }
 
     /// This owner of locks has closed a descriptor of it, and has none any more.
