@@ -180,6 +180,10 @@ while True:
 fn who_reads_files_of_a_node_goes_there_and_who_computes_does_not() {
     let cluster = known("drawn", 3).unwrap();
     cluster.run(1, &["sh", "-c", "mkdir -p /mfs && mount.mfs mymfs /mfs"]).unwrap();
+    // Threads that all begin at once would be a load for which everybody leaves.
+    let threads = cluster.run(1, &["sh", "-c", "ls /proc/$(pgrep tern-mfs)/task | wc -l"]).unwrap();
+    let threads: usize = String::from_utf8_lossy(&threads).trim().parse().unwrap();
+    assert!(threads < 32, "{threads} threads for a tree that nobody uses");
     cluster.run(3, &["sh", "-c", "head -c 16M /dev/zero > /tmp/data"]).unwrap();
     let row = |pid| cluster.processes(1).unwrap_or_default().into_iter().find(|row| row.pid.0 == pid);
     let migrations = |pid| row(pid).map_or(0, |row| row.migrations);

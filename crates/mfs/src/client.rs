@@ -56,7 +56,7 @@ use tern_wire::Identity;
 use tree::Tree;
 
 /// Threads that hear the kernel. Each waits for its call's answer, so this is also how many calls can be under way: more than a build has on one
-/// node that does not answer any more, so that files of others are there meanwhile. Those that rest cost next to nothing (third_party/fuser/TERN.md).
+/// node that does not answer any more, so that files of others are there meanwhile. They begin when they are needed (third_party/fuser/TERN.md).
 const THREADS: usize = 128;
 
 /// How a tree is mounted.

@@ -48,12 +48,11 @@ impl Readers {
     }
 
     /// This thread has a request, and may be long about it: if nobody else waits for the next one, somebody is called.
-    pub(crate) fn has_one(&self) {
+    /// False if nobody rests either: then one more is to begin, if there may be more.
+    pub(crate) fn has_one(&self) -> bool {
         let mut state = self.state();
         state.waiting -= 1;
-        if state.waiting == 0 {
-            state.call();
-        }
+        state.waiting > 0 || state.over || state.call()
     }
 
     /// It hears nothing any more, and neither shall the others that are not to be left resting.

@@ -287,31 +287,26 @@ impl<FS: Filesystem> Session<FS> {
                 channels.push(ch.clone());
             }
         }
-        channels.push(ch);
 
-        let mut threads = Vec::with_capacity(n_threads);
-
-        // Tern's change: not all wait at once.
-        let readers = Arc::new(Readers::default());
-        for (i, ch) in channels.into_iter().enumerate() {
-            let thread_name = format!("fuser-{i}");
-            let event_loop = SessionEventLoop {
-                thread_name: thread_name.clone(),
-                filesystem: filesystem.clone(),
-                ch,
-                allowed,
-                session_owner,
-                readers: readers.clone(),
-            };
-            threads.push(
-                thread::Builder::new()
-                    .name(thread_name)
-                    .spawn(move || event_loop.event_loop())?,
-            );
+        // Tern's change: one begins, and each is begun when nobody waits for the next request.
+        let crew = Arc::new(Crew::default());
+        *crew.idle.lock() = channels;
+        SessionEventLoop {
+            thread_name: "fuser-0".to_string(),
+            filesystem: filesystem.clone(),
+            ch,
+            allowed,
+            session_owner,
+            crew: crew.clone(),
         }
+        .begin()?;
 
         let mut reply: io::Result<()> = Ok(());
-        for thread in threads {
+        // Whoever begins another one is here, or is being waited for, until it has put that here too.
+        loop {
+            let Some(thread) = crew.threads.lock().pop() else {
+                break;
+            };
             let res = match thread.join() {
                 Ok(res) => res,
                 Err(_) => {
@@ -522,24 +517,71 @@ pub(crate) struct SessionEventLoop<FS: Filesystem> {
     pub(crate) filesystem: Arc<FilesystemHolder<FS>>,
     pub(crate) allowed: SessionACL,
     pub(crate) session_owner: Uid,
-    /// Tern's change: who of all threads waits for requests.
-    pub(crate) readers: Arc<Readers>,
+    /// Tern's change: the other threads.
+    pub(crate) crew: Arc<Crew>,
+}
+
+/// Tern's change: all threads of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Crew {
+    /// Who of them waits for requests.
+    readers: Readers,
+    /// What those that have not begun yet will read from.
+    idle: Mutex<Vec<Channel>>,
+    /// Those that have begun.
+    threads: Mutex<Vec<JoinHandle<io::Result<()>>>>,
 }
 
 impl<FS: Filesystem> SessionEventLoop<FS> {
+    /// Tern's change: begins this thread.
+    fn begin(self) -> io::Result<()> {
+        let crew = self.crew.clone();
+        let thread = thread::Builder::new()
+            .name(self.thread_name.clone())
+            .spawn(move || self.event_loop())?;
+        crew.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// Tern's change: begins one more, if there may be one.
+    fn begin_another(&self) {
+        let next = {
+            let mut idle = self.crew.idle.lock();
+            let left = idle.len();
+            idle.pop().map(|ch| (left, ch))
+        };
+        let Some((left, ch)) = next else {
+            return;
+        };
+        let next = SessionEventLoop {
+            thread_name: format!("fuser-{left}"),
+            ch,
+            filesystem: self.filesystem.clone(),
+            allowed: self.allowed,
+            session_owner: self.session_owner,
+            crew: self.crew.clone(),
+        };
+        // Without it, whoever is ready first hears the next request.
+        if let Err(error) = next.begin() {
+            warn!("no thread for requests: {error}");
+        }
+    }
+
     fn event_loop(&self) -> io::Result<()> {
         // Buffer for receiving requests from the kernel. Only one is allocated and
         // it is reused immediately after dispatching to conserve memory and allocations.
         let mut buf = FuseReadBuf::new();
         let buf = buf.as_mut();
-        let _end = EndOfReaders(&self.readers);
+        let _end = EndOfReaders(&self.crew.readers);
         loop {
             // Tern's change: it may not be this one's turn.
-            self.readers.wait();
+            self.crew.readers.wait();
             // Read the next request from the given channel to kernel driver
             // The kernel driver makes sure that we get exactly one request per read
             let received = self.ch.receive_retrying(buf);
-            self.readers.has_one();
+            if !self.crew.readers.has_one() {
+                self.begin_another();
+            }
             match received {
                 Ok(size) => match RequestWithSender::new(self.ch.sender(), &buf[..size]) {
                     // Dispatch request
