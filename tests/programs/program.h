@@ -4,7 +4,7 @@
  * any moment is caught, and its output never depends on how often it did so, nor on pid, address or time.
  *
  *   TERN_SECONDS=S   repeat for S seconds (default 2)
- *   TERN_UNTIL=FILE  afterwards go on until FILE exists, for at most 120 s more: the harness moves the program
+ *   TERN_UNTIL=FILE  afterwards go on until FILE exists, for at most 900 s more: the harness moves the program
  *                    as often as it wants to, then makes the file
  */
 #ifndef TERN_PROGRAM_H
@@ -100,7 +100,7 @@ UNUSED static bool going(void)
 	}
 	if (t < begun + seconds)
 		return true;
-	if (!until || t > begun + seconds + 120)
+	if (!until || t > begun + seconds + 900)
 		return false;
 	if (t < asked + 0.05)
 		return true;

@@ -11,7 +11,7 @@ use tern_control::{MigrationReport, ProcessRow};
 use tern_lab::{Lab, Options};
 
 /// Seconds within which a tool answers.
-const PATIENCE: &str = "20";
+const PATIENCE: &str = "60";
 
 /// The cluster of one test.
 #[derive(Debug)]

@@ -131,7 +131,7 @@ fn a_sleep_that_is_under_way_ends_and_then_it_stands() {
     let cluster = Cluster::with_nodes("frozen-sleep", 2).unwrap();
     let mut command = cluster.command(1, "sh");
     // The shell is what moves: its sleep is the kernel's, and it goes on after it.
-    command.args(["-c", ANNOUNCE, "sh", "sleep", "3"]);
+    command.args(["-c", ANNOUNCE, "sh", "sleep", "12"]);
     let mut running = Running::start(&mut command, false).unwrap();
     let pid = running.pid;
     cluster.migrate(pid, "2").unwrap();

@@ -12,7 +12,7 @@ use tern_tests::cluster::Cluster;
 use tern_tests::jobs::{PATIENCE, await_places, finish, job, known, places};
 
 /// Longer than a shim takes to end, and shorter than anybody's patience.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// Sends a signal to a node's daemon, and waits until that has ended.
 fn end_daemon(cluster: &Cluster, node: u16, signal: &str) -> Result<()> {

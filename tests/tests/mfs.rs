@@ -20,11 +20,22 @@ const LOST: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 250;
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
+    with_patience(prefix, nodes, on, 10)
+}
+
+/// Trees that wait for a node for so many seconds.
+fn with_patience(prefix: &str, nodes: u16, on: &[u16], seconds: u32) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, nodes)?;
     for node in on {
-        cluster.mount(*node, "timeout=3")?;
+        cluster.mount(*node, &format!("timeout={seconds}"))?;
     }
     Ok(cluster)
+}
+
+/// Kills the server of node 2's files, and waits until there is another one: that may take longer than the tree's patience.
+fn replace_server(cluster: &Cluster) {
+    sh(cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    sh(cluster, 1, "until ls -d /mfs/2/. >/dev/null 2>&1; do sleep 0.05; done");
 }
 
 /// What a shell on a node says, and how it ends.
@@ -156,7 +167,7 @@ for line in sys.stdin:
 
 #[test]
 fn what_is_kept_is_kept_for_its_term_and_no_longer() {
-    let cluster = mounted("mfskept", 2, &[1]).unwrap();
+    let cluster = with_patience("mfskept", 2, &[1], 3).unwrap();
     sh(&cluster, 2, "printf first > /tmp/kept; sleep 0.2");
     let mut reader = cluster.command(1, "/usr/bin/python3");
     let mut reader =
@@ -201,7 +212,7 @@ fn what_is_kept_is_kept_for_its_term_and_no_longer() {
 
 #[test]
 fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
-    let cluster = mounted("mfslost", 3, &[1]).unwrap();
+    let cluster = with_patience("mfslost", 3, &[1], 3).unwrap();
     // A program with a file open, which goes on when it is told to.
     let mut program = cluster.command(1, "sh");
     let line = "exec 3>/mfs/2/tmp/held; echo one >&3; touch /tmp/open; until [ -e /tmp/on ]; do sleep 0.02; done; \
@@ -223,7 +234,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\n");
 
     // A server that was killed has lost everything: what is open is found again by its name.
-    sh(&cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    replace_server(&cluster);
     sh(&cluster, 1, "touch /tmp/off");
     assert!(held.wait().unwrap().success());
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\nthree\n");
@@ -233,7 +244,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
                 until [ -e /tmp/see ]; do sleep 0.02; done; cat <&3; mv /mfs/2/tmp/moved /mfs/2/tmp/held";
     let held = cluster.command(1, "sh").args(["-c", line]).stdout(Stdio::piped()).spawn().unwrap();
     sh(&cluster, 1, "until [ -e /tmp/moved ]; do sleep 0.02; done");
-    sh(&cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    replace_server(&cluster);
     sh(&cluster, 1, "touch /tmp/see");
     assert_eq!(String::from_utf8_lossy(&held.wait_with_output().unwrap().stdout), "one\ntwo\nthree\n");
 
@@ -243,7 +254,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     let mut program = cluster.command(1, "sh");
     let held = program.args(["-c", line]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     sh(&cluster, 1, "until [ -e /tmp/gone ]; do sleep 0.02; done");
-    sh(&cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
+    replace_server(&cluster);
     sh(&cluster, 1, "touch /tmp/look");
     let end = held.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&end.stdout), "one\n");
@@ -283,7 +294,7 @@ else:
 
 #[test]
 fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
-    let cluster = mounted("mfsended", 2, &[1]).unwrap();
+    let cluster = with_patience("mfsended", 2, &[1], 3).unwrap();
     sh(&cluster, 2, "echo one > /tmp/locked");
     let mut locker = cluster.command(1, "/usr/bin/python3");
     let mut locker = locker.args(["-c", LOCKER]).stdout(Stdio::piped()).spawn().unwrap();

@@ -66,7 +66,7 @@ for line in sys.stdin:
 
 /// A program on one node.
 fn doer(cluster: &Cluster, node: u16, place: &str) -> Result<Asked> {
-    Asked::start(cluster.command(node, "timeout").args(["110", "/usr/bin/python3", "-c", DOER, place]))
+    Asked::start(cluster.command(node, "timeout").args(["500", "/usr/bin/python3", "-c", DOER, place]))
 }
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {

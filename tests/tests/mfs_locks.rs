@@ -54,7 +54,7 @@ fn doer(cluster: &Cluster, node: u16, path: &str) -> Result<Asked> {
 fn mounted(prefix: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 3)?;
     for node in [1, 3] {
-        cluster.mount(node, "timeout=3")?;
+        cluster.mount(node, "timeout=10")?;
     }
     cluster.run(2, &["sh", "-c", "echo one > /tmp/locked; chmod 666 /tmp/locked"])?;
     Ok(cluster)

@@ -8,7 +8,7 @@ use tern_tests::cluster::Cluster;
 
 fn mounted(prefix: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 2)?;
-    cluster.mount(1, "timeout=3")?;
+    cluster.mount(1, "timeout=10")?;
     Ok(cluster)
 }
 

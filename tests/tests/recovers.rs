@@ -30,6 +30,11 @@ fn computing(cluster: &Cluster, nodes: u16) -> usize {
     (1..=nodes).map(count).sum()
 }
 
+/// Whether none of so many runs in two places. The nodes are looked at one after the other: who moves meanwhile may be seen on both.
+fn none_is_double(cluster: &Cluster, jobs: usize) -> bool {
+    (0..3).any(|_| computing(cluster, 3) <= jobs)
+}
+
 /// Five jobs, more than each of three nodes wants alone, when all nodes have some.
 fn spread(cluster: &Cluster) -> Result<Vec<Running>> {
     let jobs = (0..5).map(|_| job(cluster, "mosrun")).collect::<Result<Vec<_>>>()?;
@@ -44,11 +49,12 @@ fn what_ran_elsewhere_survives_the_death_of_a_node() {
     let cluster = known("died", 3).unwrap();
     set_patience(&cluster, 2, 8).unwrap();
     let jobs = spread(&cluster).unwrap();
+    cluster.lab().kill(3).unwrap();
+    // Home remembers who was there; before, one more might have come or left.
     let on_three: Vec<i32> = {
         let rows = cluster.processes(1).unwrap();
         rows.iter().filter(|row| row.r#where.is_some_and(|node| node.0 == 3)).map(|row| row.pid.0).collect()
     };
-    cluster.lab().kill(3).unwrap();
     for node in [1, 2] {
         await_seen(&cluster, node, 3, false).unwrap();
     }
@@ -90,7 +96,7 @@ fn a_daemon_that_stands_still_loses_nothing() {
     until("it computes", PATIENCE, || used(there.pid) > there.cpu_seconds + 0.5).unwrap();
     let settled = Instant::now();
     while settled.elapsed() < Duration::from_secs(5) {
-        assert!(computing(&cluster, 3) <= jobs.len(), "{}", cluster.scene(0));
+        assert!(none_is_double(&cluster, jobs.len()), "{}", cluster.scene(0));
         std::thread::sleep(Duration::from_millis(500));
     }
     assert!(jobs.iter_mut().all(|job| !job.ended()), "{}", cluster.scene(0));
@@ -122,7 +128,7 @@ fn nodes_that_cannot_reach_each_other_leave_each_other_alone() {
             rows.iter().any(|row| row.state == "suspended" && row.r#where.is_some_and(|node| node.0 == 2))
         };
         until("it waits", PATIENCE, suspended).unwrap();
-        assert!(computing(&cluster, 3) <= jobs.len(), "{}", cluster.scene(0));
+        assert!(none_is_double(&cluster, jobs.len()), "{}", cluster.scene(0));
         cluster.lab().heal(cable).unwrap();
         until("it goes on", PATIENCE, || !suspended()).unwrap();
         assert!(jobs.iter_mut().all(|job| !job.ended()), "{}", cluster.scene(0));
