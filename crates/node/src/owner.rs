@@ -24,7 +24,7 @@ const ASK_AGAIN_MS: u64 = 2_000;
 const ROOM: &str = "tern-room";
 
 /// Besides ternd and its shims, what works for all.
-const BESIDE: [&str; 3] = ["tern-exec", ROOM, "tern-mfs"];
+const BESIDE: [&str; 4] = ["tern-exec", ROOM, "tern-mfs", "tern-admin"];
 
 /// What was seen last.
 #[derive(Debug, Default)]

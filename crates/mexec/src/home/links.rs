@@ -15,8 +15,10 @@ use tern_node::Config;
 use tern_node::map::Map;
 use tern_wire::{Identity, Link, LinkError, Preamble};
 
-/// How long a node may take to be reached.
+/// How long a node may take to be reached, and how often one that is there and is late is tried again: what runs commands there may have to
+/// be started first.
 const REACH: Duration = Duration::from_secs(3);
+const LATE: u32 = 2;
 
 /// How often a node that closes a new connection is tried again, and after how long.
 const TRIES: u32 = 10;
@@ -53,13 +55,16 @@ impl Links {
                 return Ok(link);
             }
         }
-        let mut tries = TRIES;
+        let (mut tries, mut late) = (TRIES, LATE);
         loop {
             match self.reach(node) {
                 // A port to which many come at once closes some.
                 Err(error) if tries > 0 && matches!(error.downcast_ref(), Some(LinkError::Closed)) => {
                     tries -= 1;
                     std::thread::sleep(PAUSE);
+                }
+                Err(error) if late > 0 && matches!(error.downcast_ref(), Some(LinkError::Timeout)) => {
+                    late -= 1;
                 }
                 reached => {
                     return reached.inspect_err(
