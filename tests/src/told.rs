@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 /// What it is.
 const TOLD: &str = r#"
-import fcntl, mmap, os, sys
+import fcntl, mmap, os, sys, time
 file = None
 for number, line in enumerate(sys.stdin, 1):
     word, *more = line.split()
@@ -38,12 +38,24 @@ for number, line in enumerate(sys.stdin, 1):
             with open(more[0], "rb") as other, mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
                 said = mapped[:4].decode()
         elif word == "hold":
-            with open(more[0], "rb") as other:
+            with os.fdopen(os.dup(file), "rb") if more[0] == "it" else open(more[0], "rb") as other:
                 shared = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ)
                 private = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY)
         elif word == "held":
             at = int(more[0])
             said = shared[at:at + 4].decode() + " " + private[at:at + 4].decode()
+        elif word == "walk":
+            # Looks at all of it, and needs nothing else of anybody.
+            print("walks", flush=True)
+            for at in range(0, len(shared), 1 << 17):
+                assert shared[at:at + 4] == b"0123", at
+                until = time.monotonic() + 0.02
+                while time.monotonic() < until:
+                    pass
+        elif word == "drop":
+            os.setgroups([])
+            os.setresgid(1234, 1234, 1234)
+            os.setresuid(1234, 1234, 1234)
         elif word == "poke":
             at = int(more[0])
             private[at:at + 4] = more[1].encode()

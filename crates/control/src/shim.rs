@@ -3,7 +3,7 @@
 use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 
 /// What ternd writes to a new shim's standard input, as one JSON document, then closes it. The shim listens
@@ -33,6 +33,14 @@ pub struct ShimStart {
     pub guest_cpus: Option<f64>,
     /// Directories of file systems that the nodes share (`shared` in `ternd.toml`).
     pub shared: Vec<PathBuf>,
+    /// Whether the other nodes may have this one's files (`mfs` in `ternd.toml`).
+    pub serves_files: bool,
+}
+
+/// Where the tree gives its root ([`ShimRequest::Tree`]), from which guests of the node with this run directory map files of their homes.
+#[must_use]
+pub fn homes_door(run_dir: &Path) -> PathBuf {
+    run_dir.join("homes.sock")
 }
 
 /// The half a shim holds.
@@ -129,6 +137,9 @@ pub enum ShimRequest {
         /// For whom: user, group, and his other groups.
         who: (u32, u32, Vec<u32>),
     },
+    /// The root of the tree of all nodes' files from which guests of this node map those of their homes; asked by shims. (`Done`, and then a byte with
+    /// a descriptor of `O_PATH`.)
+    Tree,
     /// The file behind one that a tree of all nodes' files has open, which is mounted on this node and asks that itself. Of the server of
     /// the node's files only. (`Done`, and then a byte with a descriptor of `O_PATH`.)
     FileBehind {

@@ -89,7 +89,10 @@ impl Family {
         };
         let (holds, will) = (member.is_away() && from == member.peer, from == next);
         match arrived.message {
-            Message::Accepted(epoch) if will && epoch == member.offered => self.accepted(pid),
+            Message::Accepted(epoch, shows) if will && epoch == member.offered => {
+                self.peers[from].shows_files = shows;
+                self.accepted(pid);
+            }
             Message::Declined(epoch, why) if will && epoch == member.offered => self.declined(pid, &why),
             Message::Want(epoch, ref indices) if will && epoch == member.offered => self.wanted(pid, indices),
             Message::Ready(epoch, bytes) if will && epoch == member.offered => {

@@ -43,7 +43,9 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let State::Crossing(old) = std::mem::replace(&mut member.state, State::Away) else { return };
         member.peer = old;
-        member.files.for_guest(self.peers[old].node);
+        let (node, shows) = (self.peers[old].node, self.shown_by(old));
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        member.files.for_guest(node, shows);
         member.offered = member.offered.max(member.epoch).next();
         // It stands still as an earlier life, and may be out of reach just now as well: then it hears of the further
         // one when it shows itself.

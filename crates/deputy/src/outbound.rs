@@ -5,6 +5,7 @@ use crate::leaving::Leaving;
 use crate::member::{Member, State};
 use crate::out::Outbound;
 use tern_ids::HomePid;
+use tern_image::content::Shows;
 use tern_migrate::message::Message;
 use tern_migrate::source::{SendError, Sending};
 use tern_migrate::{Phase, fault};
@@ -28,8 +29,9 @@ impl Family {
             self.let_go(pid);
             return;
         }
+        let (node, shows) = (self.peers[peer].node, self.shown_by(peer));
         let Some(member) = self.members.get_mut(&pid) else { return };
-        member.files.for_guest(self.peers[peer].node);
+        member.files.for_guest(node, shows);
         match member.prepare(peer, home) {
             Ok(offer) => {
                 let sent = self.peers[peer].tell(pid, &Message::Offer(Box::new(offer)), &[]);
@@ -128,8 +130,16 @@ impl Family {
     }
 
     pub(crate) fn accepted(&mut self, pid: HomePid) {
-        if let Some(State::Onward(next)) = self.members.get(&pid).map(|m| &m.state) {
-            return self.depart_onward(pid, *next);
+        match self.members.get(&pid).map(|m| &m.state) {
+            Some(State::Onward(next)) => return self.depart_onward(pid, *next),
+            Some(State::Outbound(outbound)) => {
+                // It may be the first that this node has accepted.
+                let (node, shows) = (self.peers[outbound.peer].node, self.shown_by(outbound.peer));
+                if let Some(member) = self.members.get_mut(&pid) {
+                    member.files.for_guest(node, shows);
+                }
+            }
+            _ => {}
         }
         self.with_outbound(pid, |outbound, leaving, link| {
             if outbound.source.is_some() {
@@ -137,6 +147,12 @@ impl Family {
             }
             Ok(false)
         });
+    }
+
+    /// What a guest's node shows it.
+    pub(crate) fn shown_by(&self, peer: usize) -> Shows {
+        let shows = self.start.serves_files && self.peers[peer].shows_files;
+        if shows { Shows::Of(self.start.node) } else { Shows::Nothing }
     }
 
     pub(crate) fn wanted(&mut self, pid: HomePid, indices: &[u32]) {
@@ -166,9 +182,11 @@ impl Family {
         fault::point("home", Phase::HandOver);
         let Some(member) = self.members.get_mut(&pid) else { return };
         if let State::Onward(next) = member.state {
+            let shows = self.shown_by(next);
+            let Some(member) = self.members.get_mut(&pid) else { return };
             member.revived = false;
             let old = std::mem::replace(&mut member.peer, next);
-            member.files.for_guest(self.peers[next].node);
+            member.files.for_guest(self.peers[next].node, shows);
             member.epoch = member.offered;
             let epoch = member.epoch;
             member.state = State::Crossing(old);

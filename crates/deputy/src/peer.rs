@@ -20,6 +20,8 @@ pub(crate) struct Peer {
     pub(crate) spoke: Instant,
     /// Since when the link has been broken.
     pub(crate) lost: Option<Instant>,
+    /// Its node shows its guests files of this home, so that large ones that they map need not be sent.
+    pub(crate) shows_files: bool,
     /// A thread is trying to reach it again.
     pub(crate) seeking: bool,
 }
@@ -44,6 +46,7 @@ impl Peer {
             heard: now,
             spoke: now,
             lost: None,
+            shows_files: false,
             seeking: false,
         }
     }

@@ -33,7 +33,7 @@ impl Family {
                 self.note(pid, pid, member.process.host);
                 self.members.insert(pid, member);
                 self.populated = true;
-                self.tell(pid, &Message::Accepted(offer.epoch));
+                self.tell(pid, &Message::Accepted(offer.epoch, crate::homes::can()));
             }
             Err(why) => {
                 tracing::info!(why, "an offer was declined");

@@ -167,7 +167,8 @@ impl Drop for Place {
     }
 }
 
-fn ask(run_dir: &std::path::Path, request: &Request) -> io::Result<Reply> {
+/// Asks this node's daemon.
+pub(crate) fn ask(run_dir: &std::path::Path, request: &Request) -> io::Result<Reply> {
     let mut daemon = UnixStream::connect(run_dir.join("control"))?;
     daemon.set_read_timeout(Some(ANSWER))?;
     daemon.set_write_timeout(Some(ANSWER))?;

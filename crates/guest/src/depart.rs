@@ -227,8 +227,8 @@ impl Member {
         let one = threads.values_mut().find(|thread| worth && thread.can_halt(process));
         if let Some(thread) = one {
             thread.halt(process)?;
-            // Unless it has met a signal on the way that ends the program.
-            if !process.is_to_stand() {
+            // Unless it has met a signal on the way that ends the program, or sleeps.
+            if !process.is_to_stand() && thread.standing.is_some() {
                 let host = process.memory.pid();
                 tracker = thread.with_space(process, cache, |space| track(host, space)).ok();
                 if let Some(stopped) = thread.standing.take() {

@@ -9,14 +9,19 @@
 //!   program that makes one call after the other cannot put its stand off;
 //! * a thread that is born stands at its birth, and its maker with it;
 //! * a thread that ends is one less to wait for;
+//! * a thread that waits for a page of its home's (`homes`) stands when it has that, which may be when home is there again
 //! * a signal that comes for a thread that stands is raised in it, and is delivered when it goes on, here or elsewhere.
 
 use crate::member::{Member, Process, State};
 use crate::thread::Thread;
+use std::time::Duration;
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::{self, Stop, Stopped};
+
+/// A thread that sleeps for longer than this where no signal wakes it is not waited for: what it waits for comes from another node.
+const ASLEEP: Duration = Duration::from_millis(20);
 
 /// How nice a guest is while it is brought to a stand: as its shim.
 const HURRY: i32 = -10;
@@ -121,7 +126,7 @@ impl Thread {
     pub fn halt_in(&mut self, id: u64, process: &mut Process) -> Result<Option<Stopped>> {
         stop::interrupt(self.host)?;
         self.reply(id, restart::NOINTR)?;
-        self.await_halt(process)
+        self.await_halt(process, None)
     }
 
     fn ask_to_stand(&mut self, process: &mut Process) -> Result<()> {
@@ -143,15 +148,22 @@ impl Thread {
     }
 
     fn come_to_stand(&mut self, process: &mut Process) -> Result<()> {
-        if let Some(stopped) = self.await_halt(process)? {
+        // It is asked again, unless it is to go on by then.
+        if let Some(stopped) = self.await_halt(process, Some(ASLEEP))? {
             self.standing = Some(stopped);
         }
         Ok(())
     }
 
-    fn await_halt(&mut self, process: &mut Process) -> Result<Option<Stopped>> {
+    fn await_halt(&mut self, process: &mut Process, most: Option<Duration>) -> Result<Option<Stopped>> {
         loop {
-            let stopped = stop::wait_stop(self.host)?;
+            let stopped = match most {
+                None => stop::wait_stop(self.host)?,
+                Some(most) => match stop::wait_stop_awake(self.host, most)? {
+                    Some(stopped) => stopped,
+                    None => return Ok(None),
+                },
+            };
             match stopped.stop {
                 Stop::Interrupt => {
                     self.leave_stub(&stopped, process)?;

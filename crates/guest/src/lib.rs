@@ -4,7 +4,7 @@
 //! * [`member`]: one guest;  [`thread`]: one of its threads;  [`halt`]: they come to a stand, and go on
 //! * [`arrive`]: an empty process becomes a guest, with its `crew` of threads;  [`depart`]: a guest goes home or onward
 //! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
-//! * `own`: what /proc says of its memory
+//! * `own`: what /proc says of its memory;  [`near`]: files that its node has;  `homes`: large ones of its home that it maps
 //! * `vdso`: where a guest must not stand still;  [`foreign`]: where its home has another, with [`stubs`] instead
 //! * [`signal`]: signals from home, and the guest's own faults
 //! * [`aside`]: what takes long, in threads
@@ -35,6 +35,7 @@ pub mod foreign;
 pub mod fork;
 pub mod forward;
 pub mod halt;
+mod homes;
 pub mod hot;
 pub mod inhand;
 pub mod member;

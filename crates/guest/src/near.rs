@@ -20,6 +20,7 @@
 
 use crate::direct::Wanted;
 use crate::forward::Failed;
+use crate::homes::Homes;
 use crate::inhand::Files;
 use crate::member::Process;
 use crate::space::MAPPED_FILE;
@@ -31,6 +32,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tern_control::door;
@@ -51,30 +53,34 @@ pub struct Beside {
     door: Arc<Path>,
     /// The directories that it declares to be the same on other nodes.
     shared: Arc<[PathBuf]>,
+    homes: Rc<Homes>,
 }
 
 impl Beside {
     /// Of a shim on this node, whose run directory this is.
     #[must_use]
     pub fn new(node: NodeId, run_dir: &Path, shared: &[PathBuf]) -> Self {
-        Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into(), shared: shared.into() }
+        let homes = Rc::new(Homes::new(run_dir));
+        Self { node, door: PathBuf::from(run_dir).join("mfs.sock").into(), shared: shared.into(), homes }
     }
 
-    /// How a guest gets a file of this node's own that it maps.
-    pub(crate) fn own_files(&self) -> tern_image::content::Open {
-        let Self { node, door, .. } = self.clone();
+    /// How a guest gets a file that it maps without its being sent: one of this node's own, or of its home, which is on that one.
+    pub(crate) fn files_to_map(&self, home: NodeId) -> tern_image::content::Open {
+        let Self { node, door, homes, .. } = self.clone();
         Box::new(move |place| {
+            let told = |error: &io::Error| tracing::info!(%error, "a file is mapped as home sends it");
+            if place.node == home {
+                return homes.open(place).inspect_err(told).map(|file| (file, None));
+            }
             if place.node != node {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            let (file, server) = open_own(&door, place, OFlags::RDONLY).inspect_err(
-                |error| tracing::info!(%error, "a file is mapped as home has it that could be here"),
-            )?;
+            let (file, server) = open_own(&door, place, OFlags::RDONLY).inspect_err(told)?;
             // Home may be allowed to run what is mapped.
             if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
-            Ok((file, server))
+            Ok((file, Some(server)))
         })
     }
 }

@@ -60,7 +60,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         heard: Instant::now(),
         spoke: Instant::now(),
         sandbox: None,
-        cache: Cache::new(&start.cache_dir).with_own(beside.own_files()),
+        cache: Cache::new(&start.cache_dir).with_own(beside.files_to_map(home)),
         machine,
         clocks: Clocks::default(),
         members: HashMap::new(),

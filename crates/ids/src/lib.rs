@@ -1,6 +1,8 @@
 //! Identifiers that every part of Tern speaks; nothing else belongs here.
 #![forbid(unsafe_code)]
 
+pub mod number;
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -1,28 +1,32 @@
-//! Files by the hash of their content, and the node's cache of them.
+//! Files by the hash of their content, as home has them, and the [`cache`](Cache) of them that a guest's node has.
 //!
 //! A mapped file travels as its BLAKE3 hash; only a node that has no file with that hash asks for the bytes.
 //! The cache holds files that everybody at their home may read (knowing a hash must not become a right to
 //! read); others are kept for one family only, in memory, and vanish with it. A file written to within the
 //! last seconds is treated like one of these: its timestamp could not tell a later change.
 //!
-//! A file of the node where the guest is (home sees it through MFS) is not read at all: the node opens it itself, and the guest maps that. It goes by a
-//! hash of what changes whenever its content does; who takes its content under that from another node cannot check it, and keeps it for the family.
+//! A file of the node where the guest is (home sees it through MFS) is not read at all: the node opens it itself, and the guest maps that. So is a large
+//! one of home's, if the guest's node can show it ([`Shows`]). They go by a hash of what changes whenever their content does; who takes their content under
+//! that from another node cannot check it, and keeps it for the family.
+
+mod cache;
+
+pub use cache::{Cache, Open};
 
 use crate::layout::{FileRef, Files, is_shared_memory};
-use crate::object::{self, ObjectId, Objects};
+use crate::object::{self, ObjectId};
 use crate::place::{FUSE, Place, Trees};
 use crate::process::Unmovable;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use tern_ids::{ContentHash, HomePid, NodeId};
+use tern_ids::{ContentHash, NodeId};
 use tern_tracee::procfs::Mapping;
 
 /// A file changed so recently (seconds) is not cached by hash.
@@ -33,6 +37,20 @@ const MOST_COPIED: u64 = 64 << 20;
 
 /// A file of the guest's node is mapped there from this size on: less is sent as fast.
 const WORTH_OPENING: u64 = 64 << 10;
+
+/// A file of home's is mapped through MFS from this size on, by a guest whose node can. What is smaller is sent as fast, and kept there by its
+/// hash for all who come with it.
+const WORTH_SHOWING: u64 = 16 << 20;
+
+/// Whether a guest's node shows it files of its home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Shows {
+    /// It cannot, or home does not let it.
+    #[default]
+    Nothing,
+    /// Those of this node, which is home.
+    Of(NodeId),
+}
 
 /// What is read of a process' mapped files at its home.
 #[derive(Debug, Default)]
@@ -45,6 +63,7 @@ pub struct HomeFiles {
     pub objects: HashSet<ObjectId>,
     /// Where its guest is, or is to be.
     guest: Option<NodeId>,
+    shows: Shows,
     trees: Trees,
 }
 
@@ -65,9 +84,10 @@ impl HomeFiles {
         Self { pid, cache_dir: cache_dir.to_owned(), known: HashMap::new(), ..Self::default() }
     }
 
-    /// From now on its guest is on this node, or on its way there.
-    pub fn for_guest(&mut self, node: NodeId) {
-        if self.guest.replace(node) != Some(node) {
+    /// From now on its guest is on this node, which shows it this, or on its way there.
+    pub fn for_guest(&mut self, node: NodeId, shows: Shows) {
+        let before = (self.guest.replace(node), std::mem::replace(&mut self.shows, shows));
+        if before != (Some(node), shows) {
             self.known.retain(|_, known| known.file.place.is_none());
         }
     }
@@ -76,7 +96,7 @@ impl HomeFiles {
     #[must_use]
     pub fn of_child(&self, pid: i32) -> Self {
         let objects = self.objects.clone();
-        Self { objects, guest: self.guest, ..Self::new(pid, &self.cache_dir) }
+        Self { objects, guest: self.guest, shows: self.shows, ..Self::new(pid, &self.cache_dir) }
     }
 
     /// From now on looks at it through this thread of it.
@@ -191,14 +211,17 @@ impl HomeFiles {
         Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
-    /// Where a file is that is the guest's node's own.
+    /// Where a file is that need not be sent: the guest's node's own, or a large one that it shows.
     fn place(&mut self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<Place> {
         if meta.size() < WORTH_OPENING || self.guest.is_none() {
             return None;
         }
         if !self.trees.has(meta.dev()) {
             let kind = rustix::fs::fstatfs(file).ok()?.f_type as u32;
-            if kind != FUSE || !self.trees.find(self.pid, meta.dev()) {
+            if kind != FUSE {
+                return self.place_at_home(m, file, meta);
+            }
+            if !self.trees.find(self.pid, meta.dev()) {
                 return None;
             }
         }
@@ -209,6 +232,23 @@ impl HomeFiles {
             (meta.dev(), meta.ino()),
         );
         place.filter(|place| Some(place.node) == self.guest)
+    }
+
+    /// Where a file is that is home's own, as the guest's node sees it.
+    fn place_at_home(&self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<Place> {
+        let Shows::Of(node) = self.shows else { return None };
+        if meta.size() < WORTH_SHOWING {
+            return None;
+        }
+        // The way to it is ours as well, if it is not removed, nor in another root, nor mounted there alone.
+        let named = fs::symlink_metadata(OsStr::from_bytes(&m.name)).ok()?;
+        let path =
+            m.name.strip_prefix(b"/").filter(|_| (named.dev(), named.ino()) == (meta.dev(), meta.ino()))?;
+        let volume = rustix::fs::fstatvfs(file).ok()?.f_fsid;
+        let status = tern_tracee::procfs::status(self.pid).ok()?;
+        let who = (status.uid[3], status.gid[3], status.groups);
+        let number = tern_ids::number::of(node, volume, meta.ino());
+        Some(Place { node, path: path.to_vec(), number, who })
     }
 
     fn hash(&self, file: &File, meta: &fs::Metadata, settled: bool) -> io::Result<ContentHash> {
@@ -265,7 +305,7 @@ fn stamp(meta: &fs::Metadata) -> String {
     )
 }
 
-/// By what a file of this node goes that nobody has read; one without a stamp is another one each time.
+/// By what a file of this node goes that is not read; one without a stamp is another one each time.
 fn version(node: NodeId, stamp: Option<&str>) -> ContentHash {
     let mut hasher = blake3::Hasher::new_derive_key("tern 2026-11-26 a version of a file");
     let once = || format!("{:?}", std::time::Instant::now());
@@ -334,173 +374,6 @@ impl Files for HomeFiles {
     }
 }
 
-/// How a node opens a file of its own for a guest; with what is to be kept as long as that has it.
-pub type Open = Box<dyn Fn(&Place) -> io::Result<(OwnedFd, UnixStream)>>;
-
-/// So many files of the node's own are known to its server as open for the guests of one family.
-const MOST_SERVED: usize = 64;
-
-/// The content of mapped files on a node where the process is a guest.
-pub struct Cache {
-    dir: PathBuf,
-    own: Option<Open>,
-    served: VecDeque<UnixStream>,
-    /// By hash: the open file, and its device and inode as maps shows them once it is mapped.
-    open: HashMap<ContentHash, OwnedFd>,
-    /// By hash, and for whom it comes: two may have asked at the same time.
-    arriving: HashMap<(ContentHash, HomePid), Arriving>,
-    /// The memory that the family's guests share here.
-    pub objects: Objects,
-}
-
-impl std::fmt::Debug for Cache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cache").field("dir", &self.dir).field("open", &self.open).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-struct Arriving {
-    file: File,
-    /// Its final place; none for content that is kept in memory.
-    place: Option<(PathBuf, PathBuf)>,
-    hasher: blake3::Hasher,
-    at: u64,
-    size: u64,
-}
-
-impl Cache {
-    /// The cache below `dir`, which is made when something is put there.
-    #[must_use]
-    pub fn new(dir: &Path) -> Self {
-        let (open, arriving, objects, served) = Default::default();
-        Self { dir: dir.join("content"), own: None, served, open, arriving, objects }
-    }
-
-    /// One that opens files of its node's own in this way.
-    #[must_use]
-    pub fn with_own(mut self, open: Open) -> Self {
-        self.own = Some(open);
-        self
-    }
-
-    /// Opens a file of this node's own.
-    fn has_own(&mut self, file: &FileRef) -> bool {
-        let (Some(open), Some(place)) = (&self.own, &file.place) else { return false };
-        match open(place) {
-            Ok((own, server)) => {
-                // The oldest is mapped all the same; what others have of it is no longer asked back before it is written.
-                self.served.truncate(MOST_SERVED - 1);
-                self.served.push_front(server);
-                self.open.insert(file.hash, own);
-                true
-            }
-            Err(_) => false,
-        }
-    }
-
-    /// Whether the content is here, or comes by itself; opens it.
-    pub fn has(&mut self, file: &FileRef) -> bool {
-        if file.live {
-            return true;
-        }
-        if self.open.contains_key(&file.hash) {
-            return true;
-        }
-        // What a family may not share it must not find here either.
-        if !file.shareable {
-            return self.has_own(file);
-        }
-        let Ok(found) = File::open(self.dir.join(file.hash.to_string())) else { return false };
-        if !found.metadata().is_ok_and(|m| m.len() == file.size) {
-            return false;
-        }
-        self.open.insert(file.hash, found.into());
-        true
-    }
-
-    /// The content, opened read-only; what is shared, for writing.
-    #[must_use]
-    pub fn get(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
-        if file.live { self.objects.descriptor(file) } else { self.open.get(&file.hash).map(AsFd::as_fd) }
-    }
-
-    /// Takes the next piece of a file's content, sent for this process or thread; true when it is complete and its hash right. The first piece begins anew:
-    /// whoever sent what has come so far, or waited for it, is gone.
-    ///
-    /// # Errors
-    /// If the piece is not the next, the content is not what its hash says, or there is no room. Nothing of
-    /// it is kept then.
-    pub fn put(&mut self, file: &FileRef, to: HomePid, offset: u64, piece: &[u8]) -> io::Result<bool> {
-        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let key = (file.hash, to);
-        let begun = self.arriving.remove(&key);
-        if let Some(begun) = begun.as_ref().filter(|_| offset == 0) {
-            begun.discard();
-        }
-        let mut arriving = match begun.filter(|_| offset > 0) {
-            Some(arriving) => arriving,
-            None => Arriving::begin(&self.dir, file, to)?,
-        };
-        if offset != arriving.at || piece.len() as u64 > arriving.size - arriving.at {
-            arriving.discard();
-            return Err(bad("file content out of order"));
-        }
-        arriving.file.write_all(piece).inspect_err(|_e| arriving.discard())?;
-        arriving.hasher.update(piece);
-        arriving.at += piece.len() as u64;
-        if arriving.at < arriving.size {
-            self.arriving.insert(key, arriving);
-            return Ok(false);
-        }
-        if file.place.is_none() && arriving.hasher.finalize().as_bytes() != &file.hash.0 {
-            arriving.discard();
-            return Err(bad("file content does not have its hash"));
-        }
-        self.open.insert(file.hash, arriving.settle()?);
-        Ok(true)
-    }
-}
-
-impl Arriving {
-    fn begin(dir: &Path, file: &FileRef, to: HomePid) -> io::Result<Self> {
-        let (hasher, at, size) = (blake3::Hasher::new(), 0, file.size);
-        if !file.shareable {
-            let flags = rustix::fs::MemfdFlags::CLOEXEC;
-            let memory = File::from(rustix::fs::memfd_create("tern-content", flags)?);
-            return Ok(Self { file: memory, place: None, hasher, at, size });
-        }
-        fs::create_dir_all(dir)?;
-        // Two families may fetch the same content at once: each has its own temporary name.
-        let temporary = dir.join(format!(".{}.{}.{to}", file.hash, std::process::id()));
-        let place = Some((temporary.clone(), dir.join(file.hash.to_string())));
-        let _stale = fs::remove_file(&temporary);
-        let file = File::options().write(true).read(true).create_new(true).mode(0o444).open(&temporary)?;
-        Ok(Self { file, place, hasher, at, size })
-    }
-
-    /// Puts it in its place and opens it read-only, so that no guest can be given a writable descriptor.
-    fn settle(self) -> io::Result<OwnedFd> {
-        if let Some((temporary, place)) = &self.place {
-            fs::rename(temporary, place)?;
-            return Ok(File::open(place)?.into());
-        }
-        Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
-    }
-
-    fn discard(&self) {
-        if let Some((temporary, _)) = &self.place {
-            let _gone = fs::remove_file(temporary);
-        }
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        self.arriving.values().for_each(Arriving::discard);
-    }
-}
-
 /// Reads a file piece by piece to send it.
 ///
 /// # Errors
@@ -526,87 +399,5 @@ impl Read for At<'_> {
         let n = self.file.read_at(buffer, self.offset)?;
         self.offset += n as u64;
         Ok(n)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reference(content: &[u8]) -> FileRef {
-        let hash = ContentHash(*blake3::hash(content).as_bytes());
-        FileRef {
-            device: 1,
-            inode: 1,
-            path: Vec::new(),
-            size: content.len() as u64,
-            hash,
-            shareable: true,
-            live: false,
-            place: None,
-        }
-    }
-
-    fn directory(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("tern-content-{name}-{}", std::process::id()));
-        let _old = fs::remove_dir_all(&dir);
-        dir
-    }
-
-    #[test]
-    fn content_arrives_in_pieces() {
-        let dir = directory("pieces");
-        let file = reference(b"hello world");
-        let mut cache = Cache::new(&dir);
-        assert!(!cache.has(&file));
-        assert!(!cache.put(&file, HomePid(7), 0, b"hello ").unwrap());
-        // Another process asks for the same before it is here.
-        assert!(!cache.put(&file, HomePid(8), 0, b"hello").unwrap());
-        assert!(cache.put(&file, HomePid(7), 6, b"world").unwrap());
-        assert!(cache.put(&file, HomePid(8), 5, b" world").unwrap());
-        assert!(Cache::new(&dir).has(&file), "another family finds it");
-        let private = FileRef { shareable: false, ..file };
-        assert!(!Cache::new(&dir).has(&private), "but not one that may not share");
-        fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_file_of_the_nodes_own_is_opened_there_or_taken_as_it_comes() {
-        let dir = directory("own");
-        let place =
-            |node| Place { node: NodeId(node), path: b"a".to_vec(), number: 7, who: (0, 0, Vec::new()) };
-        let file = |node| FileRef {
-            hash: ContentHash([node as u8; 32]),
-            shareable: false,
-            place: Some(Box::new(place(node))),
-            ..reference(b"hello world")
-        };
-        let open: Open = Box::new(|place| {
-            let (ours, _theirs) = UnixStream::pair()?;
-            if place.node == NodeId(2) {
-                Ok((File::open("/dev/null")?.into(), ours))
-            } else {
-                Err(io::ErrorKind::NotFound.into())
-            }
-        });
-        let mut cache = Cache::new(&dir).with_own(open);
-        assert!(cache.has(&file(2)) && cache.get(&file(2)).is_some());
-        assert!(!cache.has(&file(3)));
-        assert!(cache.put(&file(3), HomePid(7), 0, b"hello wo.ld").unwrap());
-        assert!(cache.has(&file(3)) && !Cache::new(&dir).has(&file(3)), "for this family only");
-        assert!(!dir.exists());
-    }
-
-    #[test]
-    fn false_content_is_refused() {
-        let dir = directory("false");
-        let file = reference(b"hello world");
-        let mut cache = Cache::new(&dir);
-        assert!(cache.put(&file, HomePid(7), 0, b"hello_world").is_err());
-        assert!(cache.put(&file, HomePid(7), 3, b"lo").is_err());
-        assert!(cache.put(&file, HomePid(7), 0, b"hello world and more").is_err());
-        assert!(!cache.has(&file));
-        assert_eq!(fs::read_dir(dir.join("content")).unwrap().count(), 0, "nothing is left");
-        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -27,7 +27,8 @@ pub struct FileRef {
     /// It is memory that its processes share and write ([`crate::object`]): it has no hash, and its content travels with
     /// these processes.
     pub live: bool,
-    /// It is another node's, as home sees it: there it is mapped itself, and nobody has read it to know its hash.
+    /// Where else it can be opened: on its own node, which is not home, or as MFS shows home's. There it is mapped itself, and nobody has read it to know its
+    /// hash.
     pub place: Option<Box<Place>>,
 }
 

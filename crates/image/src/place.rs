@@ -1,4 +1,4 @@
-//! Whose file it is that a process has open or mapped, if it is one of the cluster's: seen through MFS.
+//! Whose file it is that a process has open or mapped, as MFS shows it to all nodes.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};

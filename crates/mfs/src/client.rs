@@ -39,6 +39,7 @@ mod tree;
 mod unsaved;
 mod ways;
 
+use crate::message::Purpose;
 use anyhow::{Context, Result};
 use belief::Forgetting;
 use calls::Mounted;
@@ -70,8 +71,9 @@ pub struct Options {
     pub dfsa: bool,
     /// How long a call waits for a node that does not answer.
     pub patience: Duration,
-    /// What is believed is believed until it is asked back, and `fsync` of the root has all seen that was done before it.
-    pub lasting: bool,
+    /// What it is for. In that of a room what is believed is believed until it is asked back, and `fsync` of the root has all seen that was done
+    /// before it.
+    pub purpose: Purpose,
 }
 
 /// A mounted tree that nobody serves yet.
@@ -95,7 +97,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
         map: config.map.clone(),
         session: rand::random(),
         patience: options.patience,
-        lasting: options.lasting,
+        purpose: options.purpose,
         forgetting: Forgetting::default(),
     };
     let tree = Arc::new(Tree::new(common, config, options.dfsa));
@@ -131,7 +133,7 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     }
     let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
     forgetting.through(session.notifier(), device);
-    if options.lasting {
+    if options.purpose == Purpose::Room {
         crate::descriptors();
         let (tree, at) = (mounted.clone(), at.to_owned());
         let looks = move || tree.pins.are_in(&at);

@@ -8,10 +8,10 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod homes;
 mod hostile;
 mod mapped;
 pub mod message;
-mod number;
 mod packing;
 pub mod serve;
 

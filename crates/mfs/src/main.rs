@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tern_control::door::Door;
 use tern_mfs::client::{self, Options};
-use tern_mfs::serve;
+use tern_mfs::message::Purpose;
+use tern_mfs::{homes, serve};
 use tern_node::{Config, config};
 
 #[derive(Debug, Parser)]
@@ -26,6 +27,8 @@ struct Words {
 enum What {
     /// Serve this node's files to the others; ternd passes connections on.
     Serve,
+    /// Show all nodes' files to guests of this node, who map those of their homes; asked by shims.
+    Homes,
     /// Mount the tree of all nodes' files, and serve it to this kernel.
     Mount {
         /// Where.
@@ -79,9 +82,11 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             serve::run(config, &door, is_first)
         }
+        What::Homes => homes::run(&config, || say("ready")),
         What::Mount { at, source, read_only, dfsa, timeout, lasting } => {
             let patience = Duration::from_secs(timeout);
-            let options = Options { source, read_only, dfsa: dfsa == 1, patience, lasting };
+            let purpose = if lasting { Purpose::Room } else { Purpose::All };
+            let options = Options { source, read_only, dfsa: dfsa == 1, patience, purpose };
             let session = client::mount(&config, &at, &options)?;
             say("ready");
             session.serve()

@@ -28,7 +28,7 @@ pub const ASK: u8 = 1;
 pub const ANSWER: u8 = 2;
 
 /// The version of all this. A node that speaks another one is told so.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// The most bytes that are read or written at once.
 pub const MOST_DATA: usize = 1 << 20;
@@ -123,8 +123,8 @@ pub enum Ask {
         given_up: u64,
         /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
         ear: bool,
-        /// It goes by lasting leases where it can have them ([`Attributes::lasts`]).
-        lasting: bool,
+        /// What the tree is for.
+        purpose: Purpose,
     },
     /// Do something, if these steps still lead where they did ([`Answer::Elsewhere`] if not).
     Do {
@@ -146,6 +146,18 @@ pub enum Ask {
         /// What it was asked for last.
         given_back: Vec<Lease>,
     },
+}
+
+/// What a mounted tree is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// For everybody, as `/mfs`.
+    All,
+    /// For the commands that another node has placed: it goes by lasting leases where it can have them ([`Attributes::lasts`]).
+    Room,
+    /// For guests, who map files of their homes from it: what they have so is theirs to read also when a home's files are nobody else's any more
+    /// (`mosctl nomfs`).
+    Guests,
 }
 
 /// A name that the client's kernel may have believed to mean an object.

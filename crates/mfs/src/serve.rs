@@ -22,7 +22,7 @@ mod session;
 mod shared;
 mod stat;
 
-use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, VERSION};
+use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, Purpose, VERSION};
 use crate::{keep_alive, lock, packing, send};
 use acting::Acting;
 use anyhow::{Context, Result};
@@ -218,7 +218,7 @@ impl Serving {
     fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
         let frame = link.recv(Instant::now() + SOON)?;
         let ask: Ask = tern_wire::decode(&frame.payload)?;
-        let Ask::Begin { version, session, lane, given_up, ear, lasting } = ask else {
+        let Ask::Begin { version, session, lane, given_up, ear, purpose } = ask else {
             anyhow::bail!("it does not begin")
         };
         if version != VERSION {
@@ -241,7 +241,7 @@ impl Serving {
                 }
                 None => {
                     fresh = true;
-                    let new = Session::new(&self.export, &self.budget, lasting)?;
+                    let new = Session::new(&self.export, &self.budget, purpose)?;
                     sessions.insert((node, session), new.clone());
                     new
                 }
@@ -302,7 +302,8 @@ impl Serving {
                     }
                     out.clear();
                     // What is open stays so, for when they may again; nothing can be done with it.
-                    let closed = !self.open.load(Ordering::Acquire);
+                    let goes_on = session.purpose == Purpose::Guests && deed.reads_what_is_open();
+                    let closed = !goes_on && !self.open.load(Ordering::Acquire);
                     let may =
                         if closed { Err(Errno::ACCESS) } else { acting.for_caller(&self.as_here(caller)) };
                     let answer = match may {
@@ -323,7 +324,7 @@ impl Serving {
     /// How many leases a session was asked for by now. Who goes by lasting ones hears of all that had been done on this node when something
     /// was done for him: so whatever he sees, he does not go on believing what was before that.
     fn told(&self, session: &Session) -> u64 {
-        if session.lasting {
+        if session.is_lasting() {
             self.leases.catch_up();
         }
         session.told()

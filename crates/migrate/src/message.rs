@@ -224,7 +224,8 @@ pub enum Message {
     Offer(Box<Offer>),
     /// guest → home: it may come. Answers to an offer name the life that was offered: an earlier offer of the
     /// same process may have been withdrawn meanwhile.
-    Accepted(Epoch),
+    /// (Whether the node can show its guests files of their home.)
+    Accepted(Epoch, bool),
     /// guest → home: it may not; why.
     Declined(Epoch, String),
     /// sender → receiver: the address space to build.

@@ -41,7 +41,7 @@ fn messages() -> Vec<Message> {
     let result = CallResult { child: Some(HomePid(9)), before: vec![-28], ..CallResult::new(7, outcome) };
     vec![
         Message::Beat,
-        Message::Accepted(Epoch(1)),
+        Message::Accepted(Epoch(1), true),
         Message::Declined(Epoch(1), "no room".into()),
         Message::Crew(vec![5, 6]),
         Message::Space(Box::default()),

@@ -1,5 +1,5 @@
 //! Programs beside ternd: the server of this node's files and what runs commands, which other nodes' connections are for, and the gatekeeper,
-//! which has connections of its own. Each is a process of its own, started when it is needed first, and outlives ternd.
+//! which has connections of its own; and the tree of files for guests. Each is a process of its own, started when it is needed first, and outlives ternd.
 
 use crate::config::Config;
 use crate::shims::{ask_at, hand_to, read_line, spawn_apart};
@@ -37,6 +37,12 @@ impl<'a> Beside<'a> {
     /// The server of this node's files.
     pub(crate) fn files(config: &'a Config) -> Self {
         Self { config, program: &config.mfs, what: "serve", door: config.mfs_door(), log: "mfs.log" }
+    }
+
+    /// The tree from which guests map files of their homes.
+    pub(crate) fn homes(config: &'a Config) -> Self {
+        let door = tern_control::shim::homes_door(&config.run_dir);
+        Self { config, program: &config.mfs, what: "homes", door, log: "homes.log" }
     }
 
     /// What runs other nodes' commands, and finds nodes for ours.

@@ -167,6 +167,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         hot_calls: config.hot_calls,
         guest_cpus: config.guest_cpus,
         shared: config.file.shared.clone().unwrap_or_default(),
+        serves_files: config.file.mfs.unwrap_or(true),
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
     let mut child = spawn(&config.shim, &log)

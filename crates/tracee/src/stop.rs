@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::os::raw::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Trace the process, let it run, and have forks, execs and its exit reported. The stops of [`Stopped::to_call`]
 /// can be told from signals.
@@ -117,7 +117,7 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, Change)>> {
         return Ok(Some(kept));
     }
     if block && pid > 0 {
-        return wait_for_one(pid).map(Some);
+        return wait_for_one(pid, None);
     }
     let mut status = 0;
     let flags = libc::__WALL | libc::__WNOTHREAD | if block { 0 } else { libc::WNOHANG };
@@ -164,13 +164,14 @@ fn take_kept(pid: i32) -> Option<(i32, Change)> {
 }
 
 /// Waits for one. Not by waiting in the kernel: that tells nothing of a first thread which has ended before all others of its
-/// process have been waited for too, which nobody would do meanwhile.
-fn wait_for_one(pid: i32) -> Result<(i32, Change)> {
+/// process have been waited for too, which nobody would do meanwhile. `None` if it sleeps after `most` where no signal wakes it.
+fn wait_for_one(pid: i32, most: Option<Duration>) -> Result<Option<(i32, Change)>> {
     /// What stops soon stops while we yield so often.
     const SOON: u32 = 200;
+    let begun = Instant::now();
     for turn in 0u32.. {
         if let Some(found) = wait(pid, false)? {
-            return Ok(found);
+            return Ok(Some(found));
         }
         if turn < SOON {
             std::thread::yield_now();
@@ -178,7 +179,11 @@ fn wait_for_one(pid: i32) -> Result<(i32, Change)> {
         }
         if turn % 16 == 0 && procfs::has_ended(pid) {
             // What it had to say it may have said just then.
-            return wait(pid, false)?.ok_or(Error::Gone { pid });
+            return wait(pid, false)?.ok_or(Error::Gone { pid }).map(Some);
+        }
+        let over = turn % 16 == 0 && most.is_some_and(|most| begun.elapsed() > most);
+        if over && procfs::status(pid).is_ok_and(|is| is.state == b'D') {
+            return Ok(None);
         }
         std::thread::sleep(Duration::from_micros(50));
     }
@@ -214,6 +219,22 @@ pub fn wait_stop(pid: i32) -> Result<Stopped> {
     match wait(pid, true)? {
         Some((_, Change::Stopped(stopped))) => Ok(stopped),
         _ => Err(Error::Gone { pid }),
+    }
+}
+
+/// The same, unless it sleeps after this time where no signal wakes it, as for a page that is another node's: nothing then, and it stops when it
+/// wakes.
+///
+/// # Errors
+/// `Gone` if it ends instead.
+pub fn wait_stop_awake(pid: i32, most: Duration) -> Result<Option<Stopped>> {
+    if let Some((_, Change::Stopped(kept))) = take_kept(pid) {
+        return Ok(Some(kept));
+    }
+    match wait_for_one(pid, Some(most))? {
+        Some((_, Change::Stopped(stopped))) => Ok(Some(stopped)),
+        Some(_) => Err(Error::Gone { pid }),
+        None => Ok(None),
     }
 }
 

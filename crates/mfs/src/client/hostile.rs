@@ -31,7 +31,7 @@ impl Client {
             map: "/dev/null".into(),
             session: [0; 16],
             patience: Duration::ZERO,
-            lasting: true,
+            purpose: crate::message::Purpose::Room,
             forgetting: Forgetting::default(),
         };
         Ok(Self { peer: Arc::new(Peer::new(node, Arc::new(common))) })

@@ -15,10 +15,10 @@ use super::passthrough::Passage;
 use super::peer::{Peer, Unheard};
 use super::unsaved::Unsaved;
 use super::ways::Ways;
+use crate::lock;
 use crate::message::{
     Attributes, Caller, Deed, Extended, FileKey, Found, Moment, Name, Object, ROOT, Release,
 };
-use crate::{lock, number};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -26,7 +26,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
-use tern_ids::NodeId;
+use tern_ids::{NodeId, number};
 
 /// How deep a file may be that is found again.
 const DEEPEST: u32 = 200;
@@ -121,7 +121,7 @@ impl Inode {
     /// The number with which an entry of this directory is listed: as that of the file itself, unless something is mounted
     /// there.
     pub(crate) fn number_of_entry(&self, inode: u64) -> u64 {
-        number::of(self.same.node, &FileKey { inode, ..self.same.key })
+        number::of(self.same.node, self.same.key.volume, inode)
     }
 
     /// A number that changes when another file gets the same `number`.
@@ -374,7 +374,7 @@ impl Inodes {
                 return inode.clone();
             }
         }
-        let mut number = number::of(node, &same.key);
+        let mut number = number::of(node, same.key.volume, same.key.inode);
         // Another file's: two of one number by chance, or one that is gone but still open here.
         while inodes.contains_key(&number) {
             number = number::next(number);
@@ -491,7 +491,7 @@ pub(super) mod tests {
             map: "/dev/null".into(),
             session: [0; 16],
             patience,
-            lasting: true,
+            purpose: crate::message::Purpose::Room,
             forgetting: Forgetting::default(),
         };
         let peer = Arc::new(Peer::new(NODE, common.into()));

@@ -237,7 +237,7 @@ mod tests {
                 map: "/dev/null".into(),
                 session: [0; 16],
                 patience,
-                lasting: true,
+                purpose: crate::message::Purpose::Room,
                 forgetting: crate::client::belief::Forgetting::default(),
             }
             .into(),

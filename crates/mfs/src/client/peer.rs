@@ -12,7 +12,7 @@ use super::lasting::Term;
 use super::owed::{Owed, Part};
 use super::sound::{Wanted, brought};
 use super::unsaved::Boot;
-use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Release, Step, VERSION};
+use crate::message::{ANSWER, ASK, Answer, Ask, Caller, Deed, Object, Purpose, Release, Step, VERSION};
 use crate::{keep_alive, lock, packing, send};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +80,8 @@ pub(crate) struct Common {
     pub(crate) session: [u8; 16],
     /// How long a call waits for a node that is lost.
     pub(crate) patience: Duration,
-    /// It goes by lasting leases ([`super::lasting`]).
-    pub(crate) lasting: bool,
+    /// What the tree is for: that of a room goes by lasting leases ([`super::lasting`]).
+    pub(crate) purpose: Purpose,
     /// The way to have the kernel forget.
     pub(crate) forgetting: Forgetting,
 }
@@ -165,7 +165,7 @@ impl Peer {
 
     /// Whether its files are believed by lasting leases.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.common.lasting
+        self.common.purpose == Purpose::Room
     }
 
     pub(crate) fn forgetting(&self) -> &Forgetting {
@@ -447,8 +447,8 @@ impl Peer {
         let mut link = Link::connect(&address, Preamble::Files, &tls, end)?;
         keep_alive(&link).map_err(|_gone| Failure::Broken)?;
         let (session, ear) = (self.common.session, lane == EAR);
-        let lasting = self.common.lasting;
-        let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear, lasting };
+        let purpose = self.common.purpose;
+        let begin = Ask::Begin { version: VERSION, session, lane, given_up, ear, purpose };
         let begin = tern_wire::encode(&begin).map_err(|_long| Failure::Broken)?;
         link.send(ASK, 0, &[&begin], end)?;
         let frame = link.recv(end)?;
@@ -457,7 +457,7 @@ impl Peer {
         }
         match tern_wire::decode(&frame.payload) {
             Ok((0, Answer::Begun { fresh, boot })) => {
-                if fresh && self.common.lasting {
+                if fresh && self.common.purpose == Purpose::Room {
                     self.is_void();
                 }
                 let mut state = self.state();

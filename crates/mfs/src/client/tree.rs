@@ -16,7 +16,7 @@ use super::traffic::Traffic;
 use super::ways::{Refused, steps};
 use crate::lock;
 use crate::mapped::Mapped;
-use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, ROOT, Release, Step};
+use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, Purpose, ROOT, Release, Step};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
@@ -168,7 +168,7 @@ impl Tree {
 
     /// Whether this kernel may be told of what is behind a file.
     pub(crate) fn passes(&self, inode: &Inode) -> bool {
-        self.mapped.get().is_some() && inode.node() == self.me() && !self.common.lasting
+        self.mapped.get().is_some() && inode.node() == self.me() && self.common.purpose != Purpose::Room
     }
 
     /// The cluster as it is now.
@@ -319,7 +319,8 @@ impl Tree {
             let deed = deed(&objects);
             let (changes, looks) = (deed.changes(), matches!(deed, Deed::Lookup { .. }));
             let on_the_way = deed.is_on_the_way();
-            let names = if changes && self.common.lasting { deed.names() } else { Vec::new() };
+            let names =
+                if changes && self.common.purpose == Purpose::Room { deed.names() } else { Vec::new() };
             let Some(steps) = self.steps(by, on_the_way, inodes) else { return Err(self.refuse(by, looks)) };
             if changes {
                 inodes.iter().for_each(|inode| inode.changes());

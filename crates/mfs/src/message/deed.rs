@@ -172,6 +172,12 @@ impl Deed {
             )
     }
 
+    /// Whether it only reads what has been opened before.
+    #[must_use]
+    pub fn reads_what_is_open(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
+
     /// Whether a path may go on behind it.
     #[must_use]
     pub fn is_on_the_way(&self) -> bool {

@@ -75,7 +75,7 @@ mod tests {
     use super::super::export::{Export, Place};
     use super::super::session::{Held, OpenFile};
     use super::*;
-    use crate::message::{FileKey, Object, Opened};
+    use crate::message::{FileKey, Object, Opened, Purpose};
     use rustix::fs::{Mode, OFlags, open};
     use std::sync::OnceLock;
 
@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn who_has_most_gives_way() {
         let budget = Budget::new(20);
-        let [large, small] = [(); 2].map(|()| Session::new(&Export::default(), &budget, false).unwrap());
+        let [large, small] =
+            [(); 2].map(|()| Session::new(&Export::default(), &budget, Purpose::All).unwrap());
         let few: Vec<_> = (0..5).map(|n| hold(&small, n)).collect();
         let many: Vec<_> = (0..100).map(|n| hold(&large, n)).collect();
         assert_eq!((small.count(), large.count()), (5, 15));
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn what_is_worked_with_is_spared_once() {
         let budget = Budget::new(10);
-        let session = Session::new(&Export::default(), &budget, false).unwrap();
+        let session = Session::new(&Export::default(), &budget, Purpose::All).unwrap();
         let dir = hold(&session, 0);
         for inode in 1..100 {
             assert!(session.object(dir).is_some(), "a directory of whose files there are {inode}");
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn what_is_open_is_not_forgotten() {
         let budget = Budget::new(10);
-        let session = Session::new(&Export::default(), &budget, false).unwrap();
+        let session = Session::new(&Export::default(), &budget, Purpose::All).unwrap();
         let open = hold(&session, 0);
         let opened = keep(&session, 0).unwrap();
         for inode in 1..100 {

@@ -6,7 +6,7 @@ use super::leases::Leases;
 use super::perform::Performance;
 use super::release;
 use super::session::Session;
-use crate::message::{Answer, Ask, Beside, Deed};
+use crate::message::{Answer, Ask, Beside, Deed, Purpose};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn hear(place: &Path, bytes: &[u8]) -> io::Result<usize> {
     prepare(place)?;
     let export = Export { paths: vec![place.to_owned()], ..Export::default() };
     let (session, leases) =
-        (Session::counting_from(1, &export, &Budget::new(MOST), true)?, Arc::new(Leases::new(true)));
+        (Session::counting_from(1, &export, &Budget::new(MOST), Purpose::Room)?, Arc::new(Leases::new(true)));
     session.hears(true);
     let performance = Performance { session: &session, export: &export, leases: &leases };
     let release = |beside: Beside| {

@@ -129,7 +129,7 @@ impl Leases {
     /// granted, and before it is looked at.
     pub(crate) fn watch(&self, session: &Session, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
         let is_watched = self.notices.get().is_some_and(|notices| notices.watch(fd, key, kind));
-        if !is_watched || !session.lasting {
+        if !is_watched || !session.is_lasting() {
             return false;
         }
         let mut files = lock(&self.files);
@@ -373,11 +373,12 @@ mod tests {
     use super::super::budget::Budget;
     use super::super::export::Export;
     use super::*;
+    use crate::message::Purpose;
 
     const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
 
     fn session() -> Arc<Session> {
-        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
         session.hears(true);
         session
     }
@@ -453,7 +454,7 @@ mod tests {
 
     /// Somebody who has a lease of that file which lasts.
     fn lasting(leases: &Leases) -> Arc<Session> {
-        let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::Room).unwrap();
         session.hears(true);
         assert!(leases.grant(&session, KEY));
         let mut files = lock(&leases.files);

@@ -10,7 +10,7 @@ use super::perform::{Fault, Performance, writes};
 use super::session::{OpenFile, Session};
 use super::{Connected, Serving, release};
 use crate::lock;
-use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, ROOT, Release};
+use crate::message::{Answer, Attributes, Caller, Deed, Name, Opened, Purpose, ROOT, Release};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -119,7 +119,7 @@ impl Serving {
     /// Whether it is the file of that number, and home has it open: otherwise another file may have got its number since.
     fn is_it(&self, is: &Attributes, number: u64) -> bool {
         let is_open = || lock(&self.sessions).iter().any(|((_, id), s)| *id != GUESTS && s.has_open(is.key));
-        crate::number::of(self.node, &is.key) == number && is_open()
+        tern_ids::number::of(self.node, is.key.volume, is.key.inode) == number && is_open()
     }
 
     fn guests(&self) -> Result<Connected, Errno> {
@@ -127,7 +127,7 @@ impl Serving {
         let session = match sessions.get(&(self.node, GUESTS)) {
             Some(session) => session.clone(),
             None => {
-                let new = Session::new(&self.export, &self.budget, false)?;
+                let new = Session::new(&self.export, &self.budget, Purpose::All)?;
                 sessions.insert((self.node, GUESTS), new.clone());
                 new
             }

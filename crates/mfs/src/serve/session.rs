@@ -7,7 +7,7 @@ use super::budget::{Budget, Slot};
 use super::export::{Export, Place};
 use super::stat::{self, attributes};
 use crate::lock;
-use crate::message::{Answer, FileKey, Lease, Object, Opened, ROOT};
+use crate::message::{Answer, FileKey, Lease, Object, Opened, Purpose, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -122,8 +122,8 @@ type Owners = HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>;
 pub(crate) struct Session {
     /// Chosen at random.
     pub(crate) number: u64,
-    /// It goes by lasting leases.
-    pub(crate) lasting: bool,
+    /// What the tree is for.
+    pub(crate) purpose: Purpose,
     /// When it has renewed them last.
     renewed: Mutex<Option<Instant>>,
     root: Arc<Held>,
@@ -145,9 +145,9 @@ impl Session {
     ///
     /// # Errors
     /// If the root cannot be opened.
-    pub(crate) fn new(export: &Export, budget: &Arc<Budget>, lasting: bool) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn new(export: &Export, budget: &Arc<Budget>, purpose: Purpose) -> Result<Arc<Self>, Errno> {
         // A client that asks a new server for what it had from an old one must not get something else.
-        Self::counting_from(beginning(), export, budget, lasting)
+        Self::counting_from(beginning(), export, budget, purpose)
     }
 
     /// The same, with objects and open files that are counted from here.
@@ -155,13 +155,13 @@ impl Session {
         first: u64,
         export: &Export,
         budget: &Arc<Budget>,
-        lasting: bool,
+        purpose: Purpose,
     ) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         let session = Arc::new(Self {
             number: beginning(),
-            lasting,
+            purpose,
             renewed: Mutex::default(),
             root: Arc::new(Held { fd, key, place: export.root() }),
             budget: budget.clone(),
@@ -175,6 +175,11 @@ impl Session {
         });
         budget.add(&session);
         Ok(session)
+    }
+
+    /// Whether it goes by lasting leases.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.purpose == Purpose::Room
     }
 
     /// An object, if it is still held.
@@ -436,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_file_of_two_names_is_one_object() {
-        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
         let one = session.hold(held(7)).unwrap();
         assert_eq!(session.hold(held(7)).unwrap(), one);
         session.forget(one, 1);
@@ -448,7 +453,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_forgotten_when_there_are_too_many_and_the_root_never() {
-        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
         let all: Vec<_> = (0..1000).map(|n| session.hold(held(n)).unwrap()).collect();
         assert!(session.object(all[989]).is_none());
         assert!(all[990..].iter().all(|object| session.object(*object).is_some()));
@@ -459,7 +464,7 @@ mod tests {
 
     #[test]
     fn who_cannot_be_told_all_is_told_that() {
-        let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::Room).unwrap();
         let lease =
             |number| Lease { of: FileKey { volume: 1, device: 1, inode: number }, number, is_late: true };
         (0..5000).for_each(|number| session.recall(lease(number)));
@@ -473,7 +478,7 @@ mod tests {
 
     #[test]
     fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
-        let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut first = connect();

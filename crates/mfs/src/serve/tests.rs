@@ -73,7 +73,7 @@ impl Served {
 }
 
 fn begin(version: u16, lane: u16, given_up: u64) -> Ask {
-    Ask::Begin { version, session: [7; 16], lane, given_up, ear: false, lasting: true }
+    Ask::Begin { version, session: [7; 16], lane, given_up, ear: false, purpose: Purpose::Room }
 }
 
 fn to_do(deed: Deed) -> Ask {

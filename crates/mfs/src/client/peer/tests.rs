@@ -70,7 +70,7 @@ fn faced_by(
         map: map.clone(),
         session: [0; 16],
         patience,
-        lasting: true,
+        purpose: crate::message::Purpose::Room,
         forgetting: Forgetting::default(),
     };
     Faced { peer: Peer::new(NodeId(2), Arc::new(common)), map }

@@ -3,6 +3,7 @@ use super::super::export::Export;
 use super::super::session::Session;
 use super::super::stat::attributes;
 use super::*;
+use crate::message::Purpose;
 use rustix::fs::{Mode, OFlags, open};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -36,7 +37,7 @@ fn heard() -> Option<(Arc<Leases>, Arc<Session>)> {
         eprintln!("not here: {error}");
         return None;
     }
-    let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
     session.hears(true);
     Some((leases, session))
 }
@@ -144,7 +145,7 @@ fn a_file_with_the_number_of_one_that_is_gone_is_watched_as_well() {
 #[test]
 fn a_lease_is_asked_back_once_and_all_of_them_when_notices_were_lost() {
     let leases = Leases::new(true);
-    let session = Session::new(&Export::default(), &Budget::new(10), false).unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
     session.hears(true);
     let key = |inode| FileKey { volume: 1, device: 1, inode };
     for inode in 0..3 {
@@ -214,7 +215,7 @@ fn what_lasts_is_watched_for_as_long_as_it_does() {
     let place = Place::new("lasts");
     let file = place.0.join("file");
     fs::write(&file, "one").unwrap();
-    let session = Session::new(&Export::default(), &Budget::new(10), true).unwrap();
+    let session = Session::new(&Export::default(), &Budget::new(10), Purpose::Room).unwrap();
     session.hears(true);
     let (fd, key, kind) = held(&file);
     let hold = super::super::session::Held { fd, key, place: Export::default().root() };

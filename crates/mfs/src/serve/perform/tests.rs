@@ -1,5 +1,5 @@
 use super::*;
-use crate::message::{LockKind, ROOT, Release};
+use crate::message::{LockKind, Purpose, ROOT, Release};
 use crate::serve::budget::Budget;
 use crate::serve::leases;
 use crate::serve::release;
@@ -22,7 +22,7 @@ impl Exported {
         std::fs::create_dir(&path).unwrap();
         let path = path.canonicalize().unwrap();
         let export = Export { paths: vec![path.clone()], ..Export::default() };
-        let session = Session::new(&export, &Budget::new(1000), false).unwrap();
+        let session = Session::new(&export, &Budget::new(1000), Purpose::All).unwrap();
         Self { path, export, session, leases: Leases::new(true) }
     }
 
@@ -155,7 +155,7 @@ fn an_answer_that_nobody_hears_leaves_nothing_open() {
     let exported = Exported::new("unheard");
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
-    let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
+    let other = Session::new(&exported.export, &Budget::new(1000), Purpose::All).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
     let answer = Answer::Created(found, opened, found.attributes);
@@ -187,7 +187,7 @@ fn what_is_let_go_twice_is_let_go_once() {
         }
     }
     exported.perform(lock(2), &[]).unwrap();
-    let other = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
+    let other = Session::new(&exported.export, &Budget::new(1000), Purpose::All).unwrap();
     other.hears(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open once more");
 }
@@ -251,7 +251,7 @@ fn what_is_there_is_looked_at_before_it_is_opened() {
     };
     assert_eq!((found.object, found.attributes.size), (object, 9));
     // Who believes something of it is asked to forget that.
-    let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
+    let reader = Session::new(&exported.export, &Budget::new(1000), Purpose::All).unwrap();
     reader.hears(true);
     assert!(exported.leases.grant(&reader, found.attributes.key));
     let Answer::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
@@ -271,7 +271,7 @@ fn who_waits_for_one_file_does_not_change_another() {
         let object = exported.object(&exported.path.join(name));
         exported.session.object(object).unwrap().key
     });
-    let reader = Session::new(&exported.export, &Budget::new(1000), false).unwrap();
+    let reader = Session::new(&exported.export, &Budget::new(1000), Purpose::All).unwrap();
     reader.hears(true);
     assert!(exported.leases.grant(&reader, old));
     std::thread::scope(|scope| {
