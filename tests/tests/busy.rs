@@ -20,7 +20,8 @@ fn is_sent_about(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str
     for to in places {
         if let Err(refused) = cluster.migrate(pid, to) {
             let why = &refused.message;
-            ensure!(why.contains("already"), "to {to}: {why}\n{}", cluster.scene(pid));
+            let said = running.so_far();
+            ensure!(why.contains("already"), "to {to}: {why}; it says {said}\n{}", cluster.scene(pid));
         }
     }
     cluster.touch(&until)?;
@@ -69,4 +70,10 @@ fn a_process_that_sends_itself_signals_is_sent_home_and_away() -> Result<()> {
 #[test]
 fn a_process_that_has_to_come_home_goes_on_from_there() -> Result<()> {
     are_sent_about("fetched", "written", &["2", "3"])
+}
+
+/// Signals that its threads send each other are there when they hear of them in another way, wherever they are by then.
+#[test]
+fn a_process_of_threads_that_signal_each_other_is_sent_from_node_to_node() -> Result<()> {
+    are_sent_about("sigordered", "sigorder", &["2", "3"].repeat(75))
 }

@@ -179,8 +179,9 @@ impl Family {
                 if let (Some(thread), Ok(info)) = (threads.get_mut(&tid), Siginfo::try_from(info.as_slice()))
                 {
                     thread.raise(*count, info)?;
-                    // Its calls say so too, but it may make none.
-                    if count.is_multiple_of(TELL_EVERY) {
+                    // Its calls say so too, but it may make none. What comes when its image is on its way is not in that, and is sent again to its
+                    // next life, unless home believes that it has been heard of.
+                    if count.is_multiple_of(TELL_EVERY) && matches!(process.state, State::Running) {
                         self.tell(tid, &Message::Heard(*count));
                     }
                 }
