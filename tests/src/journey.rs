@@ -15,7 +15,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long a run may take, all its moves included.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
 /// CPU seconds that a computing program must have used where it went.
 const PROOF: f64 = 0.05;
 /// What is said to a program that reads lines; the moves come between them.

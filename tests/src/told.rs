@@ -39,7 +39,7 @@ for number, line in enumerate(sys.stdin, 1):
                 said = mapped[:4].decode()
         elif word == "hold":
             with os.fdopen(os.dup(file), "rb") if more[0] == "it" else open(more[0], "rb") as other:
-                shared = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ)
+                shared = mmap.mmap(other.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
                 private = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_COPY)
         elif word == "held":
             at = int(more[0])
@@ -52,6 +52,11 @@ for number, line in enumerate(sys.stdin, 1):
                 until = time.monotonic() + 0.02
                 while time.monotonic() < until:
                     pass
+        elif word == "stride":
+            print("strides", flush=True)
+            for at in range(int(more[0])):
+                at = at * 7919 * 4096 % len(shared)
+                assert shared[at:at + 4] == b"0123", at
         elif word == "drop":
             os.setgroups([])
             os.setresgid(1234, 1234, 1234)

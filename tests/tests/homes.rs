@@ -71,6 +71,39 @@ fn a_guest_maps_a_large_file_of_its_home_that_is_not_sent() -> Result<()> {
     ends(told)
 }
 
+/// Nobody else's use of the file keeps it from being mapped, shared too.
+#[test]
+fn what_another_node_writes_is_mapped_as_well() -> Result<()> {
+    let cluster = cluster("farwritten", 3)?;
+    cluster.mount(3, "timeout=10")?;
+    let writes = "exec 9<>/mfs/1/tmp/far/big; touch /tmp/opened; exec sleep 1000";
+    let mut writer = cluster.command(3, "sh").args(["-c", writes]).spawn()?;
+    until("it is open", PATIENCE, || cluster.run(3, &["test", "-e", "/tmp/opened"]).is_ok())?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("hold /tmp/far/big", "hold")?;
+    ensure!(is_shown(&cluster, 2)?, "it is not shown there");
+    told.tell(&format!("held {MIDDLE}"), "held 0123 0123")?;
+    cluster.run(3, &["pkill", "-x", "sleep"])?;
+    writer.wait()?;
+    ends(told)
+}
+
+/// Most of the time it sleeps where no signal wakes it, and is not waited for; and it is home all the same when it is told to be.
+#[test]
+fn who_waits_for_one_page_after_the_other_can_be_moved() -> Result<()> {
+    let cluster = Cluster::with_link("farslow", 2, "switch:30ms")?;
+    at_home(&cluster, "mkdir -m 777 /tmp/far; yes 0123456789abcde | head -c 64M > /tmp/far/big")?;
+    let mut told = Told::start(&cluster, &[])?;
+    told.tell("hold /tmp/far/big", "hold")?;
+    ensure!(is_shown(&cluster, 2)?, "it is not shown there");
+    told.say("stride 4000")?;
+    told.running.hear("strides")?;
+    let moved = cluster.migrate(told.running.pid, "home");
+    moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+    told.running.hear(&format!("{}: stride", told.told)).with_context(|| told.running.so_far())?;
+    ends(told)
+}
+
 /// What it waits for comes when its home is back, as a reply would, and it is not told that there is nothing.
 #[test]
 fn who_needs_a_page_while_its_home_is_out_of_reach_gets_it_later() -> Result<()> {

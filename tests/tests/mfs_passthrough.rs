@@ -147,8 +147,8 @@ fn a_copy_goes_on_when_the_server_has_begun_anew() {
     does(&mut other, &[("open from small r", "done"), ("open to new new", "done"), ("copy from to", "5")]);
     for _ in 0..2 {
         // What is asked of one that dies just then ends with an error, since nobody knows whether it was done.
-        let anew =
-            "pkill -KILL -f '[t]ern-mfs.* serve'; until pgrep -f '[t]ern-mfs.* serve'; do sleep 0.05; done";
+        let anew = "p=$(pgrep -f '[t]ern-mfs.* serve'); kill -KILL $p; while [ -d /proc/$p ]; do sleep 0.05; done; \
+                    until pgrep -f '[t]ern-mfs.* serve'; do sleep 0.05; done";
         cluster.run(1, &["sh", "-c", anew]).unwrap();
         does(&mut other, &[("copy from to", "5")]);
     }
