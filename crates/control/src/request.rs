@@ -175,8 +175,11 @@ pub enum Request {
     MapOff,
     /// Have what places commands run (mexec), which listens at `RUN/mexec`. (`Done`.)
     Mexec,
-    /// Have the tree of files run from which guests map those of their homes, at `RUN/homes.sock`; of root only. (`Done`.)
-    Homes,
+    /// Have the tree run from which guests map files of this home, at `RUN/homeN.sock`; of root only. (`Done`.)
+    Homes {
+        /// Whose files.
+        home: NodeId,
+    },
     /// Whether this node has something left for one more command of another node. Answered with `Done` or `Refused`.
     Spares,
     /// The commands that are placed from this node, and those of others here. Answered with `Placed`.

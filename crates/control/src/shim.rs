@@ -37,10 +37,10 @@ pub struct ShimStart {
     pub serves_files: bool,
 }
 
-/// Where the tree gives its root ([`ShimRequest::Tree`]), from which guests of the node with this run directory map files of their homes.
+/// Where the tree gives its root ([`ShimRequest::Tree`]), from which guests of the node with this run directory map files of this home.
 #[must_use]
-pub fn homes_door(run_dir: &Path) -> PathBuf {
-    run_dir.join("homes.sock")
+pub fn homes_door(run_dir: &Path, home: NodeId) -> PathBuf {
+    run_dir.join(format!("home{home}.sock"))
 }
 
 /// The half a shim holds.
@@ -137,8 +137,8 @@ pub enum ShimRequest {
         /// For whom: user, group, and his other groups.
         who: (u32, u32, Vec<u32>),
     },
-    /// The root of the tree of all nodes' files from which guests of this node map those of their homes; asked by shims. (`Done`, and then a byte with
-    /// a descriptor of `O_PATH`.)
+    /// The root of the tree from which guests of this node map files of their home; asked by shims. (`Done`, and then a byte with its descriptor; it is
+    /// there at least until the socket is closed.)
     Tree,
     /// The file behind one that a tree of all nodes' files has open, which is mounted on this node and asks that itself. Of the server of
     /// the node's files only. (`Done`, and then a byte with a descriptor of `O_PATH`.)

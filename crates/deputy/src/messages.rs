@@ -32,7 +32,8 @@ impl Content {
     /// Sends the next piece; whether there is more.
     fn send(&mut self, peer: &mut Peer) -> anyhow::Result<bool> {
         let (hash, offset) = (self.reference.hash, self.offset);
-        let piece = read_piece(&self.file, offset, PIECE, self.reference.size)?;
+        let piece =
+            read_piece(&self.file, offset, PIECE, (self.reference.size, self.reference.place.is_some()))?;
         peer.tell(self.tid, &Message::Content { hash, offset }, &piece)?;
         self.offset += piece.len() as u64;
         Ok(self.offset < self.reference.size)

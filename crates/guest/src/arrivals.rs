@@ -33,7 +33,10 @@ impl Family {
                 self.note(pid, pid, member.process.host);
                 self.members.insert(pid, member);
                 self.populated = true;
-                self.tell(pid, &Message::Accepted(offer.epoch, crate::homes::can()));
+                self.tell(
+                    pid,
+                    &Message::Accepted(offer.epoch, crate::homes::can(&self.start.run_dir, self.home_node)),
+                );
             }
             Err(why) => {
                 tracing::info!(why, "an offer was declined");

@@ -224,17 +224,24 @@ impl Member {
             && !process.borrowed
             && procfs::status(process.memory.pid())?.resident_kib >= WORTH_TRACKING;
         // Any thread can do it for all. Only that one stands for it.
-        let one = threads.values_mut().find(|thread| worth && thread.can_halt(process));
-        if let Some(thread) = one {
+        for thread in threads.values_mut() {
+            if !worth || !thread.can_halt(process) {
+                continue;
+            }
             thread.halt(process)?;
-            // Unless it has met a signal on the way that ends the program, or sleeps.
-            if !process.is_to_stand() && thread.standing.is_some() {
+            if thread.standing.is_none() && !process.is_to_stand() {
+                // It sleeps; another one may not.
+                continue;
+            }
+            // Unless it has met a signal on the way that ends the program.
+            if !process.is_to_stand() {
                 let host = process.memory.pid();
                 tracker = thread.with_space(process, cache, |space| track(host, space)).ok();
                 if let Some(stopped) = thread.standing.take() {
                     thread.run_on(stopped, process)?;
                 }
             }
+            break;
         }
         let finder = Finder::new(process.memory.pid(), tracker, false)?;
         Ok(Source::new(process.pid, Memory::open(process.memory.pid())?, finder))

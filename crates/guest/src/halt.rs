@@ -14,7 +14,7 @@
 
 use crate::member::{Member, Process, State};
 use crate::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tern_tracee::Result;
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
@@ -42,8 +42,9 @@ impl Member {
         for thread in &mut asked {
             thread.ask_to_stand(process)?;
         }
+        let until = Instant::now() + ASLEEP;
         for thread in asked {
-            thread.come_to_stand(process)?;
+            thread.come_to_stand(process, until)?;
         }
         Ok(self.stands())
     }
@@ -104,7 +105,7 @@ impl Thread {
             return Ok(());
         }
         self.ask_to_stand(process)?;
-        self.come_to_stand(process)
+        self.come_to_stand(process, Instant::now() + ASLEEP)
     }
 
     /// Brings it to a stand in a call that it has just made, and that is not sent home: it is made again later.
@@ -115,7 +116,7 @@ impl Thread {
         self.be_nice(HURRY);
         stop::interrupt(self.host)?;
         self.reply(trap.id, restart::NOINTR)?;
-        self.come_to_stand(process)
+        self.come_to_stand(process, Instant::now() + ASLEEP)
     }
 
     /// Brings it to a stand inside the trapped call `id`, which the caller then completes in its place. Nothing if a
@@ -147,34 +148,25 @@ impl Thread {
         Ok(())
     }
 
-    fn come_to_stand(&mut self, process: &mut Process) -> Result<()> {
-        // It is asked again, unless it is to go on by then.
-        if let Some(stopped) = self.await_halt(process, Some(ASLEEP))? {
+    fn come_to_stand(&mut self, process: &mut Process, until: Instant) -> Result<()> {
+        // One that sleeps stops when it wakes ([`stopped_late`](Self::stopped_late)).
+        if let Some(stopped) = self.await_halt(process, Some(until))? {
             self.standing = Some(stopped);
         }
         Ok(())
     }
 
-    fn await_halt(&mut self, process: &mut Process, most: Option<Duration>) -> Result<Option<Stopped>> {
+    fn await_halt(&mut self, process: &mut Process, until: Option<Instant>) -> Result<Option<Stopped>> {
         loop {
-            let stopped = match most {
+            let stopped = match until {
                 None => stop::wait_stop(self.host)?,
-                Some(most) => match stop::wait_stop_awake(self.host, most)? {
+                Some(until) => match stop::wait_stop_awake(self.host, until)? {
                     Some(stopped) => stopped,
                     None => return Ok(None),
                 },
             };
             match stopped.stop {
-                Stop::Interrupt => {
-                    self.leave_stub(&stopped, process)?;
-                    self.mend_unreceived(&stopped)?;
-                    // Only this kernel could continue a futex wait with a time limit: it begins anew.
-                    let mut registers = stopped.registers()?;
-                    if registers.begin_anew() {
-                        stopped.set_registers(&registers)?;
-                    }
-                    return process.out_of_vdso(stopped).map(Some);
-                }
+                Stop::Interrupt => return self.at_interrupt(stopped, process).map(Some),
                 Stop::Signal(signal) => {
                     self.deliver(stopped, signal, process)?;
                     if self.standing.is_some() {
@@ -185,5 +177,34 @@ impl Thread {
             }
             stop::interrupt(self.host)?;
         }
+    }
+
+    /// It has stopped because it was asked to: what it was in the middle of is ended, or will begin anew.
+    fn at_interrupt(&self, stopped: Stopped, process: &mut Process) -> Result<Stopped> {
+        self.leave_stub(&stopped, process)?;
+        self.mend_unreceived(&stopped)?;
+        // Only this kernel could continue a futex wait with a time limit: it begins anew.
+        let mut registers = stopped.registers()?;
+        if registers.begin_anew() {
+            stopped.set_registers(&registers)?;
+        }
+        process.out_of_vdso(stopped)
+    }
+
+    /// It has stopped because it was asked to, when nobody waited for it any more. If its process is to stand it does, or one that sleeps again and again
+    /// would never; else the stop is given back.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn stopped_late(
+        &mut self,
+        stopped: Stopped,
+        process: &mut Process,
+    ) -> Result<Option<Stopped>> {
+        if process.halting && self.standing.is_none() && self.open.is_none() && self.can_halt(process) {
+            self.standing = Some(self.at_interrupt(stopped, process)?);
+            return Ok(None);
+        }
+        Ok(Some(stopped))
     }
 }

@@ -54,11 +54,19 @@ impl GuestSpace<'_> {
             return Err(Error::Astray { what: "the content of a mapped file is missing".into(), pid });
         };
         let [addr, len, prot, flags, _, offset] = args;
-        // Shared memory without a file has one here.
-        let flags = flags & !(libc::MAP_ANONYMOUS as u64);
+        // Shared memory without a file has one here. What comes from home page by page is not brought in as a whole while all wait for this call.
+        let whole = if file.place.is_some() { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
+        let locks = (flags & whole as u64) & libc::MAP_LOCKED as u64 != 0;
+        let flags = flags & !((libc::MAP_ANONYMOUS | whole) as u64);
         let args = [addr, len, prot, flags, MAPPED_FILE as u64, offset];
         let give = Some((content, MAPPED_FILE));
         let at = self.listener.call_through(self.injection, libc::SYS_mmap, args, give)?;
+        if locks && at > 0 {
+            let on_fault = u64::from(libc::MLOCK_ONFAULT);
+            let args = [at.cast_unsigned(), len, on_fault, 0, 0, 0];
+            // Where the node grants less than home, it could be swapped.
+            let _not_locked = self.make(libc::SYS_mlock2, args)?;
+        }
         let close = [MAPPED_FILE as u64, 0, 0, 0, 0, 0];
         self.listener.call_through(self.injection, libc::SYS_close, close, None)?;
         Ok(at)

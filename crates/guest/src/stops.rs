@@ -183,10 +183,13 @@ fn take_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> te
     match stopped.stop {
         Stop::Signal(signal) => thread.deliver(stopped, signal, process),
         _ if thread.forking.is_some() => stopped.to_call(),
-        Stop::Interrupt => {
-            thread.hand_back(&stopped, process)?;
-            stopped.resume(0)
-        }
+        Stop::Interrupt => match thread.stopped_late(stopped, process)? {
+            Some(stopped) => {
+                thread.hand_back(&stopped, process)?;
+                stopped.resume(0)
+            }
+            None => Ok(()),
+        },
         _ => stopped.resume(0),
     }
 }

@@ -374,15 +374,24 @@ impl Files for HomeFiles {
     }
 }
 
-/// Reads a file piece by piece to send it.
+/// Reads a file piece by piece to send it. One that has a place (`may_shrink`) may have become shorter where it is: whoever maps it meets nothing behind its
+/// end, and what is sent for that is zero.
 ///
 /// # Errors
-/// Those of the file; `InvalidData` if it is shorter than it was.
-pub fn read_piece(file: &File, offset: u64, most: usize, size: u64) -> io::Result<Vec<u8>> {
+/// Those of the file; `InvalidData` if another one is shorter than it was.
+pub fn read_piece(
+    file: &File,
+    offset: u64,
+    most: usize,
+    (size, may_shrink): (u64, bool),
+) -> io::Result<Vec<u8>> {
     let want = usize::try_from(size - offset).unwrap_or(usize::MAX).min(most);
     let mut piece = Vec::with_capacity(want);
     let mut reader = At { file, offset };
     (&mut reader).take(want as u64).read_to_end(&mut piece)?;
+    if piece.len() < want && may_shrink {
+        piece.resize(want, 0);
+    }
     if piece.len() < want {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a mapped file has become shorter"));
     }

@@ -2,7 +2,7 @@
 
 use crate::advice::Advice;
 use crate::apply::Space;
-use crate::layout::Layout;
+use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
 use crate::reserve::Reserve;
 use crate::thread::ThreadImage;
@@ -353,8 +353,12 @@ impl ProcessImage {
             match region.advice.lock() {
                 Some(_) if as_it_was == region.len() => {}
                 Some(flags) => {
-                    // What must not be read cannot be brought in, and is locked all the same.
-                    let on_fault = u64::from(region.prot == 0);
+                    // What must not be read cannot be brought in, and is locked all the same; nor is what comes page by page.
+                    let shown = |file: u32| {
+                        self.layout.files.get(file as usize).is_some_and(|file| file.place.is_some())
+                    };
+                    let comes_later = matches!(region.backing, Backing::File { file, .. } if shown(file));
+                    let on_fault = u64::from(region.prot == 0 || comes_later);
                     let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
                     if let Err(error) = done {
                         tracing::warn!(pid, %error, "memory that was locked is not locked here");

@@ -46,7 +46,10 @@ use calls::Mounted;
 use fuser::{MountOption, SessionACL};
 use peer::Common;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
-use rustix::mount::MountFlags;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen,
+};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -90,29 +93,15 @@ impl std::fmt::Debug for Session {
 /// # Errors
 /// With a sentence why not; nothing is mounted then.
 pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
-    let identity = Identity::load(&config.config_dir)
-        .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
-    let common = Common {
-        identity,
-        map: config.map.clone(),
-        session: rand::random(),
-        patience: options.patience,
-        purpose: options.purpose,
-        forgetting: Forgetting::default(),
-    };
-    let tree = Arc::new(Tree::new(common, config, options.dfsa));
-    let (forgetting, mounted) = (tree.forgetting.clone(), tree.clone());
-    let mut fuser = fuser::Config::default();
-    fuser.n_threads = Some(THREADS);
-    fuser.clone_fd = true;
+    let (tree, mut fuser) = prepare(config, options)?;
+    let cannot = || format!("cannot mount at {}", at.display());
     let session = if rustix::process::geteuid().is_root() {
         // What a plain user's tree says of others is not believed. And without dfsa no process gains by going to its files.
         if options.dfsa {
             traffic::tell(&tree);
         }
-        let device =
-            mount_as_root(at, options).with_context(|| format!("cannot mount at {}", at.display()))?;
-        fuser::Session::from_fd(Mounted(tree), device, SessionACL::All, fuser)
+        let device = mount_as_root(at, options).with_context(cannot)?;
+        fuser::Session::from_fd(Mounted(tree.clone()), device, SessionACL::All, fuser)
     } else {
         // A plain user's tree is his own, and fusermount3 mounts it for him.
         fuser.mount_options = vec![
@@ -123,30 +112,85 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
             MountOption::NoSuid,
             if options.read_only { MountOption::RO } else { MountOption::RW },
         ];
-        fuser::Session::new(Mounted(tree), at, &fuser)
+        fuser::Session::new(Mounted(tree.clone()), at, &fuser)
     };
-    let session = session.with_context(|| format!("cannot mount at {}", at.display()))?;
-    // What nobody serves yet says which device it is without being asked anything.
-    let how = AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
-    if let Ok(is) = rustix::fs::statx(rustix::fs::CWD, at, how, StatxFlags::INO) {
-        mounted.device.is(is.stx_dev_major, is.stx_dev_minor);
-    }
-    let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
-    forgetting.through(session.notifier(), device);
+    let root = rustix::fs::open(at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let session = begin(&tree, session.with_context(cannot)?, &root)?;
     if options.purpose == Purpose::Room {
         crate::descriptors();
-        let (tree, at) = (mounted.clone(), at.to_owned());
+        let at = at.to_owned();
         let looks = move || tree.pins.are_in(&at);
         std::thread::Builder::new().name("pins".into()).spawn(looks).context("no thread")?;
     }
+    Ok(session)
+}
+
+/// Makes a tree that is mounted nowhere: who has its root sees it, and nobody else. It is gone with the last who has that, or with the session. Of root
+/// only.
+///
+/// # Errors
+/// With a sentence why not.
+pub fn detached(config: &Config, options: &Options) -> Result<(Session, OwnedFd)> {
+    let (tree, fuser) = prepare(config, options)?;
+    let (device, root) = mount_nowhere(options).context("cannot make a tree that is mounted nowhere")?;
+    let session = fuser::Session::from_fd(Mounted(tree.clone()), device, SessionACL::All, fuser)?;
+    Ok((begin(&tree, session, &root)?, root))
+}
+
+fn prepare(config: &Config, options: &Options) -> Result<(Arc<Tree>, fuser::Config)> {
+    let identity = Identity::load(&config.config_dir)
+        .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
+    let common = Common {
+        identity,
+        map: config.map.clone(),
+        session: rand::random(),
+        patience: options.patience,
+        purpose: options.purpose,
+        forgetting: Forgetting::default(),
+    };
+    let mut fuser = fuser::Config::default();
+    fuser.n_threads = Some(THREADS);
+    fuser.clone_fd = true;
+    Ok((Arc::new(Tree::new(common, config, options.dfsa)), fuser))
+}
+
+fn begin(tree: &Tree, session: fuser::Session<Mounted>, root: &OwnedFd) -> Result<Session> {
+    // What nobody serves yet says which device it is without being asked anything.
+    let how = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
+    if let Ok(is) = rustix::fs::statx(root, "", how, StatxFlags::INO) {
+        tree.device.is(is.stx_dev_major, is.stx_dev_minor);
+    }
+    let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
+    tree.forgetting.through(session.notifier(), device);
     Ok(Session(session))
+}
+
+/// The device of a tree that is mounted nowhere, and its root.
+fn mount_nowhere(options: &Options) -> Result<(OwnedFd, OwnedFd)> {
+    let device = open_device()?;
+    let tree = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let tree = tree.as_fd();
+    fsconfig_set_string(tree, "source", &*options.source)?;
+    fsconfig_set_string(tree, "fd", device.as_raw_fd().to_string())?;
+    for (key, value) in [("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")] {
+        fsconfig_set_string(tree, key, value)?;
+    }
+    fsconfig_set_flag(tree, "default_permissions")?;
+    fsconfig_set_flag(tree, "allow_other")?;
+    fsconfig_create(tree)?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
+    Ok((device, fsmount(tree, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?))
+}
+
+fn open_device() -> Result<OwnedFd> {
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .context("cannot open /dev/fuse; try: modprobe fuse")
 }
 
 /// Mounts a tree of the kind `fuse.mfs`, by which it is known: fuser itself would make it `fuse`.
 fn mount_as_root(at: &Path, options: &Options) -> Result<OwnedFd> {
-    let how = OFlags::RDWR | OFlags::CLOEXEC;
-    let device = rustix::fs::open("/dev/fuse", how, Mode::empty())
-        .context("cannot open /dev/fuse; try: modprobe fuse")?;
+    let device = open_device()?;
     let said = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
         device.as_raw_fd()

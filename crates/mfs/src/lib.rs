@@ -3,7 +3,7 @@
 //! ```text
 //!  program ─▶ kernel ─FUSE─▶ client ══ lanes, mutual TLS ══▶ serve ─▶ kernel of the node that has the files
 //! ```
-//! Both halves are processes of their own (`tern-mfs`) and outlive ternd. What they say to each other is in [`message`]; what
+//! Both halves are processes of their own (`tern-mfs`) and outlive ternd; so is a tree that only guests map files from ([`homes`]). What they say to each other is in [`message`]; what
 //! holds of it is in docs/design/files.md.
 #![deny(unsafe_code)]
 

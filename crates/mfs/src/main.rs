@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tern_control::door::Door;
+use tern_ids::NodeId;
 use tern_mfs::client::{self, Options};
 use tern_mfs::message::Purpose;
 use tern_mfs::{homes, serve};
@@ -27,8 +28,11 @@ struct Words {
 enum What {
     /// Serve this node's files to the others; ternd passes connections on.
     Serve,
-    /// Show all nodes' files to guests of this node, who map those of their homes; asked by shims.
-    Homes,
+    /// Show a node's files to its guests on this one, who map them; asked by shims.
+    Homes {
+        /// Whose.
+        home: u16,
+    },
     /// Mount the tree of all nodes' files, and serve it to this kernel.
     Mount {
         /// Where.
@@ -82,7 +86,7 @@ fn run(words: Words) -> Result<()> {
             say("ready");
             serve::run(config, &door, is_first)
         }
-        What::Homes => homes::run(&config, || say("ready")),
+        What::Homes { home } => homes::run(&config, NodeId(home), || say("ready")),
         What::Mount { at, source, read_only, dfsa, timeout, lasting } => {
             let patience = Duration::from_secs(timeout);
             let purpose = if lasting { Purpose::Room } else { Purpose::All };

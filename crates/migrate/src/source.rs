@@ -47,7 +47,7 @@ pub struct Source {
     finder: Finder,
     queue: VecDeque<Item>,
     contents: Vec<Option<File>>,
-    sizes: Vec<u64>,
+    sizes: Vec<(u64, bool)>,
     /// The content of one piece.
     content: Vec<u8>,
     /// Bytes queued so far.
@@ -79,12 +79,12 @@ impl Source {
         self.finder.tracks()
     }
 
-    /// Queues the content of a file that the receiver wants.
-    pub fn want(&mut self, index: u32, file: File, size: u64) {
+    /// Queues the content of a file that the receiver wants, of this size; whether it may be shorter by now.
+    pub fn want(&mut self, index: u32, file: File, size: (u64, bool)) {
         let at = index as usize;
         if self.contents.len() <= at {
             self.contents.resize_with(at + 1, || None);
-            self.sizes.resize(at + 1, 0);
+            self.sizes.resize(at + 1, (0, false));
         }
         self.contents[at] = Some(file);
         self.sizes[at] = size;
@@ -216,7 +216,7 @@ impl Source {
         let next = offset + piece.len() as u64;
         self.bytes += piece.len() as u64;
         send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
-        if next < size {
+        if next < size.0 {
             self.queue.push_front(Item::File { file: index, offset: next });
         } else {
             self.contents[index as usize] = None;
@@ -371,7 +371,7 @@ impl Sending {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
             match process.content(file) {
-                Ok(content) => found.push((index, content, file.size)),
+                Ok(content) => found.push((index, content, (file.size, file.place.is_some()))),
                 // Unmapped since, perhaps, by a process that runs: then it is not in its address space any more.
                 Err(_) if self.frozen.is_none() && self.vanished < MOST_ROUNDS => {
                     self.vanished += 1;

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tern_control::{PlacedRow, ShimReply, ShimRequest};
+use tern_ids::NodeId;
 
 /// How long one that did not start is not started again.
 const REST: Duration = Duration::from_secs(2);
@@ -29,6 +30,8 @@ pub(crate) struct Beside<'a> {
     config: &'a Config,
     program: &'a Path,
     what: &'static str,
+    /// Of which node it is, if there is one for each.
+    of: Option<NodeId>,
     door: PathBuf,
     log: &'static str,
 }
@@ -36,24 +39,38 @@ pub(crate) struct Beside<'a> {
 impl<'a> Beside<'a> {
     /// The server of this node's files.
     pub(crate) fn files(config: &'a Config) -> Self {
-        Self { config, program: &config.mfs, what: "serve", door: config.mfs_door(), log: "mfs.log" }
+        Self {
+            config,
+            program: &config.mfs,
+            what: "serve",
+            of: None,
+            door: config.mfs_door(),
+            log: "mfs.log",
+        }
     }
 
-    /// The tree from which guests map files of their homes.
-    pub(crate) fn homes(config: &'a Config) -> Self {
-        let door = tern_control::shim::homes_door(&config.run_dir);
-        Self { config, program: &config.mfs, what: "homes", door, log: "homes.log" }
+    /// The tree from which guests map files of this home.
+    pub(crate) fn homes(config: &'a Config, home: NodeId) -> Self {
+        let door = tern_control::shim::homes_door(&config.run_dir, home);
+        Self { config, program: &config.mfs, what: "homes", of: Some(home), door, log: "homes.log" }
     }
 
     /// What runs other nodes' commands, and finds nodes for ours.
     pub(crate) fn exec(config: &'a Config) -> Self {
-        Self { config, program: &config.exec, what: "serve", door: config.exec_door(), log: "exec.log" }
+        Self {
+            config,
+            program: &config.exec,
+            what: "serve",
+            of: None,
+            door: config.exec_door(),
+            log: "exec.log",
+        }
     }
 
     /// What takes commands of machines outside of the cluster.
     pub(crate) fn gatekeeper(config: &'a Config) -> Self {
         let door = tern_control::outside::socket(&config.run_dir);
-        Self { config, program: &config.exec, what: "outside", door, log: "outside.log" }
+        Self { config, program: &config.exec, what: "outside", of: None, door, log: "outside.log" }
     }
 
     /// Passes a connection on to it; starts it if it does not run.
@@ -114,6 +131,7 @@ impl<'a> Beside<'a> {
             .arg("--config")
             .arg(&self.config.config_dir)
             .arg(self.what)
+            .args(self.of.map(|node| node.to_string()))
             .env("TERN_RUN_DIR", &self.config.run_dir);
         let name = format!("{} {}", self.program.display(), self.what);
         let mut child = spawn_apart(&mut command, log).with_context(|| format!("cannot start {name}"))?;

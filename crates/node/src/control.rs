@@ -151,10 +151,10 @@ fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
             Beside::exec(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
         }
-        Request::Homes => {
+        Request::Homes { home } => {
             caller.must_own_node("start what guests map files from")?;
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
-            Beside::homes(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
+            Beside::homes(&node.config, home).ensure().map(|()| Reply::Done).map_err(failed)
         }
         Request::Spares => owner::spares(node).map(|()| Reply::Done),
         Request::Placed => Ok(Reply::Placed(Beside::exec(&node.config).placed())),

@@ -164,11 +164,10 @@ fn take_kept(pid: i32) -> Option<(i32, Change)> {
 }
 
 /// Waits for one. Not by waiting in the kernel: that tells nothing of a first thread which has ended before all others of its
-/// process have been waited for too, which nobody would do meanwhile. `None` if it sleeps after `most` where no signal wakes it.
-fn wait_for_one(pid: i32, most: Option<Duration>) -> Result<Option<(i32, Change)>> {
+/// process have been waited for too, which nobody would do meanwhile. `None` if it sleeps where no signal wakes it, and it is later than `until`.
+fn wait_for_one(pid: i32, until: Option<Instant>) -> Result<Option<(i32, Change)>> {
     /// What stops soon stops while we yield so often.
     const SOON: u32 = 200;
-    let begun = Instant::now();
     for turn in 0u32.. {
         if let Some(found) = wait(pid, false)? {
             return Ok(Some(found));
@@ -181,7 +180,7 @@ fn wait_for_one(pid: i32, most: Option<Duration>) -> Result<Option<(i32, Change)
             // What it had to say it may have said just then.
             return wait(pid, false)?.ok_or(Error::Gone { pid }).map(Some);
         }
-        let over = turn % 16 == 0 && most.is_some_and(|most| begun.elapsed() > most);
+        let over = turn % 16 == 0 && until.is_some_and(|until| Instant::now() > until);
         if over && procfs::status(pid).is_ok_and(|is| is.state == b'D') {
             return Ok(None);
         }
@@ -222,16 +221,16 @@ pub fn wait_stop(pid: i32) -> Result<Stopped> {
     }
 }
 
-/// The same, unless it sleeps after this time where no signal wakes it, as for a page that is another node's: nothing then, and it stops when it
+/// The same, unless it sleeps then where no signal wakes it, as for a page that is another node's: nothing then, and it stops when it
 /// wakes.
 ///
 /// # Errors
 /// `Gone` if it ends instead.
-pub fn wait_stop_awake(pid: i32, most: Duration) -> Result<Option<Stopped>> {
+pub fn wait_stop_awake(pid: i32, until: Instant) -> Result<Option<Stopped>> {
     if let Some((_, Change::Stopped(kept))) = take_kept(pid) {
         return Ok(Some(kept));
     }
-    match wait_for_one(pid, Some(most))? {
+    match wait_for_one(pid, Some(until))? {
         Some((_, Change::Stopped(stopped))) => Ok(Some(stopped)),
         Some(_) => Err(Error::Gone { pid }),
         None => Ok(None),

@@ -100,7 +100,7 @@ fn mfs(fuse: io::Result<File>, release: Release) -> Finding {
         ),
         Ok(_) => Finding::ok(name, "FUSE: the files of other nodes can be mounted"),
         Err(error) => {
-            let follows = "no /mfs on this node, which serves its own files all the same; try: modprobe fuse";
+            let follows = "no /mfs on this node, whose guests have large files that they map sent whole; it serves its own all the same; try: modprobe fuse";
             Finding::limited(name, format!("cannot open /dev/fuse: {}", reason(&error)), follows)
         }
     }

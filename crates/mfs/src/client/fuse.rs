@@ -62,12 +62,17 @@ fn entry(reply: ReplyEntry, told: &Told) {
     told.pass(|ttl, name| reply.entry_with_ttls(&ttl, &name, &told.attr, told.generation));
 }
 
+/// The most that the kernel has under way of what nobody waits for yet.
+const MOST_AHEAD: u16 = 1024;
+
 impl Filesystem for Mounted {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         let most = u32::try_from(MOST_DATA).unwrap_or(u32::MAX);
         // What the kernel does not offer it does in another way.
         let _smaller = config.set_max_write(most);
         let _smaller = config.set_max_readahead(most);
+        // Or what is read ahead of a node that does not answer would keep what is read ahead of others waiting.
+        let _smaller = config.set_max_background(MOST_AHEAD);
         for wish in [
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,

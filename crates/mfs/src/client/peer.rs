@@ -126,7 +126,7 @@ enum Asking<'a> {
 #[derive(Debug)]
 pub(crate) struct Peer {
     node: NodeId,
-    common: std::sync::Arc<Common>,
+    pub(crate) common: std::sync::Arc<Common>,
     state: Mutex<State>,
     idle: Condvar,
     recalls: AtomicU64,

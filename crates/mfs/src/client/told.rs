@@ -3,7 +3,7 @@
 use super::attributes::{file, ours};
 use super::belief::{Before, Version};
 use super::inode::Inode;
-use crate::message::Attributes;
+use crate::message::{Attributes, Purpose};
 use fuser::{FileAttr, FileType, FopenFlags, Generation};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -172,7 +172,8 @@ impl Open {
             how.set(FopenFlags::FOPEN_NOFLUSH, self.is_unflushed);
             if !self.keeps || left.is_zero() {
                 self.inode.content.doubt();
-                how |= FopenFlags::FOPEN_DIRECT_IO;
+                // What guests map is mapped in any case: each page is as it is when one of them looks at it first.
+                how.set(FopenFlags::FOPEN_DIRECT_IO, self.inode.peer.common.purpose != Purpose::Guests);
             } else {
                 let (content, version) = (&self.inode.content, Version::of(&self.is));
                 let is_good = content.is_only(version);
