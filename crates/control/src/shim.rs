@@ -33,7 +33,7 @@ pub struct ShimStart {
     pub guest_cpus: Option<f64>,
     /// Directories of file systems that the nodes share (`shared` in `ternd.toml`).
     pub shared: Vec<PathBuf>,
-    /// Whether the other nodes may have this one's files (`mfs` in `ternd.toml`).
+    /// Whether the other nodes may have this one's files, all of them (`mfs` and `mfs_paths` in `ternd.toml`, `mosctl nomfs`).
     pub serves_files: bool,
 }
 

@@ -2,8 +2,8 @@
 //! once, and its kernel gets the pages that it looks at, as other guests of that home have got them.
 //!
 //! Whether it may is home's to say, as for whoever opens the file from here; what is opened is the very file that home has mapped. A guest waits for
-//! a page for as long as its home may be out of reach. What cannot be opened is sent whole, as smaller files are; and since nobody else can use that
-//! (it has no hash of its content), home is told for a while that this node shows nothing.
+//! a page for as long as its home may be out of reach. What cannot be opened is sent whole, as smaller files are. Nobody else can use that (it has no hash
+//! of its content); so if it was not about that file alone, home is told for a while that this node shows nothing.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
@@ -26,7 +26,7 @@ use tern_image::place::Place;
 /// How long home's server may take to open a file: all guests of the family wait for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The same if the tree may have to be made first.
-const FIRST: Duration = Duration::from_secs(6);
+const FIRST: Duration = Duration::from_secs(3);
 /// After one that took longer no other is tried for so long.
 const REST: Duration = Duration::from_secs(10);
 /// How long home is told that nothing is shown here, after a file could not be.
@@ -68,8 +68,8 @@ impl Homes {
         Self { run_dir: run_dir.into(), tree: RefCell::default(), late: Cell::default() }
     }
 
-    /// Opens a file of home for reading, as whom home names.
-    pub(crate) fn open(&self, place: &Place) -> io::Result<OwnedFd> {
+    /// Opens a file of home for reading, as whom home names; with who shows it, as long as he is there.
+    pub(crate) fn open(&self, place: &Place) -> io::Result<(OwnedFd, UnixStream)> {
         if self.late.get().is_some_and(|late| late.elapsed() < REST) {
             return Err(ErrorKind::TimedOut.into());
         }
@@ -78,13 +78,17 @@ impl Homes {
             if error.kind() == ErrorKind::TimedOut {
                 self.late.set(Some(Instant::now()));
             }
-            // Without it others find out for themselves.
-            let _unwritable = File::create(mark(&self.run_dir, place.node));
+            // What is about this file alone says nothing of others.
+            let of_the_file = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::InvalidInput];
+            if !of_the_file.contains(&error.kind()) {
+                // Without it others find out for themselves.
+                let _unwritable = File::create(mark(&self.run_dir, place.node));
+            }
         }
         opened
     }
 
-    fn try_to_open(&self, place: &Place) -> io::Result<OwnedFd> {
+    fn try_to_open(&self, place: &Place) -> io::Result<(OwnedFd, UnixStream)> {
         let (run_dir, known, place) = (self.run_dir.clone(), self.tree.borrow().clone(), place.clone());
         let known = known.filter(|tree| tree.is_there());
         let patience = if known.is_some() { PATIENCE } else { FIRST };
@@ -97,8 +101,9 @@ impl Homes {
         };
         std::thread::Builder::new().name("homes".into()).stack_size(256 << 10).spawn(work)?;
         let (file, tree) = hear.recv_timeout(patience).map_err(|_late| ErrorKind::TimedOut)??;
+        let shows = tree.door.try_clone()?;
         self.tree.replace(Some(tree));
-        Ok(file)
+        Ok((file, shows))
     }
 }
 
@@ -107,7 +112,8 @@ impl Tree {
     fn get(run_dir: &Path, home: NodeId) -> io::Result<Self> {
         let ask = || door::ask_for(&homes_door(run_dir, home), &ShimRequest::Tree, PATIENCE);
         let (root, door) = match ask() {
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            // There is none, or it ends just now.
+            Err(error) if !matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
                 crate::aside::ask(run_dir, &Request::Homes { home })?;
                 ask()
             }

@@ -38,6 +38,7 @@ use std::time::Duration;
 use tern_control::door;
 use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
+use tern_image::content::Holder;
 use tern_image::place::Place;
 use tern_migrate::message::{InHand, SharedPlace};
 use tern_tracee::listener::Notification;
@@ -70,7 +71,7 @@ impl Beside {
         Box::new(move |place| {
             let told = |error: &io::Error| tracing::info!(%error, "a file is mapped as home sends it");
             if place.node == home {
-                return homes.open(place).inspect_err(told).map(|file| (file, None));
+                return homes.open(place).inspect_err(told).map(|(file, tree)| (file, Holder::Tree(tree)));
             }
             if place.node != node {
                 return Err(io::ErrorKind::NotFound.into());
@@ -80,7 +81,7 @@ impl Beside {
             if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
-            Ok((file, Some(server)))
+            Ok((file, Holder::Server(server)))
         })
     }
 }

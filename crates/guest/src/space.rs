@@ -55,7 +55,7 @@ impl GuestSpace<'_> {
         };
         let [addr, len, prot, flags, _, offset] = args;
         // Shared memory without a file has one here. What comes from home page by page is not brought in as a whole while all wait for this call.
-        let whole = if file.place.is_some() { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
+        let whole = if self.cache.is_shown(file) { libc::MAP_POPULATE | libc::MAP_LOCKED } else { 0 };
         let locks = (flags & whole as u64) & libc::MAP_LOCKED as u64 != 0;
         let flags = flags & !((libc::MAP_ANONYMOUS | whole) as u64);
         let args = [addr, len, prot, flags, MAPPED_FILE as u64, offset];

@@ -11,7 +11,7 @@
 
 mod cache;
 
-pub use cache::{Cache, Open};
+pub use cache::{Cache, Holder, Open};
 
 use crate::layout::{FileRef, Files, is_shared_memory};
 use crate::object::{self, ObjectId};

@@ -142,6 +142,13 @@ pub(crate) fn owner(run_dir: &Path, pid: HomePid) -> Option<ShimId> {
     replies.into_iter().find(|(_, reply)| matches!(reply, ShimReply::Done)).map(|(shim, _)| shim)
 }
 
+/// Whether others may have all of this node's files, as far as their users may.
+fn serves_files(config: &Config) -> bool {
+    config.file.mfs.unwrap_or(true)
+        && config.file.mfs_paths.is_none()
+        && !crate::settings(&config.run_dir).no_mfs
+}
+
 /// Starts a shim, and waits until it listens.
 ///
 /// # Errors
@@ -167,7 +174,7 @@ pub(crate) fn start(config: &Config, node: NodeId, role: ShimRole) -> Result<(Sh
         hot_calls: config.hot_calls,
         guest_cpus: config.guest_cpus,
         shared: config.file.shared.clone().unwrap_or_default(),
-        serves_files: config.file.mfs.unwrap_or(true),
+        serves_files: serves_files(config),
     };
     let log = directory(&config.run_dir).join(format!("{id}.log"));
     let mut child = spawn(&config.shim, &log)

@@ -3,6 +3,7 @@
 use crate::layout::FileRef;
 use crate::object::Objects;
 use crate::place::Place;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,8 +13,17 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tern_ids::{ContentHash, HomePid};
 
-/// How a node opens a file that has a place for a guest; with what is to be kept, if anything, as long as that has it.
-pub type Open = Box<dyn Fn(&Place) -> io::Result<(OwnedFd, Option<UnixStream>)>>;
+/// Whose end is to be kept as long as a file is open.
+#[derive(Debug)]
+pub enum Holder {
+    /// The node's server of files, whose own it is.
+    Server(UnixStream),
+    /// Who shows a file of home: when he ends it is of no use any more.
+    Tree(UnixStream),
+}
+
+/// How a node opens a file that has a place for a guest.
+pub type Open = Box<dyn Fn(&Place) -> io::Result<(OwnedFd, Holder)>>;
 
 /// So many files of the node's own are known to its server as open for the guests of one family.
 const MOST_SERVED: usize = 64;
@@ -25,6 +35,8 @@ pub struct Cache {
     served: VecDeque<UnixStream>,
     /// By hash: the open file, and its device and inode as maps shows them once it is mapped.
     open: HashMap<ContentHash, OwnedFd>,
+    /// Of those that are shown, who does.
+    trees: HashMap<ContentHash, UnixStream>,
     /// By hash, and for whom it comes: two may have asked at the same time.
     arriving: HashMap<(ContentHash, HomePid), Arriving>,
     /// The memory that the family's guests share here.
@@ -51,8 +63,8 @@ impl Cache {
     /// The cache below `dir`, which is made when something is put there.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        let (open, arriving, objects, served) = Default::default();
-        Self { dir: dir.join("content"), own: None, served, open, arriving, objects }
+        let (open, arriving, objects, served, trees) = Default::default();
+        Self { dir: dir.join("content"), own: None, served, open, trees, arriving, objects }
     }
 
     /// One that opens files that have a place in this way.
@@ -66,11 +78,14 @@ impl Cache {
     fn has_own(&mut self, file: &FileRef) -> bool {
         let (Some(open), Some(place)) = (&self.own, &file.place) else { return false };
         match open(place) {
-            Ok((own, server)) => {
-                // The oldest is mapped all the same; what others have of it is no longer asked back before it is written.
-                self.served.truncate(MOST_SERVED - 1);
-                if let Some(server) = server {
-                    self.served.push_front(server);
+            Ok((own, holder)) => {
+                match holder {
+                    // The oldest is mapped all the same; what others have of it is no longer asked back before it is written.
+                    Holder::Server(server) => {
+                        self.served.truncate(MOST_SERVED - 1);
+                        self.served.push_front(server);
+                    }
+                    Holder::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
                 }
                 self.open.insert(file.hash, own);
                 true
@@ -79,10 +94,20 @@ impl Cache {
         }
     }
 
+    /// Whether it comes page by page from another node.
+    #[must_use]
+    pub fn is_shown(&self, file: &FileRef) -> bool {
+        self.trees.contains_key(&file.hash)
+    }
+
     /// Whether the content is here, or comes by itself; opens it.
     pub fn has(&mut self, file: &FileRef) -> bool {
         if file.live {
             return true;
+        }
+        if self.trees.get(&file.hash).is_some_and(has_ended) {
+            self.trees.remove(&file.hash);
+            self.open.remove(&file.hash);
         }
         if self.open.contains_key(&file.hash) {
             return true;
@@ -140,6 +165,12 @@ impl Cache {
         self.open.insert(file.hash, arriving.settle()?);
         Ok(true)
     }
+}
+
+/// Whether the other end has gone.
+fn has_ended(other: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(other, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
 impl Arriving {
@@ -237,7 +268,7 @@ mod tests {
         let open: Open = Box::new(|place| {
             let (ours, _theirs) = UnixStream::pair()?;
             if place.node == NodeId(2) {
-                Ok((File::open("/dev/null")?.into(), Some(ours)))
+                Ok((File::open("/dev/null")?.into(), Holder::Server(ours)))
             } else {
                 Err(io::ErrorKind::NotFound.into())
             }
@@ -248,6 +279,22 @@ mod tests {
         assert!(cache.put(&file(3), HomePid(7), 0, b"hello wo.ld").unwrap());
         assert!(cache.has(&file(3)) && !Cache::new(&dir).has(&file(3)), "for this family only");
         assert!(!dir.exists());
+    }
+
+    #[test]
+    fn what_is_shown_is_no_longer_had_when_who_shows_it_has_ended() {
+        let place = Place { node: NodeId(1), path: b"a".to_vec(), number: 7, who: (0, 0, Vec::new()) };
+        let file = FileRef { shareable: false, place: Some(Box::new(place)), ..reference(b"hello world") };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let shown = std::cell::Cell::new(Some(ours));
+        let open: Open = Box::new(move |_place| {
+            let tree = shown.take().ok_or(io::ErrorKind::NotFound)?;
+            Ok((File::open("/dev/null")?.into(), Holder::Tree(tree)))
+        });
+        let mut cache = Cache::new(&directory("shown")).with_own(open);
+        assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));
+        drop(theirs);
+        assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_shown(&file));
     }
 
     #[test]

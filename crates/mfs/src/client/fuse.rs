@@ -62,8 +62,9 @@ fn entry(reply: ReplyEntry, told: &Told) {
     told.pass(|ttl, name| reply.entry_with_ttls(&ttl, &name, &told.attr, told.generation));
 }
 
-/// The most that the kernel has under way of what nobody waits for yet.
-const MOST_AHEAD: u16 = 1024;
+/// The most reads that the kernel has under way: more than one node has lanes, and fewer than there are threads, so that one that does not answer
+/// keeps neither.
+const MOST_AHEAD: u16 = 48;
 
 impl Filesystem for Mounted {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
@@ -71,7 +72,6 @@ impl Filesystem for Mounted {
         // What the kernel does not offer it does in another way.
         let _smaller = config.set_max_write(most);
         let _smaller = config.set_max_readahead(most);
-        // Or what is read ahead of a node that does not answer would keep what is read ahead of others waiting.
         let _smaller = config.set_max_background(MOST_AHEAD);
         for wish in [
             InitFlags::FUSE_POSIX_LOCKS,
