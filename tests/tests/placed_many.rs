@@ -20,7 +20,7 @@ fn slack(of: &str) -> u64 {
         "kib" => 8 << 10,
         "mappings" => 64 + 3 * AT_A_TIME,
         "descriptors" => 4 * AT_A_TIME,
-        "threads" | "connection" | "connections" | "lane" => AT_A_TIME,
+        "threads" | "connection" | "connections" | "lane" | "fuser" => AT_A_TIME,
         _ => 0,
     }
 }

@@ -292,7 +292,7 @@ impl<FS: Filesystem> Session<FS> {
         let crew = Arc::new(Crew::default());
         *crew.idle.lock() = channels;
         SessionEventLoop {
-            thread_name: "fuser-0".to_string(),
+            thread_name: "fuser".to_string(),
             filesystem: filesystem.clone(),
             ch,
             allowed,
@@ -545,16 +545,11 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
 
     /// Tern's change: begins one more, if there may be one.
     fn begin_another(&self) {
-        let next = {
-            let mut idle = self.crew.idle.lock();
-            let left = idle.len();
-            idle.pop().map(|ch| (left, ch))
-        };
-        let Some((left, ch)) = next else {
+        let Some(ch) = self.crew.idle.lock().pop() else {
             return;
         };
         let next = SessionEventLoop {
-            thread_name: format!("fuser-{left}"),
+            thread_name: self.thread_name.clone(),
             ch,
             filesystem: self.filesystem.clone(),
             allowed: self.allowed,
