@@ -173,9 +173,7 @@ impl Caller {
     /// Whether the caller has gone away without waiting for the answer.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
-            .is_ok_and(|n| n > 0)
+        has_closed(&self.stream)
     }
 
     /// Takes the connection that comes with [`ShimRequest::Connection`], and acknowledges it.
@@ -194,6 +192,14 @@ impl Caller {
         pass(&self.stream, fd)?;
         Ok(self.stream)
     }
+}
+
+/// Whether the other end of a connection through a door has been closed.
+#[must_use]
+pub fn has_closed(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Connects to a door without waiting: who hangs behind it must not hang us.

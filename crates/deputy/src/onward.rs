@@ -43,15 +43,13 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let State::Crossing(old) = std::mem::replace(&mut member.state, State::Away) else { return };
         member.peer = old;
-        let (node, shows) = (self.peers[old].node, self.shown_by(old));
-        let Some(member) = self.members.get_mut(&pid) else { return };
-        member.files.for_guest(node, shows);
         member.offered = member.offered.max(member.epoch).next();
         // It stands still as an earlier life, and may be out of reach just now as well: then it hears of the further
         // one when it shows itself.
         member.revived = true;
         member.epoch = member.offered;
         let epoch = member.epoch;
+        self.for_guest_of(pid, old);
         self.tell(pid, &Message::Go(epoch));
         self.signal_again(pid);
         self.refuse(pid, "the link to that node was cut");

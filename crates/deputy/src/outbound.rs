@@ -29,9 +29,8 @@ impl Family {
             self.let_go(pid);
             return;
         }
-        let (node, shows) = (self.peers[peer].node, self.shown_by(peer));
+        self.for_guest_of(pid, peer);
         let Some(member) = self.members.get_mut(&pid) else { return };
-        member.files.for_guest(node, shows);
         match member.prepare(peer, home) {
             Ok(offer) => {
                 let sent = self.peers[peer].tell(pid, &Message::Offer(Box::new(offer)), &[]);
@@ -134,10 +133,7 @@ impl Family {
             Some(State::Onward(next)) => return self.depart_onward(pid, *next),
             Some(State::Outbound(outbound)) => {
                 // It may be the first that this node has accepted.
-                let (node, shows) = (self.peers[outbound.peer].node, self.shown_by(outbound.peer));
-                if let Some(member) = self.members.get_mut(&pid) {
-                    member.files.for_guest(node, shows);
-                }
+                self.for_guest_of(pid, outbound.peer);
             }
             _ => {}
         }
@@ -149,10 +145,14 @@ impl Family {
         });
     }
 
-    /// What a guest's node shows it.
-    pub(crate) fn shown_by(&self, peer: usize) -> Shows {
-        let shows = self.start.serves_files && self.peers[peer].shows_files;
-        if shows { Shows::Of(self.start.node) } else { Shows::Nothing }
+    /// From now on a process's guest is with this peer, or on its way there: its files are what that node has or shows.
+    pub(crate) fn for_guest_of(&mut self, pid: HomePid, peer: usize) {
+        let peer = &self.peers[peer];
+        let shown = self.start.serves_files && peer.shows_files;
+        let shows = if shown { Shows::Of(self.start.node) } else { Shows::Nothing };
+        if let Some(member) = self.members.get_mut(&pid) {
+            member.files.for_guest(peer.node, shows);
+        }
     }
 
     pub(crate) fn wanted(&mut self, pid: HomePid, indices: &[u32]) {
@@ -182,14 +182,12 @@ impl Family {
         fault::point("home", Phase::HandOver);
         let Some(member) = self.members.get_mut(&pid) else { return };
         if let State::Onward(next) = member.state {
-            let shows = self.shown_by(next);
-            let Some(member) = self.members.get_mut(&pid) else { return };
             member.revived = false;
             let old = std::mem::replace(&mut member.peer, next);
-            member.files.for_guest(self.peers[next].node, shows);
             member.epoch = member.offered;
             let epoch = member.epoch;
             member.state = State::Crossing(old);
+            self.for_guest_of(pid, next);
             self.tell_peer(next, pid, &Message::Go(epoch));
             // What the old life may have heard of too late to take it along.
             self.signal_again(pid);

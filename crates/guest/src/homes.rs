@@ -5,7 +5,6 @@
 //! a page for as long as its home may be out of reach. What cannot be opened is sent whole, as smaller files are. Nobody else can use that (it has no hash
 //! of its content); so if it was not about that file alone, home is told for a while that this node shows nothing.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -90,7 +89,7 @@ impl Homes {
 
     fn try_to_open(&self, place: &Place) -> io::Result<(OwnedFd, UnixStream)> {
         let (run_dir, known, place) = (self.run_dir.clone(), self.tree.borrow().clone(), place.clone());
-        let known = known.filter(|tree| tree.is_there());
+        let known = known.filter(|tree| !door::has_closed(&tree.door));
         let patience = if known.is_some() { PATIENCE } else { FIRST };
         let (say, hear) = mpsc::sync_channel(1);
         // A thread of its own, that becomes somebody else for good, and that may have to be left waiting.
@@ -120,12 +119,6 @@ impl Tree {
             asked => asked,
         }?;
         Ok(Self { root, door })
-    }
-
-    /// Whether who has it lives.
-    fn is_there(&self) -> bool {
-        let mut fds = [PollFd::new(&self.door, PollFlags::RDHUP)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 0)
     }
 }
 

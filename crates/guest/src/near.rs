@@ -25,7 +25,6 @@ use crate::inhand::Files;
 use crate::member::Process;
 use crate::space::MAPPED_FILE;
 use crate::thread::Thread;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, SeekFrom, StatVfsMountFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -136,9 +135,7 @@ impl Near {
     /// Whether the server has let go of it, as when it was killed.
     fn is_forgotten(&self) -> bool {
         let Self::Open(_, Some(server)) = self else { return false };
-        let mut fds = [PollFd::new(server, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        door::has_closed(server)
     }
 
     /// Opens it.

@@ -7,11 +7,10 @@
 use crate::client::{self, Options};
 use crate::message::Purpose;
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use tern_control::door::{Door, not_here};
+use tern_control::door::{self, Door, not_here};
 use tern_control::shim::{ShimRequest, homes_door};
 use tern_ids::NodeId;
 use tern_node::Config;
@@ -41,32 +40,27 @@ pub fn run(config: &Config, home: NodeId, ready: impl FnOnce()) -> Result<()> {
 }
 
 /// Gives the root to whoever asks for it, and ends this process when nobody has had it for long.
-fn give(root: &OwnedFd, door: Door) {
+fn give(root: &OwnedFd, at: Door) {
     let (mut shims, mut used): (Vec<UnixStream>, _) = (Vec::new(), Instant::now());
     while used.elapsed() < UNUSED {
-        if let Err(error) = door.wait(&[], UNUSED / 10) {
+        if let Err(error) = at.wait(&[], UNUSED / 10) {
             tracing::error!(%error, "nobody is given the tree any more");
             return;
         }
-        while let Some(caller) = door.next() {
+        while let Some(caller) = at.next() {
             match caller.request() {
                 // Who has gone needs it no more.
                 ShimRequest::Tree => shims.extend(caller.give(root.as_fd())),
                 _ => caller.answer(&not_here()),
             }
         }
-        shims.retain(is_there);
+        // A shim keeps its end as long as it has guests.
+        shims.retain(|shim| !door::has_closed(shim));
         if !shims.is_empty() {
             used = Instant::now();
         }
     }
     // Whoever comes now finds no door, and has another one begin.
-    drop(door);
+    drop(at);
     std::process::exit(0);
-}
-
-/// A shim keeps its end as long as it has guests.
-fn is_there(shim: &UnixStream) -> bool {
-    let mut fds = [PollFd::new(shim, PollFlags::RDHUP)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 0)
 }
