@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+/// So often a program that goes about is moved at least, however long that takes.
+const ENOUGH: u32 = 10;
+
 /// What a mover did.
 #[derive(Debug, Default)]
 pub struct Moves {
@@ -21,12 +24,18 @@ pub struct Moves {
     pub broken: Vec<String>,
 }
 
-/// Moves the process and its descendants until told to stop. The seed decides whom, where to and when, as far
+/// Moves the process and its descendants until told to stop, and says after each move how many there have been. The seed decides whom, where to and when, as far
 /// as the family's own timing lets it.
 ///
 /// # Errors
 /// If the processes of node 1 cannot be listed.
-pub fn wander(cluster: &Cluster, root: i32, seed: u64, stop: &AtomicBool) -> Result<Moves> {
+pub fn wander(
+    cluster: &Cluster,
+    root: i32,
+    seed: u64,
+    stop: &AtomicBool,
+    mut moved: impl FnMut(u32),
+) -> Result<Moves> {
     let mut random = Sequence(seed);
     let mut moves = Moves::default();
     let mut places: HashMap<i32, &'static str> = HashMap::new();
@@ -44,6 +53,7 @@ pub fn wander(cluster: &Cluster, root: i32, seed: u64, stop: &AtomicBool) -> Res
         match cluster.migrate(pid, there) {
             Ok(_) => {
                 moves.done += 1;
+                moved(moves.done);
                 places.insert(pid, there);
             }
             // It has ended meanwhile, as processes do.
@@ -98,19 +108,26 @@ pub fn goes_about(cluster: &Cluster, program: &str, scratch: &str) -> Result<()>
     let program = named(program, Flavour::Dynamic)?;
     let mut command = cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
-    command.env("TERN_SECONDS", "12").env("TERN_SCRATCH", scratch);
+    command.env("TERN_SECONDS", "12").env("TERN_SCRATCH", scratch).env("TERN_UNTIL", "/tmp/enough");
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
     let (pid, stop) = (running.pid, AtomicBool::new(false));
     let (end, moves) = std::thread::scope(|scope| {
-        let mover = scope.spawn(|| wander(cluster, pid, 3, &stop));
+        let mover = scope.spawn(|| {
+            wander(cluster, pid, 3, &stop, |done| {
+                // Without it the program goes on for too long.
+                if done == ENOUGH {
+                    let _fails_then = cluster.touch("/tmp/enough");
+                }
+            })
+        });
         let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.scene(pid));
         stop.store(true, Ordering::Relaxed);
         (end, mover.join())
     });
     let (end, moves) = (end?, moves.map_err(|_panic| anyhow!("the mover failed"))??);
     ensure!(end.status == 0 && end.out == b"PASS\n", "{end:?}");
-    ensure!(moves.done >= 5 && moves.broken.is_empty(), "{moves:?}");
+    ensure!(moves.done >= ENOUGH && moves.broken.is_empty(), "{moves:?}");
     Ok(())
 }
 

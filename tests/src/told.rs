@@ -2,7 +2,8 @@
 
 use crate::cluster::Cluster;
 use crate::running::{ANNOUNCE, Running};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
 
 /// What it is.
 const TOLD: &str = r#"
@@ -118,6 +119,17 @@ impl<'a> Told<'a> {
     pub fn say(&mut self, words: &str) -> Result<()> {
         self.told += 1;
         self.running.type_in(&format!("{words}\n"))
+    }
+
+    /// Nothing more is to be done: it ends, and well.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn ends(mut self) -> Result<()> {
+        self.running.close_input();
+        let end = self.running.finish(Duration::from_secs(20))?;
+        ensure!(end.status == 0, "{end:?}");
+        Ok(())
     }
 
     /// Which files guests have open on node 2.

@@ -35,12 +35,6 @@ fn received(cluster: &Cluster, node: u16) -> Result<u64> {
     Ok(String::from_utf8_lossy(&count).lines().filter_map(|line| line.parse::<u64>().ok()).sum())
 }
 
-fn ends(mut told: Told<'_>) -> Result<()> {
-    told.running.close_input();
-    ensure!(told.running.finish(PATIENCE)?.status == 0);
-    Ok(())
-}
-
 /// Wherever it goes: what it has written into its own mapping stays, and what was written to the file since is seen.
 #[test]
 fn a_guest_maps_a_large_file_of_its_home_that_is_not_sent() -> Result<()> {
@@ -68,7 +62,7 @@ fn a_guest_maps_a_large_file_of_its_home_that_is_not_sent() -> Result<()> {
     }
     let came = received(&cluster, 2)? - before;
     ensure!(came < 40 << 20, "{came} bytes have come to node 2, on three visits");
-    ends(told)
+    told.ends()
 }
 
 /// Nobody else's use of the file keeps it from being mapped, shared too.
@@ -85,7 +79,7 @@ fn what_another_node_writes_is_mapped_as_well() -> Result<()> {
     told.tell(&format!("held {MIDDLE}"), "held 0123 0123")?;
     cluster.run(3, &["pkill", "-x", "sleep"])?;
     writer.wait()?;
-    ends(told)
+    told.ends()
 }
 
 /// Most of the time it sleeps where no signal wakes it, and is not waited for; and it is home all the same when it is told to be.
@@ -101,7 +95,7 @@ fn who_waits_for_one_page_after_the_other_can_be_moved() -> Result<()> {
     let moved = cluster.migrate(told.running.pid, "home");
     moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
     told.running.hear(&format!("{}: stride", told.told)).with_context(|| told.running.so_far())?;
-    ends(told)
+    told.ends()
 }
 
 /// What it waits for comes when its home is back, as a reply would, and it is not told that there is nothing.
@@ -120,7 +114,7 @@ fn who_needs_a_page_while_its_home_is_out_of_reach_gets_it_later() -> Result<()>
     cluster.lab().heal(Cable::Node(2))?;
     told.running.hear(&format!("{}: walk", told.told)).with_context(|| told.running.so_far())?;
     told.tell("held 64", "held 0123 0123")?;
-    ends(told)
+    told.ends()
 }
 
 /// What it has mapped is its memory: nobody takes that away. What it maps next is sent.
@@ -135,7 +129,7 @@ fn who_has_mapped_a_file_of_a_home_that_closes_goes_on() -> Result<()> {
     told.tell("hold /tmp/far/big", "hold")?;
     ensure!(!is_shown(&cluster, 2)?, "it is shown all the same");
     told.tell(&format!("held {MIDDLE}"), "held 0123 0123")?;
-    ends(told)
+    told.ends()
 }
 
 /// It is opened there as the guest itself, and so not if it has it open by rights that it has no more.
@@ -152,5 +146,5 @@ fn what_it_may_not_open_itself_is_sent() -> Result<()> {
     ensure!(!String::from_utf8_lossy(&maps).contains("shut/big"), "it is opened as somebody else");
     told.tell("hold /tmp/far/big", "hold")?;
     ensure!(is_shown(&cluster, 2)?, "what it may open is not shown");
-    ends(told)
+    told.ends()
 }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
-use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::mover;
 use tern_tests::told::Told;
@@ -53,9 +52,7 @@ fn a_guest_works_on_its_nodes_own_file() -> Result<()> {
     ensure!(told.open_there()?.contains("/tmp/near/a"));
     ensure!(cluster.migrate(told.running.pid, "home").is_ok());
     told.tell("read 5", "read YZ7--")?;
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 /// A file of its own that a guest maps, or had mapped when it came, is mapped there itself: nothing of it is sent, and what others write is seen.
@@ -82,9 +79,7 @@ fn a_guest_maps_its_nodes_own_file() -> Result<()> {
         }
         ensure!(mapped(2)? == there, "on {to}");
     }
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 #[test]
@@ -104,9 +99,7 @@ fn a_short_file_is_not_worth_it_until_much_has_been_written() -> Result<()> {
     told.tell("write ++++", "write 4")?;
     ensure!(told.open_there()?.contains("/tmp/near/b"), "it is not open there");
     ensure!(there(&cluster, "stat -c %s /tmp/near/b; tail -c 4 /tmp/near/b")? == "327688\n++++");
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 #[test]
@@ -130,9 +123,7 @@ fn it_is_that_file_or_none_and_under_the_same_rights() -> Result<()> {
         told.tell("close", "close")?;
     }
     ensure!(there(&cluster, "cat /tmp/near/[abc] /tmp/near/away")? == "olda!oldb!newoldc!");
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 #[test]
@@ -146,9 +137,7 @@ fn of_a_tree_without_dfsa_nothing_is_open_there() -> Result<()> {
     told.tell("seek 0 1", "seek 8")?;
     ensure!(!told.open_there()?.contains("/tmp/near/a"), "it is open there");
     ensure!(there(&cluster, "cat /tmp/near/a")? == "0123----89abcdef");
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 /// What the node says to others (`mosctl nomfs`) holds for guests that have its files open themselves, too.
@@ -168,9 +157,7 @@ fn who_has_files_of_a_closed_node_open_is_sent_home() -> Result<()> {
     cluster.run(2, &["mosctl", "mfs"])?;
     told.tell("write ----", "write 4")?;
     ensure!(there(&cluster, "cat /tmp/near/a")? == "0123----89abcdef");
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
-    Ok(())
+    told.ends()
 }
 
 /// Its deputy waits in the kernel for an answer of MFS, and is to stand still for the move.
@@ -194,9 +181,8 @@ fn who_waits_for_a_lock_can_be_moved() -> Result<()> {
     }
     holder.tell("close", "close")?;
     waiter.running.hear(&format!("{}: lock", waiter.told))?;
-    for mut told in [holder, waiter] {
-        told.running.close_input();
-        ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+    for told in [holder, waiter] {
+        told.ends()?;
     }
     Ok(())
 }

@@ -189,7 +189,7 @@ fn moved(cluster: &Cluster, script: &str, material: &Path, seed: u64) -> Result<
     running.close_input();
     let (pid, stop) = (running.pid, AtomicBool::new(false));
     let (end, moves) = thread::scope(|scope| {
-        let mover = scope.spawn(|| wander(cluster, pid, seed, &stop));
+        let mover = scope.spawn(|| wander(cluster, pid, seed, &stop, |_done| ()));
         let end = running.finish(LIMIT);
         stop.store(true, Ordering::Relaxed);
         (end, mover.join())

@@ -14,14 +14,7 @@ fn soon() -> Instant {
 /// The daemon still answers its peers.
 fn assert_alive(cluster: &Cluster) {
     // One look has a second, on a machine that may be busy.
-    let end = soon();
-    loop {
-        let status = cluster.nodes[1].status();
-        if status.nodes.iter().all(|row| row.up) {
-            return;
-        }
-        assert!(Instant::now() < end, "{status:?}; {}", cluster.nodes[0].log());
-    }
+    until("it answers", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
 }
 
 #[test]
