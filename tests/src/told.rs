@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// What it is.
 const TOLD: &str = r#"
-import fcntl, mmap, os, sys, time
+import fcntl, mmap, os, sys, threading, time
 file = None
 for number, line in enumerate(sys.stdin, 1):
     word, *more = line.split()
@@ -71,6 +71,39 @@ for number, line in enumerate(sys.stdin, 1):
             fcntl.lockf(file, fcntl.LOCK_SH)
         elif word == "close":
             said = os.close(file)
+        elif word == "each":
+            # So many names of a directory.
+            at, count = more[0], int(more[1])
+            said = sum(os.lstat(f"{at}/{name}").st_size for name in range(count))
+        elif word == "absent":
+            said = sum(not os.path.exists(f"{more[0]}/none{name}") for name in range(int(more[1])))
+        elif word == "like":
+            stat = os.stat(more[0])
+            said = f"{stat.st_mode:o} {stat.st_size}"
+        elif word == "leads":
+            said = os.readlink(more[0])
+        elif word == "goto":
+            os.chdir(more[0])
+        elif word == "threads":
+            # Two that look up names, and hear of each other through their memory only.
+            at, wrong, turn = more[0], 0, [0]
+            def look(mine):
+                global wrong
+                for number in range(mine, int(more[1]), 2):
+                    while turn[0] != number:
+                        time.sleep(0)
+                    if number:
+                        wrong += os.path.exists(f"{at}/turn{number - 1}")
+                        wrong += not os.path.exists(f"{at}/next{number - 1}")
+                    os.close(os.open(f"{at}/turn{number}", os.O_CREAT | os.O_WRONLY))
+                    for other in range(6):
+                        wrong += not os.path.exists(f"{at}/turn{number}")
+                    os.rename(f"{at}/turn{number}", f"{at}/next{number}")
+                    turn[0] = number + 1
+            others = [threading.Thread(target=look, args=(mine,)) for mine in (0, 1)]
+            [other.start() for other in others]
+            [other.join() for other in others]
+            said = wrong
     except OSError as error:
         said = error.errno
     print(f"{number}:", word, said, flush=True)

@@ -20,7 +20,7 @@ use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
 
 /// File systems whose files are what this kernel says of them, and whose times of change it sets.
-const LOCAL: [u32; 9] = [
+pub(crate) const LOCAL: [u32; 9] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683e, // Btrfs
@@ -280,7 +280,7 @@ impl Member {
     }
 
     /// Whether users and groups have the same numbers for it as for us.
-    fn sees_users_as_we(&mut self) -> bool {
+    pub(crate) fn sees_users_as_we(&mut self) -> bool {
         let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
         let pid = self.memory.pid().to_string();
         // What changes that is done at home only.

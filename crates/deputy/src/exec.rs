@@ -51,6 +51,7 @@ impl Family {
         member.memory = Memory::open(pid.0)?;
         member.command = procfs::command_line(pid.0);
         member.files.forget();
+        member.names.forget();
         member.files.look_through(pid.0);
         for action in &mut member.actions {
             // Handlers are reset by exec; ignored signals stay ignored.

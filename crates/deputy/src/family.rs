@@ -5,6 +5,7 @@ use crate::ledger::Ledger;
 use crate::mailbox::Bell;
 use crate::member::{Member, State};
 use crate::messages::Content;
+use crate::names::Names;
 use crate::peer::Peer;
 use crate::thread::Thread;
 use crate::watch::Watch;
@@ -83,6 +84,8 @@ pub(crate) struct Family {
     pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
     /// The file systems that this node declares as shared.
     pub(crate) shares: crate::shared::Shares,
+    /// What watches the names that guests know.
+    pub(crate) names: Names,
     /// Who opens by name what they share.
     pub(crate) watch: Option<Watch>,
     /// Where those wait who open it for writing.
@@ -115,6 +118,8 @@ impl Family {
     }
 
     pub(crate) fn tell_peer(&mut self, peer: usize, pid: HomePid, message: &Message) {
+        // Whatever it is, it may come of a change.
+        self.hear_of_names();
         if self.peers.get_mut(peer).is_some_and(|p| p.link.is_some() && p.tell(pid, message, &[]).is_err()) {
             self.lose(peer);
         }

@@ -37,6 +37,7 @@ mod links;
 mod mailbox;
 mod member;
 mod messages;
+mod names;
 mod onward;
 mod out;
 mod outbound;

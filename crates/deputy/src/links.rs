@@ -19,6 +19,7 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 impl Family {
     pub(crate) fn lose(&mut self, at: usize) {
         self.peers[at].lose();
+        self.know_nothing(at);
         let pids: Vec<HomePid> = self.members.keys().copied().collect();
         for pid in pids {
             let Some(member) = self.members.get(&pid) else { continue };

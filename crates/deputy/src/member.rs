@@ -4,6 +4,7 @@ use crate::back::Inbound;
 use crate::direct::Direct;
 use crate::frozen::Frozen;
 use crate::mailbox::Room;
+use crate::names::Known;
 use crate::out::Outbound;
 use crate::relatives::Ended;
 use crate::thread::Thread;
@@ -93,6 +94,8 @@ pub(crate) struct Member {
     pub(crate) holders: Vec<(u64, u64)>,
     /// Its files in hand.
     pub(crate) direct: Direct,
+    /// What it knows of names.
+    pub(crate) names: Known,
     /// When to ask a guest again to go, which was busy.
     pub(crate) ask_again: Option<Instant>,
     /// Stopped by job control.
@@ -203,6 +206,7 @@ impl Member {
             calls: [0; 2],
             holders: Vec::new(),
             direct: Direct::default(),
+            names: Known::default(),
             ask_again: None,
             job_stopped: false,
             faulted: false,

@@ -239,6 +239,9 @@ impl Family {
     /// Sends what its links will take of the contents that guests wait for.
     pub(crate) fn go_on_with_contents(&mut self) {
         let mut contents = std::mem::take(&mut self.contents);
+        if !contents.is_empty() {
+            self.hear_of_names();
+        }
         contents.retain_mut(|content| {
             let peer = &mut self.peers[content.to];
             // It is asked for again on the next link.

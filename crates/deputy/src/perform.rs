@@ -84,6 +84,7 @@ impl Family {
             self.tell(tid, &Message::Result(Box::new(crossed)));
             return;
         }
+        self.may_lead_elsewhere(pid, &request.call);
         let at_home = self.touches_shared(tid, &request);
         let sharer = at_home.or_else(|| self.takes_shared_along(tid, &request));
         let alone = sharer.is_some() && !request.before.is_empty();
@@ -170,6 +171,7 @@ impl Family {
         }
         let mut result = made(&current, outcome);
         self.hear_of_files(pid, &current, &mut result);
+        self.has_looked(pid, tid, &current, &result.outcome);
         self.add_children(pid, &current.request.call, &mut result.outcome);
         self.take_what_it_sent(&current.request.call);
         let look = self.timer_called(pid, tid, &current.request.call, &result.outcome);

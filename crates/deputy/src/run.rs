@@ -4,6 +4,7 @@ use crate::family::{Event, Family, Homed};
 use crate::ledger::Ledger;
 use crate::mailbox::Bell;
 use crate::member::Member;
+use crate::names::Names;
 use crate::shared::Shares;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,6 +43,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
         contents: Vec::new(),
         objects: Objects::default(),
         inodes: HashMap::new(),
+        names: Names::default(),
         watch: None,
         gate: None,
         complete: None,
@@ -83,6 +85,7 @@ impl Family {
         self.take_stops();
         self.take_messages();
         self.collect_ended();
+        self.take_looked();
         self.see_who_opens();
         self.go_on_sending();
         self.go_on_with_contents();
@@ -96,6 +99,7 @@ impl Family {
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.bell.fd(), libc::POLLIN)];
+        fds.extend(self.names.fd().map(|names| (names, libc::POLLIN)));
         fds.extend(self.watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
         let mut timeout = BEAT / 2;
         if !self.parked.is_empty() || self.members.values().any(|m| m.ask_again.is_some()) {
@@ -113,7 +117,11 @@ impl Family {
                 timeout = Duration::ZERO;
             }
         }
-        self.rung = self.door.wait(&fds, timeout)?.first().copied().unwrap_or(true);
+        let ready = self.door.wait(&fds, timeout)?;
+        self.rung = ready.first().copied().unwrap_or(true);
+        if self.names.fd().is_some() && ready.get(1).copied().unwrap_or(true) {
+            self.hear_of_names();
+        }
         Ok(())
     }
 

@@ -292,6 +292,13 @@ impl Thread {
         Ok(())
     }
 
+    /// When home was asked what it has answered under this number.
+    fn asked(&self, number: u64) -> Option<Instant> {
+        let errand = self.errand.as_ref().filter(|errand| errand.number == number);
+        let open = self.open.as_ref().filter(|open| open.sent.is_some() && number == self.talk.call);
+        errand.map(|errand| errand.since).or(open.map(|open| open.since))
+    }
+
     /// Takes what home says of files with a result; true if that is all there is to it: it was an errand's.
     fn take_words(
         &mut self,
@@ -400,6 +407,8 @@ impl Member {
     pub fn take_words(&mut self, tid: HomePid, result: &CallResult, beside: &Beside) -> bool {
         let Self { process, threads } = self;
         let alone = threads.len() == 1 && matches!(process.state, State::Running);
+        let asked = threads.get(&tid).and_then(|thread| thread.asked(result.number));
+        asked.iter().for_each(|asked| process.names.hear(*asked));
         // If it is gone that is found soon.
         let _gone = process.hot.revoke(&process.memory, process.reserve);
         threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone, beside))

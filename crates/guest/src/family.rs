@@ -106,6 +106,7 @@ impl Family {
         if self.home.take().is_none() {
             return;
         }
+        self.members.values_mut().for_each(|member| member.process.names.forget());
         // Migrations that home has not decided are off: what was coming is ended, what was going stays.
         self.setting_off.clear();
         for (pid, _) in self.putting_down.drain() {

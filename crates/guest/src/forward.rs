@@ -72,6 +72,7 @@ impl Thread {
             Route::Refuse(errno) => Ok(self.reply(trap.id, -i64::from(errno))?),
             Route::Homeward(reason) => self.go_home_for(trap, reason, process, home),
             Route::Home if self.direct(&trap, process, home.as_deref_mut())? => Ok(()),
+            Route::Home if self.answer_of_names(&trap, process)? => Ok(()),
             Route::Home => self.ask_home(trap, process, home),
             Route::Both(special) => self.special(trap, special, process, home),
         }

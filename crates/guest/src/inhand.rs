@@ -123,6 +123,11 @@ impl Files {
         self.open.get_mut(&fd).filter(|file| !file.leaves)
     }
 
+    /// Whether nothing waits to be written.
+    pub(crate) fn are_written(&self) -> bool {
+        self.open.values().all(OpenFile::is_written)
+    }
+
     /// Whether home has all of them.
     pub(crate) fn are_clean(&self) -> bool {
         let written = self.open.values().all(OpenFile::is_clean) && self.closing.fds.is_empty();

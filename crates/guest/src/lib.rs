@@ -40,6 +40,7 @@ pub mod hot;
 pub mod inhand;
 pub mod member;
 mod messages;
+pub mod names;
 pub mod near;
 pub mod opened;
 mod own;

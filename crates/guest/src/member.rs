@@ -6,6 +6,7 @@ use crate::depart::Departing;
 use crate::foreign::Foreign;
 use crate::hot::Hot;
 use crate::inhand::Files;
+use crate::names::Names;
 use crate::space::Shown;
 use crate::thread::Thread;
 use crate::watch::Watch;
@@ -73,6 +74,8 @@ pub struct Process {
     pub at_home: AtHome,
     /// Its files in hand.
     pub files: Files,
+    /// What is known of names.
+    pub names: Names,
     /// What of its calls on them is made without a stop.
     pub hot: Hot,
     /// It runs in its parent's memory, after a vfork.
@@ -171,6 +174,7 @@ impl Member {
             queued: VecDeque::new(),
             at_home: AtHome::default(),
             files: Files::default(),
+            names: Names::default(),
             hot: Hot::default(),
             borrowed: false,
             since: Instant::now(),

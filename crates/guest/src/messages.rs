@@ -123,6 +123,12 @@ impl Family {
             Message::Thaw => self.thaw(pid),
             Message::Want(_, indices) => self.wanted(pid, indices),
             Message::Stop(stop) => self.job_control(pid, *stop),
+            Message::Names(_) => {
+                if let (Some(member), Message::Names(word)) = (self.members.get_mut(&pid), arrived.message) {
+                    member.process.names.take(word);
+                }
+                return;
+            }
             Message::Watch(at) => {
                 if let Some(member) = self.members.get_mut(&pid) {
                     member.watch_for(None, *at);

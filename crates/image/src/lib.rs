@@ -33,4 +33,4 @@ pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
 /// Version of everything in this crate that is serialised; a node refuses what it does not know.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;

@@ -27,6 +27,7 @@ pub mod fault;
 pub mod journey;
 pub mod machine;
 pub mod message;
+pub mod names;
 pub mod opened;
 pub mod partial;
 pub mod source;

@@ -5,6 +5,7 @@
 //! files follow their description within the same message, uncopied.
 
 use crate::cpu::{CpuTime, Demand};
+use crate::names::NameWord;
 use crate::opened::Beginning;
 use crate::partial::Partial;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -334,6 +335,8 @@ pub enum Message {
     Crew(Vec<i32>),
     /// guest → home, of a thread that may make no call for long: it has taken over so many signals.
     Heard(u64),
+    /// home → guest: what is to be known of names. What follows on this link may be the answer to whoever has changed something, and comes later.
+    Names(NameWord),
 }
 
 /// Where a guest is to go.
@@ -391,6 +394,7 @@ impl Message {
         match self {
             Self::Call(request) => carried(&request.call) + request.before.iter().map(carried).sum::<usize>(),
             Self::Result(result) => SHORT + outs(&result.outcome.outs),
+            Self::Names(NameWord::Listed(listing)) => SHORT + SHORT / 2 * listing.names.len(),
             _ => SHORT,
         }
     }
