@@ -271,8 +271,8 @@ impl Cluster {
     }
 }
 
-/// Waits until fewer labs stand than may at a time, of all test programs: one, so that what a test finds is its own doing; or TERN_LABS, for
-/// `make test-pairs`.
+/// Waits until fewer labs stand than may at a time, of all test programs: one, so that what a test finds is its own doing; or TERN_LABS, of which
+/// `make test` has two.
 fn turn() -> Result<File> {
     let labs = std::env::var("TERN_LABS").map_or(Ok(1), |labs| labs.parse::<u32>()).context("TERN_LABS")?;
     let place = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);

@@ -80,6 +80,11 @@ for number, line in enumerate(sys.stdin, 1):
         elif word == "like":
             stat = os.stat(more[0])
             said = f"{stat.st_mode:o} {stat.st_size}"
+        elif word == "names":
+            said = os.lstat(more[0]).st_nlink
+        elif word == "link":
+            os.link(more[0], more[1])
+            said = os.lstat(more[0]).st_nlink
         elif word == "leads":
             said = os.readlink(more[0])
         elif word == "goto":

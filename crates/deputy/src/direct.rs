@@ -20,7 +20,7 @@ use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
 
 /// File systems whose files are what this kernel says of them, and whose times of change it sets.
-pub(crate) const LOCAL: [u32; 9] = [
+const LOCAL: [u32; 9] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683e, // Btrfs

@@ -29,12 +29,16 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// Sends the next piece; whether there is more.
-    fn send(&mut self, peer: &mut Peer) -> anyhow::Result<bool> {
+    /// The next piece.
+    fn read(&self) -> std::io::Result<Vec<u8>> {
+        let FileRef { size, place, .. } = &self.reference;
+        read_piece(&self.file, self.offset, PIECE, (*size, place.is_some()))
+    }
+
+    /// Sends it; whether there is more.
+    fn send(&mut self, peer: &mut Peer, piece: &[u8]) -> anyhow::Result<bool> {
         let (hash, offset) = (self.reference.hash, self.offset);
-        let piece =
-            read_piece(&self.file, offset, PIECE, (self.reference.size, self.reference.place.is_some()))?;
-        peer.tell(self.tid, &Message::Content { hash, offset }, &piece)?;
+        peer.tell(self.tid, &Message::Content { hash, offset }, piece)?;
         self.offset += piece.len() as u64;
         Ok(self.offset < self.reference.size)
     }
@@ -239,17 +243,16 @@ impl Family {
     /// Sends what its links will take of the contents that guests wait for.
     pub(crate) fn go_on_with_contents(&mut self) {
         let mut contents = std::mem::take(&mut self.contents);
-        if !contents.is_empty() {
-            self.hear_of_names();
-        }
         contents.retain_mut(|content| {
-            let peer = &mut self.peers[content.to];
             // It is asked for again on the next link.
-            while let Some(unsent) = peer.link.as_ref().map(Link::unsent) {
+            while let Some(unsent) = self.peers[content.to].link.as_ref().map(Link::unsent) {
                 if unsent > AHEAD {
                     return true;
                 }
-                if !matches!(content.send(peer), Ok(true)) {
+                let Ok(piece) = content.read() else { return false };
+                // It may show what comes after another change.
+                self.hear_of_names();
+                if !matches!(content.send(&mut self.peers[content.to], &piece), Ok(true)) {
                     return false;
                 }
             }

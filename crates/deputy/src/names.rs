@@ -9,31 +9,23 @@
 use crate::family::Family;
 use crate::mailbox::Bell;
 use crate::thread::Current;
-use look::{Ask, Event, Eyes, Looked, Meets, Seen, Watched, Why};
-use std::collections::{BTreeMap, BTreeSet};
+use eyes::{Event, Eyes, Watched};
+pub(crate) use known::Known;
+use known::Told;
+use look::{Ask, Looked, Seen, Why};
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
-use tern_ids::{Epoch, HomePid};
+use tern_ids::HomePid;
 use tern_migrate::message::Message;
-use tern_migrate::names::{Asks, Listing, MOST_NAMES, NameWord, OnPath, split};
+use tern_migrate::names::{Asks, Listing, NameWord, OnPath, split};
 use tern_syscall::{Arg, ByteBuf, Call, Outcome};
 
-/// A directory is looked at after so many calls about names in it, the next time after twice as many.
-const FIRST: u32 = 4;
-/// So many names each of these calls is worth: they are sent in about the time that one more call would take.
-const WORTH: u32 = 32;
-/// After so many listings of it, what changes in between is no reason for yet another one so soon.
-const MOST_SOON: u32 = 6;
-/// So many directories of a process are listed at most.
-const MOST_DIRECTORIES: usize = 256;
-/// And so many names in all.
-const MOST_KNOWN: usize = 32 << 10;
-/// What has been seen waits so long to be told.
-const FRESH: Duration = Duration::from_millis(500);
-/// After so many changes a directory is not watched any more: each of them wakes us.
-const MOST_EVENTS: u32 = 2000;
-/// While one is looked at so many are remembered.
+/// While a directory is looked at so many changes are remembered.
 const MOST_MEANWHILE: usize = 10_000;
+/// So many are being looked at, at most.
+const MOST_UNDER_WAY: usize = 8;
+/// So much is noted of who is to hear of a change, until it is looked through for what is of no use any more.
+const MOST_NOTED: usize = 16 << 10;
 
 /// What watches the directories of a family.
 #[derive(Debug, Default)]
@@ -45,35 +37,13 @@ pub(crate) struct Names {
     under_way: usize,
     meanwhile: Vec<(u64, Event)>,
     changes: u64,
+    /// Whose directories each watch is of, perhaps no more; and how many these are.
+    of: HashMap<i32, Vec<(HomePid, Vec<u8>)>>,
+    noted: usize,
 }
 
-/// What a process knows of names.
-#[derive(Debug, Default)]
-pub(crate) struct Known {
-    life: Epoch,
-    /// Counts up when paths may lead elsewhere.
-    turn: u64,
-    /// Its threads need not be the same before the file system.
-    off: bool,
-    directories: BTreeMap<Vec<u8>, Directory>,
-    /// How many names have been told.
-    names: usize,
-}
-
-#[derive(Debug, Default)]
-struct Directory {
-    /// How many calls about it came here since it was told last.
-    calls: u32,
-    /// With how many it is looked at.
-    due: u32,
-    listed: u32,
-    is_looked_at: bool,
-    /// What has been seen, and has changed since: to be told.
-    seen: Option<(Seen, BTreeSet<Vec<u8>>)>,
-    /// What has been told, and of which names that it is so no more.
-    told: Option<(Watched, BTreeSet<Vec<u8>>)>,
-    events: u32,
-}
+/// A word for a process, and its peer.
+type Word = (HomePid, usize, NameWord);
 
 impl Names {
     /// Readable when something has changed.
@@ -117,47 +87,12 @@ impl Names {
         self.under_way += 1;
         true
     }
-}
 
-impl Known {
-    /// Nothing is known any more, and what is being looked at is of no use; whether the process had been told anything.
-    pub(crate) fn forget(&mut self) -> bool {
-        (self.turn, self.names) = (self.turn + 1, 0);
-        std::mem::take(&mut self.directories).into_values().any(|directory| directory.told.is_some())
-    }
-}
-
-impl Directory {
-    /// Takes what has changed: what the process is to be told.
-    fn hear(&mut self, path: &[u8], event: &Event) -> Option<NameWord> {
-        let told = self.told.as_ref().map(|(told, _)| told);
-        let seen = self.seen.as_ref().map(|(seen, _)| &seen.watched);
-        if told.into_iter().chain(seen).any(|watched| watched.is_told(event)) {
-            self.events += 1;
-        }
-        let is_busy = self.events > MOST_EVENTS;
-        if let Some((seen, changed)) = &mut self.seen {
-            match seen.watched.meets(event) {
-                Meets::Name(name) => drop(changed.insert(name)),
-                Meets::Directory => self.seen = None,
-                Meets::Nothing => {}
-            }
-        }
-        let (told, changed) = self.told.as_mut()?;
-        let here = || ByteBuf::from(path.to_vec());
-        match told.meets(event) {
-            Meets::Name(name) if !is_busy => {
-                let new = changed.insert(name.clone());
-                new.then(|| NameWord::Changed(here(), ByteBuf::from(name)))
-            }
-            Meets::Nothing if !is_busy => None,
-            _ => {
-                self.told = None;
-                if is_busy {
-                    self.due = u32::MAX;
-                }
-                Some(NameWord::Forget(here()))
-            }
+    /// These watches are of a directory of a process.
+    fn note(&mut self, pid: HomePid, path: &[u8], watched: &Watched) {
+        for watch in watched.watches() {
+            self.of.entry(watch).or_default().push((pid, path.to_vec()));
+            self.noted += 1;
         }
     }
 }
@@ -188,6 +123,11 @@ fn leads_elsewhere(nr: u32) -> (bool, bool) {
     let nr = i64::from(nr);
     let by_itself = who.contains(&nr) || nr == libc::SYS_unshare || nr == libc::SYS_setns;
     (by_itself || place.contains(&nr) || mounts.contains(&nr), by_itself)
+}
+
+/// Whether a call gives a file another name, of which nothing is told where it has its first one.
+fn gives_another_name(nr: u32) -> bool {
+    [libc::SYS_link, libc::SYS_linkat].contains(&i64::from(nr))
 }
 
 /// Whether a call makes a process that shares with its parent where it is.
@@ -230,72 +170,94 @@ impl Family {
     /// A call is to be made, or has been: if that may lead paths elsewhere, nothing is known any more.
     pub(crate) fn may_lead_elsewhere(&mut self, pid: HomePid, call: &Call) {
         let (elsewhere, by_itself) = leads_elsewhere(call.nr);
-        if shares_place(call) && !std::mem::replace(&mut self.names.off, true) {
-            self.members.values_mut().for_each(|member| member.names.off = true);
+        if let Some(member) = self.members.get_mut(&pid).filter(|_| by_itself) {
+            member.names.off |= member.threads.len() > 1;
         }
+        let of_all = gives_another_name(call.nr);
+        if shares_place(call) && !std::mem::replace(&mut self.names.off, true) || of_all {
+            let all: Vec<HomePid> = self.members.keys().copied().collect();
+            all.into_iter().for_each(|pid| self.forget_names(pid));
+        } else if elsewhere {
+            self.forget_names(pid);
+        }
+    }
+
+    /// A process knows nothing any more.
+    fn forget_names(&mut self, pid: HomePid) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let known = &mut member.names;
-        known.off |= by_itself && member.threads.len() > 1;
-        if (elsewhere || known.off) && known.forget() {
-            self.tell(pid, &Message::Names(NameWord::ForgetAll));
+        let peer = member.peer;
+        if member.names.forget() && member.is_away() {
+            self.say_of_names(pid, peer, NameWord::ForgetAll);
         }
+    }
+
+    /// Tells it, and hears of nothing meanwhile; whether that was said.
+    fn say_of_names(&mut self, pid: HomePid, peer: usize, word: NameWord) -> bool {
+        let said = self.peers[peer].tell(pid, &Message::Names(word), &[]).is_ok();
+        if !said && self.peers[peer].link.is_some() {
+            self.lose(peer);
+        }
+        said
     }
 
     /// A process has made a call: tells what has been seen where that has looked, or has it looked at.
     pub(crate) fn has_looked(&mut self, pid: HomePid, tid: HomePid, current: &Current, outcome: &Outcome) {
         self.may_lead_elsewhere(pid, &current.request.call);
         let Some((path, counts)) = looked_in(&current.request.call, outcome) else { return };
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        let (life, same_users) = (member.epoch, member.sees_users_as_we());
+        if std::mem::replace(&mut member.names.life, life) != life {
+            member.names.forget();
+        }
+        // Of who is just going elsewhere nobody can say where he was.
+        let goes = |call: &Call| leads_elsewhere(call.nr).0;
+        let mut calls = member.threads.values().filter_map(|thread| thread.current.as_ref());
+        if self.names.off || member.names.off || !same_users || calls.any(|c| goes(&c.request.call)) {
+            return;
+        }
+        if !member.names.has_room_for(&path) {
+            return self.forget_names(pid);
+        }
         let Self { members, names, bell, .. } = self;
-        let Some(member) = members.get_mut(&pid) else { return };
-        let (epoch, same_users) = (member.epoch, member.sees_users_as_we());
-        let known = &mut member.names;
-        if std::mem::replace(&mut known.life, epoch) != epoch {
-            known.forget();
-        }
-        if names.off || known.off || !same_users {
-            return;
-        }
-        if known.directories.len() >= MOST_DIRECTORIES && !known.directories.contains_key(&path) {
-            known.directories.retain(|_, directory| directory.told.is_some());
-        }
-        if known.directories.len() >= MOST_DIRECTORIES || known.names > MOST_KNOWN {
-            if known.forget() {
-                self.tell(pid, &Message::Names(NameWord::ForgetAll));
-            }
-            return;
-        }
+        let Some(known) = members.get_mut(&pid).map(|member| &mut member.names) else { return };
         let turn = known.turn;
         let directory = known.directories.entry(path.clone()).or_default();
-        directory.calls += u32::from(counts);
-        // It was let, since that is watched.
-        let in_time = |seen: &Seen| seen.at < current.since && seen.at.elapsed() < FRESH;
-        if let Some((seen, changed)) = directory.seen.take_if(|(seen, _)| in_time(seen)) {
-            return self.tell_names(pid, &path, seen, changed);
+        if counts {
+            directory.is_asked_for();
         }
-        let due = directory.due.max(FIRST << directory.listed.min(MOST_SOON));
-        if directory.calls >= due && !directory.is_looked_at {
-            directory.due = directory.calls.saturating_mul(2);
-            directory.seen = None;
+        // It was let, since that is watched.
+        if directory.is_to_be_told(current.since) {
+            return self.tell_names(pid, &path);
+        }
+        if counts
+            && names.under_way < MOST_UNDER_WAY
+            && let Some(most) = directory.worth()
+        {
             let changes = names.changes;
-            let most = MOST_NAMES.min(directory.calls.saturating_mul(WORTH) as usize);
             directory.is_looked_at = names.look(Ask { pid, tid, directory: path, most, turn, changes }, bell);
         }
     }
 
-    fn tell_names(&mut self, pid: HomePid, path: &[u8], seen: Seen, changed: BTreeSet<Vec<u8>>) {
-        let Seen { about, direct, names, at, watched } = seen;
+    fn tell_names(&mut self, pid: HomePid, path: &[u8]) {
+        // What has changed until now goes with it; and what changes from now on is told behind it.
+        self.hear_of_names();
         let Some(member) = self.members.get_mut(&pid) else { return };
-        member.names.names += names.len();
-        let Some(directory) = member.names.directories.get_mut(path) else { return };
-        (directory.calls, directory.due, directory.listed) = (0, 0, directory.listed + 1);
-        directory.told = Some((watched, changed.clone()));
+        let peer = member.peer;
+        let seen = member.names.directories.get_mut(path).and_then(|directory| directory.seen.take());
+        let Some((Seen { about, direct, names, at, watched }, changed)) = seen else { return };
         let here = ByteBuf::from(path.to_vec());
         let age = u32::try_from(at.elapsed().as_micros()).unwrap_or(u32::MAX);
-        tracing::debug!(%pid, directory = %String::from_utf8_lossy(path), names = names.len(), "is told names");
+        let count = names.len();
+        tracing::debug!(%pid, directory = %String::from_utf8_lossy(path), count, "is told names");
         let listing = Listing { directory: here.clone(), about, direct, names, age };
-        self.tell(pid, &Message::Names(NameWord::Listed(Box::new(listing))));
-        for name in changed {
-            self.tell(pid, &Message::Names(NameWord::Changed(here.clone(), ByteBuf::from(name))));
+        let mut said = self.say_of_names(pid, peer, NameWord::Listed(Box::new(listing)));
+        for name in &changed {
+            let name = ByteBuf::from(name.clone());
+            said = said && self.say_of_names(pid, peer, NameWord::Changed(here.clone(), name));
+        }
+        let known = self.members.get_mut(&pid).filter(|_| said).map(|member| &mut member.names);
+        if let Some(directory) = known.and_then(|known| known.directories.get_mut(path)) {
+            directory.is_told(Told { watched, names: count, changed });
         }
     }
 
@@ -307,23 +269,25 @@ impl Family {
             self.names.under_way -= 1;
             let Looked { ask: Ask { pid, directory: path, turn, changes, .. }, seen } = looked;
             let meanwhile = self.names.since(changes);
-            let names = seen.as_ref().map(|seen| seen.names.len());
-            tracing::trace!(%pid, directory = %String::from_utf8_lossy(&path), ?names, "has looked");
-            let known = self.members.get_mut(&pid).map(|member| &mut member.names);
+            let Self { members, names, .. } = self;
+            let known = members.get_mut(&pid).map(|member| &mut member.names);
             let Some(known) = known.filter(|known| known.turn == turn) else { continue };
+            known.drop_stale();
             let Some(directory) = known.directories.get_mut(&path) else { continue };
             directory.is_looked_at = false;
             match seen {
                 Ok(seen) => {
+                    names.note(pid, &path, &seen.watched);
                     let told = directory.told.take();
                     directory.seen = Some((seen, BTreeSet::new()));
                     meanwhile.iter().for_each(|event| drop(directory.hear(&path, event)));
                     directory.told = told;
                 }
-                Err(Why::Never) => directory.due = u32::MAX,
+                Err(Why::Never) => directory.never(),
                 Err(Why::Now) => {}
             }
         }
+        self.forget_who_is_gone();
     }
 
     /// Takes what has changed, and tells it whoever knows something else.
@@ -333,21 +297,49 @@ impl Family {
         if events.is_empty() {
             return;
         }
-        let mut words = Vec::new();
-        for member in self.members.values_mut() {
-            let (pid, peer, is_away) = (member.pid, member.peer, member.is_away());
-            for (path, directory) in &mut member.names.directories {
-                let heard = events.iter().filter_map(|event| directory.hear(path, event));
-                words.extend(heard.filter(|_| is_away).map(|word| (pid, peer, word)));
-            }
+        if events.iter().any(|event| event.lost) {
+            let all: Vec<HomePid> = self.members.keys().copied().collect();
+            all.into_iter().for_each(|pid| self.forget_names(pid));
         }
+        let words: Vec<Word> = events.iter().flat_map(|event| self.words_of(event)).collect();
         self.names.remember(events);
         for (pid, peer, word) in words {
-            let told = self.peers[peer].tell(pid, &Message::Names(word), &[]);
-            if told.is_err() && self.peers[peer].link.is_some() {
-                self.lose(peer);
-            }
+            self.say_of_names(pid, peer, word);
         }
+    }
+
+    fn words_of(&mut self, event: &Event) -> Vec<Word> {
+        let Self { members, names, .. } = self;
+        let Some(whose) = names.of.get_mut(&event.watch) else { return Vec::new() };
+        let (mut words, before) = (Vec::new(), whose.len());
+        whose.retain(|(pid, path)| {
+            let Some(member) = members.get_mut(pid) else { return false };
+            let (peer, is_away) = (member.peer, member.is_away());
+            let directory = member.names.directories.get_mut(path);
+            let Some(directory) = directory.filter(|directory| directory.watches(event)) else {
+                return false;
+            };
+            words.extend(directory.hear(path, event).filter(|_| is_away).map(|word| (*pid, peer, word)));
+            true
+        });
+        names.noted -= before - whose.len();
+        words
+    }
+
+    /// Of directories that nobody knows any more nothing need be noted.
+    fn forget_who_is_gone(&mut self) {
+        let Self { members, names, .. } = self;
+        if names.noted <= MOST_NOTED {
+            return;
+        }
+        names.of.retain(|watch, whose| {
+            whose.retain(|(pid, path)| {
+                let known = members.get(pid).and_then(|member| member.names.directories.get(path));
+                known.is_some_and(|directory| directory.watches(&Event::of(*watch)))
+            });
+            !whose.is_empty()
+        });
+        names.noted = names.of.values().map(Vec::len).sum();
     }
 
     /// The link to a peer is cut: its guests know nothing any more.
@@ -358,6 +350,9 @@ impl Family {
     }
 }
 
+mod eyes;
+mod known;
 mod look;
 #[cfg(test)]
 mod tests;
+mod who;

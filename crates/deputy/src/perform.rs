@@ -248,6 +248,7 @@ impl Family {
             if result.number == OURS {
                 return;
             }
+            self.may_lead_elsewhere(pid, &current.request.call);
             self.add_children(pid, &current.request.call, &mut result.outcome);
             if let Some(member) = self.members.get_mut(&pid)
                 && let Some(thread) = member.threads.get_mut(&tid)

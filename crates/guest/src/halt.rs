@@ -79,6 +79,8 @@ impl Member {
     pub fn live_on(&mut self) -> Result<()> {
         self.process.state = State::Running;
         self.process.files.take_up();
+        // Home may have told another life.
+        self.process.names.forget();
         if let Some(dying) = &mut self.process.dying {
             // Home is told once more, and ends it as it is.
             dying.told = false;

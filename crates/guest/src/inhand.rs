@@ -123,9 +123,9 @@ impl Files {
         self.open.get_mut(&fd).filter(|file| !file.leaves)
     }
 
-    /// Whether nothing waits to be written.
-    pub(crate) fn are_written(&self) -> bool {
-        self.open.values().all(OpenFile::is_written)
+    /// Whether nothing waits to be written, and none is read but by what home says.
+    pub(crate) fn are_homes(&self) -> bool {
+        self.open.values().all(|file| file.is_written() && !file.is_near())
     }
 
     /// Whether home has all of them.

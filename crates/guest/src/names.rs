@@ -100,9 +100,11 @@ impl Names {
             return Some(Answer::Number(-i64::from(libc::ENOENT)));
         };
         match (asks, named.as_ref()?) {
+            (_, Named::Unknown) => None,
             (Asks::Access, Named::File(_) | Named::Other) => Some(Answer::Number(0)),
             (Asks::Link(at), Named::Link(to)) => {
-                let room = usize::try_from(*args.get(at + 1)?).ok()?;
+                // An int, to the kernel.
+                let room = usize::try_from(*args.get(at + 1)? as i32).ok()?;
                 let to = &to.as_slice()[..to.len().min(room)];
                 Some(Answer::Bytes(args[at], to.to_vec(), to.len() as i64))
             }
@@ -158,11 +160,12 @@ impl Thread {
         trap: &Notification,
         process: &mut Process,
     ) -> std::result::Result<bool, Failed> {
-        // A call that home may have made already keeps its number; and what waits to be written changes what files are like.
+        // A call that home may have made already keeps its number; what waits to be written changes what files are like; and who reads
+        // another node's files by himself may hear of something that home has not said.
         if process.names.is_empty() || self.talk.call_open || self.talk.partial.is_some() {
             return Ok(false);
         }
-        let Some(on) = OnPath::of(trap.nr, &trap.args).filter(|_| process.files.are_written()) else {
+        let Some(on) = OnPath::of(trap.nr, &trap.args).filter(|_| process.files.are_homes()) else {
             return Ok(false);
         };
         let mut memory = GuestMemory(&process.memory);

@@ -203,8 +203,19 @@ pub fn others_have(pid: i32, fd: i32, file: (u64, u64)) -> bool {
 #[must_use]
 pub fn shares_descriptors(pid: i32) -> bool {
     const KCMP_FILES: i32 = 2;
-    let can_tell = same((pid, 0), (pid, 0), KCMP_FILES);
-    let shares = |other: i32| other != pid && same((pid, 0), (other, 0), KCMP_FILES);
+    shares(pid, KCMP_FILES)
+}
+
+/// Whether another process has the same root and working directory, so that either may change them for both; or that cannot be known.
+#[must_use]
+pub fn shares_place(pid: i32) -> bool {
+    const KCMP_FS: i32 = 3;
+    shares(pid, KCMP_FS)
+}
+
+fn shares(pid: i32, what: i32) -> bool {
+    let can_tell = same((pid, 0), (pid, 0), what);
+    let shares = |other: i32| other != pid && same((pid, 0), (other, 0), what);
     !can_tell || numbers("/proc").is_none_or(|processes| processes.into_iter().any(shares))
 }
 

@@ -43,6 +43,8 @@ pub enum Named {
     Link(ByteBuf),
     /// Something else, which is no symbolic link. What it is like home says, or, of a directory, its own listing.
     Other,
+    /// Home is to be asked.
+    Unknown,
 }
 
 /// So many names of a directory are told at most.
