@@ -38,7 +38,7 @@ pub(crate) struct Names {
     meanwhile: Vec<(u64, Event)>,
     changes: u64,
     /// Whose directories each watch is of, perhaps no more; and how many these are.
-    of: HashMap<i32, Vec<(HomePid, Vec<u8>)>>,
+    of: HashMap<i32, BTreeSet<(HomePid, Vec<u8>)>>,
     noted: usize,
 }
 
@@ -91,8 +91,8 @@ impl Names {
     /// These watches are of a directory of a process.
     fn note(&mut self, pid: HomePid, path: &[u8], watched: &Watched) {
         for watch in watched.watches() {
-            self.of.entry(watch).or_default().push((pid, path.to_vec()));
-            self.noted += 1;
+            let new = self.of.entry(watch).or_default().insert((pid, path.to_vec()));
+            self.noted += usize::from(new);
         }
     }
 }
@@ -339,7 +339,7 @@ impl Family {
             });
             !whose.is_empty()
         });
-        names.noted = names.of.values().map(Vec::len).sum();
+        names.noted = names.of.values().map(BTreeSet::len).sum();
     }
 
     /// The link to a peer is cut: its guests know nothing any more.
