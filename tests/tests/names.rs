@@ -192,7 +192,7 @@ fn threads_find_what_others_have_changed() -> Result<()> {
     directory(&cluster, 20)?;
     let mut told = Told::start(&cluster, &[])?;
     ensure!(knows(&mut told, &cluster, "/tmp/named", MANY)?, "it does not know them");
-    told.tell("threads /tmp/named 300", "threads 0")?;
+    told.tell("threads /tmp/named 150", "threads 0")?;
     told.ends()
 }
 

@@ -31,7 +31,7 @@ const MOST_NOTED: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     eyes: Option<Eyes>,
-    /// It cannot be had, or is of no use: processes that share where they are cannot be told apart.
+    /// It is of no use: processes that share where they are cannot be told apart.
     off: bool,
     /// How many directories are being looked at, and what has changed since the first of them was: the changes are numbered.
     under_way: usize,
@@ -76,11 +76,10 @@ impl Names {
     }
 
     fn look(&mut self, ask: Ask, bell: &Bell) -> bool {
-        if self.eyes.is_none() && !self.off {
-            self.eyes = Eyes::open(bell.clone())
-                .inspect_err(|error| tracing::info!(%error, "names cannot be watched"))
-                .ok();
-            self.off = self.eyes.is_none();
+        if self.eyes.is_none() {
+            // Perhaps next time.
+            let opened = Eyes::open(bell.clone());
+            self.eyes = opened.inspect_err(|error| tracing::info!(%error, "names cannot be watched")).ok();
         }
         let Some(eyes) = &self.eyes else { return false };
         eyes.ask(ask);

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// So many changes are taken at once.
 const MOST_AT_ONCE: usize = 4096;
 /// So many more instances of inotify there must be.
-const LEFT: usize = 32;
+const LEFT: usize = 8;
 
 /// A watched directory, and the way to it. The watches end with this.
 #[derive(Debug)]
