@@ -120,9 +120,17 @@ impl Family {
     pub(crate) fn tell_peer(&mut self, peer: usize, pid: HomePid, message: &Message) {
         // Whatever it is, it may come of a change.
         self.hear_of_names();
-        if self.peers.get_mut(peer).is_some_and(|p| p.link.is_some() && p.tell(pid, message, &[]).is_err()) {
+        self.say(peer, pid, message);
+    }
+
+    /// The same, but for what has changed since that was heard of; whether the link has taken it.
+    pub(crate) fn say(&mut self, peer: usize, pid: HomePid, message: &Message) -> bool {
+        let Some(linked) = self.peers.get_mut(peer).filter(|peer| peer.link.is_some()) else { return false };
+        let said = linked.tell(pid, message, &[]).is_ok();
+        if !said {
             self.lose(peer);
         }
+        said
     }
 
     /// Ends the task of a process unsuccessfully.

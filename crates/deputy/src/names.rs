@@ -18,6 +18,7 @@ use std::os::fd::BorrowedFd;
 use tern_ids::HomePid;
 use tern_migrate::message::Message;
 use tern_migrate::names::{Asks, Listing, NameWord, OnPath, split};
+use tern_migrate::opened::mode_in;
 use tern_syscall::{Arg, ByteBuf, Call, Outcome};
 
 /// While a directory is looked at so many changes are remembered.
@@ -98,16 +99,19 @@ impl Names {
 
 /// Whether paths may lead elsewhere after this call, or be closed; and whether only for the thread that makes it.
 fn leads_elsewhere(nr: u32) -> (bool, bool) {
-    let place = [libc::SYS_chdir, libc::SYS_fchdir, libc::SYS_chroot, libc::SYS_pivot_root];
-    let mounts = [
+    let for_all = [
+        libc::SYS_chdir,
+        libc::SYS_fchdir,
+        libc::SYS_chroot,
+        libc::SYS_pivot_root,
         libc::SYS_mount,
         libc::SYS_umount2,
         libc::SYS_move_mount,
         libc::SYS_mount_setattr,
+    ];
+    let by_itself = [
         libc::SYS_setns,
         libc::SYS_unshare,
-    ];
-    let who = [
         libc::SYS_setuid,
         libc::SYS_setgid,
         libc::SYS_setreuid,
@@ -118,10 +122,9 @@ fn leads_elsewhere(nr: u32) -> (bool, bool) {
         libc::SYS_setfsgid,
         libc::SYS_setgroups,
         libc::SYS_capset,
-    ];
-    let nr = i64::from(nr);
-    let by_itself = who.contains(&nr) || nr == libc::SYS_unshare || nr == libc::SYS_setns;
-    (by_itself || place.contains(&nr) || mounts.contains(&nr), by_itself)
+    ]
+    .contains(&i64::from(nr));
+    (by_itself || for_all.contains(&i64::from(nr)), by_itself)
 }
 
 /// Whether a call gives a file another name, of which nothing is told where it has its first one.
@@ -151,15 +154,12 @@ fn looked_in(call: &Call, outcome: &Outcome) -> Option<(Vec<u8>, bool)> {
         return None;
     }
     let (directory, _) = split(path)?;
-    let mode_at = match on.asks {
-        Asks::Stat(..) => Some(24),
-        Asks::Statx(_) => Some(28),
-        _ => None,
-    };
-    let said = outcome.outs.first().filter(|_| ret == 0);
-    let mode =
-        mode_at.and_then(|at| said?.as_slice().get(at..at + 2)?.try_into().ok()).map(u16::from_le_bytes);
-    if mode.is_some_and(|mode| u32::from(mode) & libc::S_IFMT == libc::S_IFDIR) {
+    let looks = ret == 0 && matches!(on.asks, Asks::Stat(..) | Asks::Statx(_));
+    let said = outcome.outs.first().filter(|_| looks);
+    if said
+        .and_then(|said| mode_in(said.as_slice()))
+        .is_some_and(|mode| u32::from(mode) & libc::S_IFMT == libc::S_IFDIR)
+    {
         return Some(([path, b"/"].concat(), true));
     }
     Some((directory.to_vec(), on.asks != Asks::Open || ret < 0))
@@ -174,8 +174,7 @@ impl Family {
         }
         let of_all = gives_another_name(call.nr);
         if shares_place(call) && !std::mem::replace(&mut self.names.off, true) || of_all {
-            let all: Vec<HomePid> = self.members.keys().copied().collect();
-            all.into_iter().for_each(|pid| self.forget_names(pid));
+            self.forget_all_names();
         } else if elsewhere {
             self.forget_names(pid);
         }
@@ -186,17 +185,14 @@ impl Family {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let peer = member.peer;
         if member.names.forget() && member.is_away() {
-            self.say_of_names(pid, peer, NameWord::ForgetAll);
+            self.say(peer, pid, &Message::Names(NameWord::ForgetAll));
         }
     }
 
-    /// Tells it, and hears of nothing meanwhile; whether that was said.
-    fn say_of_names(&mut self, pid: HomePid, peer: usize, word: NameWord) -> bool {
-        let said = self.peers[peer].tell(pid, &Message::Names(word), &[]).is_ok();
-        if !said && self.peers[peer].link.is_some() {
-            self.lose(peer);
-        }
-        said
+    /// No process knows anything any more.
+    fn forget_all_names(&mut self) {
+        let all: Vec<HomePid> = self.members.keys().copied().collect();
+        all.into_iter().for_each(|pid| self.forget_names(pid));
     }
 
     /// A process has made a call: tells what has been seen where that has looked, or has it looked at.
@@ -249,10 +245,11 @@ impl Family {
         let count = names.len();
         tracing::debug!(%pid, directory = %String::from_utf8_lossy(path), count, "is told names");
         let listing = Listing { directory: here.clone(), about, direct, names, age };
-        let mut said = self.say_of_names(pid, peer, NameWord::Listed(Box::new(listing)));
+        let listed = NameWord::Listed(Box::new(listing));
+        let mut said = self.say(peer, pid, &Message::Names(listed));
         for name in &changed {
-            let name = ByteBuf::from(name.clone());
-            said = said && self.say_of_names(pid, peer, NameWord::Changed(here.clone(), name));
+            let word = NameWord::Changed(here.clone(), ByteBuf::from(name.clone()));
+            said = said && self.say(peer, pid, &Message::Names(word));
         }
         let known = self.members.get_mut(&pid).filter(|_| said).map(|member| &mut member.names);
         if let Some(directory) = known.and_then(|known| known.directories.get_mut(path)) {
@@ -277,10 +274,8 @@ impl Family {
             match seen {
                 Ok(seen) => {
                     names.note(pid, &path, &seen.watched);
-                    let told = directory.told.take();
                     directory.seen = Some((seen, BTreeSet::new()));
-                    meanwhile.iter().for_each(|event| drop(directory.hear(&path, event)));
-                    directory.told = told;
+                    meanwhile.iter().for_each(|event| directory.hear_since_seen(event));
                 }
                 Err(Why::Never) => directory.never(),
                 Err(Why::Now) => {}
@@ -297,13 +292,12 @@ impl Family {
             return;
         }
         if events.iter().any(|event| event.lost) {
-            let all: Vec<HomePid> = self.members.keys().copied().collect();
-            all.into_iter().for_each(|pid| self.forget_names(pid));
+            self.forget_all_names();
         }
         let words: Vec<Word> = events.iter().flat_map(|event| self.words_of(event)).collect();
         self.names.remember(events);
         for (pid, peer, word) in words {
-            self.say_of_names(pid, peer, word);
+            self.say(peer, pid, &Message::Names(word));
         }
     }
 
@@ -315,7 +309,7 @@ impl Family {
             let Some(member) = members.get_mut(pid) else { return false };
             let (peer, is_away) = (member.peer, member.is_away());
             let directory = member.names.directories.get_mut(path);
-            let Some(directory) = directory.filter(|directory| directory.watches(event)) else {
+            let Some(directory) = directory.filter(|directory| directory.needs(event.watch)) else {
                 return false;
             };
             words.extend(directory.hear(path, event).filter(|_| is_away).map(|word| (*pid, peer, word)));
@@ -334,7 +328,7 @@ impl Family {
         names.of.retain(|watch, whose| {
             whose.retain(|(pid, path)| {
                 let known = members.get(pid).and_then(|member| member.names.directories.get(path));
-                known.is_some_and(|directory| directory.watches(&Event::of(*watch)))
+                known.is_some_and(|directory| directory.needs(*watch))
             });
             !whose.is_empty()
         });

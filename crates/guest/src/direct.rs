@@ -292,13 +292,6 @@ impl Thread {
         Ok(())
     }
 
-    /// When home was asked what it has answered under this number.
-    fn asked(&self, number: u64) -> Option<Instant> {
-        let errand = self.errand.as_ref().filter(|errand| errand.number == number);
-        let open = self.open.as_ref().filter(|open| open.sent.is_some() && number == self.talk.call);
-        errand.map(|errand| errand.since).or(open.map(|open| open.since))
-    }
-
     /// Takes what home says of files with a result; true if that is all there is to it: it was an errand's.
     fn take_words(
         &mut self,
@@ -307,7 +300,7 @@ impl Thread {
         alone: bool,
         beside: &Beside,
     ) -> bool {
-        let files = &mut process.files;
+        let Process { files, names, .. } = process;
         let made = !restart::is(result.outcome.ret);
         let Some(errand) = self.errand.take_if(|errand| errand.number == result.number) else {
             files.confirm(result.number, &result.before);
@@ -315,10 +308,12 @@ impl Thread {
             let asked = asked.filter(|_| result.number == self.talk.call);
             if let Some(open) = asked {
                 files.made(open.trap.nr, &open.trap.args, result.outcome.ret);
+                names.hear(open.since);
             }
             files.hear(&result.files, asked.map(|open| open.since), alone, beside);
             return false;
         };
+        names.hear(errand.since);
         files.confirm(result.number, &result.before);
         // Not if it could not even be begun.
         let made = made && result.before.len() == errand.before;
@@ -407,8 +402,6 @@ impl Member {
     pub fn take_words(&mut self, tid: HomePid, result: &CallResult, beside: &Beside) -> bool {
         let Self { process, threads } = self;
         let alone = threads.len() == 1 && matches!(process.state, State::Running);
-        let asked = threads.get(&tid).and_then(|thread| thread.asked(result.number));
-        asked.iter().for_each(|asked| process.names.hear(*asked));
         // If it is gone that is found soon.
         let _gone = process.hot.revoke(&process.memory, process.reserve);
         threads.get_mut(&tid).is_some_and(|thread| thread.take_words(result, process, alone, beside))

@@ -487,5 +487,5 @@ pub(crate) mod lending;
 mod opened;
 mod passing;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod touch;

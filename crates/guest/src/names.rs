@@ -12,13 +12,13 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_migrate::names::{Asks, Listing, MOST_NAMES, NameWord, Named, OnPath, split};
 use tern_migrate::opened::About;
-use tern_syscall::Memory;
+use tern_syscall::{Memory, read_text};
 use tern_tracee::listener::Notification;
 
 /// How long what home has said is good without another word.
 const TERM: Duration = Duration::from_secs(1);
 
-/// Paths that are longer home is asked for.
+/// Paths of so many bytes and more home is asked for.
 const LONGEST: usize = 1024;
 
 /// What is known of names.
@@ -34,8 +34,7 @@ struct Directory {
     /// What it is like, if nothing has changed in it, and so also without following links.
     about: Option<Box<About>>,
     direct: bool,
-    /// Nothing is known of those that have changed.
-    names: HashMap<Vec<u8>, Option<Named>>,
+    names: HashMap<Vec<u8>, Named>,
     looked: Instant,
 }
 
@@ -55,7 +54,7 @@ impl Names {
             NameWord::Changed(directory, name) => {
                 if let Some(directory) = self.directories.get_mut(directory.as_slice()) {
                     directory.about = None;
-                    directory.names.insert(name.as_slice().to_vec(), None);
+                    directory.names.insert(name.as_slice().to_vec(), Named::Unknown);
                 }
             }
             NameWord::Forget(directory) => drop(self.directories.remove(directory.as_slice())),
@@ -66,7 +65,7 @@ impl Names {
     fn list(&mut self, listing: Listing) {
         let age = Duration::from_micros(listing.age.into());
         let names = listing.names.into_iter().take(MOST_NAMES);
-        let names = names.map(|(name, named)| (name.as_slice().to_vec(), Some(named))).collect();
+        let names = names.map(|(name, named)| (name.as_slice().to_vec(), named)).collect();
         if let Some(looked) = Instant::now().checked_sub(age) {
             let (about, direct) = (Some(listing.about), listing.direct);
             let directory = Directory { about, direct, names, looked };
@@ -91,15 +90,17 @@ impl Names {
     /// What a call for a path is answered; nothing if home has to be asked.
     fn answer(&self, asks: Asks, path: &[u8], args: &[u64; 6]) -> Option<Answer> {
         let (directory, name) = split(path)?;
-        let itself = self.directories.get([path, b"/"].concat().as_slice());
-        if let Some(answer) = itself.and_then(|itself| itself.answer(asks, args)) {
+        if matches!(asks, Asks::Stat(..) | Asks::Statx(_))
+            && let Some(itself) = self.directories.get([path, b"/"].concat().as_slice())
+            && let Some(answer) = itself.answer(asks, args)
+        {
             return Some(answer);
         }
         let directory = self.directories.get(directory)?;
         let Some(named) = directory.names.get(name) else {
             return Some(Answer::Number(-i64::from(libc::ENOENT)));
         };
-        match (asks, named.as_ref()?) {
+        match (asks, named) {
             (_, Named::Unknown) => None,
             (Asks::Access, Named::File(_) | Named::Other) => Some(Answer::Number(0)),
             (Asks::Link(at), Named::Link(to)) => {
@@ -133,23 +134,6 @@ impl Directory {
     }
 }
 
-/// The path at an address, without its end.
-fn path_at(at: u64, memory: &mut GuestMemory<'_>) -> Option<Vec<u8>> {
-    let mut path = Vec::new();
-    // Page by page: behind the last one there may be nothing.
-    while path.len() < LONGEST {
-        let next = at.checked_add(path.len() as u64)?;
-        let mut piece = vec![0; (64 - next % 64) as usize];
-        memory.read(next, &mut piece).ok()?;
-        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
-            path.extend_from_slice(&piece[..end]);
-            return Some(path);
-        }
-        path.extend_from_slice(&piece);
-    }
-    None
-}
-
 impl Thread {
     /// Answers a call about a name that is known here; false if it is another call, or one that home is to make.
     ///
@@ -169,11 +153,11 @@ impl Thread {
             return Ok(false);
         };
         let mut memory = GuestMemory(&process.memory);
-        let Some(path) = path_at(trap.args[on.path], &mut memory) else { return Ok(false) };
-        if !on.begins(&trap.args, &path) {
+        let Ok(path) = read_text(&mut memory, trap.args[on.path], LONGEST) else { return Ok(false) };
+        let Some(path) = path.strip_suffix(b"\0").filter(|path| on.begins(&trap.args, path)) else {
             return Ok(false);
-        }
-        let ret = match process.names.answer(on.asks, &path, &trap.args) {
+        };
+        let ret = match process.names.answer(on.asks, path, &trap.args) {
             Some(Answer::Number(ret)) => ret,
             Some(Answer::Bytes(at, bytes, ret)) if memory.write(at, &bytes).is_ok() => ret,
             _ => return Ok(false),
@@ -188,6 +172,7 @@ impl Thread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inhand;
     use tern_syscall::ByteBuf;
 
     fn bytes(of: &str) -> ByteBuf {
@@ -195,23 +180,7 @@ mod tests {
     }
 
     fn about() -> Box<About> {
-        Box::new(About {
-            mask: 0x7ff,
-            blksize: 4096,
-            attributes: 0,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            mode: 0o100_644,
-            ino: 7,
-            size: 3,
-            blocks: 8,
-            attributes_mask: 0,
-            times: [(1, 0); 4],
-            rdev: (0, 0),
-            dev: (1, 2),
-            mnt_id: 3,
-        })
+        Box::new(inhand::tests::about(3))
     }
 
     fn known() -> Names {

@@ -4,11 +4,9 @@
 use crate::forward::Failed;
 use crate::member::{GuestMemory, Process};
 use crate::thread::Thread;
+use tern_migrate::opened::KNOWN;
 use tern_syscall::Memory;
 use tern_tracee::listener::Notification;
-
-/// What a statx may ask for of what home has asked: not what newer kernels have besides.
-const KNOWN: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
 /// Where a call on a descriptor is to put what the kernel says of the file, and whether as statx does.
 fn asks_about(trap: &Notification, memory: &mut GuestMemory<'_>) -> Option<(u64, bool)> {

@@ -1,7 +1,7 @@
 //! Directories whose names a guest knows: what home says of them, and which calls ask for no more (docs/design/direct.md,
 //! "Names").
 
-use crate::opened::About;
+use crate::opened::{About, KNOWN};
 use serde::{Deserialize, Serialize};
 use tern_syscall::ByteBuf;
 
@@ -78,8 +78,6 @@ pub enum Asks {
 const HARMLESS: u64 = (libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT) as u64;
 /// Of a file that was to be there, and none that is made.
 const MAKES: u64 = (libc::O_CREAT | libc::O_TMPFILE) as u64;
-/// What a statx may ask for of what is told.
-const KNOWN: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
 impl OnPath {
     /// What a call asks for, if it may be answered by a listing. Relative paths only if they begin where the process is.

@@ -24,6 +24,9 @@ pub struct Content {
 /// So much of a file may come with it at most.
 pub const MOST_BROUGHT: u64 = 64 << 10;
 
+/// What a statx may ask for of what is told of a file: not what newer kernels have besides.
+pub const KNOWN: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+
 /// Length of a `struct stat`.
 pub const STAT: usize = 144;
 /// Length of a `struct statx`.
@@ -51,6 +54,17 @@ pub struct About {
     /// Where it lies.
     pub dev: (u32, u32),
     pub mnt_id: u64,
+}
+
+/// The mode in a `struct stat` or a `struct statx`, by its length.
+#[must_use]
+pub fn mode_in(said: &[u8]) -> Option<u16> {
+    let at = match said.len() {
+        STAT => 24,
+        STATX => 28,
+        _ => return None,
+    };
+    said.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes)
 }
 
 /// A struct of the kernel's, written field by field.

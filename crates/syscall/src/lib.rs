@@ -34,7 +34,7 @@ pub use docs::markdown;
 pub use filter::{SockFilter, filter};
 pub use gather::{Gather, Gathered, gather, gather_after};
 pub use layout::{Layout, Malformed};
-pub use memory::{Fault, Memory};
+pub use memory::{Fault, Memory, read_text};
 pub use route::{Route, Rule, Special, Test, reason, route, waits_here};
 pub use row::{Arguments, Flow, Interrupted, Row, Timeout, Wait};
 pub use scatter::{Landing, scatter};

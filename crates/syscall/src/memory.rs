@@ -37,7 +37,10 @@ pub(crate) fn read_up_to(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<
 
 /// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if there is none among them: the
 /// kernel, given the same bytes, then finds the string too long by itself.
-pub(crate) fn read_text(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+///
+/// # Errors
+/// If it is not all in memory that can be read.
+pub fn read_text(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     let text = read_while(mem, addr, max, |chunk| chunk.iter().position(|&b| b == 0))?;
     if text.last() == Some(&0) || text.len() == max { Ok(text) } else { Err(Fault) }
 }

@@ -5,7 +5,7 @@ use crate::mailbox::Bell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader};
 use rustix::fs::{Mode, OFlags, open};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,22 +52,12 @@ impl Event {
     pub(crate) fn is_of(&self, name: &[u8]) -> bool {
         self.name.as_deref() == Some(name)
     }
-
-    /// One of this watch, about the directory itself.
-    pub(crate) fn of(watch: i32) -> Self {
-        Self { watch, name: None, lost: false }
-    }
 }
 
 impl Watched {
     /// All its watches.
-    pub(crate) fn watches(&self) -> BTreeSet<i32> {
-        self.way.iter().map(|(watch, _)| *watch).chain([self.here]).collect()
-    }
-
-    /// Whether the kernel tells this because of it.
-    pub(crate) fn is_told(&self, event: &Event) -> bool {
-        event.watch == self.here || self.way.iter().any(|(watch, _)| *watch == event.watch)
+    pub(crate) fn watches(&self) -> impl Iterator<Item = i32> {
+        self.way.iter().map(|(watch, _)| *watch).chain([self.here])
     }
 
     pub(crate) fn meets(&self, event: &Event) -> Meets {
@@ -87,8 +77,8 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let all = self.way.iter().map(|(watch, _)| *watch).chain([self.here]);
-        let _nobody_watches = self.leave.send(Errand::Leave(all.filter(|watch| *watch >= 0).collect()));
+        let all = self.watches().filter(|watch| *watch >= 0).collect();
+        let _nobody_watches = self.leave.send(Errand::Leave(all));
     }
 }
 

@@ -130,21 +130,25 @@ impl Directory {
     }
 
     /// Whether it is watched by this watch, among others.
-    pub(super) fn watches(&self, event: &Event) -> bool {
+    pub(super) fn needs(&self, watch: i32) -> bool {
         let told = self.told.as_ref().map(|told| &told.watched);
         let seen = self.seen.as_ref().map(|(seen, _)| &seen.watched);
-        told.into_iter().chain(seen).any(|watched| watched.is_told(event))
+        told.into_iter().chain(seen).flat_map(Watched::watches).any(|needed| needed == watch)
+    }
+
+    /// Takes what has changed since it was seen.
+    pub(super) fn hear_since_seen(&mut self, event: &Event) {
+        let Some((seen, changed)) = &mut self.seen else { return };
+        match seen.watched.meets(event) {
+            Meets::Name(name) => drop(changed.insert(name)),
+            Meets::Directory => self.seen = None,
+            Meets::Nothing => {}
+        }
     }
 
     /// Takes what has changed: what the process is to be told.
     pub(super) fn hear(&mut self, path: &[u8], event: &Event) -> Option<NameWord> {
-        if let Some((seen, changed)) = &mut self.seen {
-            match seen.watched.meets(event) {
-                Meets::Name(name) => drop(changed.insert(name)),
-                Meets::Directory => self.seen = None,
-                Meets::Nothing => {}
-            }
-        }
+        self.hear_since_seen(event);
         let told = self.told.as_mut()?;
         let here = || ByteBuf::from(path.to_vec());
         let meets = told.watched.meets(event);

@@ -17,14 +17,15 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tern_ids::HomePid;
-use tern_migrate::names::{MOST_NAMES, Named};
+use tern_migrate::names::Named;
 use tern_migrate::opened::About;
 use tern_syscall::ByteBuf;
 
 /// What finds names by other ones is not told: without case, or by a key that comes and goes (linux/fs.h).
 const STRANGE: u32 = 0x4000_0000 | 0x800;
 
-/// File systems of which this kernel sees all changes, and by whose names nothing else is found.
+/// File systems of which this kernel sees all changes, and by whose names nothing else is found: those of `direct.rs` but for ZFS, by what the mount table calls
+/// them, since to ask a file system itself may wait for its server.
 const LOCAL: [&str; 12] = [
     "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "tmpfs", "devtmpfs", "ramfs", "rootfs",
     "overlay",
@@ -179,7 +180,7 @@ impl Looker {
         let (here, read) = self.watch(&at, LIST, &look)?;
         look.watched.here = here;
         let seen_at = Instant::now();
-        let names = names_in(&read, ask.most.min(MOST_NAMES))?;
+        let names = names_in(&read, ask.most)?;
         let about = about(&at.fd).map(Box::new).ok_or(Why::Now)?;
         Ok(Seen { about, direct, names, at: seen_at, watched: look.watched })
     }

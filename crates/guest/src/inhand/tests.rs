@@ -205,8 +205,9 @@ fn calls_are_known_by_what_they_do_to_files() {
 
 const OPENAT: u32 = libc::SYS_openat as u32;
 
-fn begins(content: &[u8]) -> Beginning {
-    let about = About {
+/// What a file of so many bytes is like.
+pub(crate) fn about(size: u64) -> About {
+    About {
         mask: 0xfff,
         blksize: 4096,
         attributes: 0,
@@ -215,14 +216,18 @@ fn begins(content: &[u8]) -> Beginning {
         gid: 0,
         mode: 0o100_600,
         ino: 7,
-        size: content.len() as u64,
+        size,
         blocks: 8,
         attributes_mask: 0,
         times: [(1, 0); 4],
         rdev: (0, 0),
         dev: (0, 1),
         mnt_id: 1,
-    };
+    }
+}
+
+fn begins(content: &[u8]) -> Beginning {
+    let about = about(content.len() as u64);
     Beginning { about, content: Some(Content { bytes: ByteBuf::from(content.to_vec()), ends: true }) }
 }
 
