@@ -13,7 +13,8 @@ pub fn markdown() -> String {
         "# Where each system call runs\n\n\
          Generated from `crates/syscall/src/table/` by `make docs`. Do not edit.\n\n\
          * **Here**: natively, where the guest is; not trapped.\n\
-         * **Home**: performed by the deputy.\n\
+         * **Home**: performed by the deputy; on files in hand, and on names that home has told, at another time than the program asks\n\
+         \x20\x20([direct.md](design/direct.md)).\n\
          * **Both**: a local and a home part that agree.\n\
          * **Homeward**: brings the process home, for the reason that `mps` shows.\n\
          * **Refuse**: answered with this errno.\n\n\
