@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-alone test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -15,21 +15,25 @@ all:
 demo:
 	scripts/demo
 
-# Two clusters at a time: one alone leaves two processors idle for most of its time, and meets fewer races.
-test: export TERN_LABS ?= 2
-test:
-	scripts/setup
-	cargo build --workspace --bins
-	scripts/links $(target)/debug
-	cargo nextest run --workspace --profile pairs
-	TERN_HOT_CALLS=0 TERN_PROGRAMS=file,inhand,hotcalls cargo nextest run --workspace --profile pairs -E 'binary(journeys) + binary(near)'
-
-# The same with one cluster at a time, for what is only wrong beside another one: three quarters of an hour.
-test-alone:
-	scripts/setup
-	cargo build --workspace --bins
-	scripts/links $(target)/debug
+# Four clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
+test: export TERN_LABS ?= 4
+test: test-build
 	cargo nextest run --workspace
+
+# All that the tests need.
+test-build:
+	scripts/setup
+	cargo build --workspace --bins --tests
+	scripts/links $(target)/debug
+
+# The same with one cluster at a time, for faults that show only without a neighbour: an hour.
+test-alone: test-build
+	cargo nextest run --workspace --profile alone
+
+# Every test that makes a cluster, ten times, with both CPUs kept busy beside it; lists those that failed even once.
+# TERN_ROUNDS=3 is how often, TERN_TESTS='test(mfs::)' which. Hours.
+test-flaky: test-build
+	scripts/test-flaky
 
 # The tests of the whole once more, with those that are left out of `make test` because they are long.
 test-storm:

@@ -2,15 +2,14 @@
 
 use crate::catalogue::{Entry, Input, Kind};
 use crate::cluster::Cluster;
+use crate::natives;
 use crate::outcome::Outcome;
 use crate::programs::{Flavour, executable};
 use crate::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, bail};
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -28,9 +27,7 @@ pub enum Journey {
     Home,
     /// 1 → 2, where it ends.
     Out,
-    /// 1 → 2 → 1.
-    OutAndHome,
-    /// 1 → 2 → 3 → 1.
+    /// 1 → 2 → 1 → 2 → 3 → 1: out, home, out a second time, onward, and home from there.
     Onward,
     /// 1 ↔ 2, twenty times a second, or as often as the machine can.
     PingPong,
@@ -39,6 +36,17 @@ pub enum Journey {
 }
 
 impl Journey {
+    /// Its name, for a lab.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Home => "home",
+            Self::Out => "out",
+            Self::Onward => "onward",
+            Self::PingPong => "ping-pong",
+            Self::BornAway => "born-away",
+        }
+    }
+
     fn start(self) -> &'static [&'static str] {
         match self {
             Self::Home => &["-h"],
@@ -52,8 +60,7 @@ impl Journey {
         match self {
             Self::Home | Self::BornAway => vec![],
             Self::Out => vec!["2"],
-            Self::OutAndHome => vec!["2", "home"],
-            Self::Onward => vec!["2", "3", "home"],
+            Self::Onward => vec!["2", "home", "2", "3", "home"],
             Self::PingPong => ["2", "home"].repeat(15),
         }
     }
@@ -64,21 +71,13 @@ impl Journey {
     }
 }
 
-/// The same program, run where it is; what is known from before is not run again.
+/// The outcome of the program when it does not move. One run serves all test programs of a `cargo nextest run`.
 ///
 /// # Errors
 /// If it is not built, cannot be run, or fails.
 pub fn native(entry: &'static Entry, flavour: Flavour, journey: Journey) -> Result<Outcome> {
-    type Known = HashMap<(String, &'static str, &'static str), Outcome>;
-    static KNOWN: OnceLock<Mutex<Known>> = OnceLock::new();
-    let known = KNOWN.get_or_init(Mutex::default);
-    let key = (title(entry, flavour), flavour.name(), journey.heap_mib());
-    if let Some(outcome) = known.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
-        return Ok(outcome.clone());
-    }
-    let outcome = unmoved(None, entry, flavour, journey)?;
-    known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, outcome.clone());
-    Ok(outcome)
+    let key = format!("{}, {} MiB", title(entry, flavour), journey.heap_mib());
+    natives::get_or_run(&key, || unmoved(None, entry, flavour, journey))
 }
 
 /// Runs a program without Tern, on this machine or on node 1 of a lab.

@@ -21,6 +21,7 @@ pub mod jobs;
 pub mod journey;
 pub mod material;
 pub mod mover;
+pub mod natives;
 pub mod outcome;
 pub mod programs;
 pub mod running;

@@ -1,10 +1,11 @@
 //! How a run ended, and in what two runs differ.
 
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::process::Output;
 
 /// What a program left behind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Its standard output.
     pub out: Vec<u8>,

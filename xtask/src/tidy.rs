@@ -1,10 +1,12 @@
 //! The rules of the house that no compiler checks, one file each. CONTRIBUTING.md says why they are.
 
 mod arrows;
+mod commits;
 mod length;
 mod names;
 mod todo;
 mod unsafety;
+mod words;
 
 use crate::source;
 use anyhow::{Result, bail};
@@ -21,6 +23,9 @@ pub(crate) fn run() -> Result<()> {
         unsafety::check(&sources, &source::exceptions("xtask/unsafe-allowed.txt")?),
         todo::check(&sources),
         arrows::check()?,
+        words::retired(&sources, &source::exceptions("xtask/retired-words.txt")?),
+        words::public_types(&sources),
+        commits::check()?,
     ]
     .concat();
     if breaches.is_empty() {

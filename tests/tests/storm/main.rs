@@ -2,8 +2,8 @@
 //! Python's own tests say and leave must be what they say and leave without Tern.
 //!
 //! `TERN_SEED=N` repeats a run's choices; `TERN_MODULES=test_os,test_select` picks some of Python's.
-#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test may end by panicking, and what it calls too")]
+#![forbid(unsafe_code)]
 
 mod bed;
 mod tasks;

@@ -1,0 +1,62 @@
+//! Outcomes of programs that did not move, shared by all test programs of one run.
+//!
+//! nextest runs each test in a process of its own, and names the run in `NEXTEST_RUN_ID`. Outcomes are kept on disk
+//! for that run only, so that a changed program, kernel or environment never meets an old outcome.
+
+use crate::outcome::Outcome;
+use crate::programs::workshop;
+use anyhow::Result;
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Outcomes that this process has.
+static KNOWN: OnceLock<Mutex<HashMap<String, Outcome>>> = OnceLock::new();
+
+/// The outcome under this key; if there is none, that of `run`, which is kept. Two processes that both find none
+/// both run.
+///
+/// # Errors
+/// Those of `run`; also if the outcome cannot be kept.
+pub(crate) fn get_or_run(key: &str, run: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    let known = KNOWN.get_or_init(Mutex::default);
+    let lock = || known.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(outcome) = lock().get(key) {
+        return Ok(outcome.clone());
+    }
+    let file = file(key)?;
+    let kept = file.as_ref().and_then(|file| serde_json::from_slice(&fs::read(file).ok()?).ok());
+    let outcome = match kept {
+        Some(outcome) => outcome,
+        None => {
+            let outcome = run()?;
+            if let Some(file) = file {
+                // Others read it whole or not at all.
+                let draft = file.with_extension(std::process::id().to_string());
+                fs::write(&draft, serde_json::to_vec(&outcome)?)?;
+                fs::rename(&draft, &file)?;
+            }
+            outcome
+        }
+    };
+    lock().insert(key.to_owned(), outcome.clone());
+    Ok(outcome)
+}
+
+/// The file of a key in this run's folder; `None` outside of nextest.
+fn file(key: &str) -> Result<Option<PathBuf>> {
+    let Some(run) = std::env::var_os("NEXTEST_RUN_ID") else { return Ok(None) };
+    let all = workshop()?.join("natives");
+    let own = all.join(&run);
+    if !own.exists() {
+        let old = fs::read_dir(&all).into_iter().flatten().flatten().filter(|old| old.file_name() != run);
+        for old in old {
+            // Another process may be removing the same folder.
+            let _ = fs::remove_dir_all(old.path());
+        }
+        fs::create_dir_all(&own)?;
+    }
+    let name = key.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    Ok(Some(own.join(format!("{name}.json"))))
+}

@@ -1,0 +1,148 @@
+//! Locks of whole files (flock) and of open ones (`F_OFD_SETLK`) hold in the cluster, and go with who had them.
+
+use anyhow::Result;
+use std::process::Stdio;
+use tern_tests::asked::Asked;
+use tern_tests::cluster::Cluster;
+
+/// Does what each line says to one file, and answers each with a line. `f` is flock, `o` a lock of the open file, `p` one of the
+/// process; then comes what is wanted, and whether to wait for it. `add` writes a number at the end, and `look` tells what there is.
+const DOER: &str = r#"
+import errno, fcntl, os, struct, sys
+path, files = sys.argv[1], {}
+def lock(file, how, wanted, waits):
+    flag = {"shared": fcntl.LOCK_SH, "alone": fcntl.LOCK_EX, "none": fcntl.LOCK_UN}[wanted]
+    if how != "o":
+        call = fcntl.flock if how == "f" else fcntl.lockf
+        return call(file, flag | (0 if waits or wanted == "none" else fcntl.LOCK_NB))
+    kind = {"shared": fcntl.F_RDLCK, "alone": fcntl.F_WRLCK, "none": fcntl.F_UNLCK}[wanted]
+    fcntl.fcntl(file, 38 if waits else 37, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
+for line in sys.stdin:
+    words = line.split()
+    try:
+        if words[0] == "open":
+            files[words[1]] = os.open(path, os.O_RDWR)
+        elif words[0] == "close":
+            os.close(files.pop(words[1]))
+        elif words[0] == "add":
+            os.pwrite(files[words[1]], b"%4d" % int(words[2]), os.fstat(files[words[1]]).st_size)
+        elif words[0] == "look":
+            read = os.pread(files[words[1]], 1 << 16, 0)
+            print("size", os.fstat(files[words[1]]).st_size, "read", len(read), "last", int(read[-4:] or 0), flush=True)
+            continue
+        else:
+            lock(files[words[0]], words[1], words[2], len(words) > 3)
+        print("done", flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+"#;
+
+/// Python's own call goes on after a signal, so another program waits.
+const WAITER: &str = "flock /mfs/2/tmp/locked -c 'echo has'";
+
+fn doer(cluster: &Cluster, node: u16, path: &str) -> Result<Asked> {
+    let mut doer =
+        Asked::start(cluster.command(node, "timeout").args(["60", "/usr/bin/python3", "-c", DOER, path]))?;
+    for name in ["a", "b"] {
+        doer.does(&format!("open {name}"));
+    }
+    Ok(doer)
+}
+
+/// Three nodes, of which two see the files of the one between them.
+fn mounted(prefix: &str) -> Result<Cluster> {
+    let cluster = Cluster::with_nodes(prefix, 3)?;
+    for node in [1, 3] {
+        cluster.mount(node, "timeout=10")?;
+    }
+    cluster.run(2, &["sh", "-c", "echo one > /tmp/locked; chmod 666 /tmp/locked"])?;
+    Ok(cluster)
+}
+
+const THERE: &str = "/mfs/2/tmp/locked";
+
+#[test]
+fn what_is_locked_is_locked_on_every_node() {
+    let cluster = mounted("mfslocks").unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
+    for (node, path) in [(3, THERE), (2, "/tmp/locked"), (1, THERE)] {
+        let mut other = doer(&cluster, node, path).unwrap();
+        for how in ["f", "o"] {
+            let mut is = |who: u8, line: String, said: &str| {
+                let doer = if who == 1 { &mut one } else { &mut other };
+                assert_eq!(doer.does(&line), said, "{line} by {who}, who is on node {node}");
+            };
+            is(1, format!("a {how} alone"), "done");
+            is(2, format!("a {how} alone"), "EAGAIN");
+            is(2, format!("a {how} shared"), "EAGAIN");
+            // The other descriptor is another open file.
+            is(1, format!("b {how} shared"), "EAGAIN");
+            is(1, format!("a {how} shared"), "done");
+            is(2, format!("a {how} shared"), "done");
+            is(1, format!("b {how} shared"), "done");
+            is(2, format!("a {how} alone"), "EAGAIN");
+            is(1, format!("a {how} none"), "done");
+            is(1, "close b".into(), "done");
+            is(2, format!("a {how} alone wait"), "done");
+            is(1, format!("a {how} shared"), "EAGAIN");
+            is(2, "close a".into(), "done");
+            is(1, format!("a {how} alone wait"), "done");
+            is(1, format!("a {how} none"), "done");
+            is(1, "open b".into(), "done");
+            is(2, "open a".into(), "done");
+        }
+    }
+    // They are not in each other's way, nor in that of a process' own.
+    let mut other = doer(&cluster, 3, THERE).unwrap();
+    assert_eq!(one.does("a f alone"), "done");
+    assert_eq!(other.does("a p alone"), "done");
+    assert_eq!(one.does("a o alone"), "EAGAIN");
+    assert_eq!(other.does("a p none"), "done");
+    assert_eq!(one.does("a o alone"), "done");
+    assert_eq!(other.does("a p alone"), "EAGAIN");
+}
+
+#[test]
+fn who_waits_for_a_file_gets_it_or_is_interrupted() {
+    let cluster = mounted("mfswaits").unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
+    assert_eq!(one.does("a f alone"), "done");
+    let end = cluster.command(3, "timeout").args(["1", "sh", "-c", WAITER]).output().unwrap();
+    assert_eq!((end.status.code(), &end.stdout[..]), (Some(124), &b""[..]), "he had it");
+    let mut waiter = cluster.command(3, "timeout");
+    let waiter = waiter.args(["30", "sh", "-c", WAITER]).stdout(Stdio::piped()).spawn().unwrap();
+    // Whoever has it dies of it.
+    one.kill().unwrap();
+    cluster.run(1, &["pkill", "-KILL", "-f", "[i]mport errno, fcntl, os, struct"]).unwrap();
+    assert_eq!(waiter.wait_with_output().unwrap().stdout, b"has\n");
+}
+
+#[test]
+fn who_had_a_lock_of_a_server_that_was_killed_is_told_so() {
+    let cluster = mounted("mfskilled").unwrap();
+    let mut one = doer(&cluster, 1, THERE).unwrap();
+    assert_eq!(one.does("a f alone"), "done");
+    cluster.run(2, &["pkill", "-KILL", "-f", "[t]ern-mfs.*serve"]).unwrap();
+    assert_eq!(one.does("a f shared"), "ESTALE");
+    assert_eq!(one.does("b f alone"), "done", "what had none is opened again");
+}
+
+#[test]
+fn who_gets_a_lock_sees_what_was_done_under_the_last_one() {
+    let cluster = mounted("mfslocksee").unwrap();
+    cluster.run(2, &["sh", "-c", ": > /tmp/locked"]).unwrap();
+    let mut there = doer(&cluster, 1, THERE).unwrap();
+    let mut local = doer(&cluster, 2, "/tmp/locked").unwrap();
+    for round in 1..=200 {
+        // So that there is something to believe.
+        there.does("look a");
+        let how = if round % 2 == 0 { "p" } else { "f" };
+        local.does(&format!("a {how} alone wait"));
+        local.does(&format!("add a {round}"));
+        local.does(&format!("a {how} none"));
+        there.does(&format!("a {how} shared wait"));
+        let is = there.does("look a");
+        assert_eq!(is, format!("size {0} read {0} last {round}", 4 * round), "round {round}");
+        there.does(&format!("a {how} none"));
+    }
+}

@@ -1,0 +1,90 @@
+//! Every tiny program × every journey: the same output and exit status as without moving.
+//!
+//! One cluster for each journey and flavour. Programs that compute run one at a time, since the proof that they do
+//! it away is the CPU time of the node; the others some at a time. Dynamically linked programs make all journeys,
+//! static ones those with the most kinds of moves.
+
+use anyhow::Result;
+use tern_tests::breaking::configure;
+use tern_tests::catalogue::{Entry, Kind, movable};
+use tern_tests::cluster::Cluster;
+use tern_tests::journey::{Journey, title, travel};
+use tern_tests::programs::{Flavour, built, executable, wanted};
+use tern_tests::verdict::Verdict;
+
+/// The programs that make most calls on files.
+const ON_FILES: [&str; 3] = ["file", "inhand", "hotcalls"];
+/// Programs that call are run this many at a time: they wait more than they compute.
+const AT_A_TIME: usize = 6;
+
+type Run = (String, (&'static Entry, Flavour));
+
+fn runs(flavours: &[Flavour]) -> Result<(Vec<Run>, Vec<Run>)> {
+    let mut all = Vec::new();
+    for entry in movable().filter(|e| wanted("TERN_PROGRAMS", e.name)) {
+        for &flavour in flavours.iter().filter(|f| wanted("TERN_FLAVOURS", f.name())) {
+            if executable(entry, flavour)?.is_some() {
+                all.push((title(entry, flavour), (entry, flavour)));
+            }
+        }
+    }
+    Ok(all.into_iter().partition(|(_, (entry, _))| entry.kind == Kind::Computes))
+}
+
+fn go(journey: Journey, flavour: Flavour) -> Result<()> {
+    built()?;
+    let (computing, calling) = runs(&[flavour])?;
+    // A program that stays at home needs no second node, and so no node but the first gets CPU time.
+    let nodes = if journey == Journey::Home { 1 } else { 3 };
+    let cluster = Cluster::with_nodes(&format!("{}-{}", journey.name(), flavour.name()), nodes)?;
+    let mut verdict = Verdict::default();
+    let run = |(entry, flavour)| travel(&cluster, entry, flavour, journey);
+    verdict.each(computing, 1, run);
+    verdict.each(calling, AT_A_TIME, run);
+    verdict.pronounce();
+    Ok(())
+}
+
+macro_rules! journeys {
+    ($($test:ident: $journey:ident, $flavour:ident;)*) => {$(
+        #[test]
+        fn $test() -> Result<()> {
+            go(Journey::$journey, Flavour::$flavour)
+        }
+    )*};
+}
+
+journeys! {
+    home_dynamic: Home, Dynamic;
+    home_musl: Home, Musl;
+    out_dynamic: Out, Dynamic;
+    onward_dynamic: Onward, Dynamic;
+    onward_static: Onward, Static;
+    onward_musl: Onward, Musl;
+    born_away_dynamic: BornAway, Dynamic;
+    born_away_static: BornAway, Static;
+    ping_pong_dynamic: PingPong, Dynamic;
+}
+
+/// The programs that call on files, where no system call takes the fast path.
+#[test]
+fn without_fast_path() -> Result<()> {
+    built()?;
+    let cluster = Cluster::up("no-fast-path")?;
+    [1, 2, 3].into_iter().try_for_each(|node| configure(&cluster, node, "hot_calls = false"))?;
+    let mut all = Vec::new();
+    for (journey, flavours) in [
+        (Journey::Home, &[Flavour::Dynamic, Flavour::Musl][..]),
+        (Journey::Out, &[Flavour::Dynamic]),
+        (Journey::Onward, &Flavour::ALL),
+        (Journey::BornAway, &[Flavour::Dynamic, Flavour::Static]),
+    ] {
+        let (_, calling) = runs(flavours)?;
+        let calling = calling.into_iter().filter(|(_, (entry, _))| ON_FILES.contains(&entry.name));
+        all.extend(calling.map(|(title, run)| (format!("{title} {}", journey.name()), (run, journey))));
+    }
+    let mut verdict = Verdict::default();
+    verdict.each(all, AT_A_TIME, |((entry, flavour), journey)| travel(&cluster, entry, flavour, journey));
+    verdict.pronounce();
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! The tiny programs where nothing moves: each passes, with the same output each time, also on a busy machine.
+//! What fails here says nothing about Tern.
+
+use anyhow::Result;
+use tern_tests::catalogue::{ENTRIES, Entry};
+use tern_tests::cluster::Cluster;
+use tern_tests::journey::{Journey, native, title, unmoved};
+use tern_tests::programs::{Flavour, executable};
+use tern_tests::verdict::Verdict;
+
+type Run = (String, (&'static Entry, Flavour));
+
+fn runs() -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    for entry in ENTRIES {
+        for flavour in Flavour::ALL {
+            if executable(entry, flavour)?.is_some() {
+                runs.push((title(entry, flavour), (entry, flavour)));
+            }
+        }
+    }
+    Ok(runs)
+}
+
+#[test]
+fn programs_pass_and_say_the_same_each_time() -> Result<()> {
+    let mut verdict = Verdict::default();
+    // More at a time than there are CPUs: busy on purpose.
+    verdict.each(runs()?, 6, |(entry, flavour)| {
+        let run = || unmoved(None, entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"));
+        let first = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
+        for _ in 0..2 {
+            if let Some(difference) = run()?.difference(&first) {
+                return Err(difference);
+            }
+        }
+        Ok(vec![])
+    });
+    verdict.pronounce();
+    Ok(())
+}
+
+/// What differs here is the lab's doing: it shows before any program moves.
+#[test]
+fn programs_say_the_same_on_a_node_of_the_lab() -> Result<()> {
+    let runs = runs()?;
+    let cluster = Cluster::bare("native")?;
+    let mut verdict = Verdict::default();
+    verdict.each(runs, 4, |(entry, flavour)| {
+        let there = unmoved(Some(&cluster), entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
+        let here = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
+        there.difference(&here).map_or(Ok(vec![]), Err)
+    });
+    verdict.pronounce();
+    Ok(())
+}

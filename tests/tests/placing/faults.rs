@@ -1,0 +1,413 @@
+//! What becomes of placed commands when something breaks: a build whose nodes are lost ends as if nothing had been, whoever has to hear of
+//! a fault hears of it, and nothing is left running.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tern_control::PlacedRow;
+use tern_lab::Cable;
+use tern_tests::breaking::{self, await_up, configure};
+use tern_tests::cluster::Cluster;
+use tern_tests::outcome::said;
+
+/// How long something that is to happen may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn until(what: &str, holds: impl FnMut() -> bool) {
+    breaking::until(what, PATIENCE, holds).expect("it takes too long");
+}
+
+/// A shell's line on node 1; what it says is kept, and goes to no terminal.
+fn shell(cluster: &Cluster, line: &str) -> Command {
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", line]).current_dir("/tmp").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// What runs on a node, by its command line.
+fn runs(cluster: &Cluster, node: u16) -> BTreeMap<String, usize> {
+    let mut all = BTreeMap::new();
+    for line in String::from_utf8_lossy(&cluster.run(node, &["ps", "-eo", "args="]).unwrap()).lines() {
+        if line != "ps -eo args=" {
+            *all.entry(line.to_owned()).or_default() += 1;
+        }
+    }
+    all
+}
+
+/// What runs on all nodes when nothing is placed, with a room on each for whoever has commands there.
+struct Rest<'a>(&'a Cluster, Vec<(u16, BTreeMap<String, usize>)>);
+
+impl<'a> Rest<'a> {
+    fn of(cluster: &'a Cluster) -> Self {
+        let nodes: Vec<u16> = cluster.lab().nodes().map(|node| node.number()).collect();
+        for node in &nodes[1..] {
+            cluster.run(1, &["mexec", "-n", &node.to_string(), "true"]).unwrap();
+        }
+        // The last command's init may be there for a moment.
+        let look = || nodes.iter().map(|node| (*node, runs(cluster, *node))).collect::<Vec<_>>();
+        let mut rest = look();
+        until("all is at rest", || {
+            std::thread::sleep(Duration::from_millis(300));
+            let before = std::mem::replace(&mut rest, look());
+            before == rest
+        });
+        Self(cluster, rest)
+    }
+
+    /// Waits until nothing else runs there any more.
+    fn comes(&self, nodes: &[u16]) {
+        for (node, rest) in self.1.iter().filter(|(node, _)| nodes.contains(node)) {
+            let more = || {
+                let mut now = runs(self.0, *node);
+                now.retain(|line, count| *count > rest.get(line).copied().unwrap_or(0));
+                now
+            };
+            let end = Instant::now() + PATIENCE;
+            while !more().is_empty() {
+                assert!(Instant::now() < end, "left on node {node}: {:#?}", more());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// How many commands of node 1 run there, as it says.
+fn placed(cluster: &Cluster, node: u16) -> usize {
+    let end = cluster.command(1, "mps").args(["-x", "--json"]).output().unwrap();
+    let rows: Vec<PlacedRow> = serde_json::from_slice(&end.stdout).unwrap_or_default();
+    rows.iter().filter(|row| row.from.is_none() && row.r#where.is_some_and(|on| on.0 == node)).count()
+}
+
+/// Three directories with nine files each, the two below by recursive makes; each file takes a compiler a third of a second.
+const PROJECT: &str = r##"
+unset MAKELEVEL MAKEFLAGS MFLAGS
+rm -rf /tmp/p && mkdir -p /tmp/p/a /tmp/p/b && cd /tmp/p
+for d in t a b; do
+  for i in $(seq 9); do
+    for n in $(seq 50); do
+      echo "int ${d}${i}_$n(int *a, int n) { int s = $n; for (int i = 0; i < n; i++) s += a[i] * (i ^ $i) % 7; return s; }"
+    done > $d$i.c
+  done
+  [ $d = t ] || mv $d*.c $d
+done
+echo 'int t1_1(int *, int); int main(void) { int a[9] = {1}; return t1_1(a, 9) == 0; }' > main.c
+cat > rules.mk <<'END'
+OBJECTS = $(patsubst %.c,%.o,$(sort $(wildcard *.c)))
+lib.a: $(OBJECTS)
+	ar rcsD $@ $^
+%.o: %.c
+	gcc -O2 -c -o $@ $<
+END
+for d in a b; do echo 'include ../rules.mk' > $d/Makefile; done
+cat > Makefile <<'END'
+program: lib.a a b
+	gcc -o $@ main.o lib.a a/lib.a b/lib.a
+include rules.mk
+.PHONY: a b
+a b:
+	$(MAKE) -s -C $@
+END
+"##;
+
+const SUMS: &str = "cd /tmp/p && find . -name '*.o' -o -name '*.a' -o -name program | sort | xargs sha256sum";
+
+fn objects(cluster: &Cluster) -> usize {
+    let count = cluster.run(1, &["sh", "-c", "find /tmp/p -name '*.o' -size +0 | wc -l"]).unwrap();
+    String::from_utf8_lossy(&count).trim().parse().unwrap()
+}
+
+/// mpmake in the project's directory, made anew; the report of it is beside that.
+fn build(cluster: &Cluster) -> Child {
+    shell(cluster, &format!("{PROJECT}\nexec mpmake -j9 --report /tmp/build.html")).spawn().unwrap()
+}
+
+/// Waits until so much is made, and something runs on this node.
+fn in_the_middle(cluster: &Cluster, made: usize, node: u16) {
+    until("it runs there", || objects(cluster) >= made && placed(cluster, node) > 0);
+}
+
+/// A build as plain make does it, and its sums.
+fn native(cluster: &Cluster) -> String {
+    let end = shell(cluster, &format!("{PROJECT}\nmake -sj3 && {SUMS}")).output().unwrap();
+    let (code, sums, err) = said(&end);
+    assert!(code == Some(0) && sums.lines().count() == 28 + 3 + 1, "{code:?} {sums} {err}");
+    sums
+}
+
+/// Node 2 is broken in the middle of a build, and node 3 a little later: it ends as if nothing had been.
+fn two_are_lost(prefix: &str, damage: impl Fn(&Cluster, u16), repair: impl Fn(&Cluster, u16)) {
+    let cluster = Cluster::up(prefix).unwrap();
+    let begun = Instant::now();
+    let at = |what: &str| println!("{:5.1} s: {what}", begun.elapsed().as_secs_f32());
+    let sums = native(&cluster);
+    at("plain make is done");
+    let rest = Rest::of(&cluster);
+    let mpmake = build(&cluster);
+    in_the_middle(&cluster, 4, 2);
+    damage(&cluster, 2);
+    at("node 2 is lost");
+    in_the_middle(&cluster, 10, 3);
+    damage(&cluster, 3);
+    at("node 3 is lost");
+    let (code, out, err) = said(&mpmake.wait_with_output().unwrap());
+    at("mpmake is done");
+    assert!(code == Some(0), "{code:?} {out}{err}");
+    let made = || String::from_utf8(cluster.run(1, &["sh", "-c", SUMS]).unwrap()).unwrap();
+    assert_eq!(made(), sums);
+    rest.comes(&[1]);
+    let report = String::from_utf8(cluster.run(1, &["cat", "/tmp/build.html"]).unwrap()).unwrap();
+    for node in [2, 3] {
+        let again = report.matches(&format!("again, since node {node} was lost")).count();
+        println!("{again} commands once more since node {node} was lost");
+        assert!(again > 0, "nothing of node {node} was run again: {err}");
+    }
+    for node in [2, 3] {
+        repair(&cluster, node);
+    }
+    at("both are back");
+    // What ran there has ended, and has written nothing more.
+    rest.comes(&[1, 2, 3]);
+    assert_eq!(made(), sums);
+    for node in ["2", "3"] {
+        until("it is back", || cluster.run(1, &["mexec", "-n", node, "true"]).is_ok());
+    }
+    at("and run commands");
+}
+
+#[test]
+fn a_build_goes_on_without_those_whose_daemons_are_killed() {
+    let kill = |cluster: &Cluster, node| {
+        let line = "pkill -KILL -x 'ternd|tern-exec|tern-room|tern-mfs'; ! pgrep -x 'ternd|tern-exec|tern-room|tern-mfs' || sleep 1";
+        cluster.run(node, &["sh", "-c", line]).unwrap();
+    };
+    let restart = |cluster: &Cluster, node| {
+        assert!(runs(cluster, node).keys().all(|line| !line.contains("gcc") && !line.contains("cc1")));
+        cluster.lab().restart(node).unwrap();
+        await_up(cluster, node).unwrap();
+    };
+    two_are_lost("faultskill", kill, restart);
+}
+
+#[test]
+fn a_build_goes_on_without_those_whose_links_are_cut() {
+    let cut = |cluster: &Cluster, node| cluster.lab().cut(Cable::Node(node)).unwrap();
+    let heal = |cluster: &Cluster, node| {
+        cluster.lab().heal(Cable::Node(node)).unwrap();
+        await_up(cluster, node).unwrap();
+    };
+    two_are_lost("faultscut", cut, heal);
+}
+
+/// Left out of `make test`: it is as if their links were cut.
+#[test]
+fn a_build_goes_on_without_those_whose_power_is_cut() {
+    let kill = |cluster: &Cluster, node| cluster.lab().kill(node).unwrap();
+    let restart = |cluster: &Cluster, node| {
+        cluster.lab().restart(node).unwrap();
+        await_up(cluster, node).unwrap();
+    };
+    two_are_lost("faultspower", kill, restart);
+}
+
+#[test]
+fn an_executor_that_is_killed_is_replaced_or_said() {
+    let cluster = Cluster::with_nodes("faultsexec", 2).unwrap();
+    let sums = native(&cluster);
+    let rest = Rest::of(&cluster);
+    let kill = |node| cluster.run(node, &["pkill", "-KILL", "-f", "[t]ern-exec.*serve"]).unwrap();
+    let made = || String::from_utf8(cluster.run(1, &["sh", "-c", SUMS]).unwrap()).unwrap();
+    // Away: what ran there is run again.
+    let mpmake = build(&cluster);
+    in_the_middle(&cluster, 4, 2);
+    kill(2);
+    let (code, out, err) = said(&mpmake.wait_with_output().unwrap());
+    assert!(code == Some(0), "{code:?} {out}{err}");
+    assert_eq!(made(), sums);
+    rest.comes(&[1, 2]);
+    // At home: nobody knows what became of it, which make hears as an error, and the next build makes the rest.
+    let mpmake = build(&cluster);
+    in_the_middle(&cluster, 4, 2);
+    kill(1);
+    let (code, _, err) = said(&mpmake.wait_with_output().unwrap());
+    assert!(
+        code == Some(2) && err.contains("what places commands has gone") && err.contains("Error 5"),
+        "{err}"
+    );
+    rest.comes(&[1, 2]);
+    let end = shell(&cluster, "unset MAKELEVEL MAKEFLAGS MFLAGS; cd p && mpmake -sj6").output().unwrap();
+    assert_eq!(end.status.code(), Some(0), "{:?}", said(&end));
+    assert_eq!(made(), sums);
+}
+
+#[test]
+fn a_home_that_is_lost_takes_its_commands_with_it() {
+    let cluster = Cluster::up("faultshome").unwrap();
+    let rest = Rest::of(&cluster);
+    let mut mpmake = build(&cluster);
+    in_the_middle(&cluster, 4, 2);
+    cluster.lab().kill(1).unwrap();
+    let _status = mpmake.wait().unwrap();
+    rest.comes(&[2, 3]);
+}
+
+#[test]
+fn a_full_disk_is_an_error_at_home_and_where_it_runs() {
+    let cluster = Cluster::with_nodes("faultsfull", 2).unwrap();
+    // Home takes nothing: all is placed.
+    let prepare = format!(
+        "{PROJECT}\nfor i in 1 2 3; do timeout 300 sh -c 'while :; do :; done' > /dev/null 2>&1 & done; \
+         mkdir /tmp/small && mount -t tmpfs -o size=64k none /tmp/small && cp t1.c t2.c t3.c t4.c /tmp/small"
+    );
+    assert!(shell(&cluster, &prepare).status().unwrap().success());
+    let rest = Rest::of(&cluster);
+    until("home is seen to be busy", || {
+        cluster.run(1, &["mexec", "hostname"]).is_ok_and(|host| host == b"node2\n")
+    });
+    // Its files take half of that, and its objects would take more than the rest.
+    let line = "unset MAKELEVEL MAKEFLAGS MFLAGS; cd /tmp/small; mpmake -kj4 -f - <<'END'\n\
+        all: t1.o t2.o t3.o t4.o\n%.o: %.c\n\tgcc -O2 -c -o $@ $<\nEND\n\
+        echo code $?; for o in *.o; do cmp $o /tmp/p/$o; done";
+    assert!(shell(&cluster, "cd /tmp/p && make -s t1.o t2.o t3.o t4.o").status().unwrap().success());
+    let (_, out, err) = said(&shell(&cluster, line).output().unwrap());
+    println!("{out}{err}");
+    // What is there is whole.
+    assert!(
+        out.contains("code 2\n") && err.contains("No space left on device") && !err.contains("EOF"),
+        "{out}{err}"
+    );
+    // Also of what does not clean up after itself.
+    let line = "rm -f small/*.o; mexec -n 2 head -c 1000000 /dev/zero > /dev/null; \
+        mexec -n 2 sh -c 'head -c 1000000 /dev/zero > small/x'; echo code $?; \
+        mexec -n 2 dd if=/dev/zero of=small/x bs=4k count=250 2> /dev/null; echo code $?; \
+        mexec -n 2 cp p/t1.c p/t2.c p/t3.c p/t4.c p/t5.c p/t6.c p/t7.c small; echo code $?";
+    let (_, out, err) = said(&shell(&cluster, line).output().unwrap());
+    assert!(
+        out == "code 1\ncode 1\ncode 1\n" && err.matches("No space left on device").count() >= 2,
+        "{out}{err}"
+    );
+    // Where it runs: its temporary files are in memory there, which is made small for this one.
+    let line = "echo at $TMPDIR; read go; gcc -O2 -c -o p/full.o p/t1.c; echo code $?; ls p/full.o";
+    let mut command = shell(&cluster, &format!("exec mexec -r -n 2 sh -c '{line}'"));
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    let pid = || {
+        let pid = cluster.run(2, &["pgrep", "-f", "^sh -c echo at"]).unwrap_or_default();
+        String::from_utf8_lossy(&pid).trim().to_owned()
+    };
+    until("it runs", || !pid().is_empty());
+    let shrink = format!("nsenter -m -t {} mount -o remount,size=16k /run/tern/tmp", pid());
+    cluster.run(2, &["sh", "-c", &shrink]).unwrap();
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let (code, out, err) = said(&child.wait_with_output().unwrap());
+    assert!(code == Some(2) && out.starts_with("at /run/tern/tmp\ncode 1\n"), "{code:?} {out}{err}");
+    assert!(err.contains("No space left on device"), "{err}");
+    rest.comes(&[1, 2]);
+}
+
+/// A command on node 2 that gives back all that it gets, in the middle of that: its caller writes for ever, and takes what comes until this
+/// is over.
+fn echoing(cluster: &Cluster) -> (Child, std::thread::JoinHandle<u64>, std::thread::JoinHandle<bool>) {
+    let mut command = cluster.command(1, "mexec");
+    command.args(["-n", "2", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    // Every byte is told by its place.
+    let at = |place: u64| (place.wrapping_mul(2_654_435_761) >> 13) as u8;
+    let writer = std::thread::spawn(move || {
+        let mut place = 0;
+        loop {
+            let part: Vec<u8> = (place..place + 65_536).map(at).collect();
+            if input.write_all(&part).is_err() {
+                return place;
+            }
+            place += 65_536;
+        }
+    });
+    let (begun, begins) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        let (mut place, mut bytes) = (0, vec![0; 65_536]);
+        loop {
+            let count = output.read(&mut bytes).unwrap_or(0);
+            if count == 0 || bytes[..count].iter().zip(place..).any(|(byte, place)| *byte != at(place)) {
+                return count == 0;
+            }
+            if place > 2_000_000 {
+                let _over = begun.send(());
+            }
+            place += count as u64;
+        }
+    });
+    begins.recv_timeout(PATIENCE).unwrap();
+    (child, writer, reader)
+}
+
+#[test]
+fn who_is_cut_off_in_the_middle_of_a_stream_hears_so() {
+    let cluster = Cluster::with_nodes("faultsstream", 2).unwrap();
+    let rest = Rest::of(&cluster);
+    // The link is cut.
+    let (child, writer, reader) = echoing(&cluster);
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    let (code, _, err) = said(&child.wait_with_output().unwrap());
+    assert!(code == Some(255) && err.contains("node 2 was lost"), "{code:?} {err}");
+    assert!(reader.join().unwrap(), "what came is what was sent");
+    let _all = writer.join().unwrap();
+    rest.comes(&[1, 2]);
+    cluster.lab().heal(Cable::Node(2)).unwrap();
+    await_up(&cluster, 2).unwrap();
+    // It is cut for less than it takes to notice: nothing is lost.
+    let (mut child, writer, reader) = echoing(&cluster);
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    cluster.lab().heal(Cable::Node(2)).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(child.try_wait().unwrap().is_none());
+    // And its caller is gone.
+    cluster.run(1, &["pkill", "-KILL", "-x", "mexec"]).unwrap();
+    let _status = child.wait().unwrap();
+    assert!(reader.join().unwrap(), "what came is what was sent");
+    let _all = writer.join().unwrap();
+    rest.comes(&[1, 2]);
+    // The executor of the node that runs it.
+    let (child, writer, reader) = echoing(&cluster);
+    cluster.run(2, &["pkill", "-KILL", "-f", "[t]ern-exec.*serve"]).unwrap();
+    let (code, _, err) = said(&child.wait_with_output().unwrap());
+    assert!(code == Some(255) && err.contains("node 2 was lost"), "{code:?} {err}");
+    assert!(reader.join().unwrap(), "what came is what was sent");
+    let _all = writer.join().unwrap();
+    rest.comes(&[1, 2]);
+}
+
+#[test]
+fn who_waits_for_room_on_a_node_that_is_lost_hears_so() {
+    let cluster = Cluster::with_nodes("faultswait", 2).unwrap();
+    configure(&cluster, 2, "mexec_jobs = 1\n").unwrap();
+    let rest = Rest::of(&cluster);
+    let mexec = |words: &[&str]| {
+        let mut command = cluster.command(1, "mexec");
+        command.args(["-n", "2"]).args(words).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let runs = mexec(&["sleep", "1011"]);
+    until("it runs", || placed(&cluster, 2) == 1);
+    let waits: Vec<_> = (0..12).map(|_| mexec(&["true"])).collect();
+    until("the others wait", || {
+        let rows = cluster.run(1, &["mps", "-x"]).unwrap();
+        String::from_utf8_lossy(&rows).matches("queued").count() == 12
+    });
+    cluster.lab().cut(Cable::Node(2)).unwrap();
+    let (code, _, err) = said(&runs.wait_with_output().unwrap());
+    assert!(code == Some(255), "{code:?} {err}");
+    for one in waits {
+        let (code, _, err) = said(&one.wait_with_output().unwrap());
+        println!("{err}");
+        assert!(code == Some(5), "{code:?} {err}");
+    }
+    rest.comes(&[1, 2]);
+    cluster.lab().heal(Cable::Node(2)).unwrap();
+    await_up(&cluster, 2).unwrap();
+    until("and all goes on", || mexec(&["true"]).wait().unwrap().success());
+}

@@ -1,0 +1,220 @@
+//! The cluster moves work by itself: equal jobs spread, a node that is emptied is left, and what is locked stays.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tern_control::{ClusterReport, NodeLoad};
+use tern_ids::NodeId;
+use tern_tests::breaking::{configure, until};
+use tern_tests::cluster::Cluster;
+use tern_tests::jobs::{PATIENCE, await_places, finish, job, job_on, known, places, program, tight};
+
+#[test]
+fn equal_jobs_spread_and_stay() {
+    let cluster = known("spread", 3).unwrap();
+    let jobs: Vec<_> = (0..6).map(|_| job(&cluster, "mosrun").unwrap()).collect();
+    await_places(&cluster, &jobs, "they do not spread", |places| {
+        [1, 2, 3].iter().all(|n| places.get(n) == Some(&2))
+    });
+    // Two rounds of gossip and decisions later nobody has thought better of it.
+    let settled = Instant::now();
+    while settled.elapsed() < Duration::from_secs(5) {
+        let (places, most) = places(&cluster, &jobs);
+        assert!(places.values().all(|count| *count == 2), "{places:?}\n{}", cluster.scene(0));
+        assert!(most <= 1, "one has moved {most} times\n{}", cluster.scene(0));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    finish(&cluster, jobs).unwrap();
+}
+
+#[test]
+fn a_node_that_is_emptied_is_left_and_not_entered() {
+    let cluster = known("emptied", 3).unwrap();
+    let jobs: Vec<_> = (0..4).map(|_| job(&cluster, "mosrun").unwrap()).collect();
+    await_places(&cluster, &jobs, "nobody goes to node 2", |places| places.contains_key(&2));
+    cluster.run(2, &["mosctl", "expel", "--within", "60"]).unwrap();
+    let settled = Instant::now();
+    while settled.elapsed() < Duration::from_secs(5) {
+        let (places, _) = places(&cluster, &jobs);
+        assert!(!places.contains_key(&2), "{places:?}\n{}", cluster.scene(0));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    cluster.run(2, &["mosctl", "noblock"]).unwrap();
+    // Of four on two nodes it is worth going back.
+    await_places(&cluster, &jobs, "nobody comes back to node 2", |places| places.contains_key(&2));
+    cluster.run(1, &["mosctl", "bring", "--within", "60"]).unwrap();
+    let (places, _) = places(&cluster, &jobs);
+    assert_eq!(places, BTreeMap::from([(1, 4)]), "{}", cluster.scene(0));
+    finish(&cluster, jobs).unwrap();
+}
+
+#[test]
+fn a_node_that_shuts_down_tells_that_it_is_empty() {
+    let cluster = known("farewell", 3).unwrap();
+    let jobs: Vec<_> = (0..4).map(|_| job(&cluster, "mosrun").unwrap()).collect();
+    let node_2 = || {
+        let text = cluster.run(1, &["mon", "--json"]).unwrap();
+        let report: ClusterReport = serde_json::from_slice(&text).unwrap();
+        report.nodes.into_iter().find(|node| node.node == NodeId(2)).unwrap()
+    };
+    // The others must have heard of a guest that they are to forget.
+    until("node 1 has heard of a guest on node 2", PATIENCE, || node_2().guests > 0).unwrap();
+    cluster.run(2, &["mosctl", "shutdown", "--within", "60"]).unwrap();
+    let empty = |node: NodeLoad| node.flags.quiet && node.flags.block && node.guests == 0;
+    until("node 1 has heard that node 2 is empty", PATIENCE, || empty(node_2())).unwrap();
+    finish(&cluster, jobs).unwrap();
+}
+
+#[test]
+fn the_locked_and_the_never_started_stay() {
+    let cluster = known("locked", 2).unwrap();
+    let locked: Vec<_> = (0..2).map(|_| job(&cluster, "mosrun -L").unwrap()).collect();
+    let never: Vec<_> = (0..1).map(|_| job(&cluster, "nomig").unwrap()).collect();
+    let plain: Vec<_> = (0..1).map(|_| job(&cluster, "").unwrap()).collect();
+    let free: Vec<_> = (0..1).map(|_| job(&cluster, "mosrun").unwrap()).collect();
+    await_places(&cluster, &free, "the free one stays", |places| places.contains_key(&2));
+    for jobs in [&locked, &never, &plain] {
+        assert_eq!(places(&cluster, jobs).0.keys().collect::<Vec<_>>(), [&1]);
+    }
+    let why = cluster.run(1, &["migrate", "--why", &locked[0].pid.to_string()]).unwrap();
+    assert!(String::from_utf8_lossy(&why).contains("it is locked"), "{}", String::from_utf8_lossy(&why));
+    for jobs in [locked, never, plain, free] {
+        finish(&cluster, jobs).unwrap();
+    }
+}
+
+/// CPU seconds that guests of a node have used, by what their home's `mps` says of the first.
+fn cpu_seconds(cluster: &Cluster, pid: i32) -> f64 {
+    let rows = cluster.processes(1).unwrap_or_default();
+    rows.iter().find(|row| row.pid.0 == pid).map_or(0.0, |row| row.cpu_seconds)
+}
+
+#[test]
+fn everything_of_a_user_whom_the_administrator_names_is_moved() {
+    let cluster = known("named", 2).unwrap();
+    configure(&cluster, 1, "balance_users = [\"4242\"]").unwrap();
+    let theirs = |cluster: &Cluster, words| job(cluster, &format!("setpriv --reuid 4242 {words}")).unwrap();
+    let jobs: Vec<_> = (0..2).map(|_| theirs(&cluster, "")).collect();
+    let never = vec![theirs(&cluster, "nomig")];
+    let leader = vec![theirs(&cluster, "setsid --wait")];
+    let another = vec![job(&cluster, "setpriv --reuid 4243").unwrap()];
+    await_places(&cluster, &jobs, "nobody leaves", |places| places.contains_key(&2));
+    for stays in [&never, &leader, &another] {
+        assert_eq!(places(&cluster, stays).0.keys().collect::<Vec<_>>(), [&1]);
+    }
+    for jobs in [jobs, never, leader, another] {
+        finish(&cluster, jobs).unwrap();
+    }
+}
+
+#[test]
+fn the_owner_of_a_node_comes_first() {
+    let cluster = known("owner", 2).unwrap();
+    configure(&cluster, 2, "owner_share = 50\nguest_cpus = 0.1").unwrap();
+    let guest = vec![job(&cluster, "runon 2").unwrap()];
+    await_places(&cluster, &guest, "it does not leave", |places| places.contains_key(&2));
+    // A tenth of a CPU is all that it gets, though nobody else wants the rest.
+    let pid = guest[0].pid;
+    let (begun, used) = (Instant::now(), cpu_seconds(&cluster, pid));
+    until("it computes", PATIENCE, || cpu_seconds(&cluster, pid) > used + 0.3).unwrap();
+    let (seconds, used) = (begun.elapsed().as_secs_f64(), cpu_seconds(&cluster, pid) - used);
+    assert!(used < seconds * 0.1 + 0.3, "{used} s in {seconds} s\n{}", cluster.scene(pid));
+    // The owner begins to work.
+    let own = vec![job_on(&cluster, 2, "").unwrap()];
+    await_places(&cluster, &guest, "it stays in the owner's way", |places| !places.contains_key(&2));
+    let refused = cluster.migrate(pid, "2").unwrap_err();
+    assert!(refused.message.contains("need it"), "{}", refused.message);
+    for mut job in own {
+        cluster.run(2, &["kill", &job.pid.to_string()]).unwrap();
+        job.finish(PATIENCE).unwrap();
+    }
+    until("guests may come again", PATIENCE, || cluster.migrate(pid, "2").is_ok()).unwrap();
+    finish(&cluster, guest).unwrap();
+}
+
+/// Grows by 3 MB a second to 100 MB, says so, and stays so. Six of them are a part of what the nodes can send, slow as
+/// they are: half a CPU, and programs that were built for tests.
+const GROWS: &str = "import time
+held = []
+for at in range(100):
+    held.append(bytearray(b'x' * (1 << 20)))
+    time.sleep(0.33)
+print('full', flush=True)
+while True:
+    time.sleep(1)
+    assert all(one == b'x' * (1 << 20) for one in held)
+";
+
+#[test]
+fn memory_is_found_elsewhere_before_a_node_is_full() {
+    // Six of them, with their interpreters, are nearly twice what one node has.
+    let cluster = tight("memory", 3, 400 << 20).unwrap();
+    let mut jobs: Vec<_> =
+        (0..6).map(|_| program(&cluster, 1, "mosrun", &["python3", "-c", GROWS]).unwrap()).collect();
+    for job in &mut jobs {
+        let full = until("it has all that it wants", PATIENCE, || job.hear("full").is_ok());
+        full.unwrap_or_else(|e| panic!("{e:#}; it has ended: {}\n{}", job.ended(), cluster.scene(job.pid)));
+    }
+    // Once it was full it has been so for a while.
+    std::thread::sleep(Duration::from_secs(3));
+    for job in &mut jobs {
+        assert!(!job.ended(), "one was killed\n{}", cluster.scene(job.pid));
+    }
+    let swap = cluster.run(1, &["sh", "-c", "grep -h VmSwap /proc/[0-9]*/status"]).unwrap();
+    let swapped = |line: &str| line.split_whitespace().nth(1).is_some_and(|kib| kib != "0");
+    assert!(!String::from_utf8_lossy(&swap).lines().any(swapped), "{}", String::from_utf8_lossy(&swap));
+    finish(&cluster, jobs).unwrap();
+}
+
+/// Reads a file of node 3 over and over, and has this kernel keep nothing of it.
+const READS: &str = "import os
+file = os.open('/mfs/3/tmp/data', os.O_RDONLY)
+while True:
+    os.lseek(file, 0, os.SEEK_SET)
+    while os.read(file, 65536):
+        pass
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+";
+
+#[test]
+fn who_reads_files_of_a_node_goes_there_and_who_computes_does_not() {
+    let cluster = known("drawn", 3).unwrap();
+    cluster.run(1, &["sh", "-c", "mkdir -p /mfs && mount.mfs mymfs /mfs"]).unwrap();
+    // Threads that all begin at once would be a load for which everybody leaves.
+    let threads = cluster.run(1, &["sh", "-c", "ls /proc/$(pgrep tern-mfs)/task | wc -l"]).unwrap();
+    let threads: usize = String::from_utf8_lossy(&threads).trim().parse().unwrap();
+    assert!(threads < 32, "{threads} threads for a tree that nobody uses");
+    cluster.run(3, &["sh", "-c", "head -c 16M /dev/zero > /tmp/data"]).unwrap();
+    let row = |pid| cluster.processes(1).unwrap_or_default().into_iter().find(|row| row.pid.0 == pid);
+    let migrations = |pid| row(pid).map_or(0, |row| row.migrations);
+    // All nodes are idle but for this one: there is no other reason to leave.
+    // To ask for it is a load as well.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let load = cluster.run(1, &["mosctl", "getload"]).unwrap();
+        let load: u32 = String::from_utf8_lossy(&load).trim().parse().unwrap();
+        if load < 20 {
+            break;
+        }
+        assert!(Instant::now() < end, "a load of {load} that is nobody's\n{}", cluster.scene(0));
+    }
+    let computes = vec![job(&cluster, "mosrun").unwrap()];
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(migrations(computes[0].pid), 0, "{}", cluster.scene(computes[0].pid));
+    finish(&cluster, computes).unwrap();
+    let reads = vec![program(&cluster, 1, "mosrun", &["/usr/bin/python3", "-c", READS]).unwrap()];
+    let pid = reads[0].pid;
+    let is_there = || row(pid).is_some_and(|row| row.r#where == Some(NodeId(3)));
+    until("it is where its files are", PATIENCE, is_there)
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.scene(pid)));
+    // It stays, though it waits for nothing there, since it would elsewhere.
+    let settled = Instant::now();
+    while settled.elapsed() < Duration::from_secs(10) {
+        assert!(is_there() && migrations(pid) == 1, "{}", cluster.scene(pid));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let why = cluster.run(1, &["migrate", "--why", &pid.to_string()]).unwrap();
+    let why = String::from_utf8_lossy(&why);
+    assert!(why.contains("on files of node 3: "), "{why}");
+    finish(&cluster, reads).unwrap();
+}
