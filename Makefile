@@ -1,4 +1,4 @@
-# What people type. Each target is a line or two: the work is in scripts/ and in cargo.
+# The commands for developers. The work is done by scripts/ and cargo.
 
 prefix  ?= /usr/local
 destdir ?=
@@ -15,8 +15,8 @@ all:
 demo:
 	scripts/demo
 
-# Four clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
-test: export TERN_LABS ?= 4
+# Three clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
+test: export TERN_LABS ?= 3
 test: test-build
 	cargo nextest run --workspace
 
@@ -59,7 +59,7 @@ test-suites: all
 		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
 	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
 
-# Two of these machines, whose nodes have disks, are reset by turns: what was saved on the other's (fsync) is there. Ten minutes.
+# Resets two virtual machines in turn and checks that files saved with fsync on the other are still there. Ten minutes.
 # TERN_KERNELS=6.12:6.12 is one cluster, TERN_ROUNDS=3 how often.
 test-resets: all
 	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils mkfs.ext4:e2fsprogs
@@ -76,7 +76,7 @@ bench-tutorial: all
 	scripts/setup
 	scripts/bench-tutorial $(target)/release
 
-# The same jobs under mosrun, and placed by what does not move them.
+# The same jobs under mosrun, and placed by tools that do not move them.
 bench-others: all
 	scripts/setup ssh:openssh-client parallel:parallel dropbear:dropbear-bin
 	scripts/bench-others $(target)/release
@@ -86,7 +86,7 @@ bench-files: all
 	scripts/setup ssh:openssh-client sshfs:sshfs dropbear:dropbear-bin /usr/lib/openssh/sftp-server:openssh-sftp-server
 	scripts/bench-files $(target)/release
 
-# What it costs a program to do its file calls away: flac, small files, git, a compiler, and calls a second.
+# The cost of file calls made away: flac, small files, git, a compiler, and calls a second.
 bench-dfsa: all
 	scripts/setup /usr/bin/g++:g++ objdump:binutils
 	scripts/bench-dfsa $(target)/release

@@ -1,12 +1,12 @@
-# A cluster inside this machine, as bed.py has it for the other benchmarks, and what its nodes use, read from outside of them.
-# $programs and $lab are said by who sources this.
+# A cluster inside this machine, set up as bed.py does it for the other benchmarks, and measurements
+# of its nodes from outside. The sourcing script sets $programs and $lab.
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2034
 
 processors=$(nproc)
 nodes=() first=() address=()
 
-# The control group that counts what a node uses, in version 1 or 2.
+# The control group that counts a node's CPU time, in version 1 or 2.
 group() {
     local mount
     for mount in cpuacct cpu,cpuacct .; do
@@ -16,7 +16,7 @@ group() {
     return 1
 }
 
-# CPU microseconds that all of these nodes have used.
+# CPU microseconds used by all of these nodes.
 used() {
     local node place
     for node; do
@@ -27,7 +27,7 @@ used() {
 
 pids() { find "$(group "$1")" -name cgroup.procs -exec cat {} + 2>/dev/null || true; }
 
-# Bytes that all nodes have sent. Read from outside, which costs the nodes nothing.
+# Bytes sent by all nodes, read from outside, so that the nodes are not disturbed.
 sent() {
     local node
     for node in "${nodes[@]}"; do
@@ -35,7 +35,8 @@ sent() {
     done | awk '{ sum += $9 } END { printf "%d\n", sum }'
 }
 
-# Whatever else runs on this machine waits while nodes have something to do (10000), or does so no more (100).
+# Gives the lab priority over all other processes of this machine (10000), or ends that priority
+# (100).
 go_first() {
     local path
     for path in /sys/fs/cgroup/{cpu,cpu\,cpuacct,.}/tern-lab{,"/$lab"}; do
@@ -44,13 +45,14 @@ go_first() {
     done
 }
 
-# Runs a script on a node, on the one processor that the node has a share of.
+# Runs a script on a node, bound to the node's processor.
 on() {
     "$programs/tern" lab exec --lab "$lab" "$1" -- taskset -c $((($1 - 1) % processors)) \
         bash -c "PATH=$programs:\$PATH; cd; $2" </dev/null
 }
 
-# Makes a cluster of so many nodes: together they have 3/4 of the machine, or each of them a processor.
+# Creates a cluster of this many nodes: together they have 3/4 of the machine, or one processor
+# each.
 up() {
     local node pid
     speed=$(awk -v n="$1" -v cpus="$processors" 'BEGIN { s = 0.75 * cpus / n; printf "%.4f", (s > 1 ? 1 : s) }')
@@ -58,7 +60,8 @@ up() {
     "$programs/tern" lab up --lab "$lab" --nodes "$1" --speed "$speed" ${TERN_LINK:+--link "$TERN_LINK"} >/dev/null
     go_first 10000
     for node in "${nodes[@]}"; do
-        # Before ternd starts anything for commands: who looks how many CPUs a node has is to see one.
+        # Before ternd starts any commands: a process that asks for the node's number of CPUs must
+        # get one.
         for pid in $(pids "$node"); do
             taskset -apc $(((node - 1) % processors)) "$pid" >/dev/null 2>&1 || true
         done
@@ -67,11 +70,11 @@ up() {
     done
     for node in "${nodes[@]}"; do
         on "$node" "for i in {1..120}; do for n in ${nodes[*]}; do mosctl getload \$n || { sleep 0.5; continue 2; }; done; exit 0; done
-            exit 1" >/dev/null 2>&1 || { echo "bench-builds: node $node does not hear of the others" >&2; exit 1; }
+            exit 1" >/dev/null 2>&1 || { echo "bench-builds: node $node has not received the load of the others" >&2; exit 1; }
     done
 }
 
-# All that runs in the nodes ends with them, daemons too.
+# Takes the lab down, which kills all processes in the nodes, daemons too.
 down() {
     go_first 100
     "$programs/tern" lab down --lab "$lab" >/dev/null 2>&1 || true

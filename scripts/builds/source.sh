@@ -1,8 +1,9 @@
-# Where what is built comes from. $scripts and $folder are said by who sources this, and `say` tells people.
+# Downloads the sources to build. The sourcing script sets $scripts and $folder, and defines `say`,
+# which prints a message.
 # shellcheck shell=bash
 # shellcheck disable=SC2154
 
-# A source package of Debian's, fetched once: its folder.
+# Downloads a Debian source package once, and prints its folder.
 fetch() {
     if [[ ! -e $folder/$1.fetched ]]; then
         say "fetching Debian's source of $1"

@@ -1,12 +1,13 @@
-# The ways to build: what each needs, its daemons, what is typed on node 1. Sourced after lab.sh; $make, $lab and $programs are
-# said by who sources this, and `wrong` takes what went wrong.
+# The ways to build: the prerequisites of each, its daemons, and the command on node 1. Sourced
+# after lab.sh. The sourcing script sets $make, $lab and $programs, and defines `wrong`, which
+# records a failure.
 # shellcheck shell=bash
 # shellcheck disable=SC2154
 
-# At a time on each node, in all ways: as many as Tern has on a node of one CPU.
+# Number of parallel jobs on each node, in all ways: the number that Tern runs on a node of one CPU.
 jobs=2
 
-# Of each way what must be there for it: programs, and the packages that have them.
+# The prerequisites of each way: programs, and the packages that contain them.
 needs() {
     case $1 in
         make) echo make:make gcc:gcc g++:g++ ;;
@@ -18,7 +19,8 @@ needs() {
     esac
 }
 
-# Whether a program of this name runs in a node's control group: elsewhere its work would be nobody's.
+# Whether a program of this name runs in a node's control group. Outside of it, its CPU time would
+# not be counted.
 runs() {
     local pid
     for pid in $(pids "$1"); do
@@ -44,7 +46,7 @@ start() {
     case $1 in
         distcc | pump)
             for node in "${nodes[@]:1}"; do
-                # It gives up root's rights for those of this user.
+                # The daemon drops root's privileges and runs as this user.
                 daemon "$node" "distccd --daemon --user distccd --jobs $jobs --allow ${address[1]} --log-file /tmp/distccd.log" || return
             done
             ;;
@@ -53,8 +55,9 @@ start() {
             for node in "${nodes[@]}"; do
                 daemon "$node" "iceccd -d -n $lab -s ${address[1]} -N node$node -m $jobs -b /tmp/icecc -l /tmp/iceccd.log" || return
             done
-            # They need some ten seconds to tell the scheduler of themselves, and are believed to be busy (1000) until then; so they
-            # are for as long as something else keeps the whole machine busy, which is what they look at.
+            # The daemons need about ten seconds to report to the scheduler, which treats them as
+            # fully loaded (1000) until then. They also count as loaded while other processes keep
+            # the whole machine busy, because they measure the machine.
             for _ in {1..60}; do
                 [[ $(on 1 "exec 3<>/dev/tcp/127.0.0.1/8766; printf 'listcs\nquit\n' >&3; cat <&3" |
                     grep -c ' load=[0-9]\{1,3\}$') != "${#nodes[@]}" ]] || return 0
@@ -66,7 +69,7 @@ start() {
     esac
 }
 
-# Ends what `start` has started; it is looked for in these nodes only.
+# Stops the daemons that `start` has started, in these nodes only.
 stop() {
     local node pid
     for node in "${nodes[@]}"; do
@@ -76,10 +79,11 @@ stop() {
     done
 }
 
-# What is typed on node 1. Whoever compiles on other nodes is named before node 1 itself, which has the rest to do as well.
+# The command to run on node 1. The compiling nodes are listed before node 1, which also does the
+# rest of the build.
 typed() {
     local node hosts="" all=$((jobs * ${#nodes[@]})) more=""
-    [[ $1 != pump ]] || more=,cpp,lzo # pump mode has no servers without these
+    [[ $1 != pump ]] || more=,cpp,lzo # pump mode ignores servers without these options
     for node in "${nodes[@]:1}"; do hosts+="${address[node]}/$jobs$more "; done
     case $1 in
         make) echo "$make -j$jobs CC=gcc CXX=g++" ;;

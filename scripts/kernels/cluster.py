@@ -8,7 +8,7 @@ NODE = "10.77.0.{}"
 
 
 class Cluster:
-    """Machines that are nodes of one cluster; they are gone at the end of `with`."""
+    """Machines that are nodes of one cluster. They are stopped at the end of `with`."""
 
     def __init__(self, kernels, disks, folder, cpus=1, settings="", stores=()):
         self.parts, self.settings = [], settings
@@ -30,7 +30,7 @@ class Cluster:
             raise
 
     def set_clocks(self):
-        """All machines to the same time: the hardware clock that they began with knows only whole seconds."""
+        """Sets all machines to the same time: the hardware clock that they start from has a resolution of seconds."""
         for machine in self.machines:
             machine.must("date >/dev/null")
         second = int(time.time()) + 1
@@ -56,7 +56,7 @@ class Cluster:
         machine.must(f"printf '{self.settings}' >>/etc/tern/ternd.toml; setsid ternd >/root/ternd.log 2>&1 &")
 
     def scene(self):
-        """What the nodes have logged last."""
+        """The last log lines of the nodes."""
         look = "tail -n 15 /root/ternd.log /run/tern/shims/*.log; dmesg | tail -n 5"
         return "\n".join(f"--- node {m.number} ({m.kernel.release})\n{m.run(look)[1]}" for m in self.machines)
 

@@ -1,5 +1,5 @@
-"""Debian's packaged kernels, and sources of other packages: fetched by apt with lists of its own, and unpacked. Nothing is
-installed."""
+"""Debian's packaged kernels, and sources of other packages: downloaded by apt with separate package lists, and unpacked.
+Nothing is installed."""
 
 import os
 import pathlib
@@ -8,18 +8,18 @@ import subprocess
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MIRROR = "http://deb.debian.org"
-# From the oldest that Debian still keeps to the newest.
+# Releases, from the oldest that Debian still serves to the newest.
 SUITES = (
     "debian bullseye", "debian-security bullseye-security", "debian bookworm", "debian-security bookworm-security",
     "debian trixie", "debian-security trixie-security", "debian trixie-backports", "debian sid",
 )
-# Of the kernel's own packages, those that have it and its modules; since 7 they are several.
+# The packages that contain the kernel and its modules. Since version 7 there are several.
 PARTS = ("linux-image-", "linux-binary-", "linux-modules-")
-PATIENCE = 300  # seconds for a download
+PATIENCE = 300  # timeout in seconds for a download
 
 
 class Debian:
-    """What Debian has, in a folder that may be kept for the next time."""
+    """A folder of Debian packages, which can be kept for later runs."""
 
     def __init__(self, folder, suites=SUITES, kind="deb"):
         self.folder = pathlib.Path(folder).resolve()
@@ -37,26 +37,26 @@ class Debian:
         self.updated = False
 
     def apt(self, *words, where=None):
-        """Runs one of apt's tools, and returns what it says; None if it fails."""
+        """Runs one of apt's tools and returns its output; None if it fails."""
         done = subprocess.run(words, cwd=where, env=self.environment, timeout=PATIENCE, capture_output=True, text=True)
         return done.stdout if done.returncode == 0 else None
 
     def kernel(self, version):
-        """A kernel of this version (`6.12`), the newest that can be had: its folder. Fetched if it is not there."""
+        """The folder of the newest available kernel of this version (`6.12`). Downloads it if necessary."""
         place = self.folder / version
         if not (place / "release").exists():
             self.fetch(version, place)
         return Kernel(place)
 
     def update(self):
-        """Fetches Debian's lists, once."""
+        """Downloads Debian's package lists, once."""
         if not self.updated:
             if self.apt("apt-get", "update") is None:
                 raise SystemExit("Debian's lists cannot be fetched; is there a network?")
             self.updated = True
 
     def source(self, package, place):
-        """Downloads a package's source and unpacks it, patched. Whether it was there."""
+        """Downloads a package's source, unpacks it and applies its patches. Returns whether the package exists."""
         self.update()
         archives = self.folder / "deb" / package
         archives.mkdir(exist_ok=True)
@@ -71,14 +71,14 @@ class Debian:
         names = (self.apt("apt-cache", "search", "--names-only", pattern) or "").splitlines()
         names = sorted((line.split()[0] for line in names), key=by_version, reverse=True)
         for name in names:
-            # The lists may still name what the mirror has replaced already.
+            # The lists may name versions that the mirror has replaced already.
             if self.take(name, place):
                 (place / "release").write_text(name.removeprefix("linux-image-"), encoding="ascii")
                 return
         raise SystemExit(f"test-kernels: Debian has no kernel {version}; it has others, see packages.debian.org")
 
     def take(self, name, place):
-        """Downloads and unpacks a kernel's packages. Whether all were there."""
+        """Downloads and unpacks a kernel's packages. Returns whether all of them exist."""
         depends = self.apt("apt-cache", "depends", "--no-recommends", "--no-suggests", name) or ""
         others = [word for word in re.findall(r"Depends: (\S+)", depends) if word.startswith(PARTS)]
         files = []
@@ -88,7 +88,7 @@ class Debian:
             if not list(deb.glob("*.deb")) and self.apt("apt-get", "download", package, where=deb) is None:
                 return False
             files += deb.glob("*.deb")
-        # Only when all are there: of two builds the modules of one do not fit the other.
+        # Only if all are available: the modules of one build do not fit the kernel of another.
         for file in files:
             subprocess.run(["dpkg", "-x", file, place], check=True)
         return bool(list(place.glob("**/vmlinuz*")))
@@ -107,7 +107,7 @@ class Kernel:
         self.image = next(place.glob("**/vmlinuz*"))
 
     def module(self, name):
-        """Its module of this name; None if that is built in or missing."""
+        """The path of a module; None if it is built in or missing."""
         for spelled in {name, name.replace("_", "-")}:
             for file in self.place.glob(f"**/kernel/**/{spelled}.ko*"):
                 return file

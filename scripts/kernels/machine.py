@@ -1,4 +1,4 @@
-"""A virtual machine, and the wire between several. Sockets are files in one folder: nobody else can reach them."""
+"""Virtual machines and the network between them. Their sockets are files in one folder, out of reach of other users."""
 
 import os
 import pathlib
@@ -8,10 +8,10 @@ import subprocess
 import threading
 import time
 
-# Software emulation everywhere: the processor must be the same one, whatever this machine has.
+# Always software emulation, so that the emulated processor is the same on every host.
 MODEL = "max"
 MEMORY_MIB = 1024
-BOOT = 240  # seconds, on a machine that has other things to do
+BOOT = 240  # timeout in seconds, for a busy host
 
 
 class Machine:
@@ -28,8 +28,9 @@ class Machine:
             "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", model, "-smp", str(cpus), "-m", str(MEMORY_MIB),
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel.image,
             "-initrd", ramdisk,
-            # Without a stable TSC its vDSO would make calls as well, and prove nothing. Whether the timer works a kernel cannot
-            # find out where it waits for a processor itself.
+            # Without a stable TSC the vDSO would fall back to system calls, and the test would
+            # prove nothing. The kernel's timer check is skipped, because it fails when the emulator
+            # itself waits for a processor.
             "-append", f"console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off net.ifnames=0 tern.node={number}",
             "-chardev", f"file,id=console,path={self.console}", "-serial", "chardev:console",
             "-chardev", f"socket,id=shell,path={self.line},server=on,wait=off", "-serial", "chardev:shell",
@@ -38,7 +39,7 @@ class Machine:
             "-device", f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:{number:02x},romfile=",
         ]
         if store:
-            # What it has written to the disk we keep, and nothing that it only meant to write.
+            # Writes that the machine has flushed are kept; those in its caches are not.
             self.words += ["-drive", f"if=virtio,format=raw,cache=writeback,file={store}"]
         self.shell = None
         self.start()
@@ -47,7 +48,7 @@ class Machine:
         self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def reset(self):
-        """As if its power had gone for a moment: all memory is lost. It begins anew, and is not waited for."""
+        """Simulates a power failure: all memory is lost. The machine reboots; the call does not wait for that."""
         self.close()
         self.shell, self.pending = None, b""
         self.line.unlink()
@@ -55,7 +56,7 @@ class Machine:
         self.start()
 
     def connect(self):
-        """Takes the line to its shell. What it says before that is lost."""
+        """Connects to the machine's shell. Earlier output is lost."""
         end = time.monotonic() + BOOT
         while self.shell is None:
             shell = socket.socket(socket.AF_UNIX)
@@ -68,7 +69,7 @@ class Machine:
                 time.sleep(0.1)
 
     def wait_until_ready(self):
-        """Waits until its shell answers."""
+        """Waits until the machine's shell responds."""
         end = time.monotonic() + BOOT
         while b"@@ready" not in self.pending:
             self.receive(end)
@@ -87,14 +88,14 @@ class Machine:
             self.pending += self.shell.recv(65536)
 
     def begin(self, script):
-        """Has it run a script; `end` gives what comes of it."""
+        """Starts a script on the machine; `end` returns its result."""
         self.counter += 1
         self.asked = script
         self.pending = b""
         self.shell.sendall(f"{{ {script}\n}} </dev/null 2>&1; echo \"@@$?@{self.counter}@\"\n".encode())
 
     def end(self, patience=60):
-        """The status and the output of what was begun."""
+        """Waits for the script started by `begin`. Returns its status and output."""
         end = time.monotonic() + patience
         mark = f"@{self.counter}@\n".encode()
         while mark not in self.pending:
@@ -104,12 +105,12 @@ class Machine:
         return int(status), text.decode(errors="replace").replace("\r", "")
 
     def run(self, script, patience=60):
-        """Runs a script in it: status and output."""
+        """Runs a script on the machine. Returns its status and output."""
         self.begin(script)
         return self.end(patience)
 
     def must(self, script, patience=60):
-        """Runs a script that has to succeed: its output."""
+        """Runs a script that must succeed. Returns its output."""
         status, text = self.run(script, patience)
         if status:
             raise RuntimeError(f"machine {self.number}: {script.splitlines()[0]}: exit {status}: {text.strip()}")
@@ -124,7 +125,7 @@ class Machine:
 
 
 class Wire:
-    """What all machines are plugged into: each frame that one sends goes to all others."""
+    """The hub between all machines: each frame that one machine sends goes to all others."""
 
     def __init__(self, folder, machines):
         self.ports, self.cards = [], []
@@ -149,7 +150,7 @@ class Wire:
                         try:
                             other.sendto(frame, card)
                         except OSError:
-                            pass  # A card that is not there, or cannot keep up, loses frames, as on any wire.
+                            pass  # A missing or slow network card loses frames, as on any wire.
 
     def close(self):
         os.write(self.over, b".")

@@ -1,4 +1,4 @@
-"""What a machine starts from: one archive with the programs, the libraries they need, and its kernel's modules."""
+"""The initial file system of a machine: one archive with programs, the libraries they need, and the kernel's modules."""
 
 import lzma
 import os
@@ -8,13 +8,13 @@ import stat
 import subprocess
 import tempfile
 
-# The network card, a disk and what they are plugged into, and the file systems' own way out; on kernels that have them as modules.
+# Modules, if not built in: the network card, a disk, their buses, and the file systems used.
 MODULES = ("virtio_pci", "virtio_net", "virtio_blk", "fuse")
 FOLDERS = ("bin", "etc/tern", "lib/modules", "mnt", "proc", "root", "run", "sys", "tmp", "usr/bin", "var/cache", "dev")
 
 
 class Ramdisk:
-    """An archive in the making, as the kernel unpacks it (cpio, "newc")."""
+    """A cpio archive under construction, in the format that the kernel unpacks ("newc")."""
 
     def __init__(self):
         self.files = {}
@@ -35,7 +35,7 @@ class Ramdisk:
         self.files[name] = (stat.S_IFLNK | 0o777, target.encode())
 
     def program(self, source, name):
-        """A program of this machine and the libraries that it is linked against, where it looks for them."""
+        """Adds a program of this machine and its shared libraries, at their original paths."""
         self.file(name, stripped(source), 0o755)
         listed = subprocess.run(["ldd", source], capture_output=True, text=True).stdout
         for library in re.findall(r"(/\S+) \(0x", listed):
@@ -43,7 +43,7 @@ class Ramdisk:
                 self.file(library[1:], pathlib.Path(library).read_bytes(), 0o755)
 
     def modules(self, kernel):
-        """The modules; `lib/modules/order` says in which order they are loaded."""
+        """Adds the modules; `lib/modules/order` lists them in loading order."""
         order = []
 
         def load(name):
@@ -73,7 +73,7 @@ class Ramdisk:
 
 
 def node(kernel, binaries):
-    """A machine that can be a node."""
+    """The archive for a machine that can be a node."""
     disk = Ramdisk()
     disk.file("init", (pathlib.Path(__file__).resolve().parent / "init").read_bytes(), 0o755)
     disk.program("/bin/busybox", "bin/busybox")
@@ -89,7 +89,7 @@ def node(kernel, binaries):
 
 
 def stripped(source):
-    """A program without what only a debugger reads: it is copied into memory twice."""
+    """A program without debug information, since the archive is copied into memory twice."""
     with tempfile.NamedTemporaryFile() as copy:
         if subprocess.run(["strip", "-o", copy.name, source], capture_output=True).returncode == 0:
             return pathlib.Path(copy.name).read_bytes()

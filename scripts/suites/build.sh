@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh SOURCES: git over a repository of two projects, and these built and tested as their makers do.
+# build.sh SOURCES: runs git on a repository of two projects, builds them and runs their own tests.
 set -u
 . "$(dirname "$0")/checks.sh"
 
@@ -24,7 +24,8 @@ cd clone/zlib || exit
 check "zlib: configure" ./configure
 check "zlib: make" make -j2
 check "zlib: make test" make test
-# Not from the clone: git keeps no times, and make would have files made anew that are there.
+# Not from the clone: git does not preserve times, so make would rebuild generated files that are in
+# the repository.
 cd ../../origin/xz-utils || exit
 check "xz: configure" ./configure --disable-nls --disable-doc
 check "xz: make" make -j2

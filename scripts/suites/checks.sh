@@ -1,4 +1,5 @@
-# What the suites share: a test says `ok NAME` or `not ok NAME`; whatever else is printed is for who looks into the log.
+# Functions shared by the suites. A test prints `ok NAME` or `not ok NAME`; all other output is only
+# for the log.
 
 check() { # NAME COMMAND...
     local name=$1
@@ -6,8 +7,8 @@ check() { # NAME COMMAND...
     if "$@" 2>&1 </dev/null; then echo "ok $name"; else echo "not ok $name"; fi
 }
 
-# Says of a test of several parts whether it has come to its end, good or bad, and had any.
-ended() { # NAME STATUS SAID: lines of what it said
+# Reports whether a test of several parts has completed, passed or failed, and had any parts.
+ended() { # NAME STATUS SAID: SAID is the test's output
     if (($2 == 124 || $2 == 137)); then
         echo "not ok $1: cut by time"
     elif (($2 > 1)); then

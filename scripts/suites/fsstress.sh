@@ -1,5 +1,6 @@
 #!/bin/bash
-# fsstress.sh SOURCES: xfstests' random operations on a tree, by three processes, and whether all of that can be read and removed.
+# fsstress.sh SOURCES: runs xfstests' random operations on a tree in three processes, then reads and
+# removes the tree.
 set -u
 . "$(dirname "$0")/checks.sh"
 

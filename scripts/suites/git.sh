@@ -1,5 +1,5 @@
 #!/bin/bash
-# git.sh SOURCES: some of git's own test files.
+# git.sh SOURCES: runs some of git's own test files.
 set -u
 . "$(dirname "$0")/checks.sh"
 
@@ -12,7 +12,7 @@ one() { # TEST
     mkdir -p "$out"
     TEST_OUTPUT_DIRECTORY=$out timeout 600 bash ./"$1"-*.sh --root="$root/$1" </dev/null >"$out/said" 2>&1
     local status=$?
-    # What is known to be broken or has been skipped is no test.
+    # Skipped tests and known failures are not counted.
     ended "$1" $status "$(sed -n "/# TOD[O] known\|# skip/d; s/^ok [0-9]* - /ok $1: /p; s/^not ok [0-9]* - /not ok $1: /p" "$out/said")"
 }
 export -f one ended

@@ -1,5 +1,5 @@
 #!/bin/bash
-# pjdfstest.sh SOURCES: what POSIX says of each call on files.
+# pjdfstest.sh SOURCES: tests POSIX conformance of each file system call.
 set -u
 . "$(dirname "$0")/checks.sh"
 

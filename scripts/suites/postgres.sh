@@ -1,10 +1,11 @@
 #!/bin/bash
-# postgres.sh SOURCES: PostgreSQL's regression tests, and its recovery after it was stopped at once in the middle of work.
+# postgres.sh SOURCES: runs PostgreSQL's regression tests, and tests its recovery after an immediate
+# stop under load.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 
 if ((EUID == 0)); then
-    # It does not run as root, and nobody may not read all folders.
+    # PostgreSQL refuses to run as root, and the user nobody cannot read all folders.
     rm -rf /tmp/suite-postgres
     mkdir /tmp/suite-postgres
     cp -a "$1/postgresql-15/installed" "$1/postgresql-15/src/test/regress" "$here" /tmp/suite-postgres/
@@ -21,7 +22,7 @@ data=$PWD/data
 check "initdb" initdb -D "$data" -U postgres -A trust --no-instructions
 printf '%s\n' "unix_socket_directories = '/tmp'" "listen_addresses = ''" "port = $PGPORT" "max_connections = 60" \
     >>"$data/postgresql.conf"
-# Its words go to a file: what it leaves running must not hold the pipe that these are read by.
+# Output goes to a file: a background process must not keep the pipe open that is read here.
 start() { pg_ctl -w -t 120 -D "$data" -l "$PWD/log" start >pg_ctl.log 2>&1; }
 check "start" start
 
@@ -34,8 +35,9 @@ ended regress $? "$(sed -nE 's/^(test)? +([a-z0-9_.-]+) +\.\.\. ok.*/ok regress:
 createdb bench
 check "pgbench -i" pgbench -q -i -s 5 bench
 psql -qc 'create extension amcheck' bench
-# All that was said to be done is there after each recovery, and the sums are those that pgbench keeps equal.
-told() { # Transactions whose end a client has heard of.
+# After each recovery, all acknowledged transactions must be present, and pgbench's invariant sums
+# must be equal.
+told() { # Number of transactions that were acknowledged to a client.
     cat told.* 2>/dev/null | wc -l
 }
 sums="select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)

@@ -1,5 +1,5 @@
-"""What other people's tests are made of: sources of Debian's packages and crates, fetched and built in a folder that may be
-kept for the next time. Nothing is installed."""
+"""The sources of third-party test suites: Debian packages and crates, downloaded and built in a folder that can be kept
+for later runs. Nothing is installed."""
 
 import os
 import pathlib
@@ -10,12 +10,12 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "kernels"))
 from debian import Debian  # noqa: E402
 
-# One release, so that the tests are the same ones wherever they run.
+# One release, so that the tests are the same on every machine.
 RELEASE = ("debian bookworm",)
 JOBS = f"-j{os.cpu_count()}"
 XFSTESTS = "https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git"
 
-# Of each source what makes of it what its tests need.
+# The build command for each source.
 BUILDS = {
     "zlib": "",
     "xz-utils": "",
@@ -27,7 +27,7 @@ BUILDS = {
 }
 CRATES = {"pjdfstest": "0.2.2", "fsx": "0.3.2"}
 
-# What its own configure would find out for it, which looks for much that fsstress does not need.
+# A fixed configuration: the package's own configure checks for much that fsstress does not need.
 HEADS = "SYS_TYPES SYS_STAT SYS_STATVFS SYS_TIME SYS_IOCTL SYS_PARAM SYS_WAIT MALLOC ERRNO STRING STRINGS ERR STDINT UNISTD"
 HEADS += " STDLIB FCNTL DIRENT LINUX_FALLOC XFS_XFS"
 FSSTRESS = "".join(f"#define HAVE_{head}_H 1\n" for head in HEADS.split())
@@ -35,11 +35,11 @@ FSSTRESS += "".join(f"#define {has} 1\n" for has in ("STDC_HEADERS", "HAVE_FALLO
 
 
 class Missing(Exception):
-    """Something cannot be had here."""
+    """A source is not available on this machine."""
 
 
 class Sources:
-    """What has been fetched and built, in a folder."""
+    """A folder with downloaded and built sources."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
@@ -47,7 +47,7 @@ class Sources:
         self.debian = Debian(self.folder / "debian", RELEASE, "deb-src")
 
     def run(self, name, script, where):
-        """Runs a shell script to make something; what it says is kept beside it."""
+        """Runs a build script; its output is stored beside the source."""
         log = self.folder / f"{name}.log"
         with log.open("w", encoding="utf-8") as said:
             done = subprocess.run(["bash", "-ec", script], cwd=where, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
@@ -55,13 +55,13 @@ class Sources:
             raise Missing(f"{name} cannot be made: {log} says why")
 
     def get(self, name):
-        """Has a source there, under its name, with all that its tests need."""
+        """Makes a source available under its name, built with all that its tests need."""
         place = self.folder / name
         built = place / ".built"
         if built.exists():
             return
         print(f"test-suites: fetching and building {name}", file=sys.stderr, flush=True)
-        # Where it stays: what is built may know its own path.
+        # Built at its final path, because the results may contain that path.
         shutil.rmtree(place, ignore_errors=True)
         if name in CRATES:
             install = f"cargo install --quiet --locked --root {place} --version {CRATES[name]} {name}"
@@ -74,12 +74,12 @@ class Sources:
         built.touch()
 
     def unpack(self, package, place):
-        """Fetches the source of a package of Debian's, with its patches."""
+        """Downloads the source of a Debian package and applies its patches."""
         if not self.debian.source(package, place):
             raise Missing(f"Debian's source of {package} cannot be fetched; is there a network?")
 
     def fsstress(self, place):
-        """fsstress is in xfstests, which nobody packages: TERN_XFSTESTS names a copy of it, or it is cloned."""
+        """fsstress is in xfstests, which has no package: it is copied from TERN_XFSTESTS, or cloned."""
         tree = os.environ.get("TERN_XFSTESTS")
         if not tree:
             tree = self.folder / "xfstests.git"

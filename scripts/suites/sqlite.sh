@@ -1,6 +1,6 @@
 #!/bin/bash
-# sqlite.sh SOURCES: those of SQLite's own tests that are about files, but for the few that take minutes each, and one that
-# goes by the clock (busy2).
+# sqlite.sh SOURCES: runs SQLite's own file tests, except a few that take minutes each, and busy2,
+# which depends on the clock.
 set -u
 . "$(dirname "$0")/checks.sh"
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# stress-ng.sh: its stressors of file systems, each of which looks at what it finds.
+# stress-ng.sh: runs stress-ng's file system stressors, each of which verifies its results.
 set -u
 . "$(dirname "$0")/checks.sh"
 
@@ -11,7 +11,8 @@ for kind in $KINDS; do
     timeout 60 stress-ng --"$kind" 2 --timeout "${TERN_SECONDS:-2}" --verify --temp-path . >said 2>&1 </dev/null
     status=$?
     cat said
-    # 4 is what cannot be had here, on the disk either; 1 is a kind that this version does not know.
+    # Status 4: not available on this machine, on the disk either; 1: this version lacks the
+    # stressor.
     case $status in
     0) echo "ok $kind" ;;
     1 | 4) echo "$kind: not here" ;;

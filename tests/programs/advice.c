@@ -1,5 +1,6 @@
-/* Proves: what madvise promises, wherever the memory is by then: DONTNEED and FREE, DONTFORK and WIPEONFORK to a child,
- * POPULATE, REMOVE and REPLACE refused or done, hints; msync and mincore; names for memory are no error. */
+/* Proves: the semantics of madvise, wherever the memory is: DONTNEED and FREE, DONTFORK and
+ * WIPEONFORK for a child, POPULATE, REMOVE and REPLACE done or refused, hints; msync and
+ * mincore; names for memory are no error. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -28,7 +29,7 @@ static bool is_mapped(unsigned char *at)
 
 int main(void)
 {
-	/* for the whole life of the program, so that most turns see them after moves */
+	/* mapped for the whole run, so that most rounds see it after moves */
 	unsigned char *not_forked = map(), *wiped = map(), *both = map(), *undone = map(), *inner = map();
 	CHECK_IS(madvise(not_forked, LEN, MADV_DONTFORK), 0);
 	CHECK_IS(madvise(wiped, LEN, MADV_WIPEONFORK), 0);
@@ -47,7 +48,7 @@ int main(void)
 				CHECK_IS(undone[i], 0x5a);
 				CHECK_IS(inner[i], i / PAGE >= 4 && i / PAGE < 8 ? 0 : 0x5a);
 			}
-			/* inherited: the child's child finds it wiped again */
+			/* inherited: a grandchild sees it wiped again */
 			memset(wiped, 1, LEN);
 			pid_t next = fork();
 			CHECK(next >= 0);
@@ -68,7 +69,7 @@ int main(void)
 					     MADV_NOHUGEPAGE, MADV_MERGEABLE, MADV_UNMERGEABLE, MADV_DONTDUMP, MADV_DODUMP,
 					     MADV_COLD, MADV_PAGEOUT };
 		for (size_t i = 0; i < sizeof hints / sizeof *hints; i++) {
-			/* a kernel may be built without some; then it says EINVAL */
+			/* a kernel may be built without some of them, and returns EINVAL */
 			CHECK(madvise(a, LEN, hints[i]) == 0 || errno == EINVAL || errno == EBADF);
 			CHECK(a[0] == 0x5a && a[LEN - 1] == 0x5a);
 		}
@@ -78,7 +79,7 @@ int main(void)
 		unsigned char there[PAGES] = { 0 };
 		CHECK_IS(mincore(a, LEN, there), 0);
 		CHECK(a[0] == 0 && a[LEN / 2] == 0x5a);
-		/* freed: the old content or zero, page by page; written again, it is kept */
+		/* freed pages read as the old content or zero; pages written again are kept */
 		CHECK_IS(madvise(a, LEN, MADV_FREE), 0);
 		for (int i = 0; i < PAGES; i++)
 			a[i * PAGE + 100] = (unsigned char)i;
@@ -87,7 +88,7 @@ int main(void)
 			CHECK(a[i * PAGE] == 0 || a[i * PAGE] == 0x5a);
 		}
 		CHECK_IS(madvise(a, LEN, MADV_POPULATE_READ), 0);
-		/* what is no memory, or not aligned */
+		/* unmapped or unaligned ranges */
 		CHECK_IS(munmap(a + 4 * PAGE, PAGE), 0);
 		CHECK_IS(madvise(a, LEN, MADV_NORMAL), -1);
 		CHECK_IS(errno, ENOMEM);
@@ -100,7 +101,7 @@ int main(void)
 		CHECK_IS(msync(a, PAGE, MS_SYNC), 0);
 		CHECK_IS(msync(a, LEN, MS_ASYNC), -1);
 		CHECK_IS(errno, ENOMEM);
-		/* PR_SET_VMA_ANON_NAME: a kernel with names takes it, another says EINVAL */
+		/* PR_SET_VMA_ANON_NAME: EINVAL on a kernel without names */
 		CHECK(prctl(0x53564d41, 0, a, PAGE, "mine") == 0 || errno == EINVAL);
 		CHECK_IS(munmap(a, LEN), 0);
 		rest_ms(1);

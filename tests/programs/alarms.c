@@ -1,4 +1,5 @@
-/* Proves: alarm, setitimer (real, virtual, profiling) and POSIX timers come when they should, as often as they should. */
+/* Proves: alarm, setitimer (real, virtual, profiling) and POSIX timers expire when they should, as
+ * often as they should. */
 #include "program.h"
 #include <sys/time.h>
 
@@ -14,7 +15,7 @@ int main(void)
 	sigset_t alarms, before;
 	sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
 	do {
-		/* it comes only while it is waited for: one before that would be waited for in vain */
+		/* blocked except during the wait: an earlier signal would be missed */
 		CHECK_IS(sigprocmask(SIG_BLOCK, &alarms, &before), 0);
 		double begun = now();
 		memset((void *)count, 0, sizeof count);
@@ -37,13 +38,13 @@ int main(void)
 			CHECK(left.it_interval.tv_usec == 20000 && left.it_value.tv_usec <= 60000);
 			pause();
 		}
-		took = now() - begun; /* ten: 50 ms, and nine times 20 */
+		took = now() - begun; /* ten expiries: 50 ms, and nine times 20 */
 		CHECK(took > 0.22 && took < 8);
 		memset(&each, 0, sizeof each);
 		CHECK_IS(setitimer(ITIMER_REAL, &each, &left), 0);
 		CHECK_IS(left.it_interval.tv_usec, 20000);
 
-		/* by the CPU time used: these go with the program */
+		/* by CPU time: these move with the program */
 		struct itimerval cpu = { { 0, 20000 }, { 0, 20000 } };
 		CHECK_IS(setitimer(ITIMER_VIRTUAL, &cpu, NULL), 0);
 		CHECK_IS(setitimer(ITIMER_PROF, &cpu, NULL), 0);

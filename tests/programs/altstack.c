@@ -1,5 +1,5 @@
-/* Proves: a handler on its own stack (sigaltstack), which computes there long enough to be moved, and returns; also a
- * second signal on top of the first. */
+/* Proves: a handler on its own stack (sigaltstack) that computes there long enough to be moved, and
+ * returns; also a second signal on top of the first. */
 #include "program.h"
 
 static _Alignas(16) char stack[128 * 1024];

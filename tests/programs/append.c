@@ -1,5 +1,5 @@
-/* Proves: two relatives that append to one file with O_APPEND never overwrite each other's records; and that two
- * relatives share one offset of one open file. */
+/* Proves: two related processes that append to one file with O_APPEND never overwrite each
+ * other's records, and two related processes share the offset of one open file. */
 #include "program.h"
 
 struct record {
@@ -28,7 +28,7 @@ int main(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		int own = open("log", O_WRONLY | O_APPEND); /* a description of its own */
+		int own = open("log", O_WRONLY | O_APPEND); /* an open file description of its own */
 		CHECK(own >= 0);
 		append(own, 2, 100000);
 		append(fd, 3, 50); /* and then the shared one */

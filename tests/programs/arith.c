@@ -1,4 +1,5 @@
-/* Proves: integer, x87 and SSE state, with the x87 control word and MXCSR rounding that the program set. */
+/* Proves: integer, x87 and SSE state, with the x87 control word and MXCSR rounding modes that
+ * the program has set. */
 #include "program.h"
 
 static void set_x87(unsigned short word) { __asm__ volatile("fldcw %0" ::"m"(word)); }
@@ -26,7 +27,7 @@ static uint64_t integers(void)
 	return sum;
 }
 
-/* Keeps values on the x87 stack over the whole loop: at a move they are nowhere else. */
+/* Keeps values on the x87 stack over the whole loop, and nowhere else. */
 static uint64_t extended(void)
 {
 	long double sum = 0;
@@ -54,7 +55,8 @@ static uint64_t doubles(void)
 
 int main(void)
 {
-	/* nearest/extended, down/double, up/single, to zero/extended; SSE the same, the last with flush to zero */
+	/* nearest/extended, down/double, up/single, to zero/extended; SSE the same, the last
+	 * with flush to zero */
 	static const unsigned short x87[4] = { 0x37f, 0x67f, 0x87f, 0xf7f };
 	static const unsigned mxcsr[4] = { 0x1f80, 0x3f80, 0x5f80, 0xff80 };
 	uint64_t whole = integers(), long_sum[4], sum[4];
@@ -65,7 +67,7 @@ int main(void)
 		    (unsigned long long)sum[mode]);
 	}
 	say("integers: %016llx\n", (unsigned long long)whole);
-	CHECK(sum[1] != sum[2] && long_sum[1] != long_sum[2]); /* the rounding did something */
+	CHECK(sum[1] != sum[2] && long_sum[1] != long_sum[2]); /* the rounding modes made a difference */
 	do {
 		CHECK(integers() == whole);
 		for (int mode = 0; mode < 4; mode++) {

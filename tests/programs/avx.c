@@ -1,5 +1,5 @@
-/* Proves: the AVX2 and AVX-512 registers, mask registers included, live across a move. What the CPU has not is
- * left out, and said. */
+/* Proves: the AVX2 and AVX-512 registers, including mask registers, survive a move. Features
+ * that the CPU lacks are skipped, and reported. */
 #include "program.h"
 #include <cpuid.h>
 

@@ -1,8 +1,8 @@
-/* Proves: what a program has registered for with membarrier holds after a move. */
+/* Proves: a program's membarrier registrations remain in force after a move. */
 #include "program.h"
 #include <sys/syscall.h>
 
-/* linux/membarrier.h, which musl has not. */
+/* from linux/membarrier.h, which musl lacks */
 enum { PRIVATE_EXPEDITED = 1 << 3, REGISTER_PRIVATE_EXPEDITED = 1 << 4 };
 
 int main(void)

@@ -1,4 +1,5 @@
-/* Proves: the heap's end goes up and down by brk, and what is granted is there, wherever it was last moved. */
+/* Proves: the break goes up and down, and the memory granted is usable, wherever the program was
+ * moved. */
 #include "program.h"
 #include <sys/syscall.h>
 
@@ -18,7 +19,8 @@ int main(void)
 				CHECK_IS(start[i], 0);
 			memset(start + had, 1, size - had);
 		} else {
-			/* cleared first: the rest of its last page stays, and is granted again as it was */
+			/* cleared first: the rest of its last page stays, and is granted again
+			 * unchanged */
 			memset(start + size, 0, had - size);
 			CHECK(end_at(start + size) == start + size);
 			for (size_t i = 0; i < size; i += 512)

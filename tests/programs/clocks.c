@@ -1,8 +1,9 @@
-/* Proves: monotonic and boot clocks, by vDSO and by system call, never go back, agree with each other, and
- * jump by no more than a move lasts; the wall clock stays within a second of them; getcpu and time answer.
+/* Proves: monotonic and boot clocks, by vDSO and by system call, never go back, agree with each
+ * other, and jump by no more than a move lasts; the wall clock stays within a second of them;
+ * getcpu and time work.
  *
- *   TERN_RAW=no   leave out CLOCK_MONOTONIC_RAW: between machines that have kept time by themselves no kernel can
- *                 continue it, since its offset in a time namespace is that of CLOCK_MONOTONIC
+ *   TERN_RAW=no   leave out CLOCK_MONOTONIC_RAW: it cannot continue on another machine, as its offset in a time
+ *                 namespace is that of CLOCK_MONOTONIC
  */
 #include "program.h"
 #include <sched.h>
@@ -38,12 +39,12 @@ int main(void)
 			CHECK(cpu < 4096);
 			CHECK(sched_getcpu() >= 0);
 		}
-		/* vDSO and call one after the other, both ways */
+		/* vDSO and system call in turn, in both orders */
 		double by_vdso = now(), by_call;
 		syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
 		by_call = seconds(t);
 		CHECK(by_call >= by_vdso && now() >= by_call);
-		/* whatever comes between the looks at the two */
+		/* a delay between the two readings */
 		struct timeval day;
 		double least = now() - settled;
 		gettimeofday(&day, NULL);

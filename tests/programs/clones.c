@@ -1,5 +1,5 @@
-/* Proves: how children are made and how they are waited for: clone and clone3 with their flags, signals of their end other
- * than SIGCHLD, siblings, shared descriptors and folders, pidfds; every way of waiting. */
+/* Proves: how children are created and waited for: clone and clone3 with their flags, exit signals
+ * other than SIGCHLD, siblings, shared descriptors and folders, pidfds; every way of waiting. */
 #include "program.h"
 #include <poll.h>
 #include <sched.h>
@@ -32,7 +32,7 @@ static pid_t raw_clone(unsigned long flags, int *parent_tid, int *child_tid)
 	return (pid_t)syscall(SYS_clone, flags, 0, parent_tid, child_tid, 0);
 }
 
-/* struct clone_args, as long as all kernels know it */
+/* struct clone_args, in the size that all kernels support */
 struct args {
 	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls;
 };
@@ -45,7 +45,7 @@ static void await_seen(int signal, int times)
 	CHECK_IS(seen[signal], times);
 }
 
-/* The signal of its end, and what wait thinks of such a child. */
+/* Its exit signal, and how wait treats such a child. */
 static void exit_signals(void)
 {
 	int status;
@@ -57,11 +57,11 @@ static void exit_signals(void)
 		_exit(12);
 	await_seen(SIGUSR1, 1);
 	CHECK(seen[SIGCHLD] == 0 && from == child && code == CLD_EXITED && status_told == 12);
-	CHECK_IS(waitpid(child, &status, 0), -1); /* a clone child is not waited for as others are */
+	CHECK_IS(waitpid(child, &status, 0), -1); /* a clone child is not waited for without __WCLONE */
 	CHECK_IS(errno, ECHILD);
 	CHECK_IS(waitpid(child, &status, __WCLONE), child);
 	CHECK_IS(WEXITSTATUS(status), 12);
-	child = raw_clone(0, NULL, NULL); /* no signal at all */
+	child = raw_clone(0, NULL, NULL); /* no exit signal */
 	CHECK(child >= 0);
 	if (child == 0) {
 		rest_ms(5);
@@ -77,7 +77,7 @@ static void exit_signals(void)
 	await_seen(SIGCHLD, 1);
 	CHECK_IS(waitpid(child, &status, __WCLONE | WNOHANG), -1);
 	await_exit(child, 14);
-	/* one that execs gets SIGCHLD again */
+	/* after an exec the exit signal is SIGCHLD again */
 	child = raw_clone(SIGUSR1, NULL, NULL);
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -105,7 +105,7 @@ static void flags(void)
 	CHECK_IS(written, -1);
 	await_exit(child, 0);
 
-	/* shared descriptors: what the child opens and closes, we have and have not */
+	/* shared descriptors: opens and closes of the child are visible here */
 	int ends[2];
 	CHECK_IS(pipe(ends), 0);
 	int high = fcntl(ends[0], F_DUPFD, 300);
@@ -136,7 +136,7 @@ static void flags(void)
 	CHECK_IS(chdir("/"), 0);
 	CHECK_IS(umask(before), 077);
 
-	/* a sibling: our parent's child, not ours */
+	/* a sibling: a child of this process's parent */
 	child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -159,7 +159,7 @@ static void flags(void)
 	CHECK_IS(sum, 31);
 	CHECK_IS(wait(&status), -1);
 
-	/* a descriptor for the child */
+	/* a pidfd for the child */
 	int fd = -1;
 	child = raw_clone(CLONE_PIDFD | SIGCHLD, &fd, NULL);
 	CHECK(child >= 0);
@@ -180,7 +180,7 @@ static void flags(void)
 	CHECK_IS(errno, EINVAL);
 }
 
-/* clone3, wherever the kernel has it. */
+/* clone3, where the kernel has it. */
 static void third(void)
 {
 	static int child_tid, parent_tid, fd;
@@ -209,7 +209,7 @@ static void third(void)
 	a = (struct args){ .flags = CLONE_PIDFD | CLONE_FILES, .pidfd = (uintptr_t)&fd, .exit_signal = SIGCHLD };
 	child = raw_clone3(&a);
 	if (child < 0) {
-		CHECK_IS(errno, ENOSYS); /* not each of its flags is possible everywhere */
+		CHECK_IS(errno, ENOSYS); /* not every flag is supported everywhere */
 	} else {
 		if (child == 0)
 			_exit(close(200) == 0 ? 1 : 20);
@@ -218,7 +218,7 @@ static void third(void)
 		CHECK_IS(info.si_status, 20);
 		close(fd);
 	}
-	/* wrong ones are refused */
+	/* invalid flags are refused */
 	a = (struct args){ .exit_signal = 0x1000 };
 	CHECK_IS(raw_clone3(&a), -1);
 	CHECK(errno == EINVAL || errno == ENOSYS);
@@ -235,7 +235,7 @@ static int on_stack(void *arg)
 	return 23;
 }
 
-/* glibc's own, with a stack, in the parent's memory and in a copy. */
+/* glibc's clone, with a stack, in the parent's memory and in a copy. */
 static void libcs(void)
 {
 	int four = 4;
@@ -250,7 +250,7 @@ static void libcs(void)
 	await_exit(child, 23);
 }
 
-/* Waiting by group and by kind, without taking, without waiting; with what was used. */
+/* Waiting by group and by kind, with WNOWAIT, with WNOHANG; with resource usage. */
 static void waiting(void)
 {
 	pid_t children[3];

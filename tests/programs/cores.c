@@ -1,13 +1,14 @@
-/* Proves: a fault away leaves the core that it would have left at home, with the program's memory in it; what
- * dies by a signal leaves such a core or none, never a false one, and its parent is told the truth. */
+/* Proves: a fault away leaves the core that it would have left at home, with the program's memory
+ * in it; death by a signal leaves such a core or none, never a wrong one, and the parent gets the
+ * right status. */
 #include "program.h"
 #include <sys/resource.h>
 
 static const char *const name = "core";
-/* Made at run time, so that it is nowhere but in memory that was written. */
+/* Made at run time, so that it is only in memory that was written. */
 static char *marker;
 
-/* Whether a core of this machine is a file that we find here. */
+/* Whether this machine writes cores to files in the current directory. */
 static bool cores_lie_here(void)
 {
 	char pattern[256] = "", with_pid[8] = "";
@@ -20,7 +21,7 @@ static bool cores_lie_here(void)
 	return strcmp(pattern, "core\n") == 0 && with_pid[0] == '0';
 }
 
-/* Whether the core is there, whole, with the marker in it; it is gone afterwards. */
+/* Whether the core is there, complete, with the marker in it; removes it. */
 static bool take_core(void)
 {
 	int fd = open(name, O_RDONLY);

@@ -1,10 +1,11 @@
-/* Proves: CPU time, by four calls that agree, grows by what the program uses wherever it runs, and never goes back,
- * but for one case: at home by itself again, a process is told home's part of it only (docs/limits.md). */
+/* Proves: CPU time, by four calls that agree, grows by what the program uses wherever it runs,
+ * and never goes back, with one exception: when it has come home by itself, home reports only
+ * its part of it (docs/reference/limits.md). */
 #include "program.h"
 #include <sys/resource.h>
 #include <sys/times.h>
 
-/* A tick each for user and system time, and what a journey costs the process. */
+/* A tick each for user and system time, and the cost of a journey for the process. */
 static const double slack = 0.1;
 
 static double process_clock(void)
@@ -38,7 +39,7 @@ static double usage(void)
 	struct rusage u;
 	CHECK_IS(getrusage(RUSAGE_SELF, &u), 0);
 	double now_user = seconds(u.ru_utime), now_system = seconds(u.ru_stime);
-	/* What it has used since may hide in their sum that it is home again. */
+	/* CPU time used since may hide in the sum that it is home again. */
 	if (now_user < user || now_system < system)
 		CHECK(now_user + now_system <= of_home() + slack);
 	user = now_user, system = now_system;
@@ -66,7 +67,8 @@ int main(void)
 		}
 		for (int i = 1; i < WAYS && !home; i++) {
 			double first = got[0], other = got[i];
-			/* It may have come home between the two, or left again: but not each time. */
+			/* It may have come home between the two calls, or left again: but not
+			 * each time. */
 			for (int j = 0; j < 3 && (other < first - slack || other > first + slack); j++)
 				first = ways[0](), other = ways[i]();
 			if (other < first - slack || other > first + slack)

@@ -1,10 +1,10 @@
-/* Proves: timers that count CPU time (ITIMER_PROF, ITIMER_VIRTUAL, timer_create on the clocks of the process, of a thread
- * and by their numbers, RLIMIT_CPU) are due when so much has been used, wherever it was: not before, not twice, with
- * what is left and the right siginfo; blocked, waited for, across exec and not across fork; and end a program that has no
- * handler.
+/* Proves: timers on CPU time (ITIMER_PROF, ITIMER_VIRTUAL, timer_create on the clocks of the
+ * process, of a thread and by their ids, RLIMIT_CPU) expire when that much was used, wherever it
+ * was: not before, not twice, with the right remaining time and siginfo; blocked, waited for,
+ * across exec and not across fork; and they end a program that has no handler.
  *
- * At home again a program is told home's part of its CPU time only (docs/limits.md), but its timers go on with what is
- * left: so time is measured here by what the timers say. */
+ * At home again, a program gets only home's part of its CPU time (docs/reference/limits.md), but its timers
+ * continue with what is left: so time is measured here by the timers' values. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -35,7 +35,9 @@ static void compute_a_little(void)
 		work += (uint64_t)i;
 }
 
-/* Computes until the signal has come so often, and does not rest: no other than CPU time passes for a timer. */
+/* Computes until the signal has come this often, without sleeping: only CPU time advances a
+ * timer. Computes until the signal has come this often, without sleeping: only CPU time advances
+ * a timer. */
 static void compute_until(int signal, int times)
 {
 	double begun = now();
@@ -70,13 +72,13 @@ static void interval(int which, int signal)
 	CHECK_IS(setitimer(which, &none, &old), 0);
 	CHECK_IS(old.it_interval.tv_usec, 20000);
 	CHECK_IS(left(which), 0);
-	/* One that was on its way has come with the next call. */
+	/* One that was pending comes with the next call. */
 	int had = count[signal];
 	for (int i = 0; i < 60; i++)
 		compute_a_little();
 	CHECK_IS(count[signal], had);
 
-	/* What it is set for passes only when CPU time does. */
+	/* The remaining time decreases only with CPU time. */
 	struct itimerval far = { { 0, 0 }, { 100, 0 } };
 	CHECK_IS(setitimer(which, &far, NULL), 0);
 	double before = left(which);
@@ -99,7 +101,7 @@ static void posix(clockid_t clock, int notify)
 {
 	struct sigevent event = { .sigev_notify = notify, .sigev_signo = SIGUSR1 };
 	event.sigev_value.sival_int = 4711;
-	/* sigev_notify_thread_id, for which each libc has another name */
+	/* sigev_notify_thread_id, which has another name in each libc */
 	int own = (int)syscall(SYS_gettid), timer;
 	if (notify == SIGEV_THREAD_ID)
 		memcpy((char *)&event + 16, &own, sizeof own);
@@ -113,7 +115,7 @@ static void posix(clockid_t clock, int notify)
 	CHECK(rest.it_value.tv_sec == 0 && rest.it_value.tv_nsec <= 40000000);
 	CHECK_IS(rest.it_interval.tv_nsec, 15000000);
 	if (notify == SIGEV_NONE) {
-		/* It counts, and says so when it is asked. */
+		/* It counts, and reports on request. */
 		struct itimerspec once = { { 0, 0 }, { 0, 40000000 } };
 		CHECK_IS(syscall(SYS_timer_settime, timer, 0, &once, NULL), 0);
 		double begun = now();
@@ -130,7 +132,7 @@ static void posix(clockid_t clock, int notify)
 		CHECK(overrun >= 0 && syscall(SYS_timer_getoverrun, timer) >= 0);
 		CHECK_IS(syscall(SYS_timer_settime, timer, 0, &none, &rest), 0);
 		CHECK_IS(rest.it_interval.tv_nsec, 15000000);
-		/* At a time that is over. */
+		/* At a time in the past. */
 		int had = count[SIGUSR1];
 		struct itimerspec past = { { 0, 0 }, { 0, 1 } };
 		CHECK_IS(syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &past, NULL), 0);
@@ -152,7 +154,8 @@ static void *other(void *unused)
 	return NULL;
 }
 
-/* A timer on another thread's clock, and one on its own of a thread that rests: only the first is ever due. */
+/* A timer on another thread's clock, and one on the own clock of a sleeping thread: only the first
+ * ever expires. */
 static void threads(void)
 {
 	pthread_t thread;
@@ -184,7 +187,7 @@ static void threads(void)
 	CHECK_IS(pthread_join(thread, NULL), 0);
 }
 
-/* Blocked it waits, once, and is taken by who waits for it. */
+/* A blocked signal is pending once, and is taken by a wait. */
 static void blocked(void)
 {
 	sigset_t set, before;
@@ -211,7 +214,7 @@ static void blocked(void)
 	CHECK_IS(sigtimedwait(&set, &info, &moment), -1);
 	CHECK_IS(errno, EAGAIN);
 
-	/* A handler is told how often it would have run. */
+	/* A handler gets the number of overruns. */
 	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1 };
 	int timer;
 	struct itimerspec fast = { { 0, 5000000 }, { 0, 5000000 } };
@@ -272,7 +275,7 @@ static void replaced(char **argv)
 	CHECK_IS(WTERMSIG(status), SIGPROF);
 }
 
-/* Warned after a second of CPU time. */
+/* SIGXCPU after a second of CPU time. */
 static void limited(void)
 {
 	pid_t child = fork();

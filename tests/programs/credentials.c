@@ -1,4 +1,4 @@
-/* Proves: ids, groups, session, limits and priority stay those of home. */
+/* Proves: ids, groups, session, limits and priority are those of home. */
 #include "program.h"
 #include <grp.h>
 #include <sys/resource.h>
@@ -31,7 +31,7 @@ int main(void)
 		CHECK(getrlimit(RLIMIT_NOFILE, &got) == 0 && got.rlim_cur == 200 && got.rlim_max == 300);
 		CHECK(getrlimit(RLIMIT_CORE, &got) == 0 && got.rlim_cur == 0);
 		CHECK_IS(getpriority(PRIO_PROCESS, 0), nice_before);
-		/* the limit is in force: descriptors end at 199 */
+		/* the limit is in force: the highest descriptor is 199 */
 		CHECK_IS(dup2(1, 200), -1);
 		CHECK_IS(errno, EBADF);
 		CHECK_IS(dup2(1, 199), 199);

@@ -1,9 +1,9 @@
-/* Proves: families that outlive their heads: daemons by double fork, reapers of their own, sessions and groups, trees ten
- * deep, crowds of zombies, and who the parent of an orphan is. */
+/* Proves: families whose first process has ended: daemons by double fork, subreapers, sessions and
+ * groups, trees ten deep, many zombies, and the parent of an orphan. */
 #include "program.h"
 #include <sys/prctl.h>
 
-/* A daemon belongs to the nearest reaper: us. */
+/* A daemon is reparented to the nearest subreaper: this process. */
 static void daemons(void)
 {
 	int told[2];
@@ -15,7 +15,7 @@ static void daemons(void)
 		pid_t between = getpid();
 		if (fork())
 			_exit(1);
-		/* a session's member, not its head */
+		/* a member of the session, not its leader */
 		CHECK_IS(getsid(0), between);
 		CHECK(getpgid(0) == between && getpid() != between);
 		for (int i = 0; getppid() == between && i < 30000; i++)
@@ -33,7 +33,7 @@ static void daemons(void)
 	close(told[0]), close(told[1]);
 }
 
-/* A reaper further down is nearer; when that ends, its orphans are ours. */
+/* A subreaper further down is nearer; when it ends, its orphans are reparented to this process. */
 static void reapers(void)
 {
 	int told[2], seen[2];
@@ -64,7 +64,7 @@ static void reapers(void)
 		await_exit(middle, 2);
 		char byte;
 		CHECK_IS(read(seen[0], &byte, 1), 1);
-		CHECK_IS(waitpid(-1, &status, WNOHANG), 0); /* the leaf is ours now */
+		CHECK_IS(waitpid(-1, &status, WNOHANG), 0); /* the leaf is a child of this process now */
 		_exit(63);
 	}
 	await_exit(child, 63);
@@ -78,7 +78,7 @@ static void reapers(void)
 	close(told[0]), close(told[1]), close(seen[0]), close(seen[1]);
 }
 
-/* Each is the parent of the next, ten deep; the statuses come up again. */
+/* Each is the parent of the next, ten deep; the statuses are passed up. */
 static int deeper(int level, int out)
 {
 	if (level == 10) {
@@ -108,7 +108,7 @@ static void tree(void)
 	close(told[0]), close(told[1]);
 }
 
-/* Many that nobody waits for yet: their numbers and statuses stay theirs. */
+/* Many zombies: their pids and statuses stay. */
 static void zombies(void)
 {
 	pid_t children[20];
@@ -144,14 +144,14 @@ static void groups(void)
 		CHECK_IS(getpgrp(), getpgid(getppid()));
 		CHECK_IS(setpgid(0, 0), 0);
 		CHECK_IS(getpgrp(), getpid());
-		CHECK_IS(setsid(), -1); /* a group's head cannot */
+		CHECK_IS(setsid(), -1); /* a group leader cannot */
 		CHECK_IS(errno, EPERM);
 		pid_t inner = fork();
 		CHECK(inner >= 0);
 		if (inner == 0) {
 			CHECK_IS(setsid(), getpid());
 			CHECK(getsid(0) == getpid() && getpgrp() == getpid());
-			CHECK_IS(setpgid(0, getppid()), -1); /* a session's head stays what it is */
+			CHECK_IS(setpgid(0, getppid()), -1); /* a session leader cannot change its group */
 			CHECK_IS(errno, EPERM);
 			CHECK_IS(open("/dev/tty", O_RDWR), -1);
 			CHECK_IS(errno, ENXIO);

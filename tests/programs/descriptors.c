@@ -1,4 +1,5 @@
-/* Proves: dup, dup2, dup3, F_DUPFD, close-on-exec, close_range and inheritance over fork: one table, that of home. */
+/* Proves: dup, dup2, dup3, F_DUPFD, close-on-exec, close_range and inheritance over fork: one
+ * descriptor table, that of home. */
 #include "program.h"
 
 int main(void)
@@ -25,7 +26,7 @@ int main(void)
 			_exit(0);
 		}
 		await_exit(child, 0);
-		CHECK_IS(write(50, " parent", 7), 7); /* the child's close was its own */
+		CHECK_IS(write(50, " parent", 7), 7); /* the child closed its own copy */
 		char text[32];
 		CHECK_IS(pread(fd, text, sizeof text, 0), 18);
 		CHECK(memcmp(text, "fifty child parent", 18) == 0);
@@ -34,7 +35,7 @@ int main(void)
 		CHECK_IS(close(fd) | close(copy) | close(high) | close(50) | close(51), 0);
 		CHECK_IS(fcntl(50, F_GETFD), -1);
 		CHECK_IS(errno, EBADF);
-		/* the lowest free number is the next one, as always */
+		/* the lowest free number is used next */
 		int low = open("d", O_RDONLY);
 		CHECK_IS(low, fd);
 		close(low);

@@ -1,4 +1,5 @@
-/* Proves: making, listing, renaming, linking and removing names, stat and times, relative to a directory too. */
+/* Proves: creating, listing, renaming, linking and removing names, stat and times, also relative
+ * to a directory. */
 #include "program.h"
 #include <dirent.h>
 #include <sys/statvfs.h>

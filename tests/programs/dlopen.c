@@ -1,5 +1,5 @@
-/* Proves: libraries loaded and unloaded while the program runs, called through their symbols, with their own TLS and
- * lazily bound functions. */
+/* Proves: libraries loaded and unloaded while the program runs, called through their symbols,
+ * with their own TLS and lazily bound functions. */
 #include "program.h"
 #include <dlfcn.h>
 
@@ -23,7 +23,7 @@ int main(void)
 		CHECK(dlsym(libm, "no_such_symbol") == NULL);
 		CHECK(dlerror() != NULL);
 		CHECK_IS(dlclose(libm), 0);
-		/* one that the program was not linked with: mapped and unmapped each time */
+		/* a library the program was not linked with: mapped and unmapped each time */
 		void *other = dlopen("libnss_files.so.2", RTLD_NOW);
 		if (!other)
 			other = dlopen("libresolv.so.2", RTLD_NOW);

@@ -1,5 +1,6 @@
-/* Proves: epoll in all its ways: level, edge, one-shot, exclusive, nested, changed and removed; eventfd, timerfd,
- * signalfd and FIFOs in it; its masks and its time limits, to the nanosecond where the kernel has them. */
+/* Proves: all modes of epoll: level, edge, one-shot, exclusive, nested, changed and removed;
+ * eventfd, timerfd, signalfd and FIFOs in it; its signal masks and timeouts, to the nanosecond
+ * where the kernel has them. */
 #include "program.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -19,7 +20,7 @@ static void add(int fd, uint32_t events, uint64_t data)
 	CHECK_IS(epoll_ctl(set, EPOLL_CTL_ADD, fd, &e), 0);
 }
 
-/* What is ready now: the sum of the data of all. */
+/* What is ready now: the sum of all data fields. */
 static uint64_t ready(int limit)
 {
 	struct epoll_event got[16];
@@ -48,7 +49,7 @@ static void triggers(void)
 	CHECK_IS(ready(0), 0);
 	put(ends[1]);
 	CHECK_IS(ready(-1), 1);
-	CHECK_IS(ready(0), 1); /* level: as long as there is something */
+	CHECK_IS(ready(0), 1); /* level: as long as there is data */
 	take(ends[0]);
 	CHECK_IS(ready(0), 0);
 	struct epoll_event e = { EPOLLIN | EPOLLET, { .u64 = 2 } };
@@ -81,7 +82,7 @@ static void triggers(void)
 	CHECK_IS(epoll_ctl(set, EPOLL_CTL_ADD, set, &e), -1);
 	CHECK_IS(errno, EINVAL);
 
-	/* nested: the inner one is ready when it has something */
+	/* nested: the inner set is ready when it has an event */
 	int inner = set;
 	set = epoll_create1(0);
 	add(inner, EPOLLIN, 8);
@@ -91,7 +92,7 @@ static void triggers(void)
 	CHECK_IS(ready(-1), 8);
 	struct pollfd p = { inner, POLLIN, 0 };
 	CHECK_IS(poll(&p, 1, 0), 1);
-	/* the same descriptor twice under two numbers, and its number closed while a copy lives */
+	/* one descriptor under two numbers, and one number closed while the duplicate lives */
 	int copy = dup(ends[0]);
 	add(copy, EPOLLIN, 32);
 	CHECK_IS(ready(-1), 40);
@@ -101,7 +102,7 @@ static void triggers(void)
 	put(ends[1]);
 	CHECK_IS(ready(-1), 40); /* the file is still open */
 	close(inner), close(set);
-	/* hang-up and errors, asked for or not */
+	/* hang-up and errors are reported without being requested */
 	set = epoll_create1(0);
 	add(ends[0], 0, 1);
 	take(ends[0]);
@@ -112,7 +113,7 @@ static void triggers(void)
 	close(ends[0]), close(set);
 }
 
-/* Two children wait for one exclusive descriptor: what comes is taken once. */
+/* Two children wait for one exclusive descriptor: each event is consumed once. */
 static void exclusive(void)
 {
 	int event = eventfd(0, EFD_SEMAPHORE), told[2];
@@ -181,7 +182,7 @@ static void sources(void)
 	CHECK_IS(number, 9);
 	take(in);
 	CHECK_IS(ready(0), 0);
-	/* a signal that a child sends wakes the epoll through the signalfd */
+	/* a child's signal wakes the epoll through the signalfd */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -192,7 +193,7 @@ static void sources(void)
 	CHECK_IS(read(signals, info, sizeof info), sizeof info[0]);
 	CHECK_IS(info[0].ssi_pid, child);
 	await_exit(child, 0);
-	/* its set of signals is changed: SIGUSR1 instead */
+	/* its signal set is changed to SIGUSR1 */
 	sigemptyset(&mask), sigaddset(&mask, SIGUSR1);
 	CHECK_IS(sigprocmask(SIG_BLOCK, &mask, NULL), 0);
 	CHECK_IS(signalfd(signals, &mask, 0), signals);
@@ -235,7 +236,7 @@ static void masks_and_limits(void)
 	CHECK_IS(seen, 1);
 	CHECK_IS(sigprocmask(SIG_BLOCK, NULL, &now_blocked), 0);
 	CHECK(sigismember(&now_blocked, SIGUSR1));
-	/* one that comes while it waits, from a child */
+	/* a signal from a child during the wait */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -246,7 +247,7 @@ static void masks_and_limits(void)
 	CHECK_IS(errno, EINTR);
 	CHECK_IS(seen, 2);
 	await_exit(child, 0);
-	/* one that stays blocked does not disturb it */
+	/* a blocked signal does not interrupt it */
 	double begun = now();
 	CHECK_IS(kill(getpid(), SIGUSR1), 0);
 	CHECK_IS(epoll_pwait(set, &got, 1, 60, &blocked), 0);
@@ -261,7 +262,7 @@ static void masks_and_limits(void)
 	CHECK_IS(seen, 3);
 	CHECK_IS(syscall(SYS_epoll_pwait2, set, &got, 0, NULL, NULL, 8), -1);
 	CHECK_IS(errno, EINVAL);
-	CHECK_IS(syscall(SYS_epoll_wait, set, 1L, 1, 0), 0); /* nothing to write there */
+	CHECK_IS(syscall(SYS_epoll_wait, set, 1L, 1, 0), 0); /* that address is not writable */
 	CHECK_IS(sigprocmask(SIG_UNBLOCK, &blocked, NULL), 0);
 	close(set);
 }

@@ -1,5 +1,5 @@
-/* Proves: a program that executes itself again and again, in the same process, with its state in arguments,
- * environment, an inherited descriptor, ignored signals and the blocked mask. */
+/* Proves: a program that executes itself again and again, in the same process, with its state in
+ * arguments, environment, an inherited descriptor, ignored signals and the blocked mask. */
 #include "program.h"
 
 extern char **environ;
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
 		CHECK_IS(sigprocmask(SIG_BLOCK, NULL, &mask), 0);
 		CHECK(sigismember(&mask, SIGHUP) && !sigismember(&mask, SIGTERM));
 	}
-	/* some work, so that a move also comes in the middle of a program */
+	/* some work, so that moves also happen in the middle of a program */
 	volatile uint64_t work = 0;
 	for (int i = 0; i < 2000000; i++)
 		work += (uint64_t)i;

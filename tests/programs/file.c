@@ -1,4 +1,5 @@
-/* Proves: read, write, lseek, append, truncate, pread and pwrite, against a model of the file in memory. */
+/* Proves: read, write, lseek, append, truncate, pread and pwrite, compared with a model of the
+ * file in memory. */
 #include "program.h"
 #include <sys/uio.h>
 

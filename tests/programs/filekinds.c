@@ -1,6 +1,6 @@
-/* Proves: kinds of mappings of files that nobody else can see written: /dev/zero, a file in memory, read-only shared ones,
- * with MAP_POPULATE, over other memory, beyond a file's end, without rights; what mmap refuses; and that they outlive their
- * descriptor, their name, and a child. */
+/* Proves: file mappings that no other process can see written: /dev/zero, a memfd, read-only shared
+ * ones, with MAP_POPULATE, over other memory, beyond a file's end, without access rights; what mmap
+ * refuses; and that they outlive their descriptor, their name, and a child. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -52,7 +52,7 @@ int main(void)
 		CHECK(pread(memory, page, 9, PAGE) == 9 && memcmp(page, "in memory", 9) == 0);
 		close(memory);
 
-		/* shared, but for reading only, and never for anything else */
+		/* shared, but read-only for good */
 		unsigned char *shared = map(3 * PAGE, PROT_READ, MAP_SHARED, readable, 2 * PAGE);
 		CHECK(shared[0] == 3 && shared[2 * PAGE] == 5 && kept[LEN - 1] == PAGES);
 		CHECK_IS(mprotect(shared, PAGE, both), -1);
@@ -71,18 +71,20 @@ int main(void)
 			CHECK(nothing[LEN - 1] == 9 && memcmp(own + PAGE, "its ownry", 9) == 0);
 			rest_ms(1);
 		}
-		/* without rights, later with them */
+		/* without access rights, which are added later */
 		unsigned char *hidden = map(LEN, PROT_NONE, MAP_PRIVATE, readable, 0);
 		CHECK_IS(mprotect(hidden + PAGE, PAGE, both), 0);
 		CHECK_IS(hidden[PAGE], 2);
 		hidden[PAGE] = 1;
-		/* written to meanwhile, by the program itself: mapped again, it is what it is now */
+		/* written meanwhile by the program itself: mapped again, it has the current
+		 * content written meanwhile by the program itself: mapped again, it has the
+		 * current content */
 		page[0] = (unsigned char)turn;
 		CHECK_IS(pwrite(file, page, 1, 3 * PAGE + 7), 1);
 		unsigned char *again = map(PAGE, PROT_READ, MAP_PRIVATE, readable, 3 * PAGE);
 		CHECK(again[7] == (unsigned char)turn && again[8] == 4);
 		CHECK_IS(munmap(again, PAGE), 0);
-		/* another file, perhaps under the number of the one before it */
+		/* another file, perhaps with the number of the previous one */
 		int other = open("other", O_RDWR | O_CREAT | O_EXCL, 0600);
 		CHECK(other >= 0 && ftruncate(other, PAGE) == 0 && pwrite(other, &turn, sizeof turn, 0) == sizeof turn);
 		CHECK_IS(unlink("other"), 0);
@@ -91,7 +93,7 @@ int main(void)
 		rest_ms(1);
 		CHECK(number[0] == turn && number[1] == 0);
 		CHECK_IS(munmap(number, PAGE), 0);
-		/* beyond the end there are pages, but nothing behind them */
+		/* beyond the end there are pages, but no data */
 		unsigned char *more = map(2 * LEN, PROT_READ, MAP_PRIVATE, readable, 0);
 		unsigned char there[2 * PAGES];
 		CHECK(more[LEN - 1] == PAGES && mincore(more, 2 * LEN, there) == 0);

@@ -1,5 +1,5 @@
-/* Proves: a private mapping of a file: unmodified pages show the file, modified ones the program's own data, and
- * the file itself stays as it was. */
+/* Proves: a private mapping of a file: unmodified pages show the file, modified ones the
+ * program's own data, and the file itself is unchanged. */
 #include "program.h"
 #include <sys/mman.h>
 
@@ -24,7 +24,7 @@ int main(void)
 		block[0] = (unsigned char)page, block[1] = 0x55, block[PAGE - 1] = (unsigned char)(page * 7);
 		CHECK_IS(write(fd, block, PAGE), PAGE);
 	}
-	/* the last page of the file is a part of a page */
+	/* the last page of the file is partial */
 	CHECK_IS(write(fd, "tail", 4), 4);
 
 	unsigned char *writable = mmap(NULL, (PAGES + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
@@ -47,7 +47,7 @@ int main(void)
 		again[1] = 0xaa;
 		expect(again - 5 * PAGE, 5, true);
 		CHECK_IS(munmap(again, PAGE), 0);
-		/* given back: the file's content again */
+		/* dropped: the file's content again */
 		CHECK_IS(madvise(writable, PAGE, MADV_DONTNEED), 0);
 		expect(writable, 0, false);
 		writable[1] = 0xaa;

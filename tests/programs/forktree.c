@@ -1,4 +1,5 @@
-/* Proves: a tree of forks, two levels of three, each with its own memory, parent, pid and exit code. */
+/* Proves: a tree of forks, two levels of three, each with its own memory, parent, pid and exit
+ * code. */
 #include "program.h"
 
 static int mine;
@@ -24,7 +25,7 @@ static pid_t branch(int level, int number, pid_t parent)
 		for (int i = 0; i < 200000; i++)
 			sum += (uint64_t)i;
 	}
-	CHECK_IS(mine, own); /* what the children did to it, they did to their copies */
+	CHECK_IS(mine, own); /* the children changed only their copies */
 	_exit(own);
 }
 
@@ -38,7 +39,7 @@ int main(void)
 			CHECK(children[i] != getpid());
 		}
 		CHECK_IS(mine, 0);
-		/* the first by its pid, the others as they end */
+		/* the first by its pid, the others in the order in which they end */
 		await_exit(children[0], 1);
 		for (int i = 1; i < 3; i++) {
 			pid_t pid = wait(&status);
@@ -53,7 +54,7 @@ int main(void)
 		CHECK_IS(kill(children[0], 0), -1);
 		CHECK_IS(errno, ESRCH);
 
-		/* one that is killed, one seen stopped and continued, one left a zombie for a while */
+		/* one killed, one seen stopped and continued, one left a zombie for a while */
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0)

@@ -1,5 +1,6 @@
-/* Proves: memory that grows by itself: the stack up to its limit and no further, as often as wanted; a mapping that grows
- * down (MAP_GROWSDOWN) to that limit; and a heap that only grows, whose old content stays. */
+/* Proves: memory that grows by itself: the stack up to its limit and no further, any number of
+ * times; a mapping that grows down (MAP_GROWSDOWN) to that limit; and a heap that only grows,
+ * whose old content stays. */
 #include "program.h"
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -28,7 +29,7 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	struct rlimit limit = { STACK, STACK };
-	if (!getenv("TERN_GROWTH")) { /* a limit of the stack counts from execve on, where its place is chosen */
+	if (!getenv("TERN_GROWTH")) { /* a stack limit takes effect at execve, where the layout is chosen */
 		CHECK_IS(setrlimit(RLIMIT_STACK, &limit), 0);
 		CHECK_IS(setenv("TERN_GROWTH", "1", 1), 0);
 		execv("/proc/self/exe", argv);
@@ -43,7 +44,7 @@ int main(int argc, char **argv)
 	size_t grown = 0;
 	uint64_t turn = 0;
 	do {
-		/* 1.5 MiB are granted, and 2.5 are not */
+		/* 1.5 MiB are within the limit, and 2.5 are not */
 		CHECK_IS(deeper(95), 96);
 		CHECK(here - lowest > 3 << 19);
 		int came = sigsetjmp(way_out, 1);
@@ -52,7 +53,7 @@ int main(int argc, char **argv)
 		CHECK_IS(came, SIGSEGV);
 		CHECK(here - lowest > STACK - (256 << 10) && here - lowest < STACK + (64 << 10));
 
-		/* growing down, a page at a time and in leaps, until the wall */
+		/* growing down, a page at a time and in leaps, up to the limit */
 		char *room = mmap(NULL, 600 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		CHECK(room != MAP_FAILED);
 		CHECK_IS(munmap(room + PAGE, 599 * PAGE), 0);
@@ -71,7 +72,7 @@ int main(int argc, char **argv)
 		CHECK_IS(came, SIGSEGV);
 		CHECK_IS(munmap(room, 600 * PAGE), 0);
 
-		/* the heap: in order, and never shorter, but for a new beginning from time to time */
+		/* the heap grows, and is reset from time to time */
 		if (grown > 8 << 20) {
 			CHECK((char *)syscall(SYS_brk, heap) == heap);
 			end = heap, grown = 0;
@@ -85,7 +86,7 @@ int main(int argc, char **argv)
 			int wanted = (int)((turn - (number - 1 - i)) & 0x7f);
 			CHECK(block[0] == wanted && block[6000] == wanted && block[12344] == wanted);
 		}
-		/* where another mapping is the heap's end does not go: it is told where it is */
+		/* the break cannot pass another mapping: it is returned unchanged */
 		CHECK((char *)syscall(SYS_brk, (char *)(0x7ULL << 44)) == end);
 		CHECK((char *)syscall(SYS_brk, (char *)8) == end);
 	} while (going());

@@ -1,6 +1,7 @@
-/* Proves: a handler that blocks all signals waits for another signal under a mask that lets that one through, whether it
- * comes before or during the wait; its own mask is back afterwards. And it may wait for what another thread writes, while a
- * signal waits that it keeps blocked. A signal that only a wait lets through is blocked again when its handler has run. */
+/* Proves: a handler that blocks all signals waits for another signal under a mask that admits it,
+ * whether it comes before or during the wait; the handler's own mask is restored afterwards. The
+ * handler may also wait for data of another thread while a signal that it blocks is pending. A
+ * signal that only a wait admits is blocked again when its handler has run. */
 #include "program.h"
 #include <poll.h>
 #include <pthread.h>
@@ -36,7 +37,7 @@ static void await_signal(void)
 	sigfillset(&mask);
 	sigdelset(&mask, SIGUSR2);
 	__atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
-	/* so that it comes just before the call, or at its beginning, or later */
+	/* so that it comes just before the call, at its beginning, or later */
 	for (volatile int spin = entered % 7 * 3000; spin > 0; spin--)
 		;
 	switch (way) {

@@ -1,4 +1,4 @@
-/* Proves: a large heap, written at random, arrives whole. 256 MiB, or TERN_HEAP_MIB. */
+/* Proves: a large heap, written at random, arrives complete. 256 MiB, or TERN_HEAP_MIB. */
 #include "program.h"
 
 int main(void)
@@ -8,7 +8,7 @@ int main(void)
 	uint64_t *heap = malloc(words * sizeof *heap), sum = 0, random = 1;
 	CHECK(heap != NULL);
 	for (size_t i = 0; i < words; i++) {
-		/* every eighth page stays empty */
+		/* every eighth page stays untouched */
 		heap[i] = (i >> 9) % 8 == 7 ? 0 : i * 0x9e3779b97f4a7c15u;
 		sum += heap[i];
 	}
@@ -19,7 +19,7 @@ int main(void)
 			sum += value - *at;
 			*at = value;
 		}
-		/* pieces given back and made anew, so that the heap's own shape changes too */
+		/* blocks freed and allocated again, so that the layout of the heap changes, too */
 		char *piece[32];
 		for (int i = 0; i < 32; i++) {
 			size_t size = 1000u << (i % 10);

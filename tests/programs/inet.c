@@ -1,5 +1,6 @@
-/* Proves: TCP and UDP over loopback, IPv4 and IPv6: options, a connect that does not wait, urgent data, linger, time-outs
- * of sockets, peeking, waiting for all, half-closed connections, error queues of a refused datagram. */
+/* Proves: TCP and UDP over loopback, IPv4 and IPv6: options, a non-blocking connect, urgent data,
+ * linger, timeouts of sockets, peeking, waiting for all, half-closed connections, error queues of a
+ * refused datagram. */
 #include "program.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -90,7 +91,7 @@ static void tcp(void)
 		CHECK_IS(send(fd, "behind", 6, 0), 6);
 		CHECK_IS(shutdown(fd, SHUT_WR), 0);
 		char answer[8];
-		CHECK_IS(recv(fd, answer, 8, MSG_WAITALL), 6); /* until its end */
+		CHECK_IS(recv(fd, answer, 8, MSG_WAITALL), 6); /* until the end of the stream */
 		CHECK(memcmp(answer, "answer", 6) == 0);
 		_exit(11);
 	}
@@ -119,7 +120,7 @@ static void tcp(void)
 	CHECK_IS(send(fd, "answer", 6, 0), 6);
 	close(fd);
 	await_exit(child, 11);
-	/* nobody listens any more */
+	/* no listener any more */
 	close(server);
 	fd = socket(AF_INET, SOCK_STREAM, 0);
 	CHECK_IS(connect(fd, (void *)&at, sizeof at), -1);
@@ -127,7 +128,7 @@ static void tcp(void)
 	close(fd);
 }
 
-/* Limits of a socket's own, a reset by linger, and a file sent. */
+/* Socket timeouts, a reset by linger, and a file sent. */
 static void finer(void)
 {
 	int server = bound(SOCK_STREAM), pair[2];
@@ -148,7 +149,7 @@ static void finer(void)
 	CHECK_IS(recv(pair[0], text, 4, 0), -1);
 	CHECK_IS(errno, EAGAIN);
 	CHECK(now() - begun > 0.049); /* counted in ticks, the first of which may be almost over */
-	/* a full socket that gives up after its time */
+	/* a full socket fails after its timeout */
 	static char block[1 << 20];
 	CHECK_IS(setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit), 0);
 	ssize_t n, sent = 0, received = 0;
@@ -159,7 +160,7 @@ static void finer(void)
 		CHECK((n = recv(pair[1], block, sizeof block, 0)) > 0);
 		received += n;
 	}
-	/* a file, from its middle on */
+	/* a file, from its middle */
 	int file = open("/proc/self/exe", O_RDONLY);
 	off_t from = 100;
 	CHECK_IS(sendfile(pair[0], file, &from, 500), 500);
@@ -203,7 +204,8 @@ static void udp(void)
 	CHECK_IS(m.msg_namelen, sizeof from);
 	CHECK_IS(own.sin_port, from.sin_port);
 	CHECK_IS(recv(server, text, 16, 0), 0);
-	/* dissolved by AF_UNSPEC; then a datagram to nobody is told by the next call */
+	/* disconnected by AF_UNSPEC; then the error of a datagram without a receiver is reported by
+	 * the next call */
 	struct sockaddr none = { .sa_family = AF_UNSPEC };
 	CHECK_IS(connect(client, &none, sizeof none), 0);
 	CHECK_IS(send(client, "x", 1, 0), -1);
@@ -221,7 +223,7 @@ static void udp(void)
 	CHECK_IS(text[0], 'y');
 	close(client);
 
-	/* the same family of calls with another kind of address, if there is one */
+	/* the same calls with the other address family, if it exists */
 	int six = socket(AF_INET6, SOCK_DGRAM, 0);
 	if (six < 0)
 		return;

@@ -1,5 +1,5 @@
-/* Proves: each call that can wait, interrupted by a handler: with SA_RESTART and without it goes on, or fails with EINTR,
- * exactly as at home; and a signal that is ignored interrupts none. */
+/* Proves: each call that can wait, interrupted by a handler, restarts or fails with EINTR
+ * exactly as at home, with and without SA_RESTART; and an ignored signal interrupts none. */
 #include "program.h"
 #include <arpa/inet.h>
 #include <poll.h>
@@ -33,7 +33,8 @@ struct msg {
 
 static long good(long r) { return r == 0 ? 1 : r; }
 
-/* Each makes its call, which waits until the child ends it or, if only a limit can, for a quarter of a second. */
+/* Each makes its call, which waits until the child ends it, or for a quarter of a second if only
+ * a timeout can end it. */
 static long read_pipe(void) { char b; return read(ends[0], &b, 1); }
 static long write_pipe(void) { static char block[5000]; return write(full[1], block, sizeof block); }
 static long read_tty(void) { char b[8]; return read(terminal, b, 8); }
@@ -114,7 +115,7 @@ static long sleep_brief(void)
 {
 	struct timespec left = { 9, 9 };
 	int r = nanosleep(&brief, &left);
-	/* it may say a little more than was asked: the kernel counts what it may be late by */
+	/* it may be a little more than requested: the kernel adds the timer slack */
 	if (r < 0 && (left.tv_sec != 0 || left.tv_nsec > brief.tv_nsec + 1000000))
 		return -9;
 	return good(r);
@@ -133,12 +134,12 @@ static long wait_signal(void)
 	sigset_t s;
 	siginfo_t i;
 	sigemptyset(&s), sigaddset(&s, SIGUSR2);
-	/* musl's own makes it again by itself */
+	/* musl's wrapper repeats it by itself */
 	return syscall(SYS_rt_sigtimedwait, &s, &i, &(struct timespec){ 20, 0 }, 8);
 }
 static long futex_limit(void)
 {
-	/* a limit that only it can reach: ETIMEDOUT is its regular end */
+	/* only the timeout ends it: ETIMEDOUT is its regular end */
 	long r = syscall(SYS_futex, &word, 128 /* FUTEX_WAIT_PRIVATE */, 0, &brief, NULL, 0);
 	return r < 0 && errno == ETIMEDOUT ? 1 : r;
 }
@@ -165,7 +166,7 @@ static long receive_limit(void)
 	return r < 0 && errno == EAGAIN ? 1 : r;
 }
 
-/* What ends it: the child does this, or it ends by itself. */
+/* How the wait ends: the child does this, or it ends by itself. */
 enum end { BY_ITSELF, BYTE, DRAIN, TYPED, EVENT, DATA, CONNECTED, ACCEPTED, OPENED, MESSAGE, SEM, UNLOCK, EXIT, SIGNAL };
 
 static const struct {
@@ -173,7 +174,7 @@ static const struct {
 	long (*call)(void);
 	enum end end;
 	bool restarts; /* with SA_RESTART */
-	bool always;   /* and without it too */
+	bool always;   /* and without it, too */
 } calls[] = {
 	{ "read of a pipe", read_pipe, BYTE, true, false },
 	{ "write to a full pipe", write_pipe, DRAIN, true, false },
@@ -204,7 +205,7 @@ static const struct {
 	{ "futex until", futex_until, BY_ITSELF, false, false },
 };
 
-/* In the child: ends what the parent waits for. */
+/* In the child: ends the parent's wait. */
 static void finish(enum end end, pid_t parent)
 {
 	char block[8192];
@@ -237,7 +238,7 @@ static void finish(enum end end, pid_t parent)
 		CHECK(accept(listener, NULL, NULL) >= 0);
 		break;
 	case OPENED:
-		/* Waits too, if the reader was interrupted just then. */
+		/* Blocks, too, if the reader was just interrupted. */
 		CHECK(open("fifo", O_WRONLY) >= 0);
 		break;
 	case MESSAGE:
@@ -248,7 +249,7 @@ static void finish(enum end end, pid_t parent)
 		break;
 	case UNLOCK:
 	case EXIT:
-		break; /* by its end */
+		break; /* ended by its child */
 	case SIGNAL:
 		CHECK_IS(kill(parent, SIGUSR2), 0);
 		break;
@@ -304,7 +305,7 @@ static void take_turns(int which, int flags)
 			CHECK(flock(own, LOCK_EX) == 0 && fcntl(own, F_SETLK, &l) == 0);
 		CHECK_IS(write(ready[1], "r", 1), 1);
 		CHECK_IS(fcntl(told[0], F_SETFL, O_NONBLOCK), 0);
-		/* Until it says that it was interrupted; where it goes on, twice. */
+		/* Until the interruption is reported; twice for calls that restart. */
 		for (int i = 0; i < 2 || !goes_on; i++) {
 			rest_ms(25);
 			CHECK_IS(kill(parent, SIGUSR1), 0);
@@ -336,7 +337,7 @@ static void take_turns(int which, int flags)
 		was_interrupted = true;
 	}
 	int how = errno;
-	action.sa_flags = ignored ? 0 : SA_RESTART; /* one may still come */
+	action.sa_flags = ignored ? 0 : SA_RESTART; /* another signal may still come */
 	CHECK_IS(sigaction(SIGUSR1, &action, NULL), 0);
 	if (r <= 0)
 		fail("FAIL: %s ended with %ld, errno %d (flags %d)\n", calls[which].what, r, how, flags);
@@ -356,7 +357,7 @@ static void drained(void)
 	while ((fd = accept(listener, NULL, NULL)) >= 0)
 		close(fd);
 	CHECK_IS(fcntl(listener, F_SETFL, 0), 0);
-	for (fd = fifo + 1; fd < fifo + 40; fd++) /* those of the backlog */
+	for (fd = fifo + 1; fd < fifo + 40; fd++) /* descriptors of the backlog */
 		close(fd);
 }
 

@@ -1,5 +1,5 @@
-/* Proves: code that a program makes itself: written, protected, run, changed and run again; from a file in memory that
- * is mapped privately; and beside a page without rights. */
+/* Proves: generated code: written, protected, run, changed and run again; from a memfd that is
+ * mapped privately; and beside a page without access rights. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -46,7 +46,7 @@ int main(void)
 		for (int again = 0; again < 200; again++)
 			for (int i = 0; i < FUNCTIONS; i++)
 				CHECK_IS(run(code + i * 64, again), turn + i + again);
-		/* writable and executable at once, changed under way */
+		/* writable and executable at once, changed between calls */
 		CHECK_IS(mprotect(code, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC), 0);
 		put(code, -turn);
 		CHECK_IS(run(code, 1), 1 - turn);
@@ -56,7 +56,7 @@ int main(void)
 		CHECK_IS(mprotect(own, PAGE, PROT_READ | PROT_EXEC), 0);
 		CHECK_IS(run(own + 64, 2), turn + 2);
 	} while (going());
-	/* the private pages were never the file's */
+	/* writes to the private pages never reached the file */
 	CHECK_IS(pread(file, page, PAGE, 0), PAGE);
 	int kept;
 	memcpy(&kept, page + 66, 4);

@@ -1,4 +1,4 @@
-/* Proves: setjmp and longjmp over many frames, again and again. */
+/* Proves: setjmp and longjmp over many frames, repeatedly. */
 #include "program.h"
 #include <setjmp.h>
 
@@ -10,7 +10,7 @@ __attribute__((noinline)) static int descend(int depth, int value)
 	frame[depth % 512] = (char)value;
 	if (depth == 0)
 		longjmp(way_out, value);
-	/* the sum keeps the compiler from making a loop of it */
+	/* the sum prevents a tail call */
 	return descend(depth - 1, value) + frame[depth % 512];
 }
 

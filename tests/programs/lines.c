@@ -1,5 +1,5 @@
-/* Proves: lines read from standard input, blocked between them: a terminal, on which it asks for the settings and
- * the size, or a pipe. Ends at "end". */
+/* Proves: lines read from standard input, blocked between them: from a terminal, whose settings
+ * and size it reads, or from a pipe. Ends at "end". */
 #include "program.h"
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -30,7 +30,7 @@ int main(void)
 		}
 		line[length - 1] = 0;
 		length = 0;
-		/* Before the answer: what is typed after it is to be echoed. */
+		/* Before the answer, since what is typed after the answer must be echoed. */
 		if (strcmp(line, "raw") == 0) {
 			struct termios raw = settings;
 			raw.c_lflag &= (tcflag_t) ~(ICANON | ECHO);

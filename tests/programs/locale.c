@@ -1,4 +1,5 @@
-/* Proves: locales and character conversion, which load tables and modules from home's files when first used. */
+/* Proves: locales and character conversion, which load tables and modules from home's files when
+ * first used. */
 #include "program.h"
 #include <iconv.h>
 #include <langinfo.h>

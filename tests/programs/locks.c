@@ -1,4 +1,5 @@
-/* Proves: flock and fcntl locks, held and waited for, between relatives and between two descriptions. */
+/* Proves: flock and fcntl locks, held and waited for, between related processes and between two
+ * open file descriptions. */
 #include "program.h"
 #include <sys/file.h>
 
@@ -15,7 +16,7 @@ int main(void)
 	CHECK(fd >= 0 && other >= 0);
 	int ready[2], go[2];
 	do {
-		/* flock belongs to the description */
+		/* a flock belongs to the open file description */
 		CHECK_IS(flock(fd, LOCK_EX), 0);
 		CHECK_IS(flock(other, LOCK_EX | LOCK_NB), -1);
 		CHECK_IS(errno, EWOULDBLOCK);
@@ -24,7 +25,8 @@ int main(void)
 		CHECK_IS(flock(fd, LOCK_UN), 0);
 		CHECK_IS(flock(other, LOCK_UN), 0);
 
-		/* fcntl's belongs to the process: a child sees ours, and we wait for its */
+		/* an fcntl lock belongs to the process: a child is blocked by its parent's, and the
+		 * parent waits for the child's */
 		CHECK(pipe(ready) == 0 && pipe(go) == 0);
 		CHECK_IS(set_lock(fd, F_SETLK, F_WRLCK, 0, 100), 0);
 		pid_t child = fork();

@@ -1,5 +1,5 @@
-/* Proves: ten thousand descriptors at once: opened, found ready, counted in /proc, inherited, closed by ranges; and the limit
- * of their number. */
+/* Proves: ten thousand descriptors at once: opened, polled, counted in /proc, inherited, closed
+ * by ranges; and the limit of their number. */
 #include "program.h"
 #include <dirent.h>
 #include <poll.h>
@@ -35,7 +35,7 @@ int main(void)
 		fail("FAIL: only %lld descriptors are allowed here\n", (long long)limit.rlim_max);
 	limit.rlim_cur = wanted;
 	CHECK_IS(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	CHECK_IS(range(3, ~0u, 0), 0); /* whatever was inherited */
+	CHECK_IS(range(3, ~0u, 0), 0); /* close inherited descriptors */
 	int first = dup(0), fds[4];
 	CHECK(first > 0);
 	close(first);
@@ -66,7 +66,7 @@ int main(void)
 		CHECK_IS(p[MANY - 1].revents, POLLIN);
 		CHECK_IS(epoll_wait(set, &got, 1, -1), 1);
 		CHECK_IS(got.data.fd, first + MANY - 1);
-		/* a child has them all, and closes its own */
+		/* a child has all of them, and closes its own copies */
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
@@ -83,7 +83,7 @@ int main(void)
 		CHECK_IS(fcntl(first + 10, F_GETFD), -1);
 		CHECK_IS(fcntl(first + 20, F_GETFD), 0);
 		CHECK_IS(pipe(fds) | pipe(fds + 2), 0);
-		CHECK(fds[0] == first + 10 && fds[3] == first + 13); /* the lowest that are free */
+		CHECK(fds[0] == first + 10 && fds[3] == first + 13); /* the lowest free numbers */
 		CHECK_IS(range((unsigned)first + 10, (unsigned)first + 10, 4 /* CLOSE_RANGE_CLOEXEC */), 0);
 		CHECK_IS(fcntl(first + 10, F_GETFD), FD_CLOEXEC);
 		CHECK_IS(fcntl(first + 11, F_GETFD), 0);
@@ -91,7 +91,7 @@ int main(void)
 		CHECK_IS(errno, EINVAL);
 		CHECK_IS(range((unsigned)first, ~0u, 0), 0);
 		CHECK_IS(count(), before);
-		/* not one more than the limit */
+		/* no more than the limit */
 		limit.rlim_cur = (rlim_t)first + 2;
 		CHECK_IS(setrlimit(RLIMIT_NOFILE, &limit), 0);
 		CHECK_IS(pipe(fds), 0);
@@ -102,7 +102,7 @@ int main(void)
 		CHECK_IS(close(fds[0]) | close(fds[1]), 0);
 		limit.rlim_cur = wanted;
 		CHECK_IS(setrlimit(RLIMIT_NOFILE, &limit), 0);
-		rest_ms(300); /* who does nothing but talk to home is sent there */
+		rest_ms(300); /* a process that only makes forwarded calls would be sent home */
 	} while (going());
 	return pass();
 }

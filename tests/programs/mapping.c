@@ -1,4 +1,5 @@
-/* Proves: a file is mapped, read and unmapped at any moment of a move, over the memory that is there and where there is room. */
+/* Proves: a file is mapped, read and unmapped at any moment of a move, over existing memory and in
+ * free ranges. */
 #include "program.h"
 #include <sys/mman.h>
 

@@ -1,5 +1,6 @@
-/* Proves: what the kernel tells by itself: inotify, timerfd (intervals, absolute, cancelled by a set clock), SIGIO with
- * owner and signal chosen, directory notices, leases; and FIFOs that wait for their other end. */
+/* Proves: kernel notifications: inotify, timerfd (intervals, absolute, cancelled by a clock
+ * change), SIGIO with chosen owner and signal, directory notifications, leases; and FIFOs that
+ * wait for their other end. */
 #include "program.h"
 #include <poll.h>
 #include <sys/inotify.h>
@@ -67,7 +68,7 @@ static void watches(void)
 	expect(fd, file, IN_MODIFY, ""), expect(fd, file, IN_IGNORED, "");
 	CHECK_IS(rename("a", "longer-name-than-before"), 0);
 	expect(fd, here, IN_MOVED_FROM, "a"), expect(fd, here, IN_MOVED_TO, "longer-name-than-before");
-	/* one that a child makes while we wait */
+	/* an event caused by a child during the wait */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -115,7 +116,7 @@ static void timers(void)
 	CHECK_IS(count, 1);
 	CHECK(now() - begun > 0.999);
 	close(fd);
-	/* by the wall clock, cancelled if that is set */
+	/* on the wall clock, cancelled when that is set */
 	fd = timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK);
 	CHECK_IS(clock_gettime(CLOCK_REALTIME, &at.it_value), 0);
 	at.it_value.tv_sec += 500;
@@ -140,7 +141,7 @@ static void owners(void)
 	CHECK_IS(write(pair[1], "x", 1), 1);
 	await_seen(1);
 	CHECK_IS(code, SI_KERNEL);
-	/* with a signal chosen it says which descriptor, and what of it; and it queues */
+	/* with a chosen signal, siginfo has the descriptor and the event, and the signal queues */
 	CHECK_IS(fcntl(pair[0], F_SETSIG, rt), 0);
 	CHECK_IS(fcntl(pair[0], F_GETSIG), rt);
 	struct f_owner_ex owner = { F_OWNER_TID, getpid() }, got;
@@ -157,7 +158,7 @@ static void owners(void)
 	await_seen(3);
 	CHECK_IS(code, POLL_IN);
 	CHECK_IS(number, pair[0]);
-	/* from a child, and to the whole group: only we have a handler for it */
+	/* from a child, and to the whole group: only this process has a handler for it */
 	seen = 0;
 	pid_t child = fork();
 	CHECK(child >= 0);
@@ -193,7 +194,8 @@ static void directories(void)
 	CHECK_IS(seen, 2);
 }
 
-/* A child's opening of what we hold a lease on is told us, and waits until we give it up. */
+/* A child's open of a leased file is reported to the holder, and waits until the lease is
+ * released. */
 static void leases(void)
 {
 	make("l");

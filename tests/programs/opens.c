@@ -1,6 +1,7 @@
-/* Proves: what a program asks of a file right behind its opening, attributes, content and end, is what it is when it asks, as far
- * as it has heard; a descriptor that is closed is closed for everything that comes after, and for whoever waits for that; and reads and
- * writes in several pieces are as those in one. */
+/* Proves: attributes, content and end of a file that are read right after it was opened are
+ * those at that time, as far as the program can know; a closed descriptor is closed for
+ * everything that follows, and for every process that waits for that; and reads and writes in
+ * several pieces give the same as in one. */
 #include "program.h"
 #include <sys/file.h>
 #include <sys/inotify.h>
@@ -42,7 +43,7 @@ static void hear(int fd)
 	CHECK_IS(read(fd, &c, 1), 1);
 }
 
-/* What a descriptor says of itself is what the name says, asked another way. */
+/* A descriptor's attributes must be those of the name, obtained by another call. */
 static void about(int fd, const char *name)
 {
 	struct stat by_fd, by_name;
@@ -54,7 +55,7 @@ static void about(int fd, const char *name)
 	CHECK_IS(syscall(SYS_newfstatat, fd, "", &again, AT_EMPTY_PATH), 0);
 	CHECK_IS(lstat(name, &by_name), 0);
 	CHECK_IS(syscall(SYS_statx, AT_FDCWD, name, AT_SYMLINK_NOFOLLOW, 0xfff, wide[1]), 0);
-	/* It may have been read for us meanwhile. */
+	/* Its content may have been prefetched meanwhile. */
 	by_fd.st_atim = again.st_atim = by_name.st_atim;
 	memcpy(wide[0] + 64, wide[1] + 64, 16);
 	CHECK_IS(memcmp(&by_fd, &by_name, sizeof by_fd), 0);
@@ -89,7 +90,7 @@ static void plain(void)
 	make("small", SMALL, 1);
 	make("large", LARGE, 2);
 	make("empty", 0, 0);
-	/* Long enough ago that it may come along. */
+	/* Old enough to be prefetched. */
 	rest_ms(30);
 	const char *names[] = { "small", "large", "empty" };
 	for (int i = 0; i < 3; i++) {
@@ -101,7 +102,7 @@ static void plain(void)
 	whole("small", SMALL, 1);
 	whole("large", LARGE, 2);
 	whole("empty", 0, 0);
-	/* What it writes itself it finds. */
+	/* Its own writes are visible. */
 	struct stat s;
 	int flags[] = { O_WRONLY, O_RDWR };
 	for (int i = 0; i < 2; i++) {
@@ -128,7 +129,7 @@ static void plain(void)
 	CHECK_IS(unlink("own"), 0);
 }
 
-/* Another process changes it between the opening and what comes next, and says so. */
+/* Another process changes it between the open and the next call, and reports that. */
 static void by_pipe(void)
 {
 	enum { ROUNDS = 12 };
@@ -184,7 +185,7 @@ static void on_signal(int signal)
 	told = 1;
 }
 
-/* Told by a signal while it makes no call at all. */
+/* Notified by a signal while it makes no call. */
 static void by_signal(void)
 {
 	int start[2];
@@ -196,7 +197,7 @@ static void by_signal(void)
 	CHECK_IS(close(start[child ? 0 : 1]), 0);
 	if (!child) {
 		hear(start[0]);
-		/* Its file is open by now, or that is yet to come: both are right. */
+		/* The file may be open by now or not: both are right. */
 		rest_ms(2);
 		make("theirs", SMALL + 1, 77);
 		CHECK_IS(kill(getppid(), SIGUSR1), 0);
@@ -225,7 +226,7 @@ static int opened(void)
 	return fd;
 }
 
-/* What is closed is closed, whatever comes next. */
+/* A closed descriptor is closed, whatever comes next. */
 static void closed(const char *self)
 {
 	int fd = opened(), other[2];
@@ -265,14 +266,14 @@ static void closed(const char *self)
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	CHECK_IS(readlink(link, to, sizeof to), -1);
 	CHECK_IS(errno, ENOENT);
-	/* Several, closed in another order, and one that is still open. */
+	/* Several, closed in another order, and one that stays open. */
 	int three[] = { opened(), opened(), opened() };
 	CHECK(close(three[2]) == 0 && close(three[0]) == 0);
 	CHECK_IS(read(three[1], buffer, 10), 10);
 	expect(buffer, 10, 10, 1);
 	CHECK_IS(opened(), three[0]);
 	CHECK(close(three[0]) == 0 && close(three[1]) == 0);
-	/* No more than that may be open. */
+	/* At the limit of open files. */
 	struct rlimit before, small;
 	CHECK_IS(getrlimit(RLIMIT_NOFILE, &before), 0);
 	small = before;
@@ -285,7 +286,7 @@ static void closed(const char *self)
 		CHECK_IS(close(fd), 0);
 	}
 	CHECK_IS(setrlimit(RLIMIT_NOFILE, &before), 0);
-	/* A child has it not, nor has another program. */
+	/* Neither a child nor another program has it. */
 	CHECK(opened() == fd && close(fd) == 0);
 	pid_t child = fork();
 	CHECK(child >= 0);
@@ -300,7 +301,7 @@ static void closed(const char *self)
 	await_exit(child, 0);
 }
 
-/* Who waits for the end of a file has it, though the program makes no call any more. */
+/* A process that waits for the end of file gets it, though the program makes no further call. */
 static void awaited(void)
 {
 	enum { RECORD, FLOCK, WATCH, WAYS };

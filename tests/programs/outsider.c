@@ -1,10 +1,11 @@
-/* Proves: a program that shares writable memory with a process which cannot move is not moved, and goes on undisturbed. */
+/* Proves: a program that shares writable memory with a process that cannot move is not moved,
+ * and continues undisturbed. */
 #include "program.h"
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-/* Waits until the child has counted on, for ten seconds. */
+/* Waits until the child has counted further, for at most ten seconds. */
 static uint32_t await_more(_Atomic uint32_t *count, uint32_t than)
 {
 	for (int i = 0; i < 100 && *count <= than; i++)
@@ -20,7 +21,7 @@ int main(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		/* Under a filter of its own, which allows everything, it stays. */
+		/* A seccomp filter of its own, which allows everything, keeps it home. */
 		struct {
 			uint16_t code;
 			uint8_t if_true, if_false;

@@ -1,6 +1,7 @@
-/* Proves: the ways in which a program looks at its own memory besides reading it: /proc/self/maps (its own mappings, heap
- * and stack) and smaps, what pthread_getattr_np makes of it, the size of it in statm, stat and status. With the word
- * "reach" also those by which it is read and written: /proc/self/mem, process_vm_readv and writev. */
+/* Proves: the views of a program's own memory: /proc/self/maps (its mappings, heap and stack)
+ * and smaps, the use that pthread_getattr_np makes of them, the size in statm, stat and status.
+ * With the argument "reach" also access to it by /proc/self/mem, process_vm_readv and
+ * process_vm_writev. */
 #include "program.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -39,8 +40,8 @@ static long field(const char *name)
 	return value;
 }
 
-/* What there is of it: in pages by statm, and by stat, which counts roughly; in KiB by status, and by smaps of the block
- * alone. */
+/* Resident size: in pages by statm, and by stat, which is approximate; in KiB by status, and by
+ * smaps for the block alone. */
 struct sizes {
 	long size, pages, rough, vm_size, vm_rss, block;
 };
@@ -52,7 +53,7 @@ static struct sizes look(const char *block)
 	CHECK(statm != NULL);
 	CHECK_IS(fscanf(statm, "%ld %ld", &s.size, &s.pages), 2);
 	fclose(statm);
-	/* field 24 of stat; and the name of what is open there is still that of the file */
+	/* field 24 of stat; and a mapping's name is still that of the file */
 	static char text[4096], name[64], link[256];
 	int fd = open("/proc/thread-self/stat", O_RDONLY | O_CLOEXEC);
 	CHECK(fd >= 0);
@@ -91,7 +92,7 @@ static bool plausible(struct sizes s)
 	       s.vm_size >= s.size * 4 - 1000 && s.block >= (PAGES - 1) * 4;
 }
 
-/* Reads and writes through others' doors. */
+/* Reads and writes through other interfaces. */
 static void reach(char *block)
 {
 	int mem = open("/proc/self/mem", O_RDWR);
@@ -121,7 +122,7 @@ int main(int argc, char **argv)
 	size_t stack_size;
 	pthread_attr_t attributes;
 	do {
-		/* new in each turn, so that it is mapped wherever the program is */
+		/* new in each round, so that it is mapped wherever the program is */
 		block = mmap(block, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (block ? MAP_FIXED : 0),
 			     -1, 0);
 		CHECK(block != MAP_FAILED);
@@ -139,8 +140,8 @@ int main(int argc, char **argv)
 		CHECK((char *)&on_stack >= (char *)stack && (char *)&on_stack < (char *)stack + stack_size);
 		pthread_attr_destroy(&attributes);
 
-		/* A file that was opened at home shows the deputy if the program has left when it is read (docs/limits.md), whose
-		 * memory is empty; one that is opened again does not. */
+		/* A file opened at home shows the deputy if the program has left when it is read
+		 * (docs/reference/limits.md), whose memory is empty; one that is opened again does not. */
 		struct sizes s = look(block);
 		for (int i = 0; i < 4 && !plausible(s); i++)
 			s = look(block);

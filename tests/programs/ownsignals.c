@@ -1,5 +1,6 @@
-/* Proves: the handler of a signal that a call of one's own raises has run when that call returns: of kill, of a write that
- * nobody can read any more, and of a mask that lets through what waits. */
+/* Proves: the handler of a signal raised by the process's own call has run when that call
+ * returns: of kill, of a write to a pipe without readers, and of a mask change that unblocks a
+ * pending signal. */
 #include "program.h"
 
 static volatile sig_atomic_t came;

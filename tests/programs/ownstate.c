@@ -1,5 +1,6 @@
-/* Proves: what a process can set of itself and its threads stays set, and is answered as it was set: prctl, limits of
- * its own and of a child, nice, scheduler, CPUs, I/O priority, umask, personality, directories, session and group. */
+/* Proves: settings of a process and its threads stay set, and are reported as they were set: prctl,
+ * limits of its own and of a child, nice, scheduler, CPUs, I/O priority, umask, personality,
+ * directories, session and group. */
 #include "program.h"
 #include <sched.h>
 #include <sys/personality.h>
@@ -8,7 +9,7 @@
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 
-/* musl has none of these for a process. */
+/* musl lacks these for a process */
 #define sched_setscheduler(pid, policy, param) syscall(SYS_sched_setscheduler, pid, policy, param)
 #define sched_getscheduler(pid) syscall(SYS_sched_getscheduler, pid)
 #define sched_getparam(pid, param) syscall(SYS_sched_getparam, pid, param)
@@ -96,7 +97,7 @@ int main(void)
 		CHECK(child >= 0);
 		if (child == 0) {
 			CHECK(getpriority(PRIO_PROCESS, 0) == 7 && sched_getscheduler(0) == SCHED_BATCH);
-			/* inherited, or not, as prctl(2) says */
+			/* inherited or not, as in prctl(2) */
 			CHECK(prctl(PR_GET_PDEATHSIG, &got) == 0 && got == 0);
 			CHECK_IS(prctl(PR_GET_TIMERSLACK), 123456);
 			CHECK_IS(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), 1);

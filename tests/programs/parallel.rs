@@ -1,5 +1,5 @@
-//! Proves: a pool of threads that take work from each other (rayon): sums, sorts, recursion, scopes and channels come to the
-//! same as with one thread. Says the same each time.
+//! Proves: a work-stealing thread pool (rayon): sums, sorts, recursion, scopes and channels have
+//! the same results as with one thread. The output is the same each time.
 #![forbid(unsafe_code)]
 
 use rayon::prelude::*;
@@ -7,7 +7,7 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
-/// A number that looks like chance.
+/// A pseudo-random number.
 fn mixed(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -26,7 +26,7 @@ fn fibonacci(n: u64) -> u64 {
     a + b
 }
 
-/// In each part of the pool, all its threads at once, and by themselves.
+/// In each part of the pool, in all its threads at once, and one by one.
 fn work(round: u64) -> u64 {
     let sum = (0..2_000_000u64).into_par_iter().map(|n| mixed(n ^ round)).reduce(|| 0, u64::wrapping_add);
 
@@ -55,15 +55,15 @@ fn work(round: u64) -> u64 {
         for n in 0..200u64 {
             let send = send.clone();
             scope.spawn(move |_| {
-                // Who receives lives longer.
+                // The receiver outlives the sender.
                 let _sent = send.send(fibonacci(n % 20));
             });
         }
         drop(send);
     });
-    let told: u64 = receive.into_iter().sum();
+    let received: u64 = receive.into_iter().sum();
 
-    sum ^ u64::from(sorted) ^ middle.rotate_left(7) ^ slots.rotate_left(13) ^ told ^ fibonacci(27)
+    sum ^ u64::from(sorted) ^ middle.rotate_left(7) ^ slots.rotate_left(13) ^ received ^ fibonacci(27)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

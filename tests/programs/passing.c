@@ -1,5 +1,6 @@
-/* Proves: what Unix sockets carry besides bytes: several descriptors at once, between parent and child, peeked at, cut
- * off, close-on-exec; credentials sent and asked for; names in the abstract name space and in files. */
+/* Proves: what Unix sockets carry besides bytes: several descriptors at once, between parent and
+ * child, peeked at, truncated, close-on-exec; credentials sent and requested; names in the
+ * abstract namespace and in files. */
 #include "program.h"
 #include <stddef.h>
 #include <sys/socket.h>
@@ -7,7 +8,7 @@
 
 #define MOST 16
 
-/* Sends one byte, these descriptors and, if asked to, credentials. */
+/* Sends one byte, these descriptors and, on request, credentials. */
 static void send_with(int over, const int *fds, int count, bool credentials)
 {
 	char byte = 'd';
@@ -96,7 +97,7 @@ static void rights(void)
 		CHECK_IS(fcntl(got.fds[i], F_GETFD), FD_CLOEXEC);
 	}
 	close_all(got.fds, 3);
-	/* room for two of three: the third is closed, and it says so */
+	/* room for two of three: the third is closed, and that is reported */
 	send_with(pair[0], own, 3, false);
 	got = receive(pair[1], CMSG_SPACE(2 * sizeof(int)), 0);
 	CHECK_IS(got.count, 2);
@@ -124,7 +125,8 @@ static void rights(void)
 	CHECK_IS(sendmsg(pair[0], &m, 0), -1);
 	CHECK_IS(errno, EBADF);
 
-	/* to a child and back: what it wrote through ours, we read; what it opened, we have */
+	/* to a child and back: it writes through this process's descriptor, and this process
+	 * gets the child's */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -161,7 +163,7 @@ static void credentials(void)
 	int pair[2], on = 1;
 	CHECK_IS(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
 	CHECK_IS(setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on), 0);
-	/* not sent, and told nevertheless */
+	/* not sent, but attached nevertheless */
 	send_with(pair[0], NULL, 0, false);
 	struct got got = receive(pair[1], 1024, 0);
 	CHECK(got.has_from);
@@ -225,7 +227,8 @@ static void names(void)
 	await_exit(child, 'A');
 	close(peer), close(server);
 
-	/* datagrams between names in a folder; one too long is cut, and MSG_TRUNC tells its true length */
+	/* datagrams between names in a folder; one too long is truncated, and MSG_TRUNC returns
+	 * its real length */
 	int a = socket(AF_UNIX, SOCK_DGRAM, 0), b = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0);
 	strcpy(name.sun_path, "a");
 	CHECK_IS(bind(a, (void *)&name, sizeof name), 0);
@@ -243,7 +246,7 @@ static void names(void)
 	CHECK_IS(recvfrom(a, text, 4, MSG_TRUNC | MSG_PEEK, (void *)&from, &from_length), 10);
 	CHECK(strcmp(from.sun_path, "b-name") == 0);
 	CHECK_IS(from_length, offsetof(struct sockaddr_un, sun_path) + 7);
-	from_length = 4; /* the name is cut, its length is not */
+	from_length = 4; /* the name is truncated, its length is not */
 	CHECK_IS(recvfrom(a, text, 4, 0, (void *)&from, &from_length), 4);
 	CHECK_IS(from_length, offsetof(struct sockaddr_un, sun_path) + 7);
 	CHECK_IS(recv(a, text, 4, 0), 0);
@@ -258,7 +261,7 @@ static void names(void)
 	CHECK_IS(unlink("a") | unlink("b-name"), 0);
 }
 
-/* Many messages with one call, and their borders kept. */
+/* Several messages with one call; their boundaries are kept. */
 static void many(void)
 {
 	int pair[2];
@@ -284,7 +287,7 @@ static void many(void)
 		CHECK_IS(in[i].msg_len, strlen(texts[i]) < 4 ? 3 : 4);
 		CHECK_IS(in[i].msg_hdr.msg_flags & MSG_TRUNC, i == 2 ? MSG_TRUNC : 0);
 	}
-	/* waits for one and takes what there is; with a child that sends slowly, waits for all */
+	/* waits for one and takes those available; with a child that sends slowly, waits for all */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -300,7 +303,7 @@ static void many(void)
 	await_exit(child, 0);
 	struct timespec limit = { 0, 0 };
 	CHECK_IS(send(pair[0], "end", 3, 0), 3);
-	CHECK_IS(recvmmsg(pair[1], in, 3, 0, &limit), 1); /* the limit is looked at after each */
+	CHECK_IS(recvmmsg(pair[1], in, 3, 0, &limit), 1); /* the timeout is checked after each message */
 	CHECK_IS(shutdown(pair[0], SHUT_WR), 0);
 	CHECK_IS(recv(pair[1], got[0], 4, 0), 0);
 	close(pair[0]), close(pair[1]);

@@ -1,5 +1,5 @@
-/* Proves: processes held by descriptor: pidfd_open, waited for by poll and waitid, signals and their values sent through
- * it, descriptors taken through it. */
+/* Proves: processes referenced by descriptor: pidfd_open, waiting by poll and waitid, signals with
+ * values sent through it, descriptors taken through it. */
 #include "program.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -50,7 +50,8 @@ int main(void)
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
-			/* It holds a file that nobody else has, and signals its parent through a descriptor. */
+			/* It has a file that no other process has, and signals its parent through a
+			 * descriptor. */
 			int file = open("/proc/self/exe", O_RDONLY), parent = hold(getppid());
 			CHECK_IS(write(told[1], &file, sizeof file), sizeof file);
 			char byte;
@@ -86,7 +87,7 @@ int main(void)
 		CHECK_IS(epoll_wait(set, &e, 1, -1), 1);
 		CHECK_IS(poll(&p, 1, -1), 1);
 		CHECK_IS(p.revents, POLLIN);
-		CHECK_IS(signal_to(fd, SIGKILL, NULL), 0); /* a zombie takes everything */
+		CHECK_IS(signal_to(fd, SIGKILL, NULL), 0); /* a zombie accepts any signal */
 		CHECK_IS(waitid(P_PIDFD, (id_t)fd, &info, WEXITED | WNOWAIT), 0);
 		CHECK(info.si_pid == child && info.si_code == CLD_EXITED && info.si_status == 21);
 		CHECK_IS(waitid(P_PIDFD, (id_t)fd, &info, WEXITED), 0);
@@ -98,7 +99,7 @@ int main(void)
 		CHECK_IS(errno, ESRCH);
 		close(fd), close(set), close(told[0]), close(told[1]), close(asked[0]), close(asked[1]);
 
-		/* one that is killed through it while we wait */
+		/* one that is killed through it during a wait */
 		child = fork();
 		CHECK(child >= 0);
 		if (child == 0)

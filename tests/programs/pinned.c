@@ -1,5 +1,5 @@
-/* Proves: locked memory as programs use it that keep secrets: mlock, mlock2 and munlock, whose content and state stay;
- * what is locked is counted, and the limit binds a user without the right to go beyond it. */
+/* Proves: locked memory, as used for secrets: mlock, mlock2 and munlock keep content and state;
+ * locked memory is counted, and the limit binds a user without CAP_IPC_LOCK. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -21,10 +21,10 @@ int main(void)
 	unsigned char *secret = map(LEN), *later = map(LEN);
 	CHECK_IS(mlock(secret, LEN), 0);
 	memset(secret, 0x77, LEN);
-	/* as they are touched: MLOCK_ONFAULT */
+	/* locked when touched: MLOCK_ONFAULT */
 	CHECK_IS(syscall(SYS_mlock2, later, LEN, 1), 0);
 	later[PAGE] = 1;
-	/* neither is it left behind in a child: libsodium and others do both */
+	/* also excluded from children: libsodium and others do both */
 	CHECK_IS(madvise(secret, LEN, MADV_DONTDUMP), 0);
 	bool limited = geteuid() != 0;
 	uint64_t turn = 0;
@@ -34,7 +34,7 @@ int main(void)
 		unsigned char *other = map(LEN);
 		CHECK_IS(mlock(other + 100, 5000), 0);
 		memset(other, 3, LEN);
-		/* locked memory is not thrown away */
+		/* locked memory cannot be dropped */
 		CHECK_IS(madvise(other, LEN, MADV_DONTNEED), -1);
 		CHECK_IS(errno, EINVAL);
 		CHECK_IS(other[0], 3);
@@ -49,7 +49,7 @@ int main(void)
 		CHECK(secret[PAGE] == 0 && secret[3 * PAGE] == 0x77);
 		CHECK_IS(mlock(secret + PAGE, 2 * PAGE), 0);
 		memset(secret + PAGE, 0x77, 2 * PAGE);
-		/* what is no memory */
+		/* unmapped memory */
 		CHECK_IS(munmap(other + PAGE, PAGE), 0);
 		CHECK_IS(mlock(other, LEN), -1);
 		CHECK_IS(errno, ENOMEM);
@@ -70,7 +70,7 @@ int main(void)
 			CHECK_IS(mlock(much, 2 << 20), 0);
 		}
 		CHECK_IS(munmap(much, 2 << 20), 0);
-		/* a child has the memory, and none of it locked */
+		/* a child has the memory, but not the locks */
 		if (turn++ % 8 == 0) {
 			pid_t child = fork();
 			CHECK(child >= 0);

@@ -1,4 +1,5 @@
-/* Proves: pipes both ways: to itself, and as ping-pong with a child, each message once and in order. */
+/* Proves: pipes in both directions: within a process, and as ping-pong with a child, each message
+ * once and in order. */
 #include "program.h"
 
 static void answer(int in, int out)

@@ -1,5 +1,5 @@
-/* Proves: a blocking write of 1 MiB to a pipe is one call with one full count, however slowly a child reads it, and
- * wherever the writer is moved meanwhile. */
+/* Proves: a blocking write of 1 MiB to a pipe is one call with one full count, however slowly a
+ * child reads it, and wherever the writer is moved meanwhile. */
 #include "program.h"
 
 enum { BIG = 1 << 20 };

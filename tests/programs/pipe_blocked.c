@@ -1,5 +1,5 @@
-/* Proves: a program blocked in the read of a pipe can move, and neither loses nor doubles a byte. A child, which
- * stays where it was born, feeds the pipe slowly. */
+/* Proves: a program blocked in the read of a pipe can move, and neither loses nor doubles a byte. A
+ * child, which stays where it was forked, feeds the pipe slowly. */
 #include "program.h"
 
 static void feed(int out)

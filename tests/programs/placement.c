@@ -1,5 +1,5 @@
-/* Proves: what programs ask of memory nodes: the policy that was set is the one that is read, pages lie on a node that
- * is allowed, and what is not valid is refused. */
+/* Proves: NUMA policies: the policy that was set is the one that is read, pages are on an
+ * allowed node, and invalid policies are refused. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@ int main(void)
 		do
 			rest_ms(1);
 		while (going());
-		return pass(); /* a kernel without */
+		return pass(); /* a kernel without NUMA support */
 	}
 	CHECK_IS(get(NULL, allowed, NULL, ALLOWED), 0);
 	CHECK(allowed[0] & 1);
@@ -52,7 +52,7 @@ int main(void)
 		CHECK_IS(errno, EINVAL);
 		CHECK_IS(syscall(SYS_set_mempolicy, 99, first, BITS), -1);
 		CHECK_IS(errno, EINVAL);
-		/* where a page lies, as OpenMP and allocators ask */
+		/* the node of a page, as OpenMP and allocators query it */
 		int node = -1;
 		CHECK_IS(get(&node, NULL, page, OF_NODE | OF_ADDRESS), 0);
 		CHECK(node >= 0 && node < BITS);

@@ -1,5 +1,5 @@
-/* Proves: poll, ppoll, select, pselect and epoll: time-outs that last, readiness that comes from a child meanwhile,
- * and the masks of ppoll and pselect. */
+/* Proves: poll, ppoll, select, pselect and epoll: timeouts that last, readiness caused by a
+ * child meanwhile, and the masks of ppoll and pselect. */
 #include "program.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -59,7 +59,7 @@ int main(void)
 		CHECK_IS(poll(&closed, 1, 0), 1);
 		CHECK_IS(closed.revents, POLLNVAL);
 
-		/* the mask of ppoll lets the signal in, atomically */
+		/* ppoll's mask lets the signal in, atomically */
 		sigset_t blocked, none;
 		sigemptyset(&none), sigemptyset(&blocked), sigaddset(&blocked, SIGUSR1);
 		CHECK_IS(sigprocmask(SIG_BLOCK, &blocked, NULL), 0);

@@ -1,5 +1,6 @@
-/* Proves: what /proc says of the program itself is what it is at home: links, descriptors and their state, words,
- * environment, limits, name, start; its threads; and files under /dev: shm, fd, null, full, zero, urandom, tty. */
+/* Proves: /proc shows the program as at home: links, descriptors and their state, arguments,
+ * environment, limits, name, start time; its threads; and files under /dev: shm, fd, null, full,
+ * zero, urandom, tty. */
 #include "program.h"
 #include <dirent.h>
 #include <elf.h>

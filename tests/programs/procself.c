@@ -1,4 +1,5 @@
-/* Proves: /proc/self is the process at home: its exe, its pid in stat and status, its descriptors. */
+/* Proves: /proc/self is the process at home: its exe, its pid in stat and status, its
+ * descriptors. */
 #include "program.h"
 #include <dirent.h>
 
@@ -35,7 +36,8 @@ int main(void)
 			named |= strcmp(text, "Name:\tprocself\n") == 0;
 		fclose(status);
 		CHECK(named);
-		/* only the descriptors that this program knows of: 0 to 2, what it was given, and the directory's */
+		/* only the descriptors that this program has: 0 to 2, inherited ones, and the
+		 * directory's */
 		DIR *open_files = opendir("/proc/self/fd");
 		CHECK(open_files != NULL);
 		int count = 0;

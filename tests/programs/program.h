@@ -1,11 +1,12 @@
-/* What every test program begins and ends with.
+/* Common code of all test programs.
  *
- * A program proves one kernel feature. It repeats its checks for as long as it is told to, so that a move at
- * any moment is caught, and its output never depends on how often it did so, nor on pid, address or time.
+ * A program proves one kernel feature. It repeats its checks until it is asked to end, so that
+ * moves hit them at any moment. Its output must not depend on the number of repetitions, nor on
+ * pid, address or time.
  *
  *   TERN_SECONDS=S   repeat for S seconds (default 2)
- *   TERN_UNTIL=FILE  afterwards go on until FILE exists, for at most 900 s more: the harness moves the program
- *                    as often as it wants to, then makes the file
+ *   TERN_UNTIL=FILE  afterwards continue until FILE exists, for at most 900 s more: the harness moves the program
+ *                    as often as it wants to, then creates the file
  */
 #ifndef TERN_PROGRAM_H
 #define TERN_PROGRAM_H
@@ -39,7 +40,7 @@ UNUSED static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Writes straight to the descriptor, so that nothing sits in a buffer that a fork would double. */
+/* Writes directly to the descriptor, so that no buffer exists that a fork would duplicate. */
 UNUSED static void say_to(int fd, const char *format, va_list rest)
 {
 	char line[1024];
@@ -70,7 +71,7 @@ __attribute__((format(printf, 1, 2), noreturn)) UNUSED static void fail(const ch
 	_exit(1);
 }
 
-/* The condition, where it stands, errno, and the two values that should have been equal. */
+/* Prints the condition, its location, errno, and the two values that should have been equal. */
 #define CHECK(condition)                                                                                     \
 	do {                                                                                                 \
 		if (!(condition))                                                                            \
@@ -131,7 +132,7 @@ UNUSED static void rest_ms(long ms)
 		;
 }
 
-/* Makes an empty directory and goes there; leave_scratch removes it (it must be empty by then). */
+/* Creates an empty directory and enters it; leave_scratch removes it (it must be empty by then). */
 static char scratch[64];
 
 UNUSED static void enter_scratch(void)
@@ -148,7 +149,7 @@ UNUSED static void leave_scratch(void)
 	CHECK_IS(rmdir(scratch), 0);
 }
 
-/* Waits for one child, and for nothing but its regular end with this status. */
+/* Waits for one child, and requires that it exits with this status. */
 UNUSED static void await_exit(pid_t child, int status)
 {
 	int got;
@@ -157,7 +158,7 @@ UNUSED static void await_exit(pid_t child, int status)
 	CHECK_IS(WEXITSTATUS(got), status);
 }
 
-/* CPU seconds that home's kernel says, which answers for /proc wherever the program runs. */
+/* CPU seconds as home's kernel counts them: it serves /proc wherever the program runs. */
 UNUSED static double of_home(void)
 {
 	char text[1024];

@@ -1,6 +1,7 @@
-/* Proves: a signal that somebody sends as soon as a call is seen to have been made interrupts the next one, or comes before
- * it; it is never passed by. The parent answers every byte of its child with one, while the child begins to read what never
- * comes. A parent that is home again is faster than anything between the child and its home. */
+/* Proves: a signal that is sent as soon as the effect of a call is visible interrupts the next call
+ * or comes before it; it is never missed. The parent answers every byte of its child with a signal,
+ * while the child begins to read from an empty pipe. A parent at home is faster than anything
+ * between the child and its home. */
 #include "program.h"
 #include <setjmp.h>
 
@@ -13,7 +14,7 @@ static void prompt(int words, int never)
 {
 	struct sigaction action = { .sa_handler = leave };
 	CHECK_IS(sigaction(SIGUSR1, &action, NULL), 0);
-	/* in memory, as it is left by a jump */
+	/* in memory, as longjmp leaves it */
 	volatile int round;
 	for (round = 0; round < ROUNDS; round++)
 		if (sigsetjmp(away, 1) == 0) {

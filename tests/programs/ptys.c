@@ -1,5 +1,6 @@
-/* Proves: terminals that the program makes itself: a session on one, sizes, characters that are signals, foreground and
- * background groups (SIGTTIN, SIGTTOU), packet mode, orphaned groups, and the hang-up. */
+/* Proves: pseudo-terminals made by the program: a session on one, sizes, characters that cause
+ * signals, foreground and background groups (SIGTTIN, SIGTTOU), packet mode, orphaned groups,
+ * and hang-up. */
 #include "program.h"
 #include <poll.h>
 #include <setjmp.h>
@@ -33,7 +34,7 @@ static void make(void)
 	CHECK_IS(tcsetattr(master, TCSANOW, &t), 0);
 }
 
-/* A child that leads a session on the terminal; what it says goes to the master. */
+/* A child that leads a session on the terminal; its output goes to the master. */
 static pid_t lead(void)
 {
 	pid_t child = fork();
@@ -52,7 +53,7 @@ static pid_t lead(void)
 
 static void type(const char *text) { CHECK_IS(write(master, text, strlen(text)), (ssize_t)strlen(text)); }
 
-/* Reads from the master until exactly this has come. */
+/* Reads from the master until exactly this text has come. */
 static void expect(const char *text)
 {
 	char got[128] = "";
@@ -86,8 +87,8 @@ static void session(void)
 		while ((n = read(0, line, sizeof line)) < 0)
 			CHECK_IS(errno, EINTR);
 		CHECK(n == 5 && memcmp(line, "edit\n", 5) == 0);
-		/* a signal's character throws away what was typed before, and interrupts the read: by a jump, as one that
-		 * comes just before the read would interrupt nothing */
+		/* a signal character flushes the input typed before, and interrupts the read: by
+		 * a jump, since a signal just before the read would interrupt nothing */
 		if (sigsetjmp(away, 1) == 0) {
 			say("line\n");
 			n = read(0, line, sizeof line);
@@ -98,7 +99,7 @@ static void session(void)
 			rest_ms(2);
 		say("quit\n");
 		CHECK_IS(read(0, line, sizeof line), 0); /* ^D */
-		/* raw: as it comes */
+		/* raw mode */
 		struct termios t;
 		CHECK_IS(tcgetattr(0, &t), 0);
 		t.c_lflag &= ~(tcflag_t)(ICANON | ISIG), t.c_cc[VMIN] = 3, t.c_cc[VTIME] = 0;
@@ -115,7 +116,7 @@ static void session(void)
 	struct winsize size = { 33, 99, 0, 0 };
 	CHECK_IS(ioctl(master, TIOCSWINSZ, &size), 0);
 	expect("99x33\n");
-	type("exit\177\177\177dot\177\177it\n"); /* rubbed out and typed again */
+	type("exit\177\177\177dot\177\177it\n"); /* erased and typed again */
 	expect("line\n");
 	type("lost\003");
 	expect("int\n");
@@ -127,11 +128,12 @@ static void session(void)
 	await_exit(child, 31);
 	char byte;
 	CHECK_IS(read(master, &byte, 1), -1);
-	CHECK_IS(errno, EIO); /* nobody has the other side open */
+	CHECK_IS(errno, EIO); /* the other side is closed */
 	close(master);
 }
 
-/* A little shell: jobs in the background are stopped when they touch the terminal, and go on when they have it. */
+/* A minimal shell: background jobs are stopped when they use the terminal, and continue in the
+ * foreground. */
 static void jobs(void)
 {
 	make();
@@ -146,7 +148,7 @@ static void jobs(void)
 			CHECK_IS(setpgid(0, 0), 0);
 			handle(SIGTTOU, SIG_DFL);
 			char line[16];
-			ssize_t n = read(0, line, sizeof line); /* SIGTTIN stops it here; then it goes on */
+			ssize_t n = read(0, line, sizeof line); /* SIGTTIN stops it here; then it continues */
 			_exit(n == 4 && memcmp(line, "job\n", 4) == 0 ? 5 : 1);
 		}
 		setpgid(reader, reader);
@@ -180,7 +182,7 @@ static void jobs(void)
 		CHECK_IS(kill(writer, SIGCONT), 0);
 		await_exit(writer, 6);
 		CHECK_IS(tcsetpgrp(0, getpid()), 0);
-		/* ^Z stops the group in front */
+		/* ^Z stops the foreground group */
 		pid_t sleeper = fork();
 		CHECK(sleeper >= 0);
 		if (sleeper == 0) {
@@ -208,8 +210,8 @@ static void jobs(void)
 	close(master);
 }
 
-/* The hang-up: its leader gets SIGHUP, and when that ends the group in front does; a stopped group that is orphaned gets
- * SIGHUP and SIGCONT. */
+/* Hang-up: the session leader gets SIGHUP, and when it ends the foreground group does; a stopped
+ * group that is orphaned gets SIGHUP and SIGCONT. */
 static void hang_up(void)
 {
 	int told[2];

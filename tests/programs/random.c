@@ -1,4 +1,4 @@
-/* Proves: getrandom and the AT_RANDOM bytes: never the same twice, also after a fork and a move. */
+/* Proves: getrandom and the AT_RANDOM bytes never repeat, also after a fork and a move. */
 #include "program.h"
 #include <sys/auxv.h>
 #include <sys/random.h>

@@ -1,4 +1,5 @@
-/* Proves: a stack of 6 MiB, with a pattern in each frame, survives while it grows and shrinks. */
+/* Proves: a stack of 6 MiB, with a pattern in each frame, survives moves while it grows and
+ * shrinks. */
 #include "program.h"
 
 enum { FRAME = 2048, DEPTH = 6 * 1024 * 1024 / (FRAME + 128) };

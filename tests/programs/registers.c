@@ -1,7 +1,7 @@
 /* Proves: every general register and the flags keep their values, also in the middle of a loop. */
 #include "program.h"
 
-/* Loads 14 registers with values made from `seed`, spins, and adds up what they hold then. */
+/* Loads 14 registers with values made from `seed`, spins, and sums their values afterwards. */
 static uint64_t spin(uint64_t seed, uint64_t turns)
 {
 	uint64_t sum;

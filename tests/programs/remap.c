@@ -1,5 +1,6 @@
-/* Proves: mremap in all its ways: growing in place and elsewhere, shrinking, to a fixed place over what is there, a
- * part out of the middle, leaving the old place behind (DONTUNMAP); and what it refuses. */
+/* Proves: all uses of mremap: growing in place and elsewhere, shrinking, to a fixed address over
+ * other memory, a part out of the middle, keeping the old mapping (DONTUNMAP); and what it
+ * refuses. */
 #include "program.h"
 #include <sys/mman.h>
 
@@ -30,13 +31,13 @@ static unsigned char *map(int pages, int prot)
 
 int main(void)
 {
-	unsigned char *kept = map(PAGES, PROT_READ | PROT_WRITE); /* moved once each turn, never written again */
+	unsigned char *kept = map(PAGES, PROT_READ | PROT_WRITE); /* moved once each round, never written again */
 	fill(kept, PAGES, 7);
 	int turn = 0;
 	do {
 		turn++;
 		unsigned char *room = map(4 * PAGES, PROT_NONE);
-		/* grows in place, where it has room */
+		/* grows in place, where there is room */
 		unsigned char *a = mmap(room, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 		CHECK(a == room);
 		fill(a, PAGES, turn);
@@ -44,7 +45,7 @@ int main(void)
 		CHECK(mremap(a, PAGES * PAGE, 2 * PAGES * PAGE, 0) == a);
 		expect(a, PAGES, turn);
 		CHECK_IS(a[2 * PAGES * PAGE - 1], 0);
-		/* has no room, and may not move */
+		/* no room, and it may not move */
 		unsigned char *wall = mmap(a + 2 * PAGES * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 		CHECK(wall == a + 2 * PAGES * PAGE);
 		CHECK(mremap(a, 2 * PAGES * PAGE, 3 * PAGES * PAGE, 0) == MAP_FAILED);
@@ -56,7 +57,7 @@ int main(void)
 		/* smaller */
 		CHECK(mremap(b, 3 * PAGES * PAGE, PAGES * PAGE, 0) == b);
 		expect(b, PAGES, turn);
-		/* eight pages out of its middle, over eight others of something else */
+		/* eight pages out of its middle, over eight pages of other memory */
 		unsigned char *c = map(PAGES, PROT_READ | PROT_WRITE);
 		fill(c, PAGES, turn + 1);
 		CHECK(mremap(b + 8 * PAGE, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, c + 4 * PAGE) == c + 4 * PAGE);
@@ -65,7 +66,7 @@ int main(void)
 		expect(c, 4, turn + 1);
 		expect(c + 4 * PAGE, 8, turn + 8 * 3);
 		expect(c + 12 * PAGE, PAGES - 12, turn + 1 + 12 * 3);
-		/* the old place stays, and is empty */
+		/* the old mapping stays, and is empty */
 		unsigned char *d = mremap(c + 12 * PAGE, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
 		CHECK(d != MAP_FAILED);
 		expect(d, 4, turn + 1 + 12 * 3);
@@ -77,7 +78,7 @@ int main(void)
 		CHECK_IS(munmap(d, 4 * PAGE), 0);
 		CHECK_IS(munmap(b, PAGES * PAGE), 0);
 		CHECK_IS(munmap(c, PAGES * PAGE), 0);
-		/* a hole is not moved */
+		/* a hole cannot be moved */
 		CHECK(mremap(b, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, a) == MAP_FAILED);
 		CHECK_IS(errno, EFAULT);
 		CHECK(mremap(kept, PAGE, PAGE, MREMAP_FIXED, a) == MAP_FAILED);

@@ -1,5 +1,5 @@
-/* Proves: a signal during the read of a pipe restarts it with SA_RESTART, and ends it with EINTR without; and a
- * handler that runs during a blocked read may itself read and write. */
+/* Proves: a signal during the read of a pipe restarts it with SA_RESTART, and ends it with EINTR
+ * without; and a handler that runs during a blocked read may itself read and write. */
 #include "program.h"
 
 static volatile sig_atomic_t seen;
@@ -31,8 +31,8 @@ int main(void)
 			pid_t parent = getpid(), child = fork();
 			CHECK(child >= 0);
 			if (child == 0) {
-				/* Three signals; without restart until each has interrupted the read: one that comes
-				 * just before it interrupts nothing. */
+				/* Three signals; without restart, until each has interrupted the
+				 * read: one just before the read interrupts nothing. */
 				char byte;
 				CHECK_IS(fcntl(go[0], F_SETFL, O_NONBLOCK), 0);
 				for (int i = 0; i < 3; i++) {
@@ -59,7 +59,7 @@ int main(void)
 			await_exit(child, 0);
 			if (restarts) {
 				CHECK_IS(interrupted, 0);
-				CHECK(seen >= 1 && seen <= 3); /* two of them may have met */
+				CHECK(seen >= 1 && seen <= 3); /* two of them may have merged */
 			} else {
 				CHECK(interrupted >= 3 && seen >= interrupted);
 			}

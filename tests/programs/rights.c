@@ -1,11 +1,12 @@
-/* Proves: changes of identity and rights hold wherever it runs: as root, in children, set*id, groups, capabilities and
- * what they allow, a root directory of its own, no_new_privs; as a user, what is refused. */
+/* Proves: changes of identity and rights are in force wherever the program runs: as root, in
+ * children, set*id, groups, capabilities and their effects, a root directory of its own,
+ * no_new_privs; as a user, what is refused. */
 #include "program.h"
 #include <grp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-/* As in linux/capability.h, which musl-gcc does not find. */
+/* from linux/capability.h, which musl-gcc does not find */
 enum { CAP_CHOWN = 0, CAP_SETUID = 7, CAP_SETPCAP = 8, CAP_SYS_TIME = 25 };
 static struct { uint32_t version; int pid; } head = { 0x20080522, 0 };
 typedef struct { uint32_t effective, permitted, inheritable; } caps[2];
@@ -104,7 +105,9 @@ int main(void)
 			child(as_a_user, NULL);
 			child(with_few_rights, NULL);
 			child(NULL, root);
-			/* itself, for a moment: what is made meanwhile is the user's */
+			/* the process itself, for a moment: files created meanwhile are the
+			 * user's the process itself, for a moment: files created meanwhile are
+			 * the user's */
 			CHECK_IS(setegid(65534), 0);
 			CHECK_IS(seteuid(65534), 0);
 			struct stat about;

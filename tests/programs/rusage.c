@@ -1,15 +1,17 @@
-/* Proves: who waits for a child is told all that it has used, wherever it ran, with what it has waited for itself; by
- * wait4, waitid, RUSAGE_CHILDREN and times, which agree. Children that nobody waits for do not count.
+/* Proves: the usage reported when a child is waited for includes all that it used, wherever it ran,
+ * and that of the children it has waited for; by wait4, waitid, RUSAGE_CHILDREN and times, which
+ * agree. Children that were not waited for do not count.
  *
- * But for one case: a parent that is home by itself when its child ends is told home's part only (docs/limits.md). It can
- * tell that it is away by its own CPU time, which is more than home knows of. It may have been home for a moment in
- * between, but not each time. */
+ * One exception: a parent that has come home by itself when its child ends gets only home's part
+ * (docs/reference/limits.md). It can detect that it is away by its own CPU time, which is then more than home
+ * has. It may have been home for a moment in between, but not each time. */
 #include "program.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/times.h>
 
-/* Ticks: one of home and one of away, each for user and system time. All else is told to the microsecond. */
+/* Ticks: one at home and one away, each for user and system time. All else is exact to the
+ * microsecond. */
 static const double ticking = 0.04, slack = 0.0001;
 
 enum { MISSES = 5 };
@@ -24,7 +26,7 @@ static double own(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* It shows what it counts in ticks, user and system time each. */
+/* The values in ticks, for user and system time. */
 static bool away(void) { return own() > of_home() + 0.03; }
 
 static double children(void)
@@ -49,7 +51,7 @@ static void compute(void)
 		work += (uint64_t)i;
 }
 
-/* A child that computes, has one that does, and tells what both have used. */
+/* A child that computes, has a computing child itself, and reports the usage of both. */
 static pid_t begin(int out)
 {
 	pid_t child = fork();
@@ -77,7 +79,7 @@ static pid_t begin(int out)
 	_exit(3);
 }
 
-/* Waits in one of several ways; what was told, or less than nothing. */
+/* Waits in one of several ways; returns the reported usage, or a negative value. */
 static double await(pid_t child, int way)
 {
 	struct rusage u;
@@ -94,7 +96,7 @@ static double await(pid_t child, int way)
 		CHECK_IS(wait4(-1, NULL, 0, &u), child);
 		return sum(&u);
 	case 2:
-		/* Looked at first, and left. */
+		/* Peeked at first, with WNOWAIT. */
 		CHECK_IS(syscall(SYS_waitid, P_PID, child, &info, WEXITED | WNOWAIT, &u), 0);
 		CHECK_IS(info.si_pid, child);
 		CHECK_IS(wait4(child, &status, WNOHANG, NULL), child);
@@ -136,8 +138,8 @@ static void discarded(void)
 	CHECK_IS(sigaction(SIGCHLD, &before, NULL), 0);
 }
 
-/* One child, waited for in the way whose turn it is; after a miss it is its turn again. Whether it could be judged what
- * was told. */
+/* One child, waited for in the way whose turn it is; after a miss the same way is tried again.
+ * Returns whether the result could be checked. */
 static bool judged(const int *out)
 {
 	static int misses, round;
@@ -172,7 +174,7 @@ int main(void)
 		if (rounds++ % 4 == 3)
 			discarded();
 	} while (going());
-	/* Where it ends away it stays there until it has been judged. */
+	/* If the child ends away, the process stays there until the check. */
 	for (int i = 0; i < 10; i++)
 		compute();
 	for (int i = 0; i < MISSES && judged(out); i++)

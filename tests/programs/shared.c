@@ -1,6 +1,7 @@
-/* Proves: processes that share memory move together: memory of mmap, of shm_open, of memfd_create and System V, and of a
- * file, mapped before they move and where they are, inherited, given back, moved; what they wrote is read through descriptors; with mutexes, conditions, semaphores and
- * futexes in it on which they wait for each other, and no write of any of them is ever lost. */
+/* Proves: processes that share memory move together: memory of mmap, of shm_open, of memfd_create
+ * and System V, and of a file, mapped before they move and afterwards, inherited, unmapped, moved;
+ * their writes are visible through descriptors; with mutexes, conditions, semaphores and futexes in
+ * it on which they wait for each other; and no write of any of them is lost. */
 #include "program.h"
 #include <pthread.h>
 #include <semaphore.h>
@@ -21,7 +22,7 @@ struct common {
 };
 
 static struct common *common;
-/* One word a page, each written by whoever's turn it is. */
+/* One word a page, each written by the process whose turn it is. */
 static uint32_t *pages, *segment, *name_less, *far, *of_file;
 
 static void *share(int fd, size_t length)
@@ -34,7 +35,7 @@ static void *share(int fd, size_t length)
 static void child(unsigned which)
 {
 	if (which == 0) {
-		/* Answers the parent: two semaphores, and a word in each kind of memory. */
+		/* Replies to the parent: two semaphores, and a word in each kind of memory. */
 		for (uint32_t n = 1; sem_wait(&common->ask) == 0 || errno == EINTR; n++) {
 			if (common->over)
 				_exit(0);
@@ -68,7 +69,7 @@ static void child(unsigned which)
 	_exit(0);
 }
 
-/* Memory that begins to be shared while this goes on, and ends. */
+/* Memory that becomes shared during the run, and stops being shared. */
 static void share_for_a_while(void)
 {
 	_Atomic uint32_t *word = share(-1, 3 * 4096);
@@ -83,7 +84,7 @@ static void share_for_a_while(void)
 	}
 	await_exit(helper, 3);
 	CHECK_IS(atomic_load(word), 41);
-	/* Moved elsewhere, it is the same memory. */
+	/* Remapped elsewhere, it is the same memory. */
 	_Atomic uint32_t *moved = mremap(word, 3 * 4096, 3 * 4096, MREMAP_MAYMOVE);
 	CHECK(moved != MAP_FAILED);
 	rest_ms(3);

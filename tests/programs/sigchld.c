@@ -1,4 +1,5 @@
-/* Proves: one SIGCHLD for each child that ends, with the right siginfo; SA_NOCLDWAIT and ignoring reap by themselves. */
+/* Proves: one SIGCHLD for each child that ends, with the right siginfo; SA_NOCLDWAIT and ignoring
+ * SIGCHLD reap children automatically. */
 #include "program.h"
 
 static volatile sig_atomic_t seen, wrong;
@@ -45,7 +46,7 @@ int main(void)
 			if (child == 0)
 				_exit(1);
 		}
-		CHECK_IS(wait(&status), -1); /* comes when all have ended */
+		CHECK_IS(wait(&status), -1); /* returns when all have ended */
 		CHECK_IS(errno, ECHILD);
 		signal(SIGCHLD, SIG_DFL);
 	} while (going());

@@ -1,5 +1,6 @@
-/* Proves: sigprocmask, sigpending, sigsuspend, sigtimedwait, signalfd and queued signals with their values: blocked
- * signals wait, also over a move, and none is lost, doubled or out of order. */
+/* Proves: sigprocmask, sigpending, sigsuspend, sigtimedwait, signalfd and queued signals with their
+ * values: blocked signals stay pending, also over a move, and none is lost, doubled or out of
+ * order. */
 #include "program.h"
 #include <sys/signalfd.h>
 
@@ -29,11 +30,11 @@ int main(void)
 		CHECK_IS(seen[SIGUSR1], 0);
 		CHECK_IS(raise(SIGUSR2), 0);
 		sigfillset(&two), sigdelset(&two, SIGUSR2);
-		CHECK_IS(sigsuspend(&two), -1); /* lets in this one only */
+		CHECK_IS(sigsuspend(&two), -1); /* lets in only this one */
 		CHECK_IS(errno, EINTR);
 		CHECK(seen[SIGUSR2] == 1 && seen[SIGUSR1] == 0);
 		CHECK_IS(sigprocmask(SIG_SETMASK, &before, NULL), 0);
-		CHECK_IS(seen[SIGUSR1], 1); /* twice sent, once kept: not a real-time signal */
+		CHECK_IS(seen[SIGUSR1], 1); /* sent twice, pending once: not a real-time signal */
 
 		/* real-time signals queue, in order, with their values */
 		CHECK_IS(sigprocmask(SIG_BLOCK, &blocked, NULL), 0);
@@ -64,7 +65,7 @@ int main(void)
 		CHECK_IS(errno, EAGAIN);
 		CHECK(now() - begun > 0.029 && now() - begun < 8);
 
-		/* one that a child sends while we wait */
+		/* one that a child sends during the wait */
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {

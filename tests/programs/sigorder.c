@@ -1,5 +1,6 @@
-/* Proves: signals that one thread sends to its process, or to another thread, are there when that one hears of it in another way:
- * who has been woken after them has handled them. */
+/* Proves: a signal that a thread sends to its process or to another thread is delivered before
+ * the target can learn of it in another way: a thread that is woken after the signal has handled
+ * it. */
 #include "program.h"
 #include <pthread.h>
 #include <semaphore.h>
@@ -41,7 +42,7 @@ int main(void)
 	first = pthread_self();
 	CHECK_IS(sem_init(&wanted, 0, 0) | sem_init(&sent, 0, 0), 0);
 	CHECK_IS(sigaction(SIGUSR1, &action, NULL) | sigaction(SIGUSR2, &action, NULL), 0);
-	/* The first thread alone can take them. */
+	/* Only the first thread can take them. */
 	sigemptyset(&both);
 	sigaddset(&both, SIGUSR1);
 	sigaddset(&both, SIGUSR2);

@@ -1,5 +1,6 @@
-/* Proves: how signals are sent and what they say: every way to send one with its siginfo, order of real-time signals,
- * those for a group, a thread, a zombie; the flags of sigaction; death by the parent's end; stop and continue. */
+/* Proves: how signals are sent and queued: every way to send one with its siginfo, order of
+ * real-time signals, signals for a group, a thread, a zombie; the flags of sigaction; death by
+ * the parent's end; stop and continue. */
 #include "program.h"
 #include <setjmp.h>
 #include <sys/prctl.h>
@@ -52,7 +53,7 @@ static void await_log(int length)
 	CHECK_IS(log_length, length);
 }
 
-/* Lowest number first, each number's own in the order in which they were sent. */
+/* Lowest number first, and signals of one number in the order in which they were sent. */
 static void order(void)
 {
 	int low = SIGRTMIN + 1, high = SIGRTMIN + 4;
@@ -63,14 +64,14 @@ static void order(void)
 	for (int i = 0; i < 12; i++)
 		CHECK_IS(sigqueue(getpid(), high - i % 4, (union sigval){ .sival_int = i }), 0);
 	mask(SIG_UNBLOCK, low, high);
-	/* With full masks in the handlers they run one after the other. */
+	/* With full masks the handlers run one after the other. */
 	CHECK_IS(log_length, 12);
 	for (int i = 0; i < 12; i++) {
 		CHECK_IS(record[i].signal, low + i / 3);
 		CHECK_IS(record[i].value, 3 - i / 3 + i % 3 * 4);
 		CHECK_IS(record[i].code, SI_QUEUE);
 	}
-	/* the same from a child while we wait; all must come, in order */
+	/* the same from a child during a wait; all must come, in order */
 	log_length = 0;
 	pid_t child = fork();
 	CHECK(child >= 0);
@@ -100,7 +101,7 @@ static void senders(void)
 	CHECK_IS(raise(SIGUSR1), 0);
 	CHECK_IS(syscall(SYS_tkill, getpid(), SIGUSR1), 0);
 	CHECK_IS(queue_to_thread(getpid(), getpid(), SIGUSR1, SI_QUEUE, 5), 0);
-	CHECK_IS(queue_to_thread(getpid(), getpid(), SIGUSR1, -60, 6), 0); /* a code of one's own */
+	CHECK_IS(queue_to_thread(getpid(), getpid(), SIGUSR1, -60, 6), 0); /* a user-defined code */
 	CHECK_IS(log_length, 5);
 	int codes[] = { SI_USER, SI_TKILL, SI_TKILL, SI_QUEUE, -60 };
 	for (int i = 0; i < 5; i++) {
@@ -108,7 +109,7 @@ static void senders(void)
 		CHECK_IS(record[i].pid, getpid());
 	}
 	CHECK_IS(record[4].value, 6);
-	/* others may not pretend to be the kernel */
+	/* other processes may not use codes of the kernel */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -123,7 +124,7 @@ static void senders(void)
 	CHECK_IS(errno, ESRCH);
 }
 
-/* To a group: its members, no one else; to a zombie: nothing, and no error. */
+/* To a group: only its members get it; to a zombie: no effect, and no error. */
 static void groups(void)
 {
 	pid_t members[3];
@@ -163,7 +164,7 @@ static void groups(void)
 	close(told[0]), close(told[1]);
 }
 
-/* Handlers in handlers: their masks, SA_NODEFER, SA_RESETHAND, and a jump out of the inner one. */
+/* Nested handlers: their masks, SA_NODEFER, SA_RESETHAND, and a jump out of the inner one. */
 static volatile sig_atomic_t depth, deepest, trace;
 static sigjmp_buf way_out;
 static void inner(int signal)
@@ -172,7 +173,7 @@ static void inner(int signal)
 	deepest = depth > deepest ? depth : deepest;
 	trace = trace * 10 + (signal == SIGUSR1 ? 1 : 2);
 	if (signal == SIGUSR1 && depth < 3)
-		raise(SIGUSR2); /* not blocked: now */
+		raise(SIGUSR2); /* not blocked: delivered at once */
 	if (depth == 3)
 		siglongjmp(way_out, 3);
 	if (signal == SIGUSR2 && trace < 1000)
@@ -186,7 +187,7 @@ static void nested(void)
 	struct sigaction action = { .sa_handler = inner };
 	CHECK_IS(sigaction(SIGUSR1, &action, NULL) | sigaction(SIGUSR2, &action, NULL), 0);
 	depth = deepest = trace = 0;
-	raise(SIGUSR1); /* 1, in it 2, which raises 1: blocked until the outer one ends; then once more */
+	raise(SIGUSR1); /* 1, in it 2, which raises 1: blocked until the outer handler ends; then once more */
 	CHECK_IS(deepest, 2);
 	CHECK_IS(trace, 12991299);
 }
@@ -208,7 +209,7 @@ static void nested_jump(void)
 	CHECK(!sigismember(&blocked, SIGUSR1) && !sigismember(&blocked, SIGUSR2));
 }
 
-/* A parent that ends is told to its child, if that has asked. */
+/* The end of a parent is signalled to a child that has requested it. */
 static void parents_death(void)
 {
 	int told[2];
@@ -266,7 +267,7 @@ static void children(void)
 			CHECK_IS(kill(child, SIGSTOP), 0);
 			CHECK_IS(waitpid(child, &status, WUNTRACED), child);
 			CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
-			CHECK_IS(waitpid(child, &status, WUNTRACED | WNOHANG), 0); /* told once */
+			CHECK_IS(waitpid(child, &status, WUNTRACED | WNOHANG), 0); /* reported once */
 			await_log(quiet ? 0 : 2 * i + 1);
 			CHECK_IS(kill(child, SIGCONT), 0);
 			CHECK_IS(waitpid(child, &status, WCONTINUED), child);
@@ -326,7 +327,8 @@ static void broken_pipe(void)
 	close(ends[1]);
 }
 
-/* A stack that overflows while its handler has none of its own kills; a second stack in use cannot be changed. */
+/* A stack overflow without an alternate stack kills; an alternate stack in use cannot be
+ * changed. */
 static char *other_stack;
 static volatile sig_atomic_t refused;
 static void on_other(int signal)

@@ -1,5 +1,6 @@
-/* Proves: faults are caught where they happen: SIGSEGV with its address (unmapped, read-only), SIGBUS past the end of
- * a file, SIGFPE, SIGILL, SIGTRAP; and the handler may jump out or mend the mapping and go on. */
+/* Proves: faults are caught where they happen: SIGSEGV with its address (unmapped, read-only),
+ * SIGBUS past the end of a file, SIGFPE, SIGILL, SIGTRAP; and the handler may jump out, or
+ * repair the mapping and return. */
 #include "program.h"
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -9,7 +10,7 @@ static void *volatile address;
 static volatile int code;
 static char *volatile mend;
 
-/* By the instruction itself: to a compiler it is undefined, so it may leave it out. */
+/* By inline assembly: in C it is undefined behaviour, and the compiler could drop it. */
 static void divide_by_zero(void)
 {
 	__asm__ volatile("xor %%ecx, %%ecx\n\tmov $1, %%eax\n\tcltd\n\tidiv %%ecx" ::: "eax", "ecx", "edx", "cc");
@@ -56,7 +57,7 @@ int main(void)
 		CHECK_IS(code, SEGV_ACCERR);
 
 		mend = page;
-		*(volatile char *)(page + 200) = 7; /* faults once, is mended, and goes on */
+		*(volatile char *)(page + 200) = 7; /* faults once, is repaired, and continues */
 		CHECK(mend == NULL && page[200] == 7 && page[100] == 0);
 		page[200] = 0;
 		CHECK_IS(mprotect(page, 4096, PROT_READ), 0);

@@ -1,5 +1,5 @@
-/* Proves: kill, raise and sigqueue to itself arrive before the call returns; masks during handlers, SA_NODEFER,
- * SA_RESETHAND, and jumps out of handlers. */
+/* Proves: kill, raise and sigqueue to itself are delivered before the call returns; masks during
+ * handlers, SA_NODEFER, SA_RESETHAND, and jumps out of handlers. */
 #include "program.h"
 #include <setjmp.h>
 
@@ -39,7 +39,7 @@ int main(void)
 		CHECK_IS(seen, 3);
 		CHECK_IS(most, 1);
 		seen = most = 0;
-		set(SIGUSR1, nest, SA_NODEFER); /* inside each other */
+		set(SIGUSR1, nest, SA_NODEFER); /* nested */
 		kill(getpid(), SIGUSR1);
 		CHECK_IS(seen, 3);
 		CHECK_IS(most, 3);
@@ -62,7 +62,8 @@ int main(void)
 		CHECK_IS(sigprocmask(SIG_BLOCK, NULL, &mask), 0);
 		CHECK(!sigismember(&mask, SIGUSR2));
 
-		/* the default for what has it: what is asked for is told back; a handler comes after it, and the default again */
+		/* set the default action, then a handler, then the default again: sigaction
+		 * returns the previous one each time */
 		set(SIGTERM, SIG_DFL, SA_RESTART);
 		CHECK(sigaction(SIGTERM, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
 		CHECK(action.sa_flags & SA_RESTART);
@@ -78,7 +79,7 @@ int main(void)
 		CHECK_IS(waitpid(child, &status, 0), child);
 		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 
-		/* ignored and default-ignored ones do nothing, not even interrupt */
+		/* ignored and default-ignored signals do nothing, not even interrupt */
 		signal(SIGURG, SIG_DFL), signal(SIGUSR1, SIG_IGN);
 		raise(SIGURG), raise(SIGUSR1), raise(SIGCONT);
 	} while (going());

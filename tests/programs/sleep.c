@@ -1,5 +1,6 @@
-/* Proves: nanosleep, clock_nanosleep (relative, absolute), usleep-like waits last as long as they should in sum,
- * also when they are moved or interrupted, and the rest after an interruption is right. */
+/* Proves: nanosleep, clock_nanosleep (relative, absolute) and usleep-like waits last as long as
+ * they should in sum, also when they are moved or interrupted, and the remaining time after an
+ * interruption is right. */
 #include "program.h"
 #include <sys/time.h>
 
@@ -29,8 +30,8 @@ int main(void)
 		took = now() - ((double)until.tv_sec + (double)until.tv_nsec / 1e9);
 		CHECK(took >= 0 && took < 6);
 
-		/* interrupted by an alarm (by its next, if the first came before the sleep): what is left and what has passed
-		 * make the whole */
+		/* interrupted by an alarm (by its next one, if the first came before the sleep):
+		 * the remaining and the elapsed time add up to the whole */
 		begun = now();
 		struct timespec lasting = { 30, 0 };
 		struct itimerval each = { { 1, 0 }, { 1, 0 } }, none = { { 0, 0 }, { 0, 0 } };

@@ -1,5 +1,5 @@
-/* Proves: a pair of Unix sockets, descriptors passed over it (SCM_RIGHTS), peer credentials, MSG_WAITALL over several
- * writes of a child, shutdown. */
+/* Proves: a pair of Unix sockets: descriptors passed over it (SCM_RIGHTS), peer credentials,
+ * MSG_WAITALL over several writes of a child, shutdown. */
 #include "program.h"
 #include <sys/socket.h>
 

@@ -1,4 +1,5 @@
-/* Proves: posix_spawn, vfork and exec, popen, system: children of other programs, their output and their status. */
+/* Proves: posix_spawn, vfork and exec, popen, system: children of other programs, their output
+ * and their status. */
 #include "program.h"
 #include <spawn.h>
 
@@ -32,7 +33,7 @@ int main(void)
 		close(ends[0]);
 		CHECK(strcmp(text, "spawned here\n") == 0);
 		await_exit(child, 5);
-		/* one that cannot be executed */
+		/* a file that cannot be executed */
 		char *none[] = { "none", NULL };
 		CHECK_IS(posix_spawn(&child, "/no/such/program", NULL, NULL, none, environ), ENOENT);
 
@@ -46,7 +47,7 @@ int main(void)
 		volatile int shared = 1;
 		child = vfork();
 		if (child == 0) {
-			shared = 2; /* the parent's own memory */
+			shared = 2; /* in the parent's memory */
 			_exit(9);
 		}
 		CHECK_IS(shared, 2);

@@ -1,5 +1,5 @@
-/* Proves: data that moves between descriptors: splice, tee, vmsplice, sendfile, copy_file_range, preadv2 and pwritev2; and
- * transfers beyond what one message of ours carries, which are whole. */
+/* Proves: data that moves between descriptors: splice, tee, vmsplice, sendfile, copy_file_range,
+ * preadv2 and pwritev2; and transfers larger than one message between nodes, which are complete. */
 #include "program.h"
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -36,7 +36,7 @@ static void between(void)
 	CHECK_IS(splice(a, &from, ends[1], NULL, 6, 0), 6);
 	CHECK_IS(from, 10);
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 0);
-	CHECK_IS(tee(ends[0], other[1], 100, 0), 6); /* copied, not taken */
+	CHECK_IS(tee(ends[0], other[1], 100, 0), 6); /* copied, not consumed */
 	CHECK_IS(splice(ends[0], NULL, pair[0], NULL, 100, SPLICE_F_MORE), 6);
 	expect(pair[1], "456789"), expect(other[0], "456789");
 	CHECK_IS(splice(a, NULL, ends[1], NULL, 3, 0), 3);
@@ -50,7 +50,7 @@ static void between(void)
 	CHECK_IS(splice(a, &from, ends[1], &to, 1, 0), -1);
 	CHECK_IS(errno, ESPIPE);
 	from = 100;
-	CHECK_IS(splice(a, &from, ends[1], NULL, 3, 0), 0); /* behind its end */
+	CHECK_IS(splice(a, &from, ends[1], NULL, 3, 0), 0); /* beyond its end */
 
 	from = 1, to = 0;
 	CHECK_IS(copy_file_range(a, &from, b, &to, 4, 0), 4);
@@ -65,15 +65,15 @@ static void between(void)
 	CHECK_IS(pread(b, text, 20, 0), 15);
 	CHECK(strncmp(text, "3456789abcdef01", 15) == 0);
 
-	/* its pages may be lent or copied: the pipe has them */
+	/* its pages may be referenced or copied: the pipe has them */
 	static int round;
 	struct iovec parts[3] = { { "ab", 2 }, { NULL, 0 }, { "cde", 3 } };
-	if (++round == 20) { /* it brings us home, where we would stay if it did so often */
+	if (++round == 20) { /* it brings the process home, where it would stay if it did so often */
 		CHECK_IS(vmsplice(ends[1], parts, 3, 0), 5);
 		expect(ends[0], "abcde");
 	}
 
-	/* a child takes what a splice waits for, and gives it */
+	/* a child consumes what one splice waits for, and provides what another waits for */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -94,7 +94,7 @@ static void vectors(void)
 	struct iovec out[2] = { { "vec", 3 }, { "torial", 6 } }, in[2] = { { one, 3 }, { two, 7 } };
 	CHECK_IS(pwritev2(a, out, 2, 2, RWF_DSYNC), 9);
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 0);
-	CHECK_IS(pwritev2(a, out, 1, -1, 0), 3); /* where it stands, and on */
+	CHECK_IS(pwritev2(a, out, 1, -1, 0), 3); /* at the current offset, and on */
 	CHECK_IS(lseek(a, 0, SEEK_CUR), 3);
 	CHECK_IS(pwritev2(a, out, 1, 0, RWF_APPEND), 3);
 	CHECK_IS(preadv2(a, in, 2, 1, 0), 10);
@@ -115,7 +115,7 @@ static void vectors(void)
 	close(a), close(ends[0]), close(ends[1]);
 }
 
-/* 65 MiB and some: more than one message between nodes carries. */
+/* A bit more than 65 MiB: more than one message between nodes carries. */
 static void large(void)
 {
 	size_t size = (65u << 20) + 12345;
@@ -138,7 +138,7 @@ static void large(void)
 		CHECK_IS(block[i], (unsigned char)(i / 4096 * 7));
 	close(fd);
 	munmap(block, size);
-	rest_ms(400); /* who does nothing else but talk to home is sent there */
+	rest_ms(400); /* a process that only makes forwarded calls would be sent home */
 }
 
 int main(int argc, char **argv)

@@ -1,4 +1,5 @@
-/* Proves: what cannot be moved is refused by name and goes on undisturbed: its argument says what holds it. */
+/* Proves: a process that cannot be moved is refused with a reason and continues undisturbed. The
+ * argument selects the reason. */
 #include "program.h"
 #include <linux/filter.h>
 #include <linux/perf_event.h>
@@ -81,7 +82,7 @@ int main(int argc, char **argv)
 	} else if (strcmp(what, "uffd") == 0) {
 		CHECK(uffd(at) >= 0);
 	} else if (strcmp(what, "uffd elsewhere") == 0) {
-		int fd = uffd(at); /* only a child holds the descriptor */
+		int fd = uffd(at); /* only a child has the descriptor */
 		if ((child = fork()) == 0)
 			sleeper(NULL);
 		close(fd);
@@ -93,7 +94,7 @@ int main(int argc, char **argv)
 		CHECK(fd >= 0 && ftruncate(fd, PAGE) == 0);
 		CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
 	} else if (strcmp(what, "huge") == 0) {
-		/* none of them need be free to reserve some */
+		/* reserving needs no free huge page */
 		CHECK(mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE, kind | MAP_HUGETLB | MAP_NORESERVE, -1, 0) != MAP_FAILED);
 	} else if (strcmp(what, "device") == 0) {
 		int fd = open("/dev/loop0", O_RDONLY);

@@ -1,5 +1,5 @@
-/* Proves: arguments, environment, command line in /proc, working directory, umask and host name are those of home,
- * and stay. Run with arguments; prints them. */
+/* Proves: arguments, environment, command line in /proc, working directory, umask and host name are
+ * those of home, and do not change. Run with arguments; prints them. */
 #include "program.h"
 #include <sys/utsname.h>
 
@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 		CHECK_IS(n, strlen(first.nodename) + 1);
 		CHECK(memcmp(command, first.nodename, strlen(first.nodename)) == 0);
 		close(fd);
-		/* the mask works on what is made; a directory entered and left */
+		/* the mask applies to created files; a directory entered and left */
 		struct stat about;
 		fd = open("made", O_WRONLY | O_CREAT, 0666);
 		CHECK(fd >= 0 && fstat(fd, &about) == 0);

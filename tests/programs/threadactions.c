@@ -1,5 +1,5 @@
-/* Proves: of two threads that set a signal's action at the same time one is the later one, for whoever asks and for the
- * signal itself. */
+/* Proves: when two threads set a signal's action at the same time, one setting is the later one,
+ * both for sigaction and for the signal itself. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>

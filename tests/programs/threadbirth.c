@@ -1,5 +1,5 @@
-/* Proves: threads begin and end away: joined and detached ones, with their words cleared and their robust mutexes
- * released; and their numbers are those that /proc shows. */
+/* Proves: threads start and end away: joined and detached ones, with their tid words cleared and
+ * their robust mutexes released; and /proc shows their ids. */
 #include "program.h"
 #include <dirent.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* Proves: threads wait in calls of all kinds at the same time, each for itself: a pipe, a poll with and without a limit, a
- * sleep, a condition with a limit; none is lost, repeated or woken by another's. */
+/* Proves: threads wait in calls of all kinds at the same time, independently: a pipe, a poll with
+ * and without a timeout, a sleep, a condition with a timeout; no wake-up is lost, repeated or
+ * delivered to another thread. */
 #include "program.h"
 #include <poll.h>
 #include <pthread.h>

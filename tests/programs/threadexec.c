@@ -1,4 +1,4 @@
-/* Proves: execve by a thread that is not the first leaves one thread, with the process' number. */
+/* Proves: execve by a thread other than the first leaves one thread, with the process's pid. */
 #include "program.h"
 #include <pthread.h>
 #include <sys/syscall.h>

@@ -1,4 +1,5 @@
-/* Proves: a thread that forks has a child with that thread only, while others work on; posix_spawn by a thread. */
+/* Proves: the child of a thread that forks has only that thread, while other threads of the
+ * parent work on; posix_spawn by a thread. */
 #include "program.h"
 #include <pthread.h>
 #include <spawn.h>
@@ -26,7 +27,7 @@ static void *forks(void *argument)
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
-			/* Its only thread has its number. */
+			/* Its only thread's id is its pid. */
 			CHECK_IS(syscall(SYS_gettid), getpid());
 			uint64_t before = worked;
 			rest_ms(5);

@@ -1,5 +1,5 @@
-/* Proves: a process whose first thread has ended is the same process: its number, its memory, the files that it maps, its
- * threads, and what its parent hears at its end. */
+/* Proves: a process whose first thread has ended is the same process: its pid, its memory, the
+ * files that it maps, its threads, and the exit status that its parent gets. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,7 +18,7 @@ static void *count(void *argument)
 
 static void look_at_own_file(void)
 {
-	/* Of the first thread nothing of the kind is shown any more. */
+	/* Nothing like that is shown of the first thread any more. */
 	int fd = open("/proc/thread-self/exe", O_RDONLY);
 	CHECK(fd >= 0);
 	char *at = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -57,7 +57,7 @@ int main(void)
 	pthread_t thread;
 	process = getpid();
 	first = pthread_self();
-	/* It is away by then, if it is moved at once. */
+	/* If moved at once, it is away by then. */
 	if (getenv("TERN_UNTIL"))
 		rest_ms(700);
 	CHECK_IS(pthread_create(&thread, NULL, rest, NULL), 0);

@@ -1,4 +1,5 @@
-/* Proves: a hundred threads, or as many as it is told, in step with each other, some of them in calls and some not. */
+/* Proves: a hundred threads, or the number given, in step with each other, some of them in calls
+ * and some not. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-/* Proves: threads move with their process: mutexes and conditions, thread-local memory, own numbers, names and
- * CPU clocks. */
+/* Proves: threads move with their process: mutexes and conditions, thread-local memory, own ids,
+ * names and CPU clocks. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,7 +36,8 @@ static void *work(void *argument)
 	me->tid = (pid_t)syscall(SYS_gettid);
 	uint64_t state = (uint64_t)me->number;
 	while (!over) {
-		/* Each in its turn, and between turns some arithmetic that must come out the same twice. */
+		/* Each thread in turn, and between turns some arithmetic that must have the same
+		 * result twice. */
 		pthread_mutex_lock(&lock);
 		while (turn % THREADS != (uint64_t)me->number && !over)
 			pthread_cond_wait(&turned, &lock);

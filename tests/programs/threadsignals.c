@@ -1,5 +1,6 @@
-/* Proves: a signal for a thread reaches that thread, one for the process a thread that lets it through; each thread has
- * its own mask and signal stack; sigwait; a timer that signals one thread. */
+/* Proves: a signal for a thread reaches that thread, one for the process a thread that does not
+ * block it; each thread has its own mask and signal stack; sigwait; a timer that signals one
+ * thread. */
 #include "program.h"
 #include <pthread.h>
 #include <stdatomic.h>

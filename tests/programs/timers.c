@@ -1,5 +1,6 @@
-/* Proves: POSIX timers of the real, monotonic and boot clocks: intervals and what is overrun, absolute times, to a
- * thread, silent ones; sleeps until a time; clocks' resolution; none of them is lost, early or doubled by a move. */
+/* Proves: POSIX timers of the real, monotonic and boot clocks: intervals and overruns, absolute
+ * times, to a thread, without notification; sleeps until a time; resolution of clocks; no expiry is
+ * lost, early or doubled by a move. */
 #include "program.h"
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -32,7 +33,7 @@ int main(void)
 	struct sigaction action = { .sa_sigaction = on, .sa_flags = SA_SIGINFO };
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0 && sigaction(SIGRTMIN + 1, &action, NULL) == 0);
 	struct timespec fine;
-	/* one for the whole time: 50 ms, and what is overrun is counted */
+	/* one for the whole run: every 50 ms, with overruns counted */
 	timer_t steady, timer;
 	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 1, .sigev_value.sival_int = 77 };
 	struct itimerspec each = { of(0.05), of(0.05) }, once, rest;
@@ -50,7 +51,7 @@ int main(void)
 			clockid_t clock = clocks[i];
 			CHECK_IS(clock_getres(clock, &fine), 0);
 			CHECK(fine.tv_sec == 0 && fine.tv_nsec <= 10000000);
-			/* absolute, by the clock itself; then asked how much is left */
+			/* absolute, by the clock itself; then the remaining time */
 			event.sigev_signo = SIGUSR1, event.sigev_value.sival_int = i;
 			event.sigev_notify = SIGEV_SIGNAL;
 			CHECK_IS(timer_create(clock, &event, &timer), 0);
@@ -72,13 +73,13 @@ int main(void)
 			CHECK_IS(timer_delete(timer), 0);
 			CHECK_IS(syscall(SYS_timer_gettime, timer, &rest), -1);
 			CHECK_IS(errno, EINVAL);
-			/* asleep until then; past times need no sleep */
+			/* sleeps until then; a past time needs no sleep */
 			struct timespec when = of(at(clock) + 0.02);
 			CHECK_IS(clock_nanosleep(clock, TIMER_ABSTIME, &when, NULL), 0);
 			CHECK(at(clock) >= (double)when.tv_sec + (double)when.tv_nsec / 1e9 - 0.0005);
 			CHECK_IS(clock_nanosleep(clock, TIMER_ABSTIME, &when, NULL), 0);
 		}
-		/* to this very thread */
+		/* to this thread */
 		memset(&event, 0, sizeof event);
 		event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = SIGUSR1, event.sigev_value.sival_int = 9;
 		((int *)&event)[4] = (int)syscall(SYS_gettid);
@@ -90,7 +91,7 @@ int main(void)
 			rest_ms(1);
 		CHECK(count[SIGUSR1] == 1 && value == 9);
 		CHECK_IS(timer_delete(timer), 0);
-		/* silent: only asked */
+		/* no notification: only queried */
 		memset(&event, 0, sizeof event);
 		event.sigev_notify = SIGEV_NONE;
 		CHECK_IS(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
@@ -114,7 +115,7 @@ int main(void)
 			_exit(errno == EINVAL ? 4 : 5);
 		}
 		await_exit(child, 4);
-		/* what the steady one has done since: signals taken, and those that they stand for */
+		/* expiries of the steady timer so far: signals received and their overruns */
 		siginfo_t info;
 		struct timespec nothing = { 0, 0 };
 		int got = sigtimedwait(&set, &info, &nothing);
@@ -123,7 +124,9 @@ int main(void)
 			ticks += 1 + info.si_overrun;
 		}
 	} while (going());
-	/* all of them, whatever was overrun: as many as 50 ms fit into the time, but for those on the way */
+	/* all expiries, including overruns: as many as 50 ms fit into the time, except pending
+	 * ones all expiries, including overruns: as many as 50 ms fit into the time, except
+	 * pending ones */
 	double least = at(CLOCK_MONOTONIC) - armed;
 	siginfo_t info;
 	struct timespec moment = of(0.2);

@@ -1,4 +1,5 @@
-/* Proves: its command line and its first environment are in /proc at every instant, also while much memory is on its way. */
+/* Proves: its command line and its initial environment are in /proc at every instant, also while
+ * much memory is being sent. */
 #include "program.h"
 #include <sys/mman.h>
 

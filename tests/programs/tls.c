@@ -1,4 +1,4 @@
-/* Proves: thread-local variables (the FS base), errno among them, and that a fork has copies of its own. */
+/* Proves: thread-local variables (the FS base), including errno; a fork has its own copies. */
 #include "program.h"
 
 static _Thread_local uint64_t counter = 5;

@@ -1,5 +1,6 @@
-/* Proves: one file that is mapped shared, and also privately below that, stays one: what is written through the one mapping is
- * in the file and in what the other has not written to, which keeps what it has. */
+/* Proves: one file mapped both shared and privately is one file: writes through the shared
+ * mapping are in the file and in those private pages that were not written to; written pages
+ * keep their content. */
 #include "program.h"
 #include <sys/mman.h>
 
@@ -10,7 +11,7 @@ int main(void)
 	int file = memfd_create("twoways", MFD_CLOEXEC);
 	CHECK(file >= 0);
 	CHECK_IS(ftruncate(file, PAGES * PAGE), 0);
-	/* one above the other, wherever that is */
+	/* one mapping above the other, wherever that is */
 	char *place = mmap(NULL, 2 * PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(place != MAP_FAILED);
 	char *ours = mmap(place, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0);

@@ -1,5 +1,5 @@
-/* Proves: a signal that a running handler keeps blocked is let through by a sigsuspend in it; and a pselect whose mask blocks
- * more than the program's leaves the program its own. */
+/* Proves: sigsuspend in a handler lets in a signal that the handler blocks; and a pselect whose
+ * mask blocks more than the program's own restores that afterwards. */
 #include "program.h"
 #include <sys/select.h>
 #include <sys/time.h>

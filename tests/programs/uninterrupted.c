@@ -1,5 +1,5 @@
-/* Proves: calls that never wait never fail with EINTR, however many signals come just as they begin, whose handler asks for
- * no restart; and a sleep that a signal cuts short says how much of it was left. */
+/* Proves: calls that never wait never fail with EINTR, however many signals without SA_RESTART
+ * come just as they begin; and an interrupted sleep reports the remaining time. */
 #include "program.h"
 #include <sys/time.h>
 
@@ -36,12 +36,14 @@ int main(void)
 		struct timespec whole = { 0, 3000000 }, left = { 77, 77 };
 		if (nanosleep(&whole, &left) != 0) {
 			CHECK_IS(errno, EINTR);
-			/* what is left counts from the latest time that the kernel may wake it: 50 us later */
+			/* the remaining time counts from the latest time at which the kernel may
+			 * wake it: 50 us later the remaining time counts from the latest time at
+			 * which the kernel may wake it: 50 us later */
 			if (left.tv_sec != 0 || left.tv_nsec > whole.tv_nsec + 60000)
 				fail("FAIL of 3 ms %ld.%09ld s were left\n", left.tv_sec, left.tv_nsec);
 		}
 	} while (going());
-	/* a slow machine may have swallowed most of them, but not all */
+	/* a slow machine may have merged most of them, but not all */
 	CHECK(came > 0);
 	return pass();
 }

@@ -1,5 +1,6 @@
-/* Proves: reservations of terabytes (PROT_NONE, and writable with MAP_NORESERVE) as garbage collectors and sanitizers
- * make them, with pages here and there committed, used and given back; guard pages beside them; MAP_FIXED_NOREPLACE. */
+/* Proves: reservations of terabytes (PROT_NONE, and writable with MAP_NORESERVE) as garbage
+ * collectors and sanitizers make them, with pages committed, used and released here and there;
+ * guard pages beside them; MAP_FIXED_NOREPLACE. */
 #include "program.h"
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -56,18 +57,18 @@ int main(void)
 	do {
 		much[turn % BULK]++;
 		for (int i = 0; i < SPOTS; i++) {
-			/* neighbours: a guard, and a page that nobody has touched yet */
+			/* neighbours: a guard page, and an untouched page */
 			CHECK(committed[i][0] == i && committed[i][2 * PAGE - 1] == i);
 			CHECK(touched[i][0] == i && touched[i][PAGE - 1] == i && touched[i][-1] == 0);
 		}
 		int i = (int)(turn++ % SPOTS);
 		faults(committed[i] - 1, SEGV_ACCERR);
 		faults(committed[i] + 2 * PAGE, SEGV_ACCERR);
-		/* given back, committed elsewhere in the neighbourhood */
+		/* released, and committed elsewhere nearby */
 		if (turn % 2) {
 			CHECK_IS(madvise(committed[i], 2 * PAGE, MADV_DONTNEED), 0);
 			CHECK_IS(mprotect(committed[i], 2 * PAGE, PROT_NONE), 0);
-		} else { /* as a collector does it: mapped anew over it */
+		} else { /* as a garbage collector does it: mapped over it */
 			CHECK(mmap(committed[i], 2 * PAGE, PROT_NONE, kind | MAP_FIXED, -1, 0) == committed[i]);
 		}
 		faults(committed[i], SEGV_ACCERR);
@@ -79,7 +80,7 @@ int main(void)
 		CHECK_IS(touched[i][17], 0);
 		touched[i] += PAGE;
 		memset(touched[i], i, PAGE);
-		/* what is taken is not replaced, and what is free is granted there and nowhere else */
+		/* a taken range is not replaced, and a free one is granted exactly there */
 		CHECK(mmap(none, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED);
 		CHECK_IS(errno, EEXIST);
 		char *place = mmap(NULL, 64 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,4 +1,5 @@
-/* Proves: mmap, munmap, mremap, mprotect, brk and MADV_DONTNEED, in any order, with the right content after each. */
+/* Proves: mmap, munmap, mremap, mprotect, brk and MADV_DONTNEED in any order, with the right
+ * content after each. */
 #include "program.h"
 #include <sys/mman.h>
 
@@ -9,7 +10,7 @@ static struct slot {
 	size_t pages;
 	uint64_t seed;
 	bool writable;
-	bool split; /* a hole was mapped again: perhaps two areas now, which mremap does not take as one */
+	bool split; /* a hole was mapped again: perhaps two areas now, which mremap does not treat as one */
 } slots[SLOTS];
 
 static uint64_t mark(const struct slot *s, size_t page) { return s->seed * 1000003 + page; }
@@ -49,7 +50,7 @@ static void change(struct slot *s, uint64_t *random)
 		CHECK_IS(munmap(s->at, s->pages * PAGE), 0);
 		s->at = NULL;
 		break;
-	case 1: { /* another size, perhaps at another place */
+	case 1: { /* another size, perhaps at another address */
 		size_t before = s->pages;
 		if (s->split)
 			break;
@@ -67,7 +68,7 @@ static void change(struct slot *s, uint64_t *random)
 		s->writable = !s->writable;
 		CHECK_IS(mprotect(s->at, s->pages * PAGE, s->writable ? PROT_READ | PROT_WRITE : PROT_READ), 0);
 		break;
-	case 3: /* given back: zero, then filled anew */
+	case 3: /* dropped: zero, then filled again */
 		if (!s->writable)
 			break;
 		CHECK_IS(madvise(s->at, s->pages * PAGE, MADV_DONTNEED), 0);
@@ -76,7 +77,7 @@ static void change(struct slot *s, uint64_t *random)
 		s->seed = next_random(random);
 		fill(s, 0);
 		break;
-	case 4: { /* moved to a place that was chosen */
+	case 4: { /* moved to a chosen address */
 		if (s->split)
 			break;
 		void *place = mmap(NULL, s->pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -85,7 +86,7 @@ static void change(struct slot *s, uint64_t *random)
 		CHECK(s->at == place);
 		break;
 	}
-	case 5: /* a hole in the middle, mapped again over it */
+	case 5: /* a hole in the middle, mapped again */
 		if (s->pages < 3 || !s->writable)
 			break;
 		s->split = true;
@@ -101,7 +102,7 @@ static void change(struct slot *s, uint64_t *random)
 static void grow_and_shrink_break(uint64_t *random)
 {
 	unsigned char *end = sbrk(0);
-	/* another sbrk of the allocator's between ours would be an error of this program: nothing here allocates */
+	/* an allocation between these two would move the break: nothing here allocates */
 	size_t size = next_random(random) % 300000 + 1;
 	CHECK(sbrk((intptr_t)size) == end);
 	for (size_t i = 0; i < size; i += 499)
@@ -118,7 +119,7 @@ int main(void)
 #ifdef __GLIBC__
 	bool with_break = true;
 #else
-	/* musl's sbrk refuses all but 0 */
+	/* musl's sbrk refuses all arguments but 0 */
 	bool with_break = sbrk(4096) != (void *)-1;
 	if (with_break)
 		sbrk(-4096);

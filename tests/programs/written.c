@@ -1,5 +1,6 @@
-/* Proves: what is written through a shared mapping of a file is in the file for whoever reads it after it was unmapped and
- * closed, after its writer has ended or executed another program, and when it is mapped again. */
+/* Proves: data written through a shared file mapping is in the file for every reader after it was
+ * unmapped and closed, after its writer has ended or executed another program, and when it is
+ * mapped again. */
 #include "program.h"
 #include <sys/mman.h>
 
@@ -13,7 +14,7 @@ static char *map(int fd)
 	return at;
 }
 
-/* In steps, so that there is time to be moved. */
+/* In steps, to leave time for moves. */
 static void fill(char *at, char letter)
 {
 	for (int i = 0; i < SIZE; i += STEP) {
@@ -34,7 +35,7 @@ static void is_in_file(char letter)
 		CHECK_IS(all[i], letter);
 }
 
-/* A child writes, and ends in one way or another. */
+/* A child writes, and ends in one of several ways. */
 static void by_a_child(char letter, int how)
 {
 	pid_t child = fork();

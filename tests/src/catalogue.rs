@@ -1,32 +1,35 @@
-//! The tiny programs and what the harness must know of each. What a program proves, its own first lines say.
+//! The catalogue of tiny test programs. The first line of each source states what the program
+//! proves.
 
-/// One way to call one program.
+/// One invocation of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// Its source is `programs/NAME.c`.
     pub name: &'static str,
-    /// What it is called with.
+    /// Its arguments.
     pub args: &'static [&'static str],
-    /// How it uses a node, which decides what a journey can prove.
+    /// How it uses a node, which decides how its location is verified.
     pub kind: Kind,
-    /// What it is made to talk to.
+    /// Its standard input.
     pub input: Input,
 }
 
 /// How a program uses a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It computes all the time: where it runs, CPU time is used, and the test looks for it.
+    /// Computes all the time: the test verifies that CPU time is used where it runs.
     Computes,
-    /// It calls, waits and forks.
+    /// Makes system calls, waits and forks.
     Calls,
-    /// It replaces itself all the time, and each execve comes home: where it is at a moment says little.
+    /// Calls execve all the time. Each execve runs at home, so its location at one moment says
+    /// little.
     Execs,
-    /// Not moved yet: refused with this word in the reason, and unharmed.
+    /// Not migratable: the request is refused with this word in the reason, and the program is
+    /// unharmed.
     Refused(&'static str),
 }
 
-/// Standard input.
+/// Standard input of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// Nothing.
@@ -35,7 +38,7 @@ pub enum Input {
     Pipe,
     /// Lines typed on a terminal, which is also its output.
     Terminal,
-    /// The same, ended by Ctrl-C.
+    /// As `Terminal`, but ended by Ctrl-C.
     Interrupted,
 }
 
@@ -51,7 +54,7 @@ const fn staying(args: &'static [&'static str], word: &'static str) -> Entry {
     Entry { name: "staying", args, kind: Kind::Refused(word), input: Input::None }
 }
 
-/// All of them.
+/// All entries.
 pub const ENTRIES: &[Entry] = &[
     entry("arith", Kind::Computes),
     entry("avx", Kind::Computes),
@@ -83,9 +86,9 @@ pub const ENTRIES: &[Entry] = &[
     entry("mapping", Kind::Calls),
     entry("twoways", Kind::Calls),
     entry("written", Kind::Calls),
-    entry("inhand", Kind::Calls),
+    entry("delegation", Kind::Calls),
     entry("opens", Kind::Calls),
-    entry("hotcalls", Kind::Calls),
+    entry("fastpath", Kind::Calls),
     entry("filekinds", Kind::Calls),
     entry("directory", Kind::Calls),
     entry("append", Kind::Calls),
@@ -128,7 +131,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("cores", Kind::Calls),
     entry("execchain", Kind::Execs),
     entry("spawn", Kind::Calls),
-    entry("lent", Kind::Calls),
+    entry("vforkcalls", Kind::Calls),
     ending(&["exit", "0"]),
     ending(&["exit", "200"]),
     ending(&["abort"]),
@@ -179,7 +182,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("descent", Kind::Calls),
 ];
 
-/// Those that can be moved.
+/// The entries that can be migrated.
 pub fn movable() -> impl Iterator<Item = &'static Entry> {
     ENTRIES.iter().filter(|e| !matches!(e.kind, Kind::Refused(_)))
 }
@@ -190,7 +193,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_source_is_in_the_catalogue_and_says_what_it_proves() {
+    fn every_source_is_in_the_catalogue_and_states_what_it_proves() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
         let mut sources = BTreeSet::new();
         for file in std::fs::read_dir(folder).unwrap() {
@@ -198,7 +201,7 @@ mod tests {
             if path.extension().is_some_and(|e| e == "c") {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let says = text.starts_with("/* Proves: ") && text.contains("#include \"program.h\"");
-                assert!(says, "{} does not begin with what it proves", path.display());
+                assert!(says, "{} does not begin with \"Proves:\"", path.display());
                 sources.insert(path.file_stem().unwrap().to_str().unwrap().to_owned());
             }
         }

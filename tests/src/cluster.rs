@@ -1,6 +1,6 @@
-//! Three nodes in the lab, with ternd in each, and the tools as a user would call them on node 1.
+//! A lab cluster of three nodes with ternd on each, and Tern's tools as a user runs them.
 
-use crate::breaking::until;
+use crate::fault_injection::wait_until;
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 use tern_control::{MigrationReport, ProcessRow};
 use tern_lab::{Lab, Options};
 
-/// Seconds within which a tool answers.
-const PATIENCE: &str = "60";
+/// Seconds within which a tool must finish.
+const TOOL_TIMEOUT_SECS: &str = "60";
 
 /// The cluster of one test.
 #[derive(Debug)]
 pub struct Cluster {
     lab: Lab,
     binaries: PathBuf,
-    /// Held as long as the lab stands.
-    _turn: File,
+    /// The lock of a lab slot, held for the lifetime of the lab.
+    _slot: File,
 }
 
-/// Why a tool did not do what it was asked.
+/// The failure of a tool.
 #[derive(Debug, Clone)]
 pub struct Refused {
-    /// What it exited with.
+    /// Its exit status.
     pub code: i32,
-    /// What it said.
+    /// Its message on standard error.
     pub message: String,
 }
 
 impl Cluster {
-    /// Three nodes, each with its daemon running. Waits for its turn first.
+    /// Three nodes, each with its daemon running. Waits for a free lab slot first.
     ///
     /// # Errors
     /// If the programs of Tern are not built, or the lab does not come up.
@@ -40,7 +40,7 @@ impl Cluster {
         Self::with_nodes(prefix, 3)
     }
 
-    /// The same with this many nodes.
+    /// As `up`, with this many nodes.
     ///
     /// # Errors
     /// As `up`.
@@ -48,7 +48,7 @@ impl Cluster {
         Self::make(binaries()?, Options { nodes, daemon: true, ..Options::unique(prefix)? })
     }
 
-    /// The same with so many bytes of memory in each.
+    /// As `with_nodes`, with this many bytes of memory in each node.
     ///
     /// # Errors
     /// As `up`.
@@ -57,7 +57,8 @@ impl Cluster {
         Self::make(binaries()?, options)
     }
 
-    /// The same with this directory of the machine in each node, as on a shared file system.
+    /// As `with_nodes`, with this directory of the machine in each node, as on a shared file
+    /// system.
     ///
     /// # Errors
     /// As `up`.
@@ -66,16 +67,16 @@ impl Cluster {
         Self::make(binaries()?, Options { nodes, daemon: true, shared, ..Options::unique(prefix)? })
     }
 
-    /// The same, connected in this way.
+    /// As `with_nodes`, connected by this kind of link.
     ///
     /// # Errors
-    /// As `up`; or if that is no way.
+    /// As `up`; also if `link` does not parse.
     pub fn with_link(prefix: &str, nodes: u16, link: &str) -> Result<Self> {
         let options = Options { nodes, daemon: true, link: link.parse()?, ..Options::unique(prefix)? };
         Self::make(binaries()?, options)
     }
 
-    /// One node without a daemon: the lab and nothing else.
+    /// One node without a daemon.
     ///
     /// # Errors
     /// If the lab does not come up.
@@ -84,15 +85,15 @@ impl Cluster {
     }
 
     fn make(binaries: PathBuf, options: Options) -> Result<Self> {
-        let turn = turn()?;
+        let lab_slot = lab_slot()?;
         let helper =
             ["tern", "tern-lab"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists());
         let options = Options { helper, ..options };
         let lab = Lab::up(&options).context("the lab does not come up")?;
-        Ok(Self { lab, binaries, _turn: turn })
+        Ok(Self { lab, binaries, _slot: lab_slot })
     }
 
-    /// The lab itself, to cut and kill.
+    /// The lab itself, to cut links and kill nodes.
     pub fn lab(&self) -> &Lab {
         &self.lab
     }
@@ -105,83 +106,85 @@ impl Cluster {
         command
     }
 
-    /// A program of Tern on this machine, outside of all nodes.
+    /// A program of Tern on this machine, outside all nodes.
     pub fn on_machine(&self, program: &str) -> Command {
         Command::new(self.binaries.join(program))
     }
 
-    /// One of Tern's tools on a node.
+    /// A tool of Tern on a node.
     pub fn tool(&self, node: u16, tool: &str) -> Command {
         let mut command = self.command(node, "tern");
         command.arg(tool);
         command
     }
 
-    /// The same, ended when it takes too long: a tool that never answers fails its run, not the whole test.
-    fn prompt_tool(&self, node: u16, tool: &str) -> Command {
+    /// As `tool`, killed when it takes too long, so that a tool that hangs fails one run and not
+    /// the whole test.
+    fn tool_with_timeout(&self, node: u16, tool: &str) -> Command {
         let mut command = self.command(node, "timeout");
-        command.args(["--kill-after=2", PATIENCE, "tern", tool]);
+        command.args(["--kill-after=2", TOOL_TIMEOUT_SECS, "tern", tool]);
         command
     }
 
-    /// Mounts the tree of files on a node, and waits until node 2's are there: to start its server may take longer on a busy machine than
-    /// the patience that a test gives the tree.
+    /// Mounts /mfs on a node, and waits until the files of node 2 are visible: starting its server
+    /// can take longer on a busy machine than the timeout of a request.
     ///
     /// # Errors
-    /// If it cannot be mounted, or they are not there within half a minute.
+    /// If it cannot be mounted, or the files are not visible within 30 s.
     pub fn mount(&self, node: u16, options: &str) -> Result<()> {
         self.run(node, &["mkdir", "-p", "/mfs"])?;
         self.run(node, &["mount.mfs", "mymfs", "/mfs", "-o", options])?;
-        let are_there = || self.run(node, &["ls", "-d", "/mfs/2/."]).is_ok();
-        until("node 2's files are there", Duration::from_secs(30), are_there).map(|_passed| ())
+        let are_visible = || self.run(node, &["ls", "-d", "/mfs/2/."]).is_ok();
+        wait_until("the files of node 2 are visible", Duration::from_secs(30), are_visible).map(|_passed| ())
     }
 
-    /// Moves a process of node 1: to a node, or `home`.
+    /// Migrates a process of node 1 to a node or `home`.
     ///
     /// # Errors
-    /// What `migrate` said; also if it claimed to have moved the process elsewhere than asked.
+    /// If `migrate` fails, or reports another pid or node than requested.
     pub fn migrate(&self, pid: i32, to: &str) -> Result<MigrationReport, Refused> {
         let wanted: u16 = if to == "home" { 1 } else { to.parse().unwrap_or(0) };
         let broken = |message: String| Refused { code: -1, message };
         let end = self
-            .prompt_tool(1, "migrate")
+            .tool_with_timeout(1, "migrate")
             .args([&*pid.to_string(), to, "--json"])
             .output()
             .map_err(|e| broken(format!("cannot run migrate: {e}")))?;
         if !end.status.success() {
-            return Err(refused(&end));
+            return Err(failure(&end));
         }
         let report: MigrationReport = serde_json::from_slice(&end.stdout)
             .map_err(|e| broken(format!("{e} in {:?}", String::from_utf8_lossy(&end.stdout))))?;
         if report.to.0 != wanted || report.pid.0 != pid {
-            return Err(broken(format!("asked for {pid} to {to}, it reports {report:?}")));
+            return Err(broken(format!("requested {pid} to {to}, but migrate reports {report:?}")));
         }
         Ok(report)
     }
 
-    /// What `mps --json` says on a node.
+    /// The rows of `mps --all --json` on a node.
     ///
     /// # Errors
-    /// If it fails or its output does not read.
+    /// If it fails or its output cannot be parsed.
     pub fn processes(&self, node: u16) -> Result<Vec<ProcessRow>> {
-        let end = self.prompt_tool(node, "mps").args(["--all", "--json"]).output()?;
+        let end = self.tool_with_timeout(node, "mps").args(["--all", "--json"]).output()?;
         if !end.status.success() {
-            bail!("mps: {}", refused(&end).message);
+            bail!("mps: {}", failure(&end).message);
         }
-        serde_json::from_slice(&end.stdout).context("the output of mps does not read")
+        serde_json::from_slice(&end.stdout).context("the output of mps cannot be parsed")
     }
 
-    /// Where a process of node 1 runs, and why it is there if there is a reason. `None`: mps does not know it.
+    /// Where a process of node 1 runs, and the reason for being there if there is one. `None` if
+    /// mps does not list it.
     ///
     /// # Errors
     /// As `processes`.
-    pub fn whereabouts(&self, pid: i32) -> Result<Option<(u16, String)>> {
+    pub fn location(&self, pid: i32) -> Result<Option<(u16, String)>> {
         let rows = self.processes(1)?;
         let own = rows.into_iter().find(|row| row.pid.0 == pid && row.from.is_none());
         Ok(own.and_then(|row| Some((row.r#where?.0, row.reason))))
     }
 
-    /// CPU seconds that the processes of a node have used.
+    /// CPU seconds used by the processes of a node.
     ///
     /// # Errors
     /// If the node's control group cannot be read.
@@ -201,49 +204,47 @@ impl Cluster {
                 return Ok(());
             }
             if Instant::now() > until {
-                bail!(
-                    "node {node} used {used:.3} s of CPU time where {more} were to be used: nothing computes there"
-                );
+                bail!("node {node} used {used:.3} s of CPU time instead of {more}: nothing computes there");
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Runs a command on a node to its end.
+    /// Runs a command on a node and waits for it.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its error output.
     pub fn run(&self, node: u16, words: &[&str]) -> Result<Vec<u8>> {
         let (program, args) = words.split_first().context("no command")?;
         let end = self.command(node, program).args(args).output()?;
         if !end.status.success() {
-            bail!("{words:?} on node {node}: {}", refused(&end).message);
+            bail!("{words:?} on node {node}: {}", failure(&end).message);
         }
         Ok(end.stdout)
     }
 
-    /// Processes of a node whose command line has this word.
+    /// Number of processes of a node whose command line has this word.
     ///
     /// # Panics
-    /// If pgrep does not count.
+    /// If pgrep fails.
     pub fn count(&self, node: u16, word: &str) -> usize {
         let said = self.command(node, "pgrep").args(["-fc", word]).output().map(|end| end.stdout);
         let said = said.ok().and_then(|said| String::from_utf8_lossy(&said).trim().parse().ok());
-        said.expect("pgrep does not count")
+        said.expect("pgrep fails")
     }
 
-    /// Makes an empty file on node 1.
+    /// Creates an empty file on node 1.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn touch(&self, path: &str) -> Result<()> {
         let seen_from_here = self.lab.node(1).path(path)?;
         File::create(&seen_from_here).with_context(|| format!("cannot make {}", seen_from_here.display()))?;
         Ok(())
     }
 
-    /// What there is to see after a failure: processes of all nodes, and the ends of their daemons' logs.
-    pub fn scene(&self, pid: i32) -> String {
+    /// Diagnostics after a failure: the processes of all nodes, and the ends of their logs.
+    pub fn diagnostics(&self, pid: i32) -> String {
         let show = format!(
             "mps --all; ps -eo pid,ppid,stat,wchan:20,args | grep -v ' \\[' | tail -25; \
              grep -sE 'State|Sig|Tracer' /proc/{pid}/status | tr '\\n\\t' '  '; cat /proc/{pid}/syscall 2>/dev/null"
@@ -271,21 +272,21 @@ impl Cluster {
     }
 }
 
-/// Waits until fewer labs stand than may at a time, of all test programs: one, so that what a test finds is its own doing; or TERN_LABS, of which
-/// `make test` has two.
-fn turn() -> Result<File> {
+/// Takes a lab slot, waiting until one is free. `TERN_LABS` bounds the labs of all test programs
+/// that run at the same time; the default is one, so that no test is disturbed by another.
+fn lab_slot() -> Result<File> {
     let labs = std::env::var("TERN_LABS").map_or(Ok(1), |labs| labs.parse::<u32>()).context("TERN_LABS")?;
-    let place = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);
-    let places = (1..=labs.max(1)).map(place).collect::<Result<Vec<_>>>()?;
+    let open_slot = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);
+    let slots = (1..=labs.max(1)).map(open_slot).collect::<Result<Vec<_>>>()?;
     loop {
-        if let Some(free) = places.iter().position(|place| place.try_lock().is_ok()) {
-            return places.into_iter().nth(free).context("no place");
+        if let Some(free) = slots.iter().position(|open_slot| open_slot.try_lock().is_ok()) {
+            return slots.into_iter().nth(free).context("no place");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The logs in a folder, the one that was written to last at the end.
+/// The log files in a folder, most recently written last.
 fn logs(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut logs: Vec<PathBuf> =
@@ -294,11 +295,11 @@ fn logs(folder: &Path) -> Vec<PathBuf> {
     logs
 }
 
-fn refused(end: &Output) -> Refused {
+fn failure(end: &Output) -> Refused {
     let code = end.status.code().unwrap_or(-1);
     let mut message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
     if code == 124 {
-        message += &format!("no answer within {PATIENCE} s");
+        message += &format!("no answer within {TOOL_TIMEOUT_SECS} s");
     }
     Refused { code, message }
 }
@@ -311,7 +312,7 @@ fn folder() -> Result<PathBuf> {
     })
 }
 
-/// The folder with all programs of Tern.
+/// The folder with Tern's binaries; checks that all exist.
 fn binaries() -> Result<PathBuf> {
     let folder = folder()?;
     for name in ["tern", "ternd", "tern-shim", "tern-mfs", "tern-exec", "tern-admin"] {

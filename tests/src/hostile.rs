@@ -1,7 +1,8 @@
-//! Guests that would do harm: how they are built, run and moved, and what is looked at on their node meanwhile.
+//! Guests that attack their node: building, running and migrating them, and inspecting their
+//! sandbox.
 
-use crate::breaking::until;
 use crate::cluster::Cluster;
+use crate::fault_injection::wait_until;
 use crate::outcome::Outcome;
 use crate::programs::workshop;
 use crate::running::{ANNOUNCE, Running};
@@ -11,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where our range is asked for in a process, as the programs take it.
-const AREA: &str = "0x310000000000";
+/// Where the programs look for the shim's address range.
+const STUB_AREA: &str = "0x310000000000";
 
-/// Builds one of `programs/hostile`, statically, if it is not up to date.
+/// Builds a program of `programs/hostile`, statically, if it is not up to date.
 ///
 /// # Errors
 /// If it does not compile.
@@ -41,7 +42,7 @@ fn build(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// One hostile program, started on node 1.
+/// A hostile program, started on node 1.
 #[derive(Debug)]
 pub struct Hostile<'a> {
     cluster: &'a Cluster,
@@ -49,20 +50,20 @@ pub struct Hostile<'a> {
 }
 
 impl<'a> Hostile<'a> {
-    /// Starts it; it waits at home for what comes.
+    /// Starts it; it waits at home for a command.
     ///
     /// # Errors
     /// If it is not built, or does not start.
     pub fn start(cluster: &'a Cluster, name: &str, what: &str) -> Result<Self> {
         let program = build(name)?;
         let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh"]).arg(program).arg(AREA);
+        command.args(["-c", ANNOUNCE, "sh"]).arg(program).arg(STUB_AREA);
         if !what.is_empty() {
             command.arg(what);
         }
         let running = Running::start(&mut command, false)?;
         let hostile = Self { cluster, running };
-        hostile.running.hear("ready")?;
+        hostile.running.await_output("ready")?;
         Ok(hostile)
     }
 
@@ -71,63 +72,63 @@ impl<'a> Hostile<'a> {
         self.running.pid
     }
 
-    /// Moves it.
+    /// Migrates it.
     ///
     /// # Errors
     /// If it was not moved.
-    pub fn go(&self, to: &str) -> Result<()> {
+    pub fn migrate(&self, to: &str) -> Result<()> {
         match self.cluster.migrate(self.pid(), to) {
             Ok(_) => Ok(()),
             Err(refused) => bail!("migrate {} {to} (exit {}): {}", self.pid(), refused.code, refused.message),
         }
     }
 
-    /// Lets it do what it is there for; true when it has, false if it has ended over it.
+    /// Lets it attack. True when it has finished its attack, false if it was killed for it.
     ///
     /// # Errors
     /// If neither happens within 25 s.
-    pub fn strike(&mut self) -> Result<bool> {
-        self.running.type_in("go\n")?;
-        match self.running.hear("done") {
+    pub fn attack(&mut self) -> Result<bool> {
+        self.running.send_input("go\n")?;
+        match self.running.await_output("done") {
             Ok(()) => Ok(true),
             Err(error) => {
-                let ended = until("it has ended", Duration::from_secs(5), || false);
-                if ended.is_err() && !self.running.ended() {
-                    return Err(error.context("it neither ended nor came to an end of what it did"));
+                let ended = wait_until("it has ended", Duration::from_secs(5), || false);
+                if ended.is_err() && !self.running.has_ended() {
+                    return Err(error.context("it neither ended nor finished its attack"));
                 }
                 Ok(false)
             }
         }
     }
 
-    /// Lets it go on to its end, if it has not ended, and gives what it left.
+    /// Lets it run to its end, if it has not ended, and returns its outcome.
     ///
     /// # Errors
     /// If it does not end within 20 s.
     pub fn finish(&mut self) -> Result<Outcome> {
-        // It may be gone already.
-        let _ = self.running.type_in("end\n");
+        // It may have ended already.
+        let _ = self.running.send_input("end\n");
         self.running.finish(Duration::from_secs(20))
     }
 
-    /// What it has said.
-    pub fn so_far(&self) -> String {
-        self.running.so_far()
+    /// Its output so far.
+    pub fn output_so_far(&self) -> String {
+        self.running.output_so_far()
     }
 }
 
 impl Drop for Hostile<'_> {
     fn drop(&mut self) {
-        if !self.running.ended() {
+        if !self.running.has_ended() {
             let _ = self.cluster.run(1, &["kill", "-KILL", &self.running.pid.to_string()]);
         }
     }
 }
 
-/// What the sandbox must be, of every guest on a node; `count` is how many there must be at least.
+/// Checks the sandbox of every guest on a node; `count` is how many guests there must be at least.
 ///
 /// # Errors
-/// In what a guest has more than it may.
+/// If a guest has more than it may, or there are too few.
 pub fn inspect(cluster: &Cluster, node: u16, count: usize) -> Result<()> {
     let all = cluster.lab().node(node).processes()?;
     let title = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -137,7 +138,7 @@ pub fn inspect(cluster: &Cluster, node: u16, count: usize) -> Result<()> {
     for guest in guests {
         match inspect_one(guest, &node_net) {
             Ok(()) => inspected += 1,
-            // An earlier life of a program, which has left, may be ending just now: there is nothing to inspect.
+            // A guest that has just left may still be exiting: there is nothing to inspect.
             Err(_) if !title(&guest).starts_with(b"tern:") => {}
             Err(error) => return Err(error.context(format!("guest {guest} of node {node}"))),
         }
@@ -178,7 +179,7 @@ fn inspect_one(guest: i32, node_net: &Path) -> Result<()> {
     if mounts.lines().count() != 1 {
         bail!("it has mounts: {mounts}");
     }
-    // In the very namespaces of its helper, none of which is the node's, and none of its own making.
+    // Its namespaces must be those of its helper, and the network namespace not the node's.
     let helper = first_of_its_namespace(guest, &status)?;
     for space in ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup"] {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{space}"));
@@ -196,7 +197,7 @@ fn inspect_one(guest: i32, node_net: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The process that is 1 in the pid namespace of this one.
+/// The process with pid 1 in the pid namespace of `guest`.
 fn first_of_its_namespace(guest: i32, status: &str) -> Result<i32> {
     let numbers = |text: &str| -> Vec<i32> {
         let line = text.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Jobs that only compute, on clusters that move them by themselves.
+//! Compute-bound jobs on clusters with load balancing.
 
-use crate::breaking::until;
 use crate::cluster::Cluster;
+use crate::fault_injection::wait_until;
 use crate::running::{ANNOUNCE, Running};
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -9,10 +9,11 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 use tern_control::ProcessRow;
 
-/// However busy the machine is, it has happened by then.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Timeout for anything that a busy machine may delay.
+pub const EVENT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A program on node 1 that computes, and does nothing else, until it is killed; started with `words` in front of it.
+/// Starts a compute-bound program on node 1 that runs until it is killed, with `words` in front of
+/// its command.
 ///
 /// # Errors
 /// If it does not start.
@@ -20,7 +21,7 @@ pub fn job(cluster: &Cluster, words: &str) -> Result<Running> {
     job_on(cluster, 1, words)
 }
 
-/// The same on another node.
+/// As `job`, on another node.
 ///
 /// # Errors
 /// If it does not start.
@@ -28,7 +29,7 @@ pub fn job_on(cluster: &Cluster, node: u16, words: &str) -> Result<Running> {
     program(cluster, node, words, &["awk", "BEGIN { while (1) i++ }"])
 }
 
-/// Any program on any node, with `words` in front of it.
+/// Starts any program on any node, with `words` in front of its command.
 ///
 /// # Errors
 /// If it does not start.
@@ -41,51 +42,55 @@ pub fn program(cluster: &Cluster, node: u16, words: &str, program: &[&str]) -> R
     Ok(running)
 }
 
-/// Whether it ends well, within the time that tests have. It has ended then in any case.
+/// Whether a child exits successfully within the timeout. It is killed otherwise.
 pub fn ends_well(mut child: Child) -> bool {
-    let ended = until("it ends", PATIENCE, || matches!(child.try_wait(), Ok(Some(_))));
+    let ended = wait_until("it ends", EVENT_TIMEOUT, || matches!(child.try_wait(), Ok(Some(_))));
     let _over = child.kill();
     ended.is_ok() && child.wait().is_ok_and(|status| status.success())
 }
 
-/// A cluster whose nodes have heard of each other.
+/// A cluster whose nodes have all received each other's load.
 ///
 /// # Errors
 /// If the lab does not come up.
-pub fn known(name: &str, nodes: u16) -> Result<Cluster> {
-    acquainted(Cluster::with_nodes(name, nodes)?, nodes)
+pub fn connected_cluster(name: &str, nodes: u16) -> Result<Cluster> {
+    await_gossip(Cluster::with_nodes(name, nodes)?, nodes)
 }
 
-/// The same with nodes of so many bytes of memory.
+/// As `connected_cluster`, with this many bytes of memory in each node.
 ///
 /// # Errors
 /// If the lab does not come up.
-pub fn tight(name: &str, nodes: u16, memory: u64) -> Result<Cluster> {
-    acquainted(Cluster::with_memory(name, nodes, memory)?, nodes)
+pub fn connected_cluster_with_memory(name: &str, nodes: u16, memory: u64) -> Result<Cluster> {
+    await_gossip(Cluster::with_memory(name, nodes, memory)?, nodes)
 }
 
-fn acquainted(cluster: Cluster, nodes: u16) -> Result<Cluster> {
-    let end = Instant::now() + PATIENCE;
+fn await_gossip(cluster: Cluster, nodes: u16) -> Result<Cluster> {
+    let end = Instant::now() + EVENT_TIMEOUT;
     for (one, other) in (1..=nodes).flat_map(|one| (1..=nodes).map(move |other| (one, other))) {
         while cluster.run(one, &["mosctl", "getload", &other.to_string()]).is_err() {
-            assert!(Instant::now() < end, "node {one} hears nothing of {other}\n{}", cluster.scene(0));
+            assert!(
+                Instant::now() < end,
+                "node {one} receives nothing from node {other}\n{}",
+                cluster.diagnostics(0)
+            );
             std::thread::sleep(Duration::from_millis(200));
         }
     }
     Ok(cluster)
 }
 
-/// How many of these run where, and the most moves that one of them has made.
+/// How many of the jobs run on each node, and the largest number of moves of one job.
 pub fn places(cluster: &Cluster, jobs: &[Running]) -> (BTreeMap<u16, usize>, u32) {
     let rows = cluster.processes(1).unwrap_or_default();
-    // Before they are awk they are a shell, and home for as long as their exec takes.
+    // Before the exec of awk a job is a shell, and it stays home until the exec has finished.
     let mine =
         |row: &&ProcessRow| row.command.starts_with("awk") && jobs.iter().any(|job| job.pid == row.pid.0);
     let mut places = BTreeMap::new();
     for row in rows.iter().filter(mine) {
         *places.entry(row.r#where.map_or(1, |node| node.0)).or_default() += 1;
     }
-    // Those that have never left are not told of.
+    // mps does not list jobs that have never left home.
     let at_home = jobs.len() - places.values().sum::<usize>();
     if at_home > 0 {
         *places.entry(1).or_default() += at_home;
@@ -93,34 +98,34 @@ pub fn places(cluster: &Cluster, jobs: &[Running]) -> (BTreeMap<u16, usize>, u32
     (places, rows.iter().filter(mine).map(|row| row.migrations).max().unwrap_or(0))
 }
 
-/// Waits until the places are so; `what` says what is wrong if they never are.
+/// Waits until `holds` accepts the places; fails with `what` if it never does.
 pub fn await_places(
     cluster: &Cluster,
     jobs: &[Running],
     what: &str,
     holds: impl Fn(&BTreeMap<u16, usize>) -> bool,
 ) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + EVENT_TIMEOUT;
     loop {
         let (places, _) = places(cluster, jobs);
         if holds(&places) {
             return;
         }
-        assert!(Instant::now() < end, "{what}: {places:?}\n{}", cluster.scene(0));
-        // Each look is work that the node is measured by.
+        assert!(Instant::now() < end, "{what}: {places:?}\n{}", cluster.diagnostics(0));
+        // Each mps adds to the load that the balancer measures.
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Ends them: wherever they are, their signals find them.
+/// Ends the jobs, wherever they run, by a signal to their home.
 ///
 /// # Errors
-/// If one does not end within the patience.
+/// If one does not end within the timeout.
 pub fn finish(cluster: &Cluster, jobs: Vec<Running>) -> Result<()> {
     for mut job in jobs {
         cluster.run(1, &["kill", &job.pid.to_string()])?;
-        let outcome = job.finish(PATIENCE)?;
-        assert_eq!(outcome.status, 128 + 15, "{}", cluster.scene(job.pid));
+        let outcome = job.finish(EVENT_TIMEOUT)?;
+        assert_eq!(outcome.status, 128 + 15, "{}", cluster.diagnostics(job.pid));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A journey: where a program goes while it runs, and the proof that it was there.
+//! A journey: where a program is moved while it runs, and the check that it ran there.
 
 use crate::catalogue::{Entry, Input, Kind};
 use crate::cluster::Cluster;
@@ -13,34 +13,37 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a run may take, all its moves included.
-const LIMIT: Duration = Duration::from_secs(120);
-/// CPU seconds that a computing program must have used where it went.
-const PROOF: f64 = 0.05;
-/// What is said to a program that reads lines; the moves come between them.
+/// Limit for a run, including all its moves.
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
+/// CPU seconds that a computing program must use on the node it was moved to.
+const MIN_CPU_SECONDS: f64 = 0.05;
+/// Lines sent to a program that reads lines; the moves happen between them.
 const LINES: [&str; 5] = ["one", "two words", "", "four", "five"];
 
-/// Where a program goes.
+/// Where a program is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Journey {
     /// Nowhere: started with `mosrun -h`.
     Home,
     /// 1 → 2, where it ends.
     Out,
-    /// 1 → 2 → 1 → 2 → 3 → 1: out, home, out a second time, onward, and home from there.
+    /// 1 → 2 → 1.
+    OutAndHome,
+    /// 1 → 2 → 3 → 1.
     Onward,
-    /// 1 ↔ 2, twenty times a second, or as often as the machine can.
+    /// 1 ↔ 2, at most twenty times a second.
     PingPong,
     /// Started with `mosrun -2`.
     BornAway,
 }
 
 impl Journey {
-    /// Its name, for a lab.
+    /// Its name, used for the lab.
     pub fn name(self) -> &'static str {
         match self {
             Self::Home => "home",
             Self::Out => "out",
+            Self::OutAndHome => "out-and-home",
             Self::Onward => "onward",
             Self::PingPong => "ping-pong",
             Self::BornAway => "born-away",
@@ -51,7 +54,7 @@ impl Journey {
         match self {
             Self::Home => &["-h"],
             Self::BornAway => &["-2"],
-            // Only the journey moves it, not the balancer, which finds a reason on a busy machine.
+            // Locked: on a busy machine the balancer would move it too.
             _ => &["-L"],
         }
     }
@@ -60,18 +63,20 @@ impl Journey {
         match self {
             Self::Home | Self::BornAway => vec![],
             Self::Out => vec!["2"],
-            Self::Onward => vec!["2", "home", "2", "3", "home"],
+            Self::OutAndHome => vec!["2", "home"],
+            Self::Onward => vec!["2", "3", "home"],
             Self::PingPong => ["2", "home"].repeat(15),
         }
     }
 
-    /// MiB of heap, for the program that asks: 256 where it has the time.
+    /// MiB of heap for the program that allocates one.
     fn heap_mib(self) -> &'static str {
         if self == Self::PingPong { "16" } else { "256" }
     }
 }
 
-/// The outcome of the program when it does not move. One run serves all test programs of a `cargo nextest run`.
+/// The outcome of the program without migration. One run serves all test programs of a `cargo
+/// nextest run`.
 ///
 /// # Errors
 /// If it is not built, cannot be run, or fails.
@@ -99,10 +104,10 @@ pub fn unmoved(
     command.args(args).current_dir("/");
     let mut running = Running::start(environment(&mut command, journey, None), is_terminal(entry))?;
     converse(&mut running, entry, &mut |_| Ok(()))?;
-    let outcome = running.finish(LIMIT)?;
+    let outcome = running.finish(RUN_TIMEOUT)?;
     let passed = outcome.out.ends_with(b"PASS\n") || outcome.out.ends_with(b"PASS\r\n");
     if !passed && entry.name != "ending" && entry.input != Input::Interrupted {
-        bail!("it fails already without moving: {}", String::from_utf8_lossy(&outcome.err));
+        bail!("it fails without migration: {}", String::from_utf8_lossy(&outcome.err));
     }
     Ok(outcome)
 }
@@ -123,10 +128,12 @@ pub fn title(entry: &Entry, flavour: Flavour) -> String {
     format!("{text} ({})", flavour.name())
 }
 
-/// Runs a program in the cluster along a journey, and compares it with the run that never moved. Gives remarks.
+/// Runs a program in the cluster along a journey, and compares it with the run without migration.
+/// Returns remarks.
 ///
 /// # Errors
-/// In what the runs differ, which move was refused, or what was not proved; with the scene.
+/// A difference between the runs, a refused move, or a program that did not run where it was moved;
+/// with diagnostics.
 pub fn travel(
     cluster: &Cluster,
     entry: &'static Entry,
@@ -134,17 +141,22 @@ pub fn travel(
     journey: Journey,
 ) -> Result<Vec<String>, String> {
     let wanted = native(entry, flavour, journey).map_err(|e| format!("{e:#}"))?;
-    let mut trip =
-        Trip::begin(cluster, entry, flavour, journey).map_err(|e| format!("{e:#}\n{}", cluster.scene(0)))?;
+    let mut trip = Trip::begin(cluster, entry, flavour, journey)
+        .map_err(|e| format!("{e:#}\n{}", cluster.diagnostics(0)))?;
     let end = trip.complete();
     let pid = trip.running.pid;
     let fail = |what: String| {
-        format!("{what}\nmoves: {}\n{}\n{}", trip.moved, trip.running.so_far(), cluster.scene(pid))
+        format!(
+            "{what}\nmoves: {}\n{}\n{}",
+            trip.moved,
+            trip.running.output_so_far(),
+            cluster.diagnostics(pid)
+        )
     };
     match end {
         Err(error) => {
             let text = fail(format!("{error:#}"));
-            // Nothing of a run that failed may disturb the next ones; it may be gone already.
+            // A failed run must not disturb the next ones; it may have ended already.
             let _ = cluster.run(1, &["kill", "-KILL", &pid.to_string()]);
             Err(text)
         }
@@ -155,11 +167,11 @@ pub fn travel(
     }
 }
 
-/// Runs a program once from node 2 on, to be stopped by others on the way, and compares it with the run that never
-/// moved.
+/// Runs a program that is started on node 2 and stopped by its fault point on the way, and compares
+/// it with the run without migration.
 ///
 /// # Errors
-/// In what the runs differ; with the scene.
+/// A difference between the runs; with diagnostics.
 pub fn frozen_at(
     cluster: &Cluster,
     entry: &'static Entry,
@@ -175,11 +187,11 @@ pub fn frozen_at(
         let mut running = Running::start(environment(&mut command, journey, None), false)?;
         running.close_input();
         let pid = running.pid;
-        Ok((running.finish(LIMIT).with_context(|| cluster.scene(pid))?, pid))
+        Ok((running.finish(RUN_TIMEOUT).with_context(|| cluster.diagnostics(pid))?, pid))
     };
     let (outcome, pid) = run().map_err(|e| format!("{e:#}"))?;
     match outcome.difference(&wanted) {
-        Some(difference) => Err(format!("{difference}\n{}", cluster.scene(pid))),
+        Some(difference) => Err(format!("{difference}\n{}", cluster.diagnostics(pid))),
         None => Ok(Vec::new()),
     }
 }
@@ -217,7 +229,7 @@ impl<'a> Trip<'a> {
             if self.journey == Journey::BornAway {
                 self.prove(2, self.cluster.cpu_seconds(2)?)?;
             }
-            // A little way into the program, not always at the same place.
+            // Let the program begin, by a delay that varies with the pid.
             sleep(Duration::from_millis(40 + u64::from(self.running.pid.unsigned_abs() % 7) * 20));
             for stop in stops {
                 self.go(stop)?;
@@ -226,7 +238,7 @@ impl<'a> Trip<'a> {
             self.running.close_input();
         } else {
             let mut legs = stops.chunks(stops.len().div_ceil(LINES.len()).max(1));
-            // Borrowed apart: the conversation needs the program, the moves only its pid.
+            // Borrowed separately: `converse` needs the program, the moves only its pid.
             let (cluster, pid, moved) = (self.cluster, self.running.pid, &mut self.moved);
             converse(&mut self.running, self.entry, &mut |_| {
                 for stop in legs.next().unwrap_or_default() {
@@ -235,7 +247,7 @@ impl<'a> Trip<'a> {
                 Ok(())
             })?;
         }
-        self.running.finish(LIMIT)
+        self.running.finish(RUN_TIMEOUT)
     }
 
     /// One move, and then time to compute there.
@@ -251,28 +263,28 @@ impl<'a> Trip<'a> {
         self.prove(node, before)
     }
 
-    /// That the program is there: it uses CPU time, or mps says so.
+    /// Checks that the program runs there: it uses CPU time, or mps reports the node.
     fn prove(&mut self, node: u16, before: f64) -> Result<()> {
         match self.entry.kind {
-            Kind::Computes => self.cluster.await_cpu(node, before, PROOF)?,
+            Kind::Computes => self.cluster.await_cpu(node, before, MIN_CPU_SECONDS)?,
             Kind::Execs => {}
             Kind::Calls | Kind::Refused(_) => {
-                // Time to do something there; then what mps says, which may be a little late.
+                // Time to make calls there; mps may lag a little.
                 sleep(Duration::from_millis(150));
                 let until = Instant::now() + Duration::from_secs(10);
                 loop {
-                    match self.cluster.whereabouts(self.running.pid)? {
+                    match self.cluster.location(self.running.pid)? {
                         Some((at, _)) if at == node => break,
                         Some((1, why)) if !why.is_empty() => {
                             self.notes.push(format!("came home from {node}: {why}"));
                             break;
                         }
                         None if node == 1 => break,
-                        None if self.running.ended() => {
-                            bail!("it has ended on its way to node {node}: {}", self.running.so_far())
+                        None if self.running.has_ended() => {
+                            bail!("it has ended on its way to node {node}: {}", self.running.output_so_far())
                         }
                         other if Instant::now() > until => {
-                            bail!("it should be on node {node}, but mps says {other:?}")
+                            bail!("it should be on node {node}, but mps reports {other:?}")
                         }
                         _ => sleep(Duration::from_millis(50)),
                     }
@@ -289,11 +301,11 @@ fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<(
             *moved += &format!(" {}→{} {:.1} ms", report.from, report.to, report.freeze_ms);
             Ok(())
         }
-        // It has come home by itself, for a reason that mps tells.
+        // It came home by itself, for a reason that mps reports.
         Err(refused) if stop == "home" && refused.message.contains("at home already") => {
-            match cluster.whereabouts(pid)? {
+            match cluster.location(pid)? {
                 Some((1, why)) if !why.is_empty() => *moved += &format!(" →1 by itself: {why}"),
-                other => bail!("migrate {pid} home: {}; and mps says {other:?}", refused.message),
+                other => bail!("migrate {pid} home: {}; and mps reports {other:?}", refused.message),
             }
             Ok(())
         }
@@ -301,7 +313,7 @@ fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<(
     }
 }
 
-/// Says the lines to a program that reads them, with something else between each two.
+/// Sends the lines to a program that reads them, and calls `between` after each.
 fn converse(
     running: &mut Running,
     entry: &Entry,
@@ -310,20 +322,20 @@ fn converse(
     if entry.input == Input::None {
         return Ok(());
     }
-    // Typed too early, a line would be echoed before the program's first words.
-    running.hear("terminal")?;
+    // A line typed too early would be echoed before the program's first output.
+    running.await_output("terminal")?;
     let mut answers = 0;
     let mut say = |running: &mut Running, line: &str| {
         answers += 1;
-        running.type_in(&format!("{line}\n"))?;
-        running.hear(&format!("line {answers}: "))
+        running.send_input(&format!("{line}\n"))?;
+        running.await_output(&format!("line {answers}: "))
     };
     for (number, line) in LINES.iter().enumerate() {
         say(running, line)?;
         between(number)?;
     }
     match entry.input {
-        Input::Interrupted => return running.type_in("\x03"),
+        Input::Interrupted => return running.send_input("\x03"),
         Input::Terminal => say(running, "raw")?,
         _ => {}
     }
@@ -334,7 +346,8 @@ fn is_terminal(entry: &Entry) -> bool {
     matches!(entry.input, Input::Terminal | Input::Interrupted)
 }
 
-/// Without `until`, the program makes each of its checks once or a few times.
+/// Sets the variables that the programs read. Without `until`, a program makes each of its checks
+/// once or a few times.
 fn environment<'a>(command: &'a mut Command, journey: Journey, until: Option<&str>) -> &'a mut Command {
     let home = if journey == Journey::Home { "0.3" } else { "0" };
     command.env("TERN_SECONDS", home).env("TERN_HEAP_MIB", journey.heap_mib()).env("LC_ALL", "C");
@@ -344,7 +357,7 @@ fn environment<'a>(command: &'a mut Command, journey: Journey, until: Option<&st
     command
 }
 
-/// The command line of a program: `start` (`None`: natively) are mosrun's options.
+/// The command line of a program; `start` are the options of mosrun, `None` runs it natively.
 fn words(entry: &Entry, flavour: Flavour, start: Option<&[&str]>) -> Result<Vec<OsString>> {
     let program = executable(entry, flavour)?.context("there is no such program in this flavour")?;
     let mut inner: Vec<OsString> = ["sh", "-c", ANNOUNCE, "sh"].map(OsString::from).to_vec();
@@ -357,7 +370,7 @@ fn words(entry: &Entry, flavour: Flavour, start: Option<&[&str]>) -> Result<Vec<
     if !is_terminal(entry) {
         return Ok(inner);
     }
-    // A terminal of its own, on its own node; `-e` passes the exit status on.
+    // A terminal on the program's node; `-e` passes the exit status on.
     let quoted: Vec<String> =
         inner.iter().map(|w| format!("'{}'", w.to_string_lossy().replace('\'', r"'\''"))).collect();
     Ok(["script", "-qec", &quoted.join(" "), "/dev/null"].map(OsString::from).to_vec())

@@ -1,5 +1,5 @@
-//! What the tests of whole journeys share: tiny programs, a cluster in the lab to move them in, and how a run
-//! is compared with one that never moved.
+//! The harness of the migration tests: tiny programs, a lab cluster to move them in, and the
+//! comparison of each run with one that did not move.
 //!
 //! ```text
 //!  catalogue ─▶ programs ─▶ journey ─▶ running ─▶ outcome ─▶ verdict
@@ -7,23 +7,24 @@
 //!                            cluster
 //! ```
 //!
-//! For work on one program: `TERN_PROGRAMS=file,pipe TERN_FLAVOURS=static cargo test -p tern-tests --test journeys out`.
+//! To work on one program:
+//! `TERN_PROGRAMS=file,pipe TERN_FLAVOURS=static cargo test -p tern-tests --test moving journeys`.
 #![forbid(unsafe_code)]
 
-pub mod asked;
-pub mod breaking;
 pub mod catalogue;
 pub mod cluster;
-pub mod doers;
-pub mod held;
+pub mod disk_comparison;
+pub mod fault_injection;
+pub mod file_guest;
 pub mod hostile;
 pub mod jobs;
 pub mod journey;
+pub mod line_client;
 pub mod material;
 pub mod mover;
 pub mod natives;
 pub mod outcome;
 pub mod programs;
+pub mod resources;
 pub mod running;
-pub mod told;
 pub mod verdict;

@@ -1,4 +1,4 @@
-//! What the real programs work on: made here, the same on every machine.
+//! Generated input for the real programs, the same on every machine.
 
 use crate::programs::workshop;
 use anyhow::{Context, Result};
@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Changes when what is made changes, so that no test uses what an older version made.
+/// Changes when the generated content changes, so that no test uses the output of an older version.
 const EDITION: &str = "material-4";
 const SAMPLES_PER_SECOND: u32 = 44_100;
 
@@ -28,7 +28,7 @@ impl Sequence {
     }
 }
 
-/// The folder with the material; makes it if it is not there.
+/// The folder with the generated files; generates them if it does not exist.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -49,7 +49,7 @@ pub fn material() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Two voices that slide, and noise: 16 bits, stereo.
+/// Two sliding voices and noise: 16 bits, stereo.
 fn song(at: &Path, seconds: u32) -> Result<()> {
     let count = seconds * SAMPLES_PER_SECOND;
     let mut out = BufWriter::new(File::create(at)?);
@@ -63,7 +63,7 @@ fn song(at: &Path, seconds: u32) -> Result<()> {
     let mut noise = Sequence(5);
     let (mut low, mut high) = (0i64, 0i64);
     for sample in 0..i64::from(count) {
-        // Triangles by integers only: floating point libraries differ in the last bit.
+        // Triangle waves in integers only: floating point libraries differ in the last bit.
         let triangle =
             |at: i64, period: i64, loud: i64| ((at % period) * 2 - period).abs() * 2 * loud / period - loud;
         low += 3 + (sample / 30_000) % 5;
@@ -77,7 +77,7 @@ fn song(at: &Path, seconds: u32) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Lines of numbers and words, some often, some seldom.
+/// Lines of numbers and words of varying frequency.
 fn text(at: &Path, lines: u32) -> Result<()> {
     let mut out = BufWriter::new(File::create(at)?);
     let mut random = Sequence(9);
@@ -98,7 +98,7 @@ fn word(rank: u64) -> String {
     (0..=rank % 4).map(|_| syllables[numbers.below(10) as usize]).collect()
 }
 
-/// C with loops, structures and switches, that a compiler has to think about.
+/// C with loops, structures and switches, which keeps an optimising compiler busy.
 fn source(at: &Path, functions: u32) -> Result<()> {
     let mut text = String::from("struct pair { unsigned a, b; };\n");
     let mut random = Sequence(21);
@@ -120,7 +120,7 @@ fn source(at: &Path, functions: u32) -> Result<()> {
     Ok(fs::write(at, text)?)
 }
 
-/// A database: two tables, an index, and questions about them.
+/// SQL: two tables, an index, and queries.
 fn statements(at: &Path, rows: u32) -> Result<()> {
     let mut out = BufWriter::new(File::create(at)?);
     writeln!(out, "CREATE TABLE one(id INTEGER PRIMARY KEY, name TEXT, number INTEGER);\nBEGIN;")?;

@@ -1,4 +1,4 @@
-//! Moves the processes of a family at random times to random nodes, for as long as it runs.
+//! Migrates the processes of a family at random times to random nodes while it runs.
 
 use crate::cluster::Cluster;
 use crate::material::Sequence;
@@ -10,22 +10,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// So often a program that goes about is moved at least, however long that takes.
-const ENOUGH: u32 = 10;
+/// Number of moves after which a program of `move_while_running` may end.
+const MIN_MOVES: u32 = 10;
 
-/// What a mover did.
+/// The result of `wander`.
 #[derive(Debug, Default)]
 pub struct Moves {
     /// Moves that succeeded.
     pub done: u32,
-    /// What was refused, of processes that still lived; the words of `migrate`.
+    /// Refusals for processes that were still alive, with the message of `migrate`.
     pub refused: Vec<String>,
-    /// Refusals that are Tern's own failure.
+    /// Refusals that are failures of Tern.
     pub broken: Vec<String>,
 }
 
-/// Moves the process and its descendants until told to stop, and says after each move how many there have been. The seed decides whom, where to and when, as far
-/// as the family's own timing lets it.
+/// Migrates the process and its descendants until `stop` is set, and calls `moved` with the number
+/// of moves after each. The seed decides the process, the target and the time, as far as the timing
+/// of the family allows.
 ///
 /// # Errors
 /// If the processes of node 1 cannot be listed.
@@ -46,7 +47,7 @@ pub fn wander(
             continue;
         };
         let here = places.get(&pid).copied().unwrap_or("home");
-        // Away two times of three, so that most of the work is done there.
+        // Away two times in three, so that most of the work is done there.
         let all = ["2", "3", "home"];
         let others: Vec<_> = all.into_iter().filter(|place| *place != here).collect();
         let there = others[random.below(others.len() as u64) as usize];
@@ -56,7 +57,7 @@ pub fn wander(
                 moved(moves.done);
                 places.insert(pid, there);
             }
-            // It has ended meanwhile, as processes do.
+            // The process has ended meanwhile.
             Err(refused) if refused.code == 1 => {}
             Err(refused) => {
                 let what = format!("{pid} to {there}: exit {}: {}", refused.code, refused.message);
@@ -65,7 +66,7 @@ pub fn wander(
                 } else {
                     moves.refused.push(what);
                 }
-                // Where it is now is not certain: it may have come home by itself.
+                // Its location is uncertain: it may have come home by itself.
                 places.remove(&pid);
             }
         }
@@ -81,7 +82,7 @@ fn family(cluster: &Cluster, root: i32) -> Result<Vec<i32>> {
     Ok(descendants(&String::from_utf8_lossy(&table), root))
 }
 
-/// From lines of pid, parent and state; zombies are left out.
+/// Parses lines of pid, parent and state; leaves zombies out.
 fn descendants(table: &str, root: i32) -> Vec<i32> {
     let rows: Vec<(i32, i32)> = table
         .lines()
@@ -100,11 +101,11 @@ fn descendants(table: &str, root: i32) -> Vec<i32> {
     family
 }
 
-/// Moves a program that works on files of this folder all the time, until it has passed.
+/// Migrates a program that works on files of this folder all the time, until it has passed.
 ///
 /// # Errors
 /// If it fails, or a move does.
-pub fn goes_about(cluster: &Cluster, program: &str, scratch: &str) -> Result<()> {
+pub fn move_while_running(cluster: &Cluster, program: &str, scratch: &str) -> Result<()> {
     let program = named(program, Flavour::Dynamic)?;
     let mut command = cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh"]).arg(&program);
@@ -115,19 +116,19 @@ pub fn goes_about(cluster: &Cluster, program: &str, scratch: &str) -> Result<()>
     let (end, moves) = std::thread::scope(|scope| {
         let mover = scope.spawn(|| {
             wander(cluster, pid, 3, &stop, |done| {
-                // Without it the program goes on for too long.
-                if done == ENOUGH {
+                // Without the file the program runs for too long.
+                if done == MIN_MOVES {
                     let _fails_then = cluster.touch("/tmp/enough");
                 }
             })
         });
-        let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.scene(pid));
+        let end = running.finish(Duration::from_secs(90)).with_context(|| cluster.diagnostics(pid));
         stop.store(true, Ordering::Relaxed);
         (end, mover.join())
     });
     let (end, moves) = (end?, moves.map_err(|_panic| anyhow!("the mover failed"))??);
     ensure!(end.status == 0 && end.out == b"PASS\n", "{end:?}");
-    ensure!(moves.done >= ENOUGH && moves.broken.is_empty(), "{moves:?}");
+    ensure!(moves.done >= MIN_MOVES && moves.broken.is_empty(), "{moves:?}");
     Ok(())
 }
 
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_family_is_found() {
+    fn descendants_exclude_zombies_and_strangers() {
         let table = "  1 0 Ss\n 10 1 S\n 11 10 R\n 12 10 Z\n 13 11 S\n 20 1 S\n";
         assert_eq!(descendants(table, 10), [10, 11, 13]);
         assert!(descendants(table, 99).is_empty());

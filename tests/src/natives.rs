@@ -1,7 +1,8 @@
-//! Outcomes of programs that did not move, shared by all test programs of one run.
+//! Outcomes of programs that did not migrate, shared by all test programs of one nextest run.
 //!
-//! nextest runs each test in a process of its own, and names the run in `NEXTEST_RUN_ID`. Outcomes are kept on disk
-//! for that run only, so that a changed program, kernel or environment never meets an old outcome.
+//! nextest runs each test in a process of its own, and names the run in `NEXTEST_RUN_ID`. Outcomes
+//! are stored on disk for that run only, so that none outlives a change of the program, the kernel
+//! or the environment.
 
 use crate::outcome::Outcome;
 use crate::programs::workshop;
@@ -11,28 +12,28 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Outcomes that this process has.
-static KNOWN: OnceLock<Mutex<HashMap<String, Outcome>>> = OnceLock::new();
+/// Outcomes cached in this process.
+static CACHE: OnceLock<Mutex<HashMap<String, Outcome>>> = OnceLock::new();
 
-/// The outcome under this key; if there is none, that of `run`, which is kept. Two processes that both find none
-/// both run.
+/// The outcome under this key; if there is none, runs `run` and stores its outcome. Two processes
+/// that both find none both run it.
 ///
 /// # Errors
-/// Those of `run`; also if the outcome cannot be kept.
+/// Those of `run`; also if the outcome cannot be stored.
 pub(crate) fn get_or_run(key: &str, run: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
-    let known = KNOWN.get_or_init(Mutex::default);
-    let lock = || known.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = CACHE.get_or_init(Mutex::default);
+    let lock = || cache.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(outcome) = lock().get(key) {
         return Ok(outcome.clone());
     }
     let file = file(key)?;
-    let kept = file.as_ref().and_then(|file| serde_json::from_slice(&fs::read(file).ok()?).ok());
-    let outcome = match kept {
+    let stored = file.as_ref().and_then(|file| serde_json::from_slice(&fs::read(file).ok()?).ok());
+    let outcome = match stored {
         Some(outcome) => outcome,
         None => {
             let outcome = run()?;
             if let Some(file) = file {
-                // Others read it whole or not at all.
+                // The rename makes it appear complete or not at all.
                 let draft = file.with_extension(std::process::id().to_string());
                 fs::write(&draft, serde_json::to_vec(&outcome)?)?;
                 fs::rename(&draft, &file)?;

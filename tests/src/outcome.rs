@@ -1,28 +1,28 @@
-//! How a run ended, and in what two runs differ.
+//! The outcome of a run, and the difference between two outcomes.
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::process::Output;
 
-/// What a program left behind.
+/// The output and exit status of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Its standard output.
     pub out: Vec<u8>,
     /// Its standard error.
     pub err: Vec<u8>,
-    /// Its exit status, or 128 + the signal that killed it, as a shell has it.
+    /// Exit status, or 128 + the signal that killed it, as in a shell.
     pub status: i32,
 }
 
-/// How a command ended, and what it said on either stream.
-pub fn said(end: &Output) -> (Option<i32>, String, String) {
+/// Exit status, standard output and standard error of a command.
+pub fn result_of(end: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (end.status.code(), text(&end.stdout), text(&end.stderr))
 }
 
 impl Outcome {
-    /// In what this run differs from the one that never moved; `None` if in nothing.
+    /// How this run differs from the one without migration; `None` if it does not.
     pub fn difference(&self, native: &Self) -> Option<String> {
         let mut text = String::new();
         if self.status != native.status {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_difference_is_found_and_shown() {
+    fn difference_is_found_and_shown() {
         let native = Outcome { out: b"one\ntwo\nPASS\n".to_vec(), err: Vec::new(), status: 0 };
         assert_eq!(native.difference(&native), None);
         let cut = Outcome { out: b"one\ntw".to_vec(), status: 137, ..native.clone() };

@@ -1,4 +1,4 @@
-//! The tiny programs, built: three ways each where that makes sense.
+//! Builds the tiny programs, each in up to three flavours.
 
 use crate::catalogue::{ENTRIES, Entry};
 use anyhow::{Context, Result, bail};
@@ -32,10 +32,10 @@ impl Flavour {
     }
 }
 
-/// Where temporary and built files of these tests go: `TARGET/tern-tests`.
+/// The folder for temporary and built files of these tests: `TARGET/tern-tests`.
 ///
 /// # Errors
-/// If it cannot be made, or this program does not stand in a target folder.
+/// If it cannot be created, or this program is not in a target folder.
 pub fn workshop() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     // TARGET/debug/deps/journeys-0123
@@ -45,7 +45,8 @@ pub fn workshop() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder of the built programs; builds what is not up to date, once for all test programs.
+/// The folder of the built programs; builds those that are not up to date, once for all test
+/// programs.
 ///
 /// # Errors
 /// If make or a compiler is missing, or a program does not compile.
@@ -60,7 +61,7 @@ pub fn built() -> Result<&'static Path> {
 fn build() -> Result<PathBuf> {
     let folder = workshop()?.join("programs");
     fs::create_dir_all(&folder)?;
-    // nextest runs test programs side by side: one of them builds.
+    // nextest runs test programs in parallel: only one builds.
     let lock = File::create(folder.join(".lock"))?;
     lock.lock()?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
@@ -85,7 +86,7 @@ pub fn executable(entry: &Entry, flavour: Flavour) -> Result<Option<PathBuf>> {
     Ok(path.exists().then_some(path))
 }
 
-/// The executable of the program of this name.
+/// The executable of the program with this name.
 ///
 /// # Errors
 /// As `built`; also if there is no such program, or not in this flavour.
@@ -94,7 +95,8 @@ pub fn named(name: &str, flavour: Flavour) -> Result<PathBuf> {
     executable(entry, flavour)?.context("it is not built")
 }
 
-/// Whether this name is wanted: the comma-separated list of that environment variable, if it is set, has it.
+/// Whether `name` is in the comma-separated list of this environment variable; true if the variable
+/// is not set.
 pub fn wanted(variable: &str, name: &str) -> bool {
     std::env::var(variable).map_or(true, |list| list.split(',').any(|one| one == name))
 }

@@ -1,4 +1,4 @@
-//! A program that runs, with its output taken as it comes.
+//! A running program whose output is captured as it comes.
 
 use crate::outcome::Outcome;
 use anyhow::{Context, Result, bail};
@@ -9,11 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Says its own pid on the first line, then becomes what it was given: so the pid is the one that the program's
-/// own node knows.
+/// Prints its pid on the first line of standard error, then executes the given command: the pid is
+/// thus in the numbering of the program's own node.
 pub const ANNOUNCE: &str = r#"echo "$$" >&2; exec "$@""#;
 
-/// What has been read of a stream so far, and whether it has ended.
+/// The bytes read from a stream so far, and whether it has ended.
 #[derive(Debug, Default)]
 struct Stream {
     so_far: Mutex<(Vec<u8>, bool)>,
@@ -40,13 +40,13 @@ impl Stream {
         stream
     }
 
-    /// Waits until `enough` accepts what has been read, or the stream has ended; the content then.
+    /// Waits until `enough` accepts the bytes read, or the stream has ended; returns them.
     fn wait(&self, until: Instant, enough: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
         while !enough(&so_far.0) && !so_far.1 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("waited in vain; so far it said {:?}", String::from_utf8_lossy(&so_far.0));
+                bail!("timed out; its output so far: {:?}", String::from_utf8_lossy(&so_far.0));
             }
             so_far = self.news.wait_timeout(so_far, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -54,7 +54,7 @@ impl Stream {
     }
 }
 
-/// One started program. Killed when dropped before its end.
+/// A started program. Dropping it kills it if it still runs.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -62,16 +62,16 @@ pub struct Running {
     err: Arc<Stream>,
     /// Its pid, as its own node numbers it.
     pub pid: i32,
-    /// It says its pid on standard output, which is a terminal together with standard error.
+    /// Standard output and standard error are one terminal, so the pid is on standard output.
     terminal: bool,
 }
 
 impl Running {
-    /// Starts it; the command must end in the words of `ANNOUNCE`. `terminal`: standard error comes on
+    /// Starts it; the command must run `ANNOUNCE`. With `terminal`, standard error arrives on
     /// standard output.
     ///
     /// # Errors
-    /// If it cannot be started, or has not said its pid within 20 s.
+    /// If it cannot be started, or has not printed its pid within 20 s.
     pub fn start(command: &mut Command, terminal: bool) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
@@ -84,32 +84,32 @@ impl Running {
         let said = first.wait(Instant::now() + Duration::from_secs(20), |text| text.contains(&b'\n'))?;
         let line = String::from_utf8_lossy(&said);
         let line = line.lines().next().unwrap_or_default().trim();
-        running.pid = line.parse().with_context(|| format!("instead of its pid it said {line:?}"))?;
+        running.pid = line.parse().with_context(|| format!("instead of its pid it printed {line:?}"))?;
         Ok(running)
     }
 
-    /// Types or sends text.
+    /// Writes text to its standard input.
     ///
     /// # Errors
-    /// If it takes no input.
-    pub fn type_in(&mut self, text: &str) -> Result<()> {
+    /// If its input is closed.
+    pub fn send_input(&mut self, text: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().context("its input is closed")?;
-        stdin.write_all(text.as_bytes()).context("it takes no input")?;
+        stdin.write_all(text.as_bytes()).context("cannot write to its input")?;
         Ok(stdin.flush()?)
     }
 
-    /// Waits until it has said a whole line with these words in it, on standard output.
+    /// Waits until it has printed a complete line with these words on standard output.
     ///
     /// # Errors
     /// If it has not within 20 s, or ends before.
-    pub fn hear(&self, words: &str) -> Result<()> {
+    pub fn await_output(&self, words: &str) -> Result<()> {
         let has = |text: &[u8]| {
             let text = String::from_utf8_lossy(text);
             text.rfind(words).is_some_and(|at| text[at..].contains('\n'))
         };
         let text = self.out.wait(Instant::now() + Duration::from_secs(20), has)?;
         if !has(&text) {
-            bail!("it ended instead of saying {words:?}");
+            bail!("it ended instead of printing {words:?}");
         }
         Ok(())
     }
@@ -120,14 +120,14 @@ impl Running {
     }
 
     /// Whether it has ended.
-    pub fn ended(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end, and takes what it left. The first line, its pid, is not part of it.
+    /// Waits for its end, and returns its outcome without the first line, which is its pid.
     ///
     /// # Errors
-    /// If it has not ended by then; it still runs in that case.
+    /// If it has not ended within this time; it still runs in that case.
     pub fn finish(&mut self, within: Duration) -> Result<Outcome> {
         let until = Instant::now() + within;
         let status = loop {
@@ -139,7 +139,7 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        // Orphans of it may hold the streams open a little longer.
+        // Orphaned children may hold the streams open a little longer.
         let until = until.max(Instant::now() + Duration::from_secs(5));
         let (mut out, mut err) = (self.out.wait(until, |_| false)?, self.err.wait(until, |_| false)?);
         let first = if self.terminal { &mut out } else { &mut err };
@@ -149,8 +149,8 @@ impl Running {
         Ok(Outcome { out, err, status })
     }
 
-    /// What it has said so far on standard output and standard error.
-    pub fn so_far(&self) -> String {
+    /// Its output so far on standard output and standard error.
+    pub fn output_so_far(&self) -> String {
         let text = |stream: &Stream| {
             let so_far = stream.so_far.lock().unwrap_or_else(PoisonError::into_inner);
             String::from_utf8_lossy(&so_far.0).into_owned()
@@ -161,7 +161,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.ended() {
+        if !self.has_ended() {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_status_and_pid_are_taken() {
+    fn output_status_and_pid_are_captured() {
         let mut command = Command::new("sh");
         command.args(["-c", ANNOUNCE, "sh", "sh", "-c", "echo out; echo err >&2; kill -TERM $$"]);
         let mut running = Running::start(&mut command, false).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_noticed_and_killed() {
+    fn hung_program_is_reported_and_killed() {
         let mut command = Command::new("sh");
         command.args(["-c", ANNOUNCE, "sh", "sleep", "1000"]);
         let mut running = Running::start(&mut command, false).unwrap();

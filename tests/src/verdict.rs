@@ -1,24 +1,24 @@
-//! Many runs, one verdict: every failure of all of them, not only the first.
+//! Collects many runs into one verdict that reports every failure, not only the first.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// So many runs that hung end the test: the rest would take all day.
-const PATIENCE: usize = 6;
+/// Number of hung runs after which the remaining runs are skipped.
+const MAX_HUNG_RUNS: usize = 6;
 
-/// What is said of the rest.
-const NOT_RUN: &str = "not run any more";
+/// The failure text of skipped runs.
+const NOT_RUN: &str = "skipped";
 
-/// One run that failed.
+/// A failed run.
 #[derive(Debug)]
 struct Failure {
     what: String,
     why: String,
 }
 
-/// Collects how runs ended.
+/// The outcomes of runs.
 #[derive(Debug, Default)]
 pub struct Verdict {
     runs: usize,
@@ -27,23 +27,24 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Does each run with this many at a time. A run gives remarks, or the reason why it failed.
+    /// Performs each run, `concurrency` in parallel. A run returns remarks, or the reason why it
+    /// failed.
     pub fn each<T: Send>(
         &mut self,
         runs: impl IntoIterator<Item = (String, T)>,
-        at_a_time: usize,
+        concurrency: usize,
         run: impl Fn(T) -> Result<Vec<String>, String> + Sync,
     ) {
         let queue: Mutex<VecDeque<(String, T)>> = Mutex::new(runs.into_iter().collect());
         let verdict = Mutex::new(self);
         thread::scope(|scope| {
-            for _ in 0..at_a_time {
+            for _ in 0..concurrency {
                 scope.spawn(|| {
                     loop {
                         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                         let Some((what, item)) = next else { return };
                         let hung = verdict.lock().unwrap_or_else(PoisonError::into_inner).hung();
-                        let end = if hung >= PATIENCE { Err(NOT_RUN.into()) } else { run(item) };
+                        let end = if hung >= MAX_HUNG_RUNS { Err(NOT_RUN.into()) } else { run(item) };
                         let mut verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner);
                         verdict.runs += 1;
                         match end {
@@ -69,7 +70,7 @@ impl Verdict {
         self.failures.iter().filter(|failure| hangs(&failure.why)).count()
     }
 
-    /// The table, and whether all runs were good.
+    /// The table, and whether all runs passed.
     pub fn table(&self) -> (String, bool) {
         let mut text = String::new();
         for note in &self.notes {
@@ -90,12 +91,12 @@ impl Verdict {
         (text, self.failures.is_empty())
     }
 
-    /// Ends the test.
+    /// Prints the table, and ends the test.
     ///
     /// # Panics
     /// If a run failed, or there was none.
     #[allow(clippy::panic, reason = "this is how a test fails")]
-    pub fn pronounce(&self) {
+    pub fn conclude(&self) {
         let (text, good) = self.table();
         eprint!("{text}");
         if !good || self.runs == 0 {
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_failure_is_told() {
+    fn every_failure_is_reported() {
         let mut verdict = Verdict::default();
         let runs = (0..10).map(|n| (format!("run {n}"), n));
         verdict.each(runs, 3, |n| if n % 4 == 3 { Err(format!("{n} is bad\nbadly")) } else { Ok(vec![]) });
@@ -119,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn hanging_runs_end_it() {
+    fn too_many_hung_runs_skip_the_rest() {
         let mut verdict = Verdict::default();
         let runs = (0..20).map(|n| (n.to_string(), ()));
         verdict.each(runs, 1, |()| Err("it has not ended within 60 s".into()));
-        assert_eq!(verdict.hung(), PATIENCE);
+        assert_eq!(verdict.hung(), MAX_HUNG_RUNS);
     }
 }

@@ -1,4 +1,4 @@
-# One thread after the other, with a little work between them.
+# One short-lived thread after the other.
 exec /usr/bin/python3 -S - <<'END'
 import threading
 born = 0

@@ -1,4 +1,4 @@
-# The small tools, each with what it is for, and pipes between them.
+# The small tools, each in its typical use, and pipes between them.
 set -u
 export LC_ALL=C TZ=UTC
 rounds=${1:-3}

@@ -3,7 +3,7 @@ set -u
 export LC_ALL=C TZ=UTC GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=$PWD/gitconfig HOME=$PWD GIT_PAGER=cat GIT_EDITOR=true
 export GIT_AUTHOR_NAME=A GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=C GIT_COMMITTER_EMAIL=c@d
 commits=${1:-12}
-# Threads do not move, and packs made by several differ from run to run.
+# Packs made by several threads differ from run to run.
 cat >gitconfig <<'END'
 [init]
     defaultBranch = main
@@ -48,6 +48,6 @@ cd ../here; git log -1 --format='%H %s' incoming; git bundle create ../all.bundl
 cd ..; git clone -q all.bundle fromfile 2>/dev/null; git -C fromfile log -1 --format='%H %T %s' origin/main
 git -C here archive --format=tar HEAD | sha256sum; git -C near fetch -q; git -C near rev-parse origin/incoming
 git -C here format-patch -q -2 -o "$PWD/patches" --zero-commit --no-signature; ls patches; git -C here bisect start HEAD HEAD~8 >bisect 2>&1; git -C here bisect run sh -c '! test -e topic' >>bisect 2>&1; tail -3 bisect; git -C here bisect reset -q
-# Indexes and reflogs hold inode numbers and times, so that only what is in them is compared.
+# Indexes and reflogs have inode numbers and times in them, so only their entries are compared.
 for r in here there near bare.git fromfile; do git -C "$r" rev-list --all --objects | sort | sha256sum; git -C "$r" ls-files -s 2>/dev/null | sha256sum; done
 rm -rf here there near fromfile bare.git

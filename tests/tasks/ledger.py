@@ -1,4 +1,4 @@
-"""ledger.py DATABASE WHO TIMES MODE: books something so many times in a database in which others book as well, and reads it.
+"""ledger.py DATABASE WHO TIMES MODE: makes entries in a database that other processes update as well, and reads it.
 
 MODE is that of the journal.
 """

@@ -9,7 +9,7 @@ for ((r = 1; r <= rounds; r++)); do
         openssl enc -$cipher -pbkdf2 -iter 20000 -S 0011223344556677 -pass pass:secret -in data -out "$cipher.enc" || exit
         openssl enc -d -$cipher -pbkdf2 -iter 20000 -S 0011223344556677 -pass pass:secret -in "$cipher.enc" | cmp - data && echo "$cipher: the same"
     done
-    # Keys are by chance: that they work is compared, and then they are gone.
+    # Keys are random: only their use is compared, and then they are removed.
     openssl genrsa -out rsa.pem 2048 2>/dev/null; openssl ecparam -name prime256v1 -genkey -noout -out ec.pem; openssl genpkey -algorithm ed25519 -out ed.pem
     for key in rsa ec ed; do
         openssl req -x509 -new -key $key.pem -subj "/CN=$key" -days 30 -out $key.crt 2>&1; openssl x509 -in $key.crt -noout -subject; openssl verify -CAfile $key.crt $key.crt

@@ -1,4 +1,4 @@
-"""What POSIX and Linux say of each call on files, tried in the directory that is the first argument, as root and as others.
+"""What POSIX and Linux specify for each call on files, tried in the directory that is the first argument, as root and as other users.
 
 Each line says a call and what came of it; on the disk and through /mfs the lines must be the same.
 """
@@ -28,16 +28,16 @@ def outcome(call, *arguments, **words):
     return "" if result is None or isinstance(result, os.stat_result) else result
 
 
-def told(what, *outcomes):
+def report(what, *outcomes):
     print(what, *outcomes, flush=True)
 
 
 def attempt(what, call, *arguments, **words):
-    told(f"{what}:", outcome(call, *arguments, **words))
+    report(f"{what}:", outcome(call, *arguments, **words))
 
 
 def sub(who, work):
-    """Does something in a child that is somebody else."""
+    """Does something in a child with another identity."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -100,12 +100,12 @@ def removed(name):
         os.unlink(name)
 
 
-# Which of them what was done last may have changed.
+# The paths that the last operation may have changed.
 used = set()
 
 
 def use(path):
-    """Notes the file that a path begins with, and what links lead to."""
+    """Records the file that a path begins with, and the targets of links."""
     first = path.split("/")[0]
     used.update({first.removesuffix("2"), "f", "d"} if first[:1] != "l" and ".." not in path else KINDS)
 
@@ -120,11 +120,11 @@ def fresh():
 
 
 def tried(what, call, *arguments):
-    """The same as attempt, among files of all kinds."""
+    """As attempt, among files of all kinds."""
     fresh()
     result = outcome(call, *arguments)
-    told(f"{what}:", result)
-    # What fails changes nothing, nor does looking.
+    report(f"{what}:", result)
+    # A failed call changes nothing, nor does a read.
     if result not in errno.errorcode.values() and what.split()[0] not in LOOKS:
         use(arguments[0])
         removed("nowhere")
@@ -152,9 +152,9 @@ used.update(KINDS)
 LOOKS = ("stat", "lstat", "readlink", "listdir", "chdir", "access", "getxattr", "statvfs")
 
 # Each call and each way to open, with each kind of path.
-for call, deed in CALLS.items():
+for call, operation in CALLS.items():
     for odd in ODD:
-        tried(f"{call} {odd[:20]}", deed, odd)
+        tried(f"{call} {odd[:20]}", operation, odd)
 for how, flags in OPENS.items():
     for odd in ODD:
         if "p" not in (odd, odd.rstrip("/")) or "path" in how or "exclusive" in how:
@@ -163,16 +163,16 @@ for how, flags in OPENS.items():
 # Two names: from each kind to each kind, by rename and link.
 for one in [*KINDS, "f/x", "d/.", ".", LONG]:
     for other in [*(kind + "2" for kind in KINDS), "f/y", "none/y", "d/y", LONG, "d2/.", one]:
-        for call, deed in {"rename": os.rename, "link": lambda a, b: os.link(a, b, follow_symlinks=False),
+        for call, operation in {"rename": os.rename, "link": lambda a, b: os.link(a, b, follow_symlinks=False),
                            "noreplace": lambda a, b: renameat2(a, b, RENAME_NOREPLACE),
                            "exchange": lambda a, b: renameat2(a, b, RENAME_EXCHANGE)}.items():
             fresh()
-            result = outcome(deed, one, other)
+            result = outcome(operation, one, other)
             if not result:
                 use(one)
                 use(other)
             left = result or (os.path.lexists(one), os.path.lexists(other) and mode(other))
-            told(f"{call} {one[:9]} {other[:9]}:", left)
+            report(f"{call} {one[:9]} {other[:9]}:", left)
 used.update(KINDS)
 fresh()
 attempt("rename into itself", os.rename, "d", "d/d")
@@ -185,9 +185,9 @@ attempt("longest name", lambda: (file("m" * 255), os.stat("m" * 255).st_size)[1]
 attempt("odd bytes", lambda: (file(b"\xff \n\\"), os.path.exists(b"\xff \n\\"))[1])
 
 
-# Which times a call changes: of the file, of its directory, of what it is moved over.
+# Which times a call changes: of the file, of its directory, of a file that it replaces.
 def tick():
-    """Waits until a change has another time than all before it."""
+    """Waits until a change gets another time than all before it."""
     handle = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     os.fchmod(handle, 0o600)
     begin = os.fstat(handle).st_ctime_ns
@@ -209,7 +209,7 @@ def times(what, names, call):
                            + ("c" if is_.st_ctime_ns != was.st_ctime_ns else ""))
         else:
             changed.append("gone")
-    told(f"times of {what}:", result, *(f"{name}={change}" for name, change in zip(names, changed)))
+    report(f"times of {what}:", result, *(f"{name}={change}" for name, change in zip(names, changed)))
 
 
 def with_open(flags, call):
@@ -222,7 +222,7 @@ def with_open(flags, call):
     return work
 
 
-# Some of the above was done to this directory.
+# Some of the operations above changed this directory.
 os.chown(".", 0, 0)
 os.chmod(".", 0o777)
 os.mkdir("t")
@@ -246,10 +246,10 @@ for what, call in {
     "failing rmdir": lambda: os.rmdir("t/d"), "access": lambda: os.access("t/f", 0), "lutime": lambda: os.utime("t/s", (7, 8), follow_symlinks=False),
 }.items():
     times(what, ["t", "t/f", "t/g", "t/d", "t/d/g", "t/s"], call)
-told("links", *(os.lstat(name).st_nlink for name in ("t", "t/f", "t/d")))
-told("long ago", [os.utime("t/f", ns=(0, at)) or os.stat("t/f").st_mtime_ns for at in (0, 1, 999_999_999, 2**31 * 10**9, 2**33 * 10**9)])
+report("links", *(os.lstat(name).st_nlink for name in ("t", "t/f", "t/d")))
+report("long ago", [os.utime("t/f", ns=(0, at)) or os.stat("t/f").st_mtime_ns for at in (0, 1, 999_999_999, 2**31 * 10**9, 2**33 * 10**9)])
 
-# Set-id bits, and whose what is made becomes.
+# Set-id bits, and the owner of new files.
 for bits in (0o6755, 0o4711, 0o2755, 0o2745, 0o6644):
     for what, call in {"chown": lambda: os.chown("t/set", 5, 6), "chown nothing": lambda: os.chown("t/set", -1, -1),
                        "write": lambda: os.write(os.open("t/set", os.O_WRONLY), b"x"), "truncate": lambda: os.truncate("t/set", 1),
@@ -264,7 +264,7 @@ for bits in (0o6755, 0o4711, 0o2755, 0o2745, 0o6644):
         os.chown("t/set", 1234, 4321 if "chmod" in what else 1234)
         os.chmod("t/set", bits | 0o002)
         call()
-        told(f"{bits:o} after {what}:", mode("t/set"), owner("t/set"))
+        report(f"{bits:o} after {what}:", mode("t/set"), owner("t/set"))
         removed("t/set2")
         removed("t/set")
 for how, bits in {"plain": 0o777, "setgid": 0o2777}.items():
@@ -279,7 +279,7 @@ for how, bits in {"plain": 0o777, "setgid": 0o2777}.items():
             os.mkdir(at + "e", 0o2700)
             os.symlink("x", at + "l")
             os.mkfifo(at + "p")
-            told(f"made in {how}:", *((mode(at + kind), *owner(at + kind)) for kind in "fdelp"))
+            report(f"made in {how}:", *((mode(at + kind), *owner(at + kind)) for kind in "fdelp"))
         sub(who, make)
 for mask in (0o022, 0o077, 0o000, 0o777):
     def masked():
@@ -288,13 +288,13 @@ for mask in (0o022, 0o077, 0o000, 0o777):
         os.mkdir("t/plain/v", 0o7777)
         os.mkfifo("t/plain/w", 0o666)
         os.mknod("t/plain/x", stat.S_IFREG | 0o666)
-        told(f"masked {mask:o}:", *(mode(f"t/plain/{name}") for name in "uvwx"))
+        report(f"masked {mask:o}:", *(mode(f"t/plain/{name}") for name in "uvwx"))
         os.rmdir("t/plain/v")
         for name in "uwx":
             os.unlink(f"t/plain/{name}")
     sub(OWNER, masked)
 
-# Sticky directories: who removes and renames what.
+# Sticky directories: which users may remove and rename.
 for who in (OWNER, OTHER, (0, 0, [])):
     for whose_dir in (0, 1234):
         for bits in (0o777, 0o1777):
@@ -312,11 +312,11 @@ for who in (OWNER, OTHER, (0, 0, [])):
                     at = f"sticky/{name}"
                     results += [outcome(os.rename, at, at + "2"), outcome(os.rename, at + "2", at), outcome(os.rename, at + "d", at + "e"),
                                 outcome(os.link, at, at + "3"), outcome(os.unlink, at), outcome(os.rmdir, at + "d")]
-                told(f"sticky {who[0]} {whose_dir} {bits:o}:", *(result or "yes" for result in results))
+                report(f"sticky {who[0]} {whose_dir} {bits:o}:", *(result or "yes" for result in results))
             sub(who, meddle)
             removed("sticky")
 
-# Lists of who may what (acl(5)), as the kernel has them.
+# Access control lists (acl(5)), as the kernel has them.
 def entries(*them):
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, may, who) for tag, may, who in them)
 
@@ -329,10 +329,10 @@ for what, his, mask, rest in (("granted", 7, 7, 0), ("masked", 7, 2, 0), ("refus
     names = entries((USER_OBJ, 6, ALL), (USER, his, 1234), (GROUP_OBJ, 0, ALL), (MASK, mask, ALL), (REST, rest, ALL))
     for name in ("t/acl", "t/acld"):
         os.setxattr(name, "system.posix_acl_access", names)
-    told(f"list, {what}:", mode("t/acl"), mode("t/acld"), os.getxattr("t/acl", "system.posix_acl_access") == names)
-    sub(OWNER, lambda: told(f"list, {what}, open:", outcome(os.open, "t/acl", os.O_RDONLY), outcome(os.open, "t/acl", os.O_WRONLY),
+    report(f"list, {what}:", mode("t/acl"), mode("t/acld"), os.getxattr("t/acl", "system.posix_acl_access") == names)
+    sub(OWNER, lambda: report(f"list, {what}, open:", outcome(os.open, "t/acl", os.O_RDONLY), outcome(os.open, "t/acl", os.O_WRONLY),
                             outcome(os.listdir, "t/acld"), outcome(os.stat, "t/acld/in"), outcome(os.mkdir, "t/acld/d")))
-    sub(OTHER, lambda: told(f"list, {what}, another:", outcome(os.open, "t/acl", os.O_RDONLY), outcome(os.stat, "t/acld/in")))
+    sub(OTHER, lambda: report(f"list, {what}, another:", outcome(os.open, "t/acl", os.O_RDONLY), outcome(os.stat, "t/acld/in")))
     removed("t/acl")
     removed("t/acld")
 folder("t/acld")
@@ -340,10 +340,10 @@ os.setxattr("t/acld", "system.posix_acl_default", entries((USER_OBJ, 7, ALL), (U
 os.umask(0o077)
 os.mkdir("t/acld/d", 0o777)
 os.close(os.open("t/acld/f", os.O_CREAT | os.O_WRONLY, 0o666))
-told("list, inherited whatever the umask:", mode("t/acld/d"), mode("t/acld/f"))
+report("list, inherited whatever the umask:", mode("t/acld/d"), mode("t/acld/f"))
 os.umask(0)
 
-# Files that are open.
+# Open files.
 file("t/open")
 handle = os.open("t/open", os.O_PATH)
 attempt("path: read", os.read, handle, 1)
@@ -381,7 +381,7 @@ attempt("gone: utime, attribute", lambda: (os.utime(one, (5, 6)), os.setxattr(on
 attempt("gone: again by its descriptor", lambda: os.pread(os.open(f"/proc/self/fd/{one}", os.O_RDONLY), 9, 0))
 attempt("gone: link", os.link, f"/proc/self/fd/{one}", "t/back", follow_symlinks=True)
 
-# Directories that change while they are read: what was there all the time comes once.
+# Directories that change while they are read: entries that exist all the time appear once.
 os.mkdir("t/walk")
 for number in range(300):
     file(f"t/walk/{number:03}")
@@ -391,4 +391,4 @@ with os.scandir("t/walk") as entries:
         seen.append(entry.name)
         if int(entry.name) % 3 == 0:
             os.unlink(f"t/walk/{entry.name}")
-told("removed on the way:", len(seen) == len(set(seen)) == 300, len(os.listdir("t/walk")))
+report("removed on the way:", len(seen) == len(set(seen)) == 300, len(os.listdir("t/walk")))

@@ -1,5 +1,5 @@
-# What other people's programs do in the directory that is the first argument, from a repository to a mailbox: the same
-# lines must come on the disk and through /mfs. What has times, places or sizes of its own in it is left out.
+# Common programs at work in the directory that is the first argument, from a repository to a mailbox: the output must be
+# the same on the disk and through /mfs. Times, places and sizes that differ by nature are left out.
 set -u
 cd "$1" || exit 1
 export LC_ALL=C TZ=UTC HOME=$PWD PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
@@ -8,7 +8,7 @@ export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER
 
 say() { echo "== $*"; }
 run() { "$@" 2>&1 | sed "s|$PWD|HERE|g"; echo "$1: ${PIPESTATUS[0]}"; }
-# What there is below a directory: kinds, rights, links, sizes, content.
+# The content of a directory: kinds, rights, links, sizes, content.
 tree() {
     (cd "$1" && find . -type f -printf '%P %M %n %s\n' -o -type l -printf '%P -> %l\n' -o -printf '%P %M\n' | sort
      find . -type f -exec cksum {} + | sort)
@@ -47,7 +47,7 @@ done
 echo '#define NUMBER 5' >> build/all.h
 printf '#include "all.h"\nint main(void) { return two() + three() + four() + five(); }\n' > build/one.c
 (cd build && run make -s; run make -q; run ./program; run make
- # A change is seen, and what is built after it is newer than it.
+ # A change is noticed, and files built after it are newer than it.
  sed -i 's/5/6/' all.h; run make -q; run make -s; run make -q; run ./program
  echo '// more' >> two.c; run make; run make -j3 -s -B; run make -q)
 

@@ -1,25 +1,25 @@
-# Modules, classes or single tests of Python's own test suite, with one line a test and without times. What differs
-# natively from run to run is left out below, by name.
+# Modules, classes or single tests of Python's own test suite, with one line a test and without times. Tests whose native
+# output differs from run to run are excluded below by name.
 set -u
 export LC_ALL=C PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0 TMPDIR=$PWD
 run='
 import sys, unittest
 from test import support
-# The chatter of some: which thread is first.
+# Output of some tests that depends on the order of threads.
 support.verbose = 0
-# Tests that fail or vary in a node of a lab without a move, and why.
+# Tests that fail or vary on a lab node without a move, and why.
 LEFT_OUT = {
-    # Waits for a connection to the machine itself over vsock, which the kernel does not make without vsock_loopback.
+    # Waits for a connection to the machine itself over vsock, which needs the module vsock_loopback.
     "ThreadedVSOCKSocketStreamTest.testStream",
-    # A process beside the tests complains, or not yet, of what this one has taken from it, into the same output.
+    # A helper process of the tests prints a complaint about resources, or does not yet, into the same output.
     "WithProcessesTestSharedMemory.test_shared_memory_cleaned_after_process_termination",
-    # Its loop may be closed before the thread that waits for the child has said so, or after.
+    # Its loop may be closed before or after the thread that waits for the child has reported.
     "SubprocessThreadedWatcherTests.test_close_dont_kill_finished",
-    # Fail if a poll takes 10 ms, which it does where the CPU is busy: as it is in a storm.
+    # Fail if a poll takes 10 ms, as it does where the CPU is busy: in a storm it is.
     "TestEPoll.test_control_and_wait",
     "TestEPoll.test_unregister_closed",
 }
-# NAME*N is so often one after the other, for what is quick; NAME PART is what has this in its name, for what is long.
+# NAME*N runs a quick module N times; NAME PART runs the tests of a slow module that match PART.
 name, _, part = sys.argv[1].partition(" ")
 name, _, times = name.partition("*")
 words = [name] * int(times or 1) + (["-k", part] if part else [])

@@ -1,4 +1,4 @@
-"""Who may do what in a directory of root's: files of all kinds of permissions, tried by all kinds of callers."""
+"""Permissions in a directory of root's: files with all kinds of modes, accessed by all kinds of callers."""
 import errno
 import os
 import stat

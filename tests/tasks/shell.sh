@@ -1,6 +1,6 @@
-# What a shell does all day: pipes, jobs, traps, descriptors, substitutions. Says the same each time: no pid, no time.
+# Typical work of a shell: pipes, jobs, traps, descriptors, substitutions. The output is the same each time: no pid, no time.
 set -u
-# Before the functions that use them are read.
+# Defined before the functions that use them are read.
 shopt -s globstar nullglob extglob
 rounds=${1:-6}
 
@@ -61,7 +61,7 @@ jobs_of_ours() {
     for n in 1 2 3 4 5; do (for ((i = 0; i < 800 * n; i++)); do :; done; exit "$n") & pids+=($!); done
     for pid in "${pids[@]}"; do wait "$pid"; status+=($?); done
     echo "jobs: ${status[*]}"
-    # Whether it has stopped, wait tells: /proc gives what is traced another letter (docs/limits.md).
+    # wait reports whether it has stopped: /proc has another state letter for a traced process (docs/reference/limits.md).
     /usr/bin/python3 -S - <<END
 import os, signal, sys
 child = os.fork()
@@ -75,7 +75,7 @@ print("ended:", os.WTERMSIG(os.waitpid(child, 0)[1]))
 END
     timeout 0.2 sleep 60; echo "timeout: $?"
     timeout 60 true; echo "in time: $?"
-    # Of two that have both ended the first wait -n may have heard of the other as well, and the second has none.
+    # If both have ended, the first wait -n may have reaped the other as well, and the second has none left.
     (exit 4) & wait -n; echo "one of them: $?"; (exit 5) & wait $!; echo "the other: $?"
 } 2>/dev/null
 

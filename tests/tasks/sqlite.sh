@@ -28,5 +28,5 @@ for w in 1 2 3; do
 done
 wait
 sqlite3 queue.db 'SELECT n, count(*) FROM q GROUP BY n; PRAGMA integrity_check'
-# What the persistent journal holds is by chance.
+# The content of the persistent journal is random.
 rm queue.db persist.db-journal

@@ -1,4 +1,4 @@
-# Programs with threads: one by its name. Says the same each time.
+# Programs with threads, selected by name. The output is the same each time.
 set -u
 export LC_ALL=C HOME=$PWD
 case $1 in
@@ -26,7 +26,7 @@ func main() {
 	fmt.Println(total)
 }
 END
-    # Its cache has times in it.
+    # Its cache contains times.
     cache=$(mktemp -d); GOCACHE=$cache GOFLAGS=-mod=mod GO111MODULE=off go build -o main main.go && ./main; rm -rf "$cache"
     ;;
 java)

@@ -1,17 +1,17 @@
-//! Files that are made from code, and must not drift from it.
+//! Files that are generated from code, and a check that they are up to date.
 
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 
-/// A file and what makes the text that belongs into it.
+/// The path of a generated file, and the function that generates its text.
 type Generated = (&'static str, fn() -> String);
 
-const GENERATED: [Generated; 1] = [("docs/syscalls.md", tern_syscall::markdown)];
+const GENERATED: [Generated; 1] = [("docs/reference/syscalls.md", tern_syscall::markdown)];
 
-/// Writes them.
+/// Writes all generated files.
 ///
 /// # Errors
-/// If one cannot be written.
+/// A file cannot be written.
 pub(crate) fn write() -> Result<()> {
     for (path, text) in GENERATED {
         let dir = Path::new(path).parent().context("a generated file is in a folder")?;
@@ -22,14 +22,14 @@ pub(crate) fn write() -> Result<()> {
     Ok(())
 }
 
-/// Compares them.
+/// Compares all generated files with the code.
 ///
 /// # Errors
-/// If one differs from what would be written.
+/// A file differs from the generated text.
 pub(crate) fn check() -> Result<()> {
     for (path, text) in GENERATED {
         let found = std::fs::read_to_string(path).unwrap_or_default();
-        ensure!(found == text(), "{path} is not what the code says; run make docs, and commit it");
+        ensure!(found == text(), "{path} differs from the code; run make docs, and commit it");
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Everything that CI checks without running a test. All of it runs, whatever fails first.
+//! The checks of CI that run no tests. All of them run, even if an earlier one fails.
 
 use crate::{docs, tidy};
 use anyhow::{Result, bail, ensure};
 use std::process::Command;
 
-/// A check and its name.
+/// A check's name and function.
 type Check = (&'static str, fn() -> Result<()>);
 
 const CHECKS: [Check; 4] =
@@ -13,7 +13,7 @@ const CHECKS: [Check; 4] =
 /// Runs all checks.
 ///
 /// # Errors
-/// Names those that failed; each has said what is wrong.
+/// Names the checks that failed. Each has printed its findings.
 pub(crate) fn run() -> Result<()> {
     let failed: Vec<&str> = CHECKS
         .iter()

@@ -13,7 +13,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   tidy             sizes, names, arrows between crates, unsafe code and TODOs
-  docs [--check]   write docs/syscalls.md from the table of system calls; or compare it
+  docs [--check]   write docs/reference/syscalls.md from the table of system calls; or compare it
   ci-lint          fmt, clippy, tidy and docs; reports everything that is wrong, not only the first";
 
 fn main() -> ExitCode {

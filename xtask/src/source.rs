@@ -1,10 +1,10 @@
-//! The project's files as the checks see them.
+//! The project's source files, as input for the checks.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The project's folder.
+/// The project's root folder.
 pub(crate) fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()
@@ -13,23 +13,23 @@ pub(crate) fn root() -> PathBuf {
 /// A file and its text.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// From the project's folder on, with slashes.
+    /// The path relative to the project's root, with slashes.
     pub(crate) path: String,
-    /// Its content.
+    /// The file's content.
     pub(crate) text: String,
 }
 
 impl Source {
-    /// Whether it is Rust.
+    /// Whether it is a Rust file.
     pub(crate) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 }
 
-/// All text files of the project, also those that are not committed yet.
+/// All text files of the project, including uncommitted ones.
 ///
 /// # Errors
-/// If git does not list them.
+/// git cannot list the files.
 pub(crate) fn all() -> Result<Vec<Source>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -37,16 +37,16 @@ pub(crate) fn all() -> Result<Vec<Source>> {
         .context("cannot run git")?;
     ensure!(listed.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&listed.stderr));
     let names = String::from_utf8(listed.stdout)?;
-    // What others have written keeps their rules.
+    // Third-party code follows its own rules.
     let names = names.split('\0').filter(|name| !name.is_empty() && !name.starts_with("third_party/"));
-    // A file that is deleted but still in the index, or is not text, has nothing to check.
+    // Files that are deleted but still in the index, and files that are not text, are skipped.
     Ok(names
         .filter_map(|path| Some(Source { path: path.into(), text: std::fs::read_to_string(path).ok()? }))
         .collect())
 }
 
-/// A line of Rust without its comment and the content of its strings. Strings of several lines are rare enough
-/// not to matter here.
+/// A line of Rust without its comment and the contents of its strings. Strings that span several
+/// lines are not recognised; they are too rare to matter.
 pub(crate) fn code(line: &str) -> String {
     let mut kept = String::new();
     let mut letters = line.chars().peekable();
@@ -54,7 +54,7 @@ pub(crate) fn code(line: &str) -> String {
     while let Some(letter) = letters.next() {
         match letter {
             '\\' if in_string => drop(letters.next()),
-            // Not the quote in the character '"'.
+            // The quote in the character literal '"' does not start a string.
             '"' if in_string || !kept.ends_with('\'') => in_string = !in_string,
             '/' if !in_string && letters.peek() == Some(&'/') => break,
             letter if !in_string => kept.push(letter),
@@ -64,10 +64,10 @@ pub(crate) fn code(line: &str) -> String {
     kept
 }
 
-/// A list of exceptions: lines `PATH: REASON`; `#` begins a comment.
+/// Reads a list of exceptions: lines `PATH: REASON`; `#` starts a comment.
 ///
 /// # Errors
-/// If it cannot be read, or a line has no reason.
+/// The file cannot be read, or a line has no reason.
 pub(crate) fn exceptions(path: &str) -> Result<Vec<(String, String)>> {
     let text = std::fs::read_to_string(path).with_context(|| path.to_owned())?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));

@@ -1,8 +1,8 @@
-//! What the kernel asks of the tree, and the answers.
+//! The tree's FUSE operations.
 
-use crate::item::{Item, Whose};
-use crate::tasks;
-use crate::tree::{Outcome, Tree, error, item, kind};
+use crate::inode::{Dir, Inode};
+use crate::procfs;
+use crate::tree::{Outcome, Tree, error, file_type, inode};
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr,
     ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite,
@@ -13,11 +13,11 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// The kernel asks each time.
+/// Nothing is cached by the kernel.
 const TTL: Duration = Duration::ZERO;
 
-/// Whether somebody may do this to a file is for the kernel to look at; these are for nobody.
-macro_rules! never {
+/// Replies EPERM. The kernel checks permissions of files; no user may perform these operations.
+macro_rules! deny {
     ($reply:ident) => {
         $reply.error(error(Errno::PERM))
     };
@@ -25,15 +25,15 @@ macro_rules! never {
 
 impl Filesystem for Tree {
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = item(parent).and_then(|parent| self.find(parent, name)).and_then(Self::attr);
-        match found {
+        let result = inode(parent).and_then(|parent| self.lookup_entry(parent, name)).and_then(Self::attr);
+        match result {
             Ok(attr) => reply.entry(&TTL, &attr, Generation(0)),
             Err(errno) => reply.error(error(errno)),
         }
     }
 
     fn getattr(&self, _request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        match item(number).and_then(Self::attr) {
+        match inode(number).and_then(Self::attr) {
             Ok(attr) => reply.attr(&TTL, &attr),
             Err(errno) => reply.error(error(errno)),
         }
@@ -57,18 +57,19 @@ impl Filesystem for Tree {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // `>` makes a file empty before it writes, which these always are.
-        let may = if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::PERM) } else { Ok(()) };
-        match may.and_then(|()| item(number)).and_then(Self::attr) {
+        // The shell's `>` truncates a file before it writes; these files are always empty.
+        let allowed =
+            if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::PERM) } else { Ok(()) };
+        match allowed.and_then(|()| inode(number)).and_then(Self::attr) {
             Ok(attr) => reply.attr(&TTL, &attr),
             Err(errno) => reply.error(error(errno)),
         }
     }
 
     fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {
-        match (item(number), tasks::process_of(request.pid())) {
-            (Ok(Item { whose: Whose::Me, .. }), Some(pid)) => reply.data(pid.to_string().as_bytes()),
-            (Ok(Item { whose: Whose::Me, .. }), None) => reply.error(error(Errno::NOENT)),
+        match (inode(number), procfs::process_of(request.pid())) {
+            (Ok(Inode { dir: Dir::SelfLink, .. }), Some(pid)) => reply.data(pid.to_string().as_bytes()),
+            (Ok(Inode { dir: Dir::SelfLink, .. }), None) => reply.error(error(Errno::NOENT)),
             _ => reply.error(error(Errno::INVAL)),
         }
     }
@@ -109,7 +110,7 @@ impl Filesystem for Tree {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.written(request, handle, data, reply);
+        self.write_to(request, handle, data, reply);
     }
 
     fn flush(&self, _request: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -143,11 +144,11 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectory,
     ) {
         let list = |reply: &mut ReplyDirectory| {
-            let own = item(number)?;
-            let dots = [".", ".."].into_iter().zip(1..).map(|(name, place)| (place, own, name.to_owned()));
-            let all = dots.chain(self.entries(own)?);
-            for (place, entry, name) in all.filter(|(place, ..)| *place > after) {
-                if reply.add(INodeNo(entry.number()), place, kind(entry), name) {
+            let dir = inode(number)?;
+            let dots = [".", ".."].into_iter().zip(1..).map(|(name, cookie)| (cookie, dir, name.to_owned()));
+            let entries = dots.chain(self.entries(dir)?);
+            for (cookie, entry, name) in entries.filter(|(cookie, ..)| *cookie > after) {
+                if reply.add(INodeNo(entry.number()), cookie, file_type(entry), name) {
                     break;
                 }
             }
@@ -173,28 +174,28 @@ impl Filesystem for Tree {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        // As in /proc: there is no such file, and there will be none.
+        // As in /proc: ENOENT for a name that can never exist.
         reply.error(error(Errno::NOENT));
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        never!(reply);
+        deny!(reply);
     }
 
     fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        never!(reply);
+        deny!(reply);
     }
 
     fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        never!(reply);
+        deny!(reply);
     }
 
     fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        never!(reply);
+        deny!(reply);
     }
 
     fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {
-        never!(reply);
+        deny!(reply);
     }
 
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {

@@ -1,35 +1,36 @@
-//! The administration's tree: what MOSIX shows below `/proc/mosix` and in `/proc/PID`, as files that `cat` and `echo` read and
-//! write, at `/run/mosix`.
+//! The administration tree: what MOSIX shows below `/proc/mosix` and in `/proc/PID`, as files at
+//! `/run/mosix` for `cat` and `echo`.
 //!
 //! ```text
 //!  cat, echo ─▶ kernel ─FUSE─▶ fuse ─▶ tree
-//!                                      ├▶ item    what a path is, as a number
-//!                                      ├▶ show    what a file says
-//!                                      └▶ order   what is written to it asks for
-//!                                           └▶ asking ──for that user──▶ ternd
+//!                                      ├▶ inode   a file or directory, encoded in its inode number
+//!                                      ├▶ content the content of a file
+//!                                      └▶ action  the request for a value written to a file
+//!                                           └▶ ternd ──on behalf of the user──▶ ternd
 //! ```
-//! A process of its own (`tern-admin`), which ternd starts and starts anew. It remembers nothing that matters: all that is shown
-//! is asked of ternd there and then, and without ternd the answer is `ENOTCONN`, at once.
+//! The tree is served by a process of its own (`tern-admin`), which ternd starts and restarts. It
+//! keeps no state that matters: each read is a request to ternd, and fails with `ENOTCONN` at once
+//! if ternd is not running.
 //!
-//! Whoever has opened a file is who asks, not who writes: a descriptor that a program of root's was given by somebody else is
-//! that one's still.
+//! Requests are made on behalf of the user that opened the file, not the one that writes to it: a
+//! program of root's may write to a descriptor that another user has opened and passed to it.
 #![forbid(unsafe_code)]
 
-mod asking;
+mod action;
+mod content;
 mod fuse;
-mod item;
+mod inode;
 mod mount;
-mod order;
-mod show;
-mod tasks;
+mod procfs;
+mod ternd;
 mod tree;
-mod waiting;
+mod wait_limit;
 
 pub use mount::{Mounted, mount, unmount};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A lock whose holder cannot leave it half changed, or has ended with the process.
+/// Locks a mutex whose data no panicking holder can leave inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! tern-admin: the administration's tree. ternd starts it; it is of no use by hand.
+//! tern-admin: serves the administration tree. Started by ternd, not by hand.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
@@ -15,60 +15,64 @@ use tern_node::{Config, config};
 
 #[derive(Debug, Parser)]
 #[command(version, about)]
-struct Words {
+struct Args {
     /// The directory of ternd.toml.
     #[arg(long, value_name = "DIRECTORY")]
     config: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let words = Words::parse();
+    let args = Args::parse();
     let filter = std::env::var("TERN_LOG").unwrap_or_else(|_| "info,fuser=error".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    match run(words) {
+    match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("failed {error:#}"));
+            print_line(&format!("failed {error:#}"));
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(words: Words) -> Result<()> {
-    let directory = words.config.map_or_else(config::config_dir, Ok)?;
+fn run(args: Args) -> Result<()> {
+    let directory = args.config.map_or_else(config::config_dir, Ok)?;
     let config = Config::load(&directory)?;
-    let at = config.admin_tree.clone().context("admin_tree in ternd.toml names no place")?;
-    let _only_one = only_one(&config.admin_lock(), &at)?;
+    let at = config.admin_tree.clone().context("admin_tree in ternd.toml is not set")?;
+    let _lock_file = lock_instance(&config.admin_lock(), &at)?;
     let mounted = tern_admin::mount(&config.run_dir, &at)?;
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot wait for signals")?;
-    let place = mounted.at().to_owned();
-    let leave = move || {
+    let path = mounted.at().to_owned();
+    let unmount_and_exit = move || {
         if signals.forever().next().is_some() {
-            tern_admin::unmount(&place);
-            let _busy = std::fs::remove_dir(&place);
+            tern_admin::unmount(&path);
+            let _busy = std::fs::remove_dir(&path);
             std::process::exit(0);
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(leave).context("cannot start a thread")?;
-    let place = mounted.at().to_owned();
-    say("ready");
-    let served = mounted.serve();
-    let _busy_or_gone = std::fs::remove_dir(place);
-    served
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(unmount_and_exit)
+        .context("cannot start a thread")?;
+    let path = mounted.at().to_owned();
+    print_line("ready");
+    let result = mounted.serve();
+    let _busy_or_gone = std::fs::remove_dir(path);
+    result
 }
 
-/// Holds the lock, in which our number and the tree's place stand; the kernel lets go of it however this process ends.
-fn only_one(path: &Path, at: &Path) -> Result<File> {
+/// Takes the lock file, which contains this process' pid and the mount point. The kernel drops the
+/// lock however the process ends.
+fn lock_instance(path: &Path, at: &Path) -> Result<File> {
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o644).open(path)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .with_context(|| format!("another one holds {}", path.display()))?;
+        .with_context(|| format!("another tern-admin holds {}", path.display()))?;
     file.set_len(0)?;
     writeln!(file, "{}\n{}", std::process::id(), at.display())?;
     Ok(file)
 }
 
-/// Answers whoever started us, who may be gone.
-fn say(line: &str) {
+/// Writes a line to the process that started this one, which may be gone.
+fn print_line(line: &str) {
     let _gone = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Mounting the tree, and unmounting it.
+//! Mounting and unmounting the tree.
 
 use crate::tree::Tree;
 use anyhow::{Context, Result};
@@ -10,16 +10,17 @@ use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Its kind in `/proc/self/mountinfo`, by which the server of this node's files knows it.
-const KIND: &str = "fuse.mosix";
+/// Type of the mount in `/proc/self/mountinfo`, by which this node's file server recognises it.
+const FS_TYPE: &str = "fuse.mosix";
 
-/// Threads that hear the kernel. What takes a while is waited for by others.
+/// Number of threads that read requests of the kernel. Requests that take long are waited for by
+/// other threads.
 const THREADS: usize = 8;
 
-/// So many of ours may lie on each other, left by those who were killed.
-const MOST_LEFT: usize = 16;
+/// Maximum number of stacked mounts to remove, left by earlier processes that were killed.
+const MAX_STALE_MOUNTS: usize = 16;
 
-/// The tree, mounted.
+/// The mounted tree.
 pub struct Mounted {
     session: Session<Tree>,
     at: PathBuf,
@@ -31,72 +32,72 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Mounts the tree of the node with this run directory. What an earlier one has left there is unmounted. Who looks into it now
-/// waits for [`Mounted::serve`].
+/// Mounts the tree of the node with this run directory, after unmounting one that an earlier
+/// process left there. Accesses block until [`Mounted::serve`] is called.
 ///
 /// # Errors
-/// With a sentence why not; nothing is mounted then.
+/// If the tree cannot be mounted; nothing is mounted then.
 pub fn mount(run_dir: &Path, at: &Path) -> Result<Mounted> {
     unmount(at);
-    fs::create_dir_all(at).with_context(|| format!("cannot make {}", at.display()))?;
+    fs::create_dir_all(at).with_context(|| format!("cannot create {}", at.display()))?;
     let device = open_and_mount(at).with_context(|| format!("cannot mount at {}", at.display()))?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(THREADS);
     config.clone_fd = true;
     let session = Session::from_fd(Tree::new(run_dir), device, SessionACL::All, config);
-    let session = session.inspect_err(|_| unmount(at)).context("the kernel does not speak with us")?;
+    let session = session.inspect_err(|_| unmount(at)).context("cannot initialise the FUSE session")?;
     Ok(Mounted { session, at: at.to_owned() })
 }
 
 fn open_and_mount(at: &Path) -> Result<OwnedFd> {
-    let how = OFlags::RDWR | OFlags::CLOEXEC;
-    let device = rustix::fs::open("/dev/fuse", how, Mode::empty())
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())
         .context("cannot open /dev/fuse; try: modprobe fuse")?;
-    // The kernel looks at owner and mode of each file; ternd looks again.
-    let said = format!(
+    // The kernel checks owner and mode of each file; ternd checks again.
+    let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
         device.as_raw_fd()
     );
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
-    rustix::mount::mount("mosix", at, KIND, flags, &*CString::new(said)?)?;
+    rustix::mount::mount("mosix", at, FS_TYPE, flags, &*CString::new(options)?)?;
     Ok(device)
 }
 
-/// Unmounts what is ours at a place, also if somebody still looks into it.
+/// Unmounts the tree at this path, even if it is in use.
 pub fn unmount(at: &Path) {
-    for _ in 0..MOST_LEFT {
+    for _ in 0..MAX_STALE_MOUNTS {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         if !is_mounted(&table, at) {
             return;
         }
         if let Err(error) = rustix::mount::unmount(at, UnmountFlags::DETACH) {
-            return tracing::warn!(%error, at = %at.display(), "it cannot be unmounted");
+            return tracing::warn!(%error, at = %at.display(), "cannot unmount the administration tree");
         }
     }
 }
 
 fn is_mounted(table: &str, at: &Path) -> bool {
-    let ours = |line: &str| {
+    let is_ours = |line: &str| {
         let (head, tail) = line.split_once(" - ")?;
-        let place = head.split(' ').nth(4)?;
-        Some(tail.split(' ').next()? == KIND && Path::new(place) == at)
+        let mount_point = head.split(' ').nth(4)?;
+        Some(tail.split(' ').next()? == FS_TYPE && Path::new(mount_point) == at)
     };
-    table.lines().any(|line| ours(line).unwrap_or(false))
+    table.lines().any(|line| is_ours(line).unwrap_or(false))
 }
 
 impl Mounted {
-    /// Where it is.
+    /// The mount point.
     #[must_use]
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// Serves it until it is unmounted.
+    /// Serves the tree until it is unmounted.
     ///
     /// # Errors
-    /// If the kernel speaks no more with us.
+    /// If the connection to the kernel fails.
     pub fn serve(self) -> Result<()> {
-        self.session.run().context("the kernel has ended it")
+        self.session.run().context("the FUSE session has failed")
     }
 }
 
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_is_unmounted() {
+    fn only_own_mounts_are_unmounted() {
         let table = "24 1 254:0 / / rw - ext4 /dev/vda rw\n\
                      90 24 0:50 / /run/mosix rw,nosuid shared:1 - fuse.mosix mosix rw\n\
                      91 24 0:51 / /mnt rw - fuse.sshfs h:/ rw\n\

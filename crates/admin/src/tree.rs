@@ -1,10 +1,11 @@
-//! What is looked up, read and written in the tree, without fuser's replies but one: who waits is answered when it is over.
+//! Lookups, reads and writes in the tree, independent of fuser's reply types, except for a write
+//! that is answered later.
 
-use crate::asking::{Asker, Ternd};
-use crate::item::{Item, TOP, Whose};
-use crate::order::{self, Order};
-use crate::waiting::{Waiting, wait, wait_alone};
-use crate::{lock, show, tasks};
+use crate::action::{self, WriteAction};
+use crate::inode::{Dir, Inode, TOP};
+use crate::ternd::{Opener, Ternd};
+use crate::wait_limit::{WaitLimit, wait, wait_uninterruptibly};
+use crate::{content, lock, procfs};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenFlags, ReplyWrite, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -14,119 +15,120 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
-use tern_control::{Destination, Evacuation, Reply, Request as Ask};
+use tern_control::{Destination, Evacuation, Reply, Request as TerndRequest};
 use tern_ids::HomePid;
 
-/// How long who moves himself may be kept from it by waiting for a refusal: he cannot stand still while he waits for us.
-const SELF: Duration = Duration::from_millis(50);
+/// How long a write that moves the writing process itself waits for a refusal. The process cannot
+/// be frozen while it waits for this write.
+const SELF_MOVE_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// How long who begins what goes on by itself waits for a refusal.
-const BEGIN: Duration = Duration::from_millis(200);
+/// How long a write that starts an evacuation waits for a refusal.
+const START_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
-/// The tree as fuser calls it.
+/// The file system, as called by fuser.
 #[derive(Debug)]
 pub(crate) struct Tree {
     ternd: Ternd,
     handles: Mutex<HashMap<u64, Arc<Handle>>>,
-    next: AtomicU64,
-    waiting: Arc<Waiting>,
-    /// What goes on by itself.
-    bringing: Arc<AtomicBool>,
-    expelling: Arc<AtomicBool>,
+    next_handle: AtomicU64,
+    wait_limit: Arc<WaitLimit>,
+    /// An evacuation is in progress.
+    is_bringing: Arc<AtomicBool>,
+    is_expelling: Arc<AtomicBool>,
 }
 
 /// An open file.
 #[derive(Debug)]
 struct Handle {
-    item: Item,
-    /// Who has opened it.
-    who: Asker,
+    inode: Inode,
+    /// The user that opened it.
+    opener: Opener,
     process: Option<HomePid>,
-    /// When the process that it is about started: another one of its number is another one.
-    start: Option<u64>,
-    /// What it said when it was read from its beginning.
-    said: Mutex<Vec<u8>>,
+    /// Start time of the process that the file is about, to detect that its pid was reused.
+    start_time: Option<u64>,
+    /// Content when the file was last read from offset 0.
+    content: Mutex<Vec<u8>>,
 }
 
 pub(crate) fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())
 }
 
-pub(crate) fn item(number: INodeNo) -> Outcome<Item> {
-    Item::of(number.0).ok_or(Errno::STALE)
+pub(crate) fn inode(number: INodeNo) -> Outcome<Inode> {
+    Inode::from_number(number.0).ok_or(Errno::STALE)
 }
 
-/// What kind of file it is.
-pub(crate) fn kind(item: Item) -> FileType {
-    match item {
-        Item { whose: Whose::Me, .. } => FileType::Symlink,
-        Item { leaf: None, .. } => FileType::Directory,
+/// Type of an inode.
+pub(crate) fn file_type(inode: Inode) -> FileType {
+    match inode {
+        Inode { dir: Dir::SelfLink, .. } => FileType::Symlink,
+        Inode { leaf: None, .. } => FileType::Directory,
         _ => FileType::RegularFile,
     }
 }
 
-fn of_process(item: Item) -> Option<HomePid> {
-    if let Whose::Process(pid) = item.whose { Some(pid) } else { None }
+fn pid_of(inode: Inode) -> Option<HomePid> {
+    if let Dir::Process(pid) = inode.dir { Some(pid) } else { None }
 }
 
 impl Tree {
     pub(crate) fn new(run_dir: &Path) -> Self {
         Self {
-            ternd: Ternd::of(run_dir),
+            ternd: Ternd::new(run_dir),
             handles: Mutex::default(),
-            next: AtomicU64::new(1),
-            waiting: Arc::default(),
-            bringing: Arc::default(),
-            expelling: Arc::default(),
+            next_handle: AtomicU64::new(1),
+            wait_limit: Arc::default(),
+            is_bringing: Arc::default(),
+            is_expelling: Arc::default(),
         }
     }
 
-    /// What has this name.
-    pub(crate) fn find(&self, parent: Item, name: &OsStr) -> Outcome<Item> {
+    /// Looks up an entry.
+    pub(crate) fn lookup_entry(&self, parent: Inode, name: &OsStr) -> Outcome<Inode> {
         let name = name.to_str().ok_or(Errno::NOENT)?;
         if parent.leaf.is_some() {
             return Err(Errno::NOTDIR);
         }
         let number = || name.parse::<u16>().ok().filter(|number| number.to_string() == name);
-        let whose = match parent.whose {
-            Whose::Root => TOP.into_iter().find(|(_, known)| *known == name).map(|(whose, _)| whose),
-            Whose::Proc if name == "self" => Some(Whose::Me),
-            Whose::Proc => {
+        let dir = match parent.dir {
+            Dir::Root => TOP.into_iter().find(|(_, known)| *known == name).map(|(dir, _)| dir),
+            Dir::Proc if name == "self" => Some(Dir::SelfLink),
+            Dir::Proc => {
                 let pid = name.parse().ok().filter(|pid: &i32| pid.to_string() == name).map(HomePid);
-                pid.filter(|pid| tasks::is_process(*pid)).map(Whose::Process)
+                pid.filter(|pid| procfs::is_process(*pid)).map(Dir::Process)
             }
-            Whose::Nodes => {
+            Dir::Nodes => {
                 let Some(number) = number() else { return Err(Errno::NOENT) };
-                let nodes = show::cluster(&self.ternd)?.nodes;
+                let nodes = content::cluster(&self.ternd)?.nodes;
                 let node = nodes.iter().find(|node| node.node.0 == number);
-                node.map(|node| Whose::Node(node.node))
+                node.map(|node| Dir::Node(node.node))
             }
-            Whose::Remote => {
-                let rows = show::guests(&self.ternd)?;
-                let row = rows.iter().find(|row| show::guest_name(&rows, row) == name);
-                row.and_then(|row| Some(Whose::Guest(row.from?, row.pid)))
+            Dir::Remote => {
+                let rows = content::guests(&self.ternd)?;
+                let row = rows.iter().find(|row| content::guest_name(&rows, row) == name);
+                row.and_then(|row| Some(Dir::Guest(row.from?, row.pid)))
             }
-            whose => {
-                let file = Item::files(whose).find(|(_, known)| *known == name);
-                return file.map(|(item, _)| item).ok_or(Errno::NOENT);
+            dir => {
+                let file = Inode::files(dir).find(|(_, known)| *known == name);
+                return file.map(|(inode, _)| inode).ok_or(Errno::NOENT);
             }
         };
-        whose.map(Item::own).ok_or(Errno::NOENT)
+        dir.map(Inode::of_dir).ok_or(Errno::NOENT)
     }
 
-    /// What it is like.
-    pub(crate) fn attr(item: Item) -> Outcome<FileAttr> {
-        let (uid, gid) = match of_process(item) {
-            Some(pid) => tasks::owner(pid).ok_or(Errno::NOENT)?,
+    /// Attributes of an inode.
+    pub(crate) fn attr(inode: Inode) -> Outcome<FileAttr> {
+        let (uid, gid) = match pid_of(inode) {
+            Some(pid) => procfs::owner(pid).ok_or(Errno::NOENT)?,
             None => (0, 0),
         };
-        let kind = kind(item);
+        let kind = file_type(inode);
         let now = SystemTime::now();
         Ok(FileAttr {
-            ino: INodeNo(item.number()),
-            // As in /proc: what it is, reading says.
+            ino: INodeNo(inode.number()),
+            // As in /proc: the size is known only when the file is read.
             size: 0,
             blocks: 0,
             atime: now,
@@ -134,7 +136,7 @@ impl Tree {
             ctime: now,
             crtime: now,
             kind,
-            perm: item.mode(),
+            perm: inode.mode(),
             nlink: if kind == FileType::Directory { 2 } else { 1 },
             uid,
             gid,
@@ -144,182 +146,195 @@ impl Tree {
         })
     }
 
-    /// The entries of a directory, each with a number that stays its own, in the order of these.
-    pub(crate) fn entries(&self, item: Item) -> Outcome<Vec<(u64, Item, String)>> {
-        // `.` and `..` have the first two.
-        let counted = |all: &mut dyn Iterator<Item = (Item, String)>| {
-            all.zip(3..).map(|((item, name), place)| (place, item, name)).collect()
+    /// The entries of a directory, each with its cookie, in ascending order.
+    pub(crate) fn entries(&self, inode: Inode) -> Outcome<Vec<(u64, Inode, String)>> {
+        // 1 and 2 are `.` and `..`.
+        let numbered = |entries: &mut dyn Iterator<Item = (Inode, String)>| {
+            entries.zip(3..).map(|((inode, name), cookie)| (cookie, inode, name)).collect()
         };
-        Ok(match item.whose {
-            Whose::Root => counted(&mut TOP.into_iter().map(|(whose, name)| (Item::own(whose), name.into()))),
-            Whose::Proc => {
-                let processes = tasks::all().into_iter().map(|pid| {
-                    (u64::from(pid.0.unsigned_abs()) + 3, Item::own(Whose::Process(pid)), pid.to_string())
+        Ok(match inode.dir {
+            Dir::Root => numbered(&mut TOP.into_iter().map(|(dir, name)| (Inode::of_dir(dir), name.into()))),
+            Dir::Proc => {
+                let processes = procfs::all_pids().into_iter().map(|pid| {
+                    (u64::from(pid.0.unsigned_abs()) + 3, Inode::of_dir(Dir::Process(pid)), pid.to_string())
                 });
-                std::iter::once((3, Item::own(Whose::Me), "self".into())).chain(processes).collect()
+                std::iter::once((3, Inode::of_dir(Dir::SelfLink), "self".into())).chain(processes).collect()
             }
-            Whose::Nodes => {
-                let nodes = show::cluster(&self.ternd)?.nodes.into_iter();
-                let nodes = nodes.map(|node| (Item::own(Whose::Node(node.node)), node.node.to_string()));
-                counted(&mut { nodes })
+            Dir::Nodes => {
+                let nodes = content::cluster(&self.ternd)?.nodes.into_iter();
+                let nodes = nodes.map(|node| (Inode::of_dir(Dir::Node(node.node)), node.node.to_string()));
+                numbered(&mut { nodes })
             }
-            Whose::Remote => {
-                let rows = show::guests(&self.ternd)?;
+            Dir::Remote => {
+                let rows = content::guests(&self.ternd)?;
                 let guests = rows.iter().filter_map(|row| {
-                    Some((Item::own(Whose::Guest(row.from?, row.pid)), show::guest_name(&rows, row)))
+                    Some((Inode::of_dir(Dir::Guest(row.from?, row.pid)), content::guest_name(&rows, row)))
                 });
-                counted(&mut { guests })
+                numbered(&mut { guests })
             }
-            whose => counted(&mut Item::files(whose).map(|(item, name)| (item, name.to_owned()))),
+            dir => numbered(&mut Inode::files(dir).map(|(inode, name)| (inode, name.to_owned()))),
         })
     }
 
-    /// Opens a file for whoever asks; the number of the handle.
+    /// Opens a file for the calling user. Returns the handle's number.
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: OpenFlags) -> Outcome<u64> {
-        let item = item(number)?;
-        if item.leaf.is_none() {
+        let inode = inode(number)?;
+        if inode.leaf.is_none() {
             return Err(Errno::ISDIR);
         }
-        let wants = OFlags::from_bits_retain(flags.0.cast_unsigned()) & OFlags::ACCMODE;
-        // Root may open all; some of it is not for writing at all.
-        if wants != OFlags::RDONLY && !item.is_written() {
+        let access = OFlags::from_bits_retain(flags.0.cast_unsigned()) & OFlags::ACCMODE;
+        // Root bypasses file modes, but some files are not writable at all.
+        if access != OFlags::RDONLY && !inode.is_writable() {
             return Err(Errno::ACCESS);
         }
         let handle = Handle {
-            item,
-            who: Asker { uid: request.uid(), gid: request.gid() },
-            process: tasks::process_of(request.pid()),
-            start: of_process(item).and_then(tasks::start),
-            said: Mutex::default(),
+            inode,
+            opener: Opener { uid: request.uid(), gid: request.gid() },
+            process: procfs::process_of(request.pid()),
+            start_time: pid_of(inode).and_then(procfs::start_time),
+            content: Mutex::default(),
         };
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_handle.fetch_add(1, Ordering::Relaxed);
         lock(&self.handles).insert(number, Arc::new(handle));
         Ok(number)
     }
 
-    /// The file is closed.
+    /// Closes an open file.
     pub(crate) fn close(&self, number: FileHandle) {
         lock(&self.handles).remove(&number.0);
     }
 
     fn handle(&self, number: FileHandle) -> Outcome<Arc<Handle>> {
         let handle = lock(&self.handles).get(&number.0).cloned().ok_or(Errno::BADF)?;
-        match of_process(handle.item) {
-            Some(pid) if tasks::start(pid) != handle.start => Err(Errno::SRCH),
+        match pid_of(handle.inode) {
+            Some(pid) if procfs::start_time(pid) != handle.start_time => Err(Errno::SRCH),
             _ => Ok(handle),
         }
     }
 
-    /// What a file says, as it was when it was read from its beginning.
+    /// Reads a file. Its content is generated when it is read from offset 0.
     pub(crate) fn read_at(&self, number: FileHandle, at: u64, size: u32) -> Outcome<Vec<u8>> {
         let handle = self.handle(number)?;
-        let mut said = lock(&handle.said);
+        let mut bytes = lock(&handle.content);
         if at == 0 {
-            let goes_on = (self.bringing.load(Ordering::Acquire), self.expelling.load(Ordering::Acquire));
-            *said = show::content(&self.ternd, handle.item, goes_on)?.into_bytes();
+            let evacuating =
+                (self.is_bringing.load(Ordering::Acquire), self.is_expelling.load(Ordering::Acquire));
+            *bytes = content::content(&self.ternd, handle.inode, evacuating)?.into_bytes();
         }
-        let at = usize::try_from(at).unwrap_or(usize::MAX).min(said.len());
-        let end = at.saturating_add(size as usize).min(said.len());
-        Ok(said[at..end].to_vec())
+        let at = usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+        let end = at.saturating_add(size as usize).min(bytes.len());
+        Ok(bytes[at..end].to_vec())
     }
 
-    /// Does what was written; answers itself, now or when it is done.
-    pub(crate) fn written(&self, request: &Request, number: FileHandle, data: &[u8], reply: ReplyWrite) {
+    /// Performs a write, and sends the reply now or when it is done.
+    pub(crate) fn write_to(&self, request: &Request, number: FileHandle, data: &[u8], reply: ReplyWrite) {
         let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        match self.begin(request, number, data) {
-            Ok(Begun::Done) => reply.written(count),
-            Ok(Begun::Wait(waits)) => {
-                let waits = move || match waits() {
+        match self.start_write(request, number, data) {
+            Ok(WriteState::Done) => reply.written(count),
+            Ok(WriteState::Waiting(wait)) => {
+                let wait = move || match wait() {
                     Ok(()) => reply.written(count),
                     Err(errno) => reply.error(error(errno)),
                 };
-                // Without a thread the reply is dropped, which says EIO.
-                if let Err(error) = thread(waits) {
-                    tracing::warn!(%error, "no thread to wait");
+                // If there is no thread the reply is dropped, which fuser turns into EIO.
+                if let Err(error) = spawn(wait) {
+                    tracing::warn!(%error, "cannot start a thread to wait for ternd");
                 }
             }
             Err(errno) => reply.error(error(errno)),
         }
     }
 
-    fn begin(&self, request: &Request, number: FileHandle, data: &[u8]) -> Outcome<Begun> {
+    fn start_write(&self, request: &Request, number: FileHandle, data: &[u8]) -> Outcome<WriteState> {
         let handle = self.handle(number)?;
-        let who = handle.who;
-        match order::of(handle.item, data, handle.process)? {
-            Order::Nothing => {}
-            Order::Soon(ask) => drop(self.ternd.ask_for(who, ask)?),
-            Order::Decay(leaf, value) => {
-                let Reply::Settings(now) = self.ternd.ask(&Ask::Settings)? else { return Err(Errno::IO) };
-                drop(self.ternd.ask_for(who, order::decay(now.decay, leaf, value)?)?);
+        let opener = handle.opener;
+        match action::parse(handle.inode, data, handle.process)? {
+            WriteAction::Nothing => {}
+            WriteAction::Immediate(request) => drop(self.ternd.request_for(opener, request)?),
+            WriteAction::SetDecay(leaf, value) => {
+                let Reply::Settings(current) = self.ternd.request(&TerndRequest::Settings)? else {
+                    return Err(Errno::IO);
+                };
+                let request = action::decay_request(current.decay, leaf, value)?;
+                drop(self.ternd.request_for(opener, request)?);
             }
-            Order::Begin(what, ask) => self.evacuate(who, what, ask)?,
-            Order::Move(pid, ask) => {
-                let turn = self.waiting.take(who.uid)?;
-                let settled = settled(pid, &ask);
-                let asked = self.ternd.send_for(who, ask)?;
+            WriteAction::Start(what, request) => self.evacuate(opener, what, request)?,
+            WriteAction::Move(pid, ternd_request) => {
+                let permit = self.wait_limit.acquire(opener.uid)?;
+                let to_result = move_result(pid, &ternd_request);
+                let pending = self.ternd.send_for(opener, ternd_request)?;
                 let tid = request.pid();
-                if tasks::process_of(tid) != Some(pid) {
-                    return Ok(Begun::Wait(Box::new(move || {
-                        let _turn = turn;
-                        settled(wait(asked, tid))
+                if procfs::process_of(tid) != Some(pid) {
+                    return Ok(WriteState::Waiting(Box::new(move || {
+                        let _permit = permit;
+                        to_result(wait(pending, tid))
                     })));
                 }
-                // It is the writer himself, who cannot be frozen as long as he waits for us.
-                if asked.comes_within(SELF) {
-                    settled(asked.answer())?;
+                // The writer itself is to move, and cannot be frozen while it waits for this write.
+                if pending.is_ready_within(SELF_MOVE_TIMEOUT) {
+                    to_result(pending.receive())?;
                 } else {
-                    let waits = move || {
-                        let _turn = turn;
-                        drop(wait_alone(asked));
+                    let wait = move || {
+                        let _permit = permit;
+                        drop(wait_uninterruptibly(pending));
                     };
-                    thread(waits).map_err(|_none| Errno::AGAIN)?;
+                    spawn(wait).map_err(|_none| Errno::AGAIN)?;
                 }
             }
         }
-        Ok(Begun::Done)
+        Ok(WriteState::Done)
     }
 
-    /// Begins to empty the node, which may take for ever.
-    fn evacuate(&self, who: Asker, what: Evacuation, ask: Ask) -> Outcome<()> {
-        let goes_on = if what == Evacuation::Bring { self.bringing.clone() } else { self.expelling.clone() };
-        if goes_on.swap(true, Ordering::AcqRel) {
+    /// Starts an evacuation, which may take unlimited time.
+    fn evacuate(&self, opener: Opener, what: Evacuation, request: TerndRequest) -> Outcome<()> {
+        let is_running =
+            if what == Evacuation::Bring { self.is_bringing.clone() } else { self.is_expelling.clone() };
+        if is_running.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let begun = self.waiting.take(who.uid).and_then(|turn| Ok((turn, self.ternd.send_for(who, ask)?)));
-        let (turn, asked) = begun.inspect_err(|_| goes_on.store(false, Ordering::Release))?;
-        if asked.comes_within(BEGIN) {
-            goes_on.store(false, Ordering::Release);
-            return asked.answer().map(drop);
+        let started = self
+            .wait_limit
+            .acquire(opener.uid)
+            .and_then(|permit| Ok((permit, self.ternd.send_for(opener, request)?)));
+        let (permit, pending) = started.inspect_err(|_| is_running.store(false, Ordering::Release))?;
+        if pending.is_ready_within(START_TIMEOUT) {
+            is_running.store(false, Ordering::Release);
+            return pending.receive().map(drop);
         }
-        let over = goes_on.clone();
-        let waits = move || {
-            let _turn = turn;
-            drop(wait_alone(asked));
-            over.store(false, Ordering::Release);
+        let flag = is_running.clone();
+        let wait = move || {
+            let _permit = permit;
+            drop(wait_uninterruptibly(pending));
+            flag.store(false, Ordering::Release);
         };
-        thread(waits).map_err(|_none| Errno::AGAIN).inspect_err(|_| goes_on.store(false, Ordering::Release))
+        spawn(wait).map_err(|_none| Errno::AGAIN).inspect_err(|_| is_running.store(false, Ordering::Release))
     }
 }
 
-/// What has become of a write.
-enum Begun {
+/// Result of starting a write.
+enum WriteState {
     Done,
-    /// To be waited for.
-    Wait(Box<dyn FnOnce() -> Outcome<()> + Send>),
+    /// The write is done when this function, run in another thread, returns.
+    Waiting(Box<dyn FnOnce() -> Outcome<()> + Send>),
 }
 
-fn thread(run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+fn spawn(run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     std::thread::Builder::new().name("wait".into()).stack_size(256 << 10).spawn(run).map(drop)
 }
 
-/// What the answer to a move comes to: that it is where it was to go is no error.
-fn settled(pid: HomePid, ask: &Ask) -> impl Fn(Outcome<Reply>) -> Outcome<()> + Send + use<> {
-    let is_place = matches!(ask, Ask::Migrate { to: Destination::Home | Destination::Node(_), .. });
-    let is_own = matches!(ask, Ask::Migrate { .. });
-    move |answer| match answer {
+/// Converts the reply to a migration: that the process is at the destination already is not an
+/// error.
+fn move_result(
+    pid: HomePid,
+    request: &TerndRequest,
+) -> impl Fn(Outcome<Reply>) -> Outcome<()> + Send + use<> {
+    let has_destination =
+        matches!(request, TerndRequest::Migrate { to: Destination::Home | Destination::Node(_), .. });
+    let is_migrate = matches!(request, TerndRequest::Migrate { .. });
+    move |reply| match reply {
         Ok(_) => Ok(()),
-        Err(Errno::INVAL) if is_place => Ok(()),
-        Err(Errno::NXIO) if !is_own || !tasks::is_process(pid) => Err(Errno::SRCH),
+        Err(Errno::INVAL) if has_destination => Ok(()),
+        Err(Errno::NXIO) if !is_migrate || !procfs::is_process(pid) => Err(Errno::SRCH),
         Err(errno) => Err(errno),
     }
 }

@@ -1,337 +1,353 @@
-//! Once a second: which of this home's processes move, and where.
+//! Decides once a second which processes of this home move, and where.
 
-use crate::admit::Offer;
-use crate::ground::Ground;
+use crate::admit::MoveOffer;
+use crate::candidate::{Candidate, Mover, Obstacle};
+use crate::effective_view::EffectiveView;
 use crate::memory;
 use crate::policy::{Objective, Policy};
-use crate::process::{Hint, Process};
-use crate::prospect::{Bar, Mover, Prospect};
-use crate::seed::Chance;
-use crate::state::{State, Stay, Verdict};
+use crate::process::{Hint, ProcessSnapshot};
+use crate::rng::Rng;
+use crate::state::{Decision, DecisionState, StayReason};
 use crate::view::Cluster;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
-/// How many of the fastest nodes are looked at for each process. Eight moves at once cannot use them up.
-const SHORTLIST: usize = 32;
-/// Below so many threads, on average, a process has nothing to gain from any CPU.
+/// Number of fastest nodes considered for each process; eight simultaneous moves cannot exhaust
+/// them.
+const MAX_SHORTLIST: usize = 32;
+/// With fewer threads than this, on average, a process gains nothing from any CPU.
 const IDLE_THREADS: f64 = 0.005;
 
-/// Why a process is to move.
+/// Why a process moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// It will be done earlier there.
+pub enum MoveReason {
+    /// It will finish earlier there.
     Faster,
-    /// It calls home so much that it is faster there.
-    Talks,
-    /// Home has a CPU to spare, which is no slower.
+    /// It makes so many calls to home that it is faster there.
+    HomeCalls,
+    /// Home has an idle CPU, which is no slower.
     Home,
     /// Its node is about to run out of memory.
     Memory,
-    /// Its node wants it gone.
+    /// Its node wants it to leave.
     Evicted,
-    /// It works so much on that node's files.
+    /// It uses that node's files so much.
     Files,
 }
 
-impl Reason {
-    /// Whether it overrides what is best for load.
+impl MoveReason {
+    /// Whether the move is made regardless of load.
     #[must_use]
     pub fn is_urgent(self) -> bool {
         matches!(self, Self::Memory | Self::Evicted)
     }
 }
 
-/// One move to make.
+/// A move to make.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Move {
-    /// Who.
+    /// The process.
     pub pid: HomePid,
     /// Where it runs.
     pub from: NodeId,
-    /// Where to; this home's own number brings it home.
+    /// Where it moves to; this home's own number brings it home.
     pub to: NodeId,
     /// Why.
-    pub reason: Reason,
-    /// With what numbers.
-    pub prospect: Prospect,
-    /// What to say to the target.
-    pub offer: Offer,
+    pub reason: MoveReason,
+    /// The numbers behind the decision.
+    pub candidate: Candidate,
+    /// The offer for the target.
+    pub offer: MoveOffer,
 }
 
-/// What moves now. The moves are charged to `state` as under way; tell it what becomes of each
-/// ([`State::accepted`], [`State::arrived`], [`State::failed`]). Given the same view, processes, state, time and
-/// seed, the answer is the same.
+/// Decides which processes move now. The moves are charged to `state` as under way; the caller
+/// reports their outcome ([`DecisionState::accepted`], [`DecisionState::arrived`],
+/// [`DecisionState::failed`]). The result is a function of view, processes, state, time and seed.
 ///
-/// `now_ms` is any clock that does not go back; `processes` are all of this home's, wherever they run.
+/// `now_ms` is any monotonic clock; `processes` are all of this home's, wherever they run.
 pub fn decide(
     cluster: &Cluster,
-    processes: &[Process],
-    state: &mut State,
+    processes: &[ProcessSnapshot],
+    state: &mut DecisionState,
     policy: &Policy,
     now_ms: u64,
     seed: u64,
 ) -> Vec<Move> {
-    let processes: BTreeMap<HomePid, &Process> = processes.iter().map(|p| (p.pid, p)).collect();
-    let cluster = &*state.informed(cluster, now_ms);
+    let processes: BTreeMap<HomePid, &ProcessSnapshot> = processes.iter().map(|p| (p.pid, p)).collect();
+    let cluster = &*state.with_reports(cluster, now_ms);
     state.observe(cluster, &processes, policy, now_ms);
-    let ground = Ground::new(cluster, state, policy, now_ms);
-    let mut round = Round { ground, state, chance: Chance::new(seed), moves: Vec::new() };
+    let view = EffectiveView::new(cluster, state, policy, now_ms);
+    let mut round = Round { view, state, rng: Rng::new(seed), moves: Vec::new() };
     round.evict(&processes);
     memory::usher(&mut round, &processes);
     round.balance(&processes);
     round.moves
 }
 
-/// One decision in the making.
+/// One decision in progress.
 #[derive(Debug)]
 pub(crate) struct Round<'a> {
-    pub(crate) ground: Ground<'a>,
-    pub(crate) state: &'a mut State,
-    pub(crate) chance: Chance,
+    pub(crate) view: EffectiveView<'a>,
+    pub(crate) state: &'a mut DecisionState,
+    pub(crate) rng: Rng,
     moves: Vec<Move>,
 }
 
 impl Round<'_> {
-    /// Makes a move of a prospect, and charges it.
-    pub(crate) fn begin(&mut self, mover: &Mover<'_>, prospect: Prospect, reason: Reason) {
-        let (process, to) = (mover.process, prospect.node);
-        let place = self.ground.cluster.place_of(to);
-        let seen = place.and_then(|place| {
-            let stand = self.ground.stands.get(place)?;
-            Some(self.ground.cluster.nodes().get(place)?.load_of(stand.runnable))
+    /// Starts the move that a candidate describes, and charges it.
+    pub(crate) fn start_move(&mut self, mover: &Mover<'_>, candidate: Candidate, reason: MoveReason) {
+        let (process, to) = (mover.process, candidate.node);
+        let index = self.view.cluster.index_of(to);
+        let load = index.and_then(|index| {
+            let effective = self.view.nodes.get(index)?;
+            Some(self.view.cluster.nodes().get(index)?.load_of(effective.runnable))
         });
-        let limit_load =
-            if reason.is_urgent() { f64::MAX } else { mover.limit_load(&self.ground, &prospect) };
-        let offer = Offer {
-            home: self.ground.cluster.me(),
+        let max_load = if reason.is_urgent() { f64::MAX } else { mover.max_load(&self.view, &candidate) };
+        let offer = MoveOffer {
+            home: self.view.cluster.me(),
             pid: process.pid,
             threads: mover.threads,
             memory: process.memory(),
-            seen_load: seen.unwrap_or(0.0),
-            limit_load,
+            estimated_load: load.unwrap_or(0.0),
+            max_load,
             reason,
         };
-        self.ground.charge(process, to);
-        self.state.began(process, to, self.ground.policy, self.ground.now_ms);
-        let next = Move { pid: process.pid, from: process.at, to, reason, prospect, offer };
-        self.state.say(process.pid, self.ground.now_ms, Verdict::Moved(Box::new(next.clone())));
+        self.view.charge(process, to);
+        self.state.record_start(process, to, self.view.policy, self.view.now_ms);
+        let next = Move { pid: process.pid, from: process.at, to, reason, candidate, offer };
+        self.state.record_decision(process.pid, self.view.now_ms, Decision::Moved(Box::new(next.clone())));
         self.moves.push(next);
     }
 
-    /// Guests that are not wanted any more go to the next best node, or home if there is none: at once, all,
-    /// whatever they have used.
-    fn evict(&mut self, processes: &BTreeMap<HomePid, &Process>) {
-        let home = self.ground.cluster.me();
+    /// Moves guests that their node wants to leave to the next best node, or home if there is none:
+    /// all at once, whatever CPU time they have used.
+    fn evict(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
+        let home = self.view.cluster.me();
         for process in processes.values().filter(|process| process.evicted && process.at != home) {
             if self.state.is_moving(process.pid) {
                 continue;
             }
-            let Some(mover) = Mover::new(&self.ground, process) else { continue };
-            let places = 0..self.ground.cluster.nodes().len();
-            let all = places.filter_map(|place| {
-                let prospect = mover.prospect(&self.ground, self.state, place)?;
-                let refused = mover.must_not(&self.ground, self.state, place).is_some();
-                let last_resort = prospect.node == home;
-                let tight = prospect.bar == Some(Bar::NoMemory)
+            let Some(mover) = Mover::new(&self.view, process) else { continue };
+            let indices = 0..self.view.cluster.nodes().len();
+            let all = indices.filter_map(|index| {
+                let candidate = mover.candidate(&self.view, self.state, index)?;
+                let refused = mover.hard_obstacle(&self.view, self.state, index).is_some();
+                let last_resort = candidate.node == home;
+                let tight = candidate.obstacle == Some(Obstacle::NoMemory)
                     || (process.locked || process.hint == Hint::Io) && !last_resort;
-                (last_resort || !refused && !tight).then_some((tight || refused, prospect))
+                (last_resort || !refused && !tight).then_some((tight || refused, candidate))
             });
             let best = all.min_by(|(tight, one), (tight_too, other)| {
                 tight.cmp(tight_too).then(one.pace.total_cmp(&other.pace))
             });
-            if let Some((_, prospect)) = best {
-                self.begin(&mover, prospect, Reason::Evicted);
+            if let Some((_, candidate)) = best {
+                self.start_move(&mover, candidate, MoveReason::Evicted);
             }
         }
     }
 
-    /// CPU and communication: the move that gains most, again and again, until none gains enough.
-    fn balance(&mut self, processes: &BTreeMap<HomePid, &Process>) {
-        let mut left: Vec<&Process> = Vec::new();
-        self.state.ripe_s = None;
+    /// CPU and communication: repeats the move that gains most, until none gains enough.
+    fn balance(&mut self, processes: &BTreeMap<HomePid, &ProcessSnapshot>) {
+        let mut left: Vec<&ProcessSnapshot> = Vec::new();
+        self.state.eligible_in_s = None;
         for process in processes.values() {
             match self.eligible(process) {
                 Ok(()) => left.push(process),
                 Err(stay) => {
-                    self.ripens(process, stay);
-                    self.stays(process.pid, stay);
+                    self.note_eligibility(process, stay);
+                    self.record_stay(process.pid, stay);
                 }
             }
         }
         let shortlist = self.shortlist();
         while !left.is_empty() {
             let bound = self.best_share(&shortlist);
-            let mut best: Option<(usize, Mover<'_>, Prospect)> = None;
+            let mut best: Option<(usize, Mover<'_>, Candidate)> = None;
             for (index, process) in left.iter().enumerate() {
-                let Some(mover) = Mover::new(&self.ground, process) else { continue };
-                let found = self.best_prospect(&mover, &shortlist, bound);
-                let prospect = match found {
-                    Ok(prospect) => prospect,
+                let Some(mover) = Mover::new(&self.view, process) else { continue };
+                let found = self.best_candidate(&mover, &shortlist, bound);
+                let candidate = match found {
+                    Ok(candidate) => candidate,
                     Err(stay) => {
-                        self.stays(process.pid, stay);
+                        self.record_stay(process.pid, stay);
                         continue;
                     }
                 };
-                self.stays(process.pid, Stay::InTurn);
-                if best.as_ref().is_none_or(|(_, _, best)| self.score(&prospect) > self.score(best)) {
-                    best = Some((index, mover, prospect));
+                self.record_stay(process.pid, StayReason::Queued);
+                if best.as_ref().is_none_or(|(_, _, best)| self.score(&candidate) > self.score(best)) {
+                    best = Some((index, mover, candidate));
                 }
             }
-            let Some((index, mover, prospect)) = best else { return };
-            if self.ground.under_way >= self.ground.policy.moves_at_once {
+            let Some((index, mover, candidate)) = best else { return };
+            if self.view.under_way >= self.view.policy.max_moves {
                 return;
             }
-            let reason = self.reason(&mover, &prospect);
-            self.begin(&mover, prospect, reason);
+            let reason = self.reason(&mover, &candidate);
+            self.start_move(&mover, candidate, reason);
             left.remove(index);
         }
     }
 
-    /// Whether a process is to be considered at all.
-    fn eligible(&self, process: &Process) -> Result<(), Stay> {
-        eligible(&self.ground, self.state, process)
+    /// Whether a process is considered at all.
+    fn eligible(&self, process: &ProcessSnapshot) -> Result<(), StayReason> {
+        eligible(&self.view, self.state, process)
     }
 
-    /// Notes when one that is too young will not be so any more, where it waits for its turn most of the time.
-    fn ripens(&mut self, process: &Process, stay: Stay) {
-        let Stay::Young { cpu_s, needed_s } = stay else { return };
-        let Some(mover) = Mover::new(&self.ground, process).filter(Mover::is_crowded) else { return };
-        let ripe_s = (needed_s - cpu_s).max(0.0) * mover.stretch / mover.threads.min(1.0);
-        self.state.ripe_s = Some(self.state.ripe_s.map_or(ripe_s, |first| first.min(ripe_s)));
+    /// Records when a process that is too young, and mostly waits for a CPU, will have used enough
+    /// CPU time.
+    fn note_eligibility(&mut self, process: &ProcessSnapshot, stay: StayReason) {
+        let StayReason::TooYoung { cpu_s, needed_s } = stay else { return };
+        let Some(mover) = Mover::new(&self.view, process).filter(Mover::is_crowded) else { return };
+        let eligible_in_s = (needed_s - cpu_s).max(0.0) * mover.stretch / mover.threads.min(1.0);
+        self.state.eligible_in_s =
+            Some(self.state.eligible_in_s.map_or(eligible_in_s, |first| first.min(eligible_in_s)));
     }
 
-    fn stays(&mut self, pid: HomePid, stay: Stay) {
-        self.state.say(pid, self.ground.now_ms, Verdict::Stayed(stay));
+    fn record_stay(&mut self, pid: HomePid, stay: StayReason) {
+        self.state.record_decision(pid, self.view.now_ms, Decision::Stayed(stay));
     }
 
-    fn score(&self, prospect: &Prospect) -> f64 {
-        match self.ground.policy.objective {
-            Objective::Greedy => prospect.gain_s,
-            Objective::Opportunity => prospect.relief,
+    fn score(&self, candidate: &Candidate) -> f64 {
+        match self.view.policy.objective {
+            Objective::Greedy => candidate.gain_s,
+            Objective::Opportunity => candidate.relief,
         }
     }
 
-    /// The nodes that have most to give to one thread more, home among them.
+    /// The nodes where one more thread gets the largest CPU share, and home.
     fn shortlist(&self) -> Vec<usize> {
-        let nodes = self.ground.cluster.nodes();
+        let nodes = self.view.cluster.nodes();
         let mut open: Vec<(f64, usize)> = nodes
             .iter()
-            .zip(&self.ground.stands)
+            .zip(&self.view.nodes)
             .enumerate()
-            .filter(|(_, (_, stand))| stand.bar.is_none())
-            .map(|(place, (node, stand))| (node.share(stand.runnable + 1.0), place))
+            .filter(|(_, (_, effective))| effective.obstacle.is_none())
+            .map(|(index, (node, effective))| (node.share(effective.runnable + 1.0), index))
             .collect();
         let by_share = |one: &(f64, usize), other: &(f64, usize)| other.0.total_cmp(&one.0);
-        if open.len() > SHORTLIST {
-            open.select_nth_unstable_by(SHORTLIST, |one, other| {
+        if open.len() > MAX_SHORTLIST {
+            open.select_nth_unstable_by(MAX_SHORTLIST, |one, other| {
                 by_share(one, other).then(one.1.cmp(&other.1))
             });
-            open.truncate(SHORTLIST);
+            open.truncate(MAX_SHORTLIST);
         }
-        let mut places: Vec<usize> = open.into_iter().map(|(_, place)| place).collect();
-        places.extend(self.ground.cluster.place_of(self.ground.cluster.me()));
-        places.sort_unstable();
-        places.dedup();
-        places
+        let mut indices: Vec<usize> = open.into_iter().map(|(_, index)| index).collect();
+        indices.extend(self.view.cluster.index_of(self.view.cluster.me()));
+        indices.sort_unstable();
+        indices.dedup();
+        indices
     }
 
-    /// No newcomer gets more than this.
+    /// An upper bound of the CPU share that an arriving process gets.
     fn best_share(&self, shortlist: &[usize]) -> f64 {
-        let share = |place: &usize| {
-            let (node, stand) = (self.ground.cluster.nodes().get(*place)?, self.ground.stands.get(*place)?);
-            Some(node.share(stand.runnable))
+        let share = |index: &usize| {
+            let (node, effective) = (self.view.cluster.nodes().get(*index)?, self.view.nodes.get(*index)?);
+            Some(node.share(effective.runnable))
         };
         shortlist.iter().filter_map(share).fold(f64::MIN_POSITIVE, f64::max)
     }
 
-    /// The best that a process has to hope for, or what speaks against the node where it would be fastest.
-    fn best_prospect(
+    /// The best candidate of a process, or what rules out the node where it would be fastest.
+    fn best_candidate(
         &mut self,
         mover: &Mover<'_>,
         shortlist: &[usize],
         bound: f64,
-    ) -> Result<Prospect, Stay> {
-        let home = self.ground.cluster.me();
-        let policy = self.ground.policy;
+    ) -> Result<Candidate, StayReason> {
+        let home = self.view.cluster.me();
+        let policy = self.view.policy;
         let hopeless = mover.pace < mover.pace_of_share(bound) * (1.0 + policy.margin);
         if hopeless && mover.process.at == home && policy.objective == Objective::Greedy {
-            return Err(Stay::NoBetter(Some(Bar::NotFaster)));
+            return Err(StayReason::NoBetter(Some(Obstacle::NotFaster)));
         }
-        let files = mover.talks.files_on().filter_map(|node| self.ground.cluster.place_of(node));
-        let mut places: Vec<usize> = shortlist.iter().copied().chain(files).collect();
-        places.sort_unstable();
-        places.dedup();
-        let mut prospects: Vec<Prospect> =
-            places.iter().filter_map(|&to| mover.prospect(&self.ground, self.state, to)).collect();
-        // The shortlist was made for everybody; what this one may not or cannot use is no reason to give up.
-        let particular = |bar: Option<Bar>| !matches!(bar, None | Some(Bar::NotFaster | Bar::NotWorth));
-        if prospects.iter().all(|p| particular(p.bar)) && shortlist.len() < self.ground.cluster.nodes().len()
+        let files = mover.remote.files_on().filter_map(|node| self.view.cluster.index_of(node));
+        let mut indices: Vec<usize> = shortlist.iter().copied().chain(files).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let mut candidates: Vec<Candidate> =
+            indices.iter().filter_map(|&to| mover.candidate(&self.view, self.state, to)).collect();
+        // The shortlist is common to all processes; if this one cannot use any of it, consider all
+        // nodes.
+        let particular = |obstacle: Option<Obstacle>| {
+            !matches!(obstacle, None | Some(Obstacle::NotFaster | Obstacle::NotWorthwhile))
+        };
+        if candidates.iter().all(|p| particular(p.obstacle))
+            && shortlist.len() < self.view.cluster.nodes().len()
         {
-            let all = 0..self.ground.cluster.nodes().len();
-            prospects = all.filter_map(|to| mover.prospect(&self.ground, self.state, to)).collect();
+            let all = 0..self.view.cluster.nodes().len();
+            candidates = all.filter_map(|to| mover.candidate(&self.view, self.state, to)).collect();
         }
-        let open: Vec<&Prospect> = prospects.iter().filter(|prospect| prospect.bar.is_none()).collect();
-        let best = open.iter().map(|prospect| self.score(prospect)).fold(f64::NEG_INFINITY, f64::max);
-        let alike: Vec<&Prospect> = open
+        let open: Vec<&Candidate> =
+            candidates.iter().filter(|candidate| candidate.obstacle.is_none()).collect();
+        let best = open.iter().map(|candidate| self.score(candidate)).fold(f64::NEG_INFINITY, f64::max);
+        let equivalent: Vec<&Candidate> = open
             .into_iter()
-            .filter(|prospect| self.score(prospect) >= best - policy.like_best * best.abs())
+            .filter(|candidate| self.score(candidate) >= best - policy.equivalent_pace * best.abs())
             .collect();
-        if let Some(at_home) = alike.iter().find(|prospect| prospect.node == home) {
+        if let Some(at_home) = equivalent.iter().find(|candidate| candidate.node == home) {
             return Ok((*at_home).clone());
         }
-        if let Some(one) = alike.get(self.chance.below(alike.len())) {
+        if let Some(one) = equivalent.get(self.rng.below(equivalent.len())) {
             return Ok((*one).clone());
         }
-        let others = prospects.iter().filter(|prospect| prospect.bar != Some(Bar::Here));
-        Err(Stay::NoBetter(others.min_by(|one, other| one.pace.total_cmp(&other.pace)).and_then(|p| p.bar)))
+        let others = candidates.iter().filter(|candidate| candidate.obstacle != Some(Obstacle::AlreadyThere));
+        Err(StayReason::NoBetter(
+            others.min_by(|one, other| one.pace.total_cmp(&other.pace)).and_then(|p| p.obstacle),
+        ))
     }
 
-    fn reason(&self, mover: &Mover<'_>, prospect: &Prospect) -> Reason {
-        let faster = mover.pace - prospect.pace;
-        if prospect.node != self.ground.cluster.me() {
-            let saved = mover.talk - prospect.talk;
-            let near = mover.talks.has_files_on(prospect.node) && saved > 0.0 && saved >= faster / 2.0;
-            if near { Reason::Files } else { Reason::Faster }
-        } else if mover.process.hint == Hint::Io || (mover.talk > 0.0 && mover.talk >= faster / 2.0) {
-            Reason::Talks
-        } else if mover.pace >= prospect.pace * (1.0 + self.ground.policy.margin) {
-            Reason::Faster
+    fn reason(&self, mover: &Mover<'_>, candidate: &Candidate) -> MoveReason {
+        let faster = mover.pace - candidate.pace;
+        if candidate.node != self.view.cluster.me() {
+            let saved = mover.remote_wait - candidate.remote_wait;
+            let is_near_files =
+                mover.remote.has_files_on(candidate.node) && saved > 0.0 && saved >= faster / 2.0;
+            if is_near_files { MoveReason::Files } else { MoveReason::Faster }
+        } else if mover.process.hint == Hint::Io
+            || (mover.remote_wait > 0.0 && mover.remote_wait >= faster / 2.0)
+        {
+            MoveReason::HomeCalls
+        } else if mover.pace >= candidate.pace * (1.0 + self.view.policy.margin) {
+            MoveReason::Faster
         } else {
-            Reason::Home
+            MoveReason::Home
         }
     }
 }
 
-/// Whether a process is to be considered at all; if not, why.
-pub(crate) fn eligible(ground: &Ground<'_>, state: &State, process: &Process) -> Result<(), Stay> {
+/// Whether a process is considered at all; if not, why.
+pub(crate) fn eligible(
+    view: &EffectiveView<'_>,
+    state: &DecisionState,
+    process: &ProcessSnapshot,
+) -> Result<(), StayReason> {
     if !process.movable {
-        return Err(Stay::NotMovable);
+        return Err(StayReason::NotMovable);
     }
     if process.locked {
-        return Err(Stay::Locked);
+        return Err(StayReason::Locked);
     }
     if state.is_moving(process.pid) {
-        return Err(Stay::UnderWay);
+        return Err(StayReason::Moving);
     }
-    let in_sight = ground.cluster.node(process.at).is_some_and(|node| node.alive);
-    let Some(mover) = Mover::new(ground, process).filter(|_| in_sight) else {
-        return Err(Stay::OutOfSight);
+    let in_sight = view.cluster.node(process.at).is_some_and(|node| node.alive);
+    let Some(mover) = Mover::new(view, process).filter(|_| in_sight) else {
+        return Err(StayReason::NodeUnknown);
     };
     if process.threads() < IDLE_THREADS {
-        return Err(Stay::Idle);
+        return Err(StayReason::Idle);
     }
-    let needed_s = mover.needed_s(ground.policy);
-    // One that belongs home goes there young, too.
-    let files_at_home = process.hint == Hint::Io && process.at != ground.cluster.me();
+    let needed_s = mover.needed_s(view.policy);
+    // A process that belongs home may go there while young.
+    let files_at_home = process.hint == Hint::Io && process.at != view.cluster.me();
     if process.cpu_s < needed_s && !files_at_home {
-        return Err(Stay::Young { cpu_s: process.cpu_s, needed_s });
+        return Err(StayReason::TooYoung { cpu_s: process.cpu_s, needed_s });
     }
-    let needed_s = state.residence_s(process.pid, ground.policy, ground.now_ms);
+    let needed_s = state.residence_s(process.pid, view.policy, view.now_ms);
     if process.resident_s < needed_s {
-        return Err(Stay::Resident { here_s: process.resident_s, needed_s });
+        return Err(StayReason::TooRecent { here_s: process.resident_s, needed_s });
     }
     Ok(())
 }

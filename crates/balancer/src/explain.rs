@@ -1,58 +1,63 @@
-//! `migrate --why`: one process on each node, and the last word about it.
+//! `migrate --why`: the candidates of one process on each node, and the last decision about it.
 
+use crate::candidate::{Candidate, Mover};
 use crate::decide::eligible;
-use crate::ground::Ground;
+use crate::effective_view::EffectiveView;
 use crate::policy::Policy;
-use crate::process::Process;
-use crate::prospect::{Mover, Prospect};
-use crate::state::{State, Stay, Verdict};
+use crate::process::ProcessSnapshot;
+use crate::state::{Decision, DecisionState, StayReason};
 use crate::view::Cluster;
 use serde::{Deserialize, Serialize};
 use tern_ids::{HomePid, NodeId};
 
-/// All that is to be said about one process.
+/// Everything known about the placement of one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Why {
-    /// Which.
+pub struct Explanation {
+    /// The process.
     pub pid: HomePid,
     /// Where it runs.
     pub at: NodeId,
-    /// What keeps it from being considered at all now, if anything.
-    pub stay: Option<Stay>,
-    /// What it has to hope for on each node as of now, the fastest first.
-    pub prospects: Vec<Prospect>,
-    /// The last word, and how many milliseconds ago it was said.
-    pub last: Option<(u64, Verdict)>,
+    /// The reason that excludes it now, if there is one.
+    pub stay: Option<StayReason>,
+    /// Each node as a candidate as of now, the fastest first.
+    pub candidates: Vec<Candidate>,
+    /// The last decision, and how many milliseconds ago it was made.
+    pub last: Option<(u64, Decision)>,
 }
 
-impl Why {
-    /// Where `migrate PID balance` would take it: the open prospect that gains most.
+impl Explanation {
+    /// The node where `migrate PID balance` would move it: the candidate without obstacle that
+    /// gains most.
     #[must_use]
-    pub fn best(&self) -> Option<&Prospect> {
-        let open = self.prospects.iter().filter(|prospect| prospect.bar.is_none());
+    pub fn best(&self) -> Option<&Candidate> {
+        let open = self.candidates.iter().filter(|candidate| candidate.obstacle.is_none());
         open.max_by(|one, other| one.gain_s.total_cmp(&other.gain_s))
     }
 }
 
-/// What `decide` sees, for one process. It changes nothing.
+/// Explains one process from the same input as `decide`. Changes nothing.
 #[must_use]
-pub fn explain(cluster: &Cluster, process: &Process, state: &State, policy: &Policy, now_ms: u64) -> Why {
-    let cluster = &*state.informed(cluster, now_ms);
-    let ground = Ground::new(cluster, state, policy, now_ms);
-    let mover = Mover::new(&ground, process);
-    let mut prospects: Vec<Prospect> = mover
+pub fn explain(
+    cluster: &Cluster,
+    process: &ProcessSnapshot,
+    state: &DecisionState,
+    policy: &Policy,
+    now_ms: u64,
+) -> Explanation {
+    let cluster = &*state.with_reports(cluster, now_ms);
+    let view = EffectiveView::new(cluster, state, policy, now_ms);
+    let mover = Mover::new(&view, process);
+    let mut candidates: Vec<Candidate> = mover
         .iter()
-        .flat_map(|mover| {
-            (0..cluster.nodes().len()).filter_map(|place| mover.prospect(&ground, state, place))
-        })
+        .flat_map(|mover| (0..cluster.nodes().len()).filter_map(|index| mover.candidate(&view, state, index)))
         .collect();
-    prospects.sort_by(|one, other| one.pace.total_cmp(&other.pace).then(one.node.cmp(&other.node)));
-    let last = state.verdict(process.pid);
-    Why {
+    candidates.sort_by(|one, other| one.pace.total_cmp(&other.pace).then(one.node.cmp(&other.node)));
+    let last = state.decision(process.pid);
+    Explanation {
         pid: process.pid,
         at: process.at,
-        stay: eligible(&ground, state, process).err(),
-        prospects,
-        last: last.map(|(at, verdict)| (now_ms.saturating_sub(*at), verdict.clone())),
+        stay: eligible(&view, state, process).err(),
+        candidates,
+        last: last.map(|(at, decision)| (now_ms.saturating_sub(*at), decision.clone())),
     }
 }

@@ -1,86 +1,94 @@
-//! The knobs. Where a constant comes from stands beside it; ALG-n are the rows of the collection of published
-//! algorithms, "measured" means a table in docs/design/balancing.md.
+//! The tunable constants. The source of each is noted beside it: ALG-n are rows of the collection
+//! of published algorithms; "measured" refers to a table in docs/design/balancing.md.
 
 use serde::{Deserialize, Serialize};
 
-/// What is made small.
+/// The quantity that the balancer minimises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Objective {
-    /// The time that the mover itself needs.
+    /// The time that the moving process itself needs.
     #[default]
     Greedy,
-    /// The sum over the nodes' resources of n to the power of utilisation (Amir, Awerbuch, Barak, Borgstrom and
-    /// Keren, IEEE TPDS 11(7), 2000; ALG-28).
+    /// The sum over the nodes' resources of n to the power of utilisation (Amir, Awerbuch, Barak,
+    /// Borgstrom and Keren, IEEE TPDS 11(7), 2000; ALG-28).
     Opportunity,
 }
 
-/// How willing the balancer is.
+/// The balancer's parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// What is made small.
+    /// The minimised quantity.
     pub objective: Objective,
-    /// Older entries are no basis for a move (milliseconds). MOSIX-2's kernel asked for 4 s (ALG-13).
+    /// Entries older than this are not used for a move (milliseconds). MOSIX-2's kernel required 4
+    /// s (ALG-13).
     pub max_age_ms: u64,
-    /// Standard CPU seconds that a process must have used. A process that has used t will use t more, as a median
-    /// (Harchol-Balter and Downey, SIGMETRICS 1996), so shorter ones are not worth it. On a crowded node it is
-    /// this much less what it waits there, down to `least_cpu_s`.
-    pub young_cpu_s: f64,
-    /// The floor of that.
-    pub least_cpu_s: f64,
-    /// Seconds of residence before the next move (ALG-25). Doubles with each move of late.
+    /// Standard CPU seconds that a process must have used. A process that has used t will use t
+    /// more, as a median (Harchol-Balter and Downey, SIGMETRICS 1996), so shorter ones are not
+    /// worth it. On a crowded node the threshold shrinks in proportion to the waiting there, down
+    /// to `min_crowded_cpu_s`.
+    pub min_cpu_s: f64,
+    /// Lower bound of that threshold.
+    pub min_crowded_cpu_s: f64,
+    /// Seconds of residence before the next move (ALG-25). Doubles with each recent move.
     pub residence_s: f64,
-    /// The same, most it can become by doubling.
-    pub longest_residence_s: f64,
-    /// After so long one earlier move is forgotten (milliseconds).
-    pub forget_move_ms: u64,
-    /// No return to a node that was left less than so long ago (milliseconds), except before an emergency.
-    pub return_ms: u64,
-    /// The pace elsewhere must be better by this part. Differences below it are noise of measurement.
+    /// Upper bound of the residence after doubling.
+    pub max_residence_s: f64,
+    /// Half-life of a process's count of recent moves (milliseconds).
+    pub recent_move_half_life_ms: u64,
+    /// A process does not return to a node that it left less than this long ago (milliseconds),
+    /// except in an emergency.
+    pub no_return_ms: u64,
+    /// Fraction by which the pace elsewhere must be better. Smaller differences are measurement
+    /// noise.
     pub margin: f64,
-    /// The part of the waiting for calls that is not believed to be gained by going home to where no CPU is idle.
-    pub talk_doubt: f64,
-    /// Seconds that a move must gain in all, its cost subtracted.
-    pub least_gain_s: f64,
-    /// The expected rest must be so many times the CPU time that the move costs.
-    pub rest_per_cost: f64,
-    /// The same for a process that goes home though it is no faster there.
-    pub rest_per_home_cost: f64,
-    /// Targets whose pace is so near to the best (as a part of it) are as good, and one of them is taken at
-    /// random, so that not everybody goes to the same (ALG-23).
-    pub like_best: f64,
+    /// Fraction of the waiting for calls that is assumed not to be saved by going home if no CPU is
+    /// idle there.
+    pub call_wait_discount: f64,
+    /// Seconds that a move must gain in total, after its cost.
+    pub min_gain_s: f64,
+    /// The expected remaining CPU time must be this many times the CPU time that the move costs.
+    pub min_rest_per_cost: f64,
+    /// The same for a process that goes home without being faster there.
+    pub min_rest_per_home_cost: f64,
+    /// Targets whose pace is within this fraction of the best are equivalent, and one of them is
+    /// chosen at random, so that not all processes go to the same one (ALG-23).
+    pub equivalent_pace: f64,
     /// The same for programs that start, in units of load (ALG-23).
-    pub like_best_load: f64,
-    /// A target refuses if the process' pace there would be worse by this part than its home believed.
-    pub surprise: f64,
-    /// Moves under way between two nodes at one time.
-    pub moves_per_pair: u32,
-    /// Moves of this home under way at one time.
-    pub moves_at_once: u32,
-    /// Moves are forgotten if nothing was heard of them for so long (milliseconds).
-    pub lost_after_ms: u64,
-    /// How slowly the sampled load follows the real one: milliseconds to 63% of a step.
-    pub load_settle_ms: u64,
-    /// Seconds by which a forwarded call delays its caller besides the round trip: trap, deputy, way to the link.
+    pub equivalent_load: f64,
+    /// A target refuses if the process's pace there would be worse by this fraction than its home
+    /// estimated.
+    pub max_estimate_error: f64,
+    /// Limit of simultaneous moves between two nodes.
+    pub max_moves_per_pair: u32,
+    /// Limit of simultaneous moves of this home.
+    pub max_moves: u32,
+    /// A move without any report for this long is dropped (milliseconds).
+    pub move_timeout_ms: u64,
+    /// Time constant of the sampled load: milliseconds to 63% of a step.
+    pub load_time_constant_ms: u64,
+    /// Seconds that a forwarded call takes besides the round trip: trap, deputy, path to the link.
     /// docs/benchmarks.md: 46 µs.
     pub per_call_s: f64,
-    /// Seconds that a process stands still in a move without memory. docs/benchmarks.md: 5 to 12 ms.
+    /// Seconds that a process is frozen in a move without memory. docs/benchmarks.md: 5 to 12 ms.
     pub freeze_s: f64,
-    /// Bytes that one second of a standard CPU sends or takes in. docs/benchmarks.md: 630 to 780 MB/s for both.
+    /// Bytes that one second of a standard CPU sends or receives. docs/benchmarks.md: 630 to 780
+    /// MB/s for both.
     pub bytes_per_cpu_s: f64,
-    /// The part of its memory that a node keeps free.
-    pub reserve: f64,
-    /// At least so many bytes of it.
-    pub least_reserve: u64,
-    /// Percent of PSI memory pressure from which on a node counts as full.
-    pub full_pressure: f64,
-    /// Seconds that a memory move must be ahead: one decision, and information that is old.
+    /// Fraction of its memory that a node keeps free.
+    pub reserve_fraction: f64,
+    /// Lower bound of that, in bytes.
+    pub min_reserve: u64,
+    /// PSI memory pressure, in percent, above which a node counts as full.
+    pub max_pressure: f64,
+    /// Seconds by which a memory move must start early: one decision, and the age of the
+    /// information.
     pub usher_ahead_s: f64,
-    /// Seconds for which what grows must fit where memory moves go.
-    pub usher_room_s: f64,
-    /// The same, for all other moves.
-    pub calm_room_s: f64,
+    /// Seconds of growth that must fit on the target of a memory move.
+    pub usher_growth_s: f64,
+    /// The same for all other moves.
+    pub calm_growth_s: f64,
 }
 
 impl Default for Policy {
@@ -88,33 +96,33 @@ impl Default for Policy {
         Self {
             objective: Objective::Greedy,
             max_age_ms: 5_000,
-            young_cpu_s: 1.0,
-            least_cpu_s: 0.05,
+            min_cpu_s: 1.0,
+            min_crowded_cpu_s: 0.05,
             residence_s: 1.0,
-            longest_residence_s: 64.0,
-            forget_move_ms: 60_000,
-            return_ms: 10_000,
+            max_residence_s: 64.0,
+            recent_move_half_life_ms: 60_000,
+            no_return_ms: 10_000,
             margin: 0.04,
-            talk_doubt: 0.5,
-            least_gain_s: 0.1,
-            rest_per_cost: 2.0,
-            rest_per_home_cost: 100.0,
-            like_best: 0.05,
-            like_best_load: 5.0,
-            surprise: 0.25,
-            moves_per_pair: 2,
-            moves_at_once: 8,
-            lost_after_ms: 600_000,
-            load_settle_ms: 1_500,
+            call_wait_discount: 0.5,
+            min_gain_s: 0.1,
+            min_rest_per_cost: 2.0,
+            min_rest_per_home_cost: 100.0,
+            equivalent_pace: 0.05,
+            equivalent_load: 5.0,
+            max_estimate_error: 0.25,
+            max_moves_per_pair: 2,
+            max_moves: 8,
+            move_timeout_ms: 600_000,
+            load_time_constant_ms: 1_500,
             per_call_s: 50e-6,
             freeze_s: 0.015,
             bytes_per_cpu_s: 600e6,
-            reserve: 0.05,
-            least_reserve: 32 << 20,
-            full_pressure: 10.0,
+            reserve_fraction: 0.05,
+            min_reserve: 32 << 20,
+            max_pressure: 10.0,
             usher_ahead_s: 3.0,
-            usher_room_s: 10.0,
-            calm_room_s: 60.0,
+            usher_growth_s: 10.0,
+            calm_growth_s: 60.0,
         }
     }
 }

@@ -1,23 +1,23 @@
-//! What a home knows of its own processes.
+//! A home's own processes, as the balancer sees them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use tern_ids::{HomePid, NodeId};
 
-/// What the user said about a process.
+/// The user's advice on a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hint {
-    /// Nothing: what is measured counts.
+    /// None: the measurements count.
     #[default]
     None,
-    /// `cpujob`, `mosrun -c`: its calls are not looked at.
+    /// `cpujob`, `mosrun -c`: its calls are ignored.
     Cpu,
     /// `iojob`: it belongs where its files are, at home.
     Io,
 }
 
-/// Calls, and what they carry.
+/// A rate of calls, and of the data that they carry.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Traffic {
     /// Round trips a second.
@@ -26,52 +26,54 @@ pub struct Traffic {
     pub bytes_per_s: f64,
 }
 
-/// One process of this home, wherever it runs; also a family that moves as one.
+/// A process of this home, wherever it runs; also a group of processes that migrates as one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Process {
-    /// Which.
+pub struct ProcessSnapshot {
+    /// Its PID at home.
     pub pid: HomePid,
-    /// Where it runs now. While it moves: where it still runs.
+    /// The node where it runs; while it moves, the node that it is leaving.
     pub at: NodeId,
-    /// What it would use if it did not wait for a CPU, in percent of one CPU: run and wait, of wall time.
+    /// Its CPU use if it never waited for a CPU, in percent of one CPU: run time plus wait time, of
+    /// wall time.
     pub demand: f64,
-    /// CPU seconds that it has used.
+    /// CPU seconds used.
     pub cpu_s: f64,
     /// Seconds since it started.
     pub age_s: f64,
-    /// Seconds since it came to where it is; its age if it never moved.
+    /// Seconds since it came to its node; its age if it never moved.
     pub resident_s: f64,
-    /// Bytes that would have to be sent.
+    /// Bytes that a move would send.
     pub rss: u64,
-    /// How fast that grows, in bytes a second.
+    /// Growth of `rss`, in bytes a second.
     pub growth: u64,
-    /// How fast it writes pages that have been sent, in bytes a second.
+    /// How fast it rewrites pages already sent, in bytes a second.
     pub dirty: u64,
-    /// Calls to home a second: those that go there, or, at home, that would.
+    /// Calls to home a second; for a process at home, those that would go there if it were away.
     pub calls_per_s: f64,
-    /// What these calls carry, in bytes a second.
+    /// Data that these calls carry, in bytes a second.
     pub bytes_per_s: f64,
-    /// What it reads and writes of other nodes' files, which is in neither of these: what home asks that node for, or,
-    /// where it runs on it, would.
+    /// Its use of files of other nodes, which neither of these includes: what home requests from
+    /// that node; if the process runs on that node, what home would request.
     pub files: BTreeMap<NodeId, Traffic>,
     /// Bytes that it will need (`mosrun -m`); 0: what it has.
     pub claim: u64,
-    /// What the user said.
+    /// The user's advice.
     pub hint: Hint,
-    /// Locked: it stays, whatever the numbers say.
+    /// Locked: it stays, whatever the measurements.
     pub locked: bool,
     /// Nodes where it may run; `None`: all but the forbidden ones.
     pub allowed: Option<BTreeSet<NodeId>>,
     /// Nodes where it must not run.
     pub forbidden: BTreeSet<NodeId>,
-    /// Whether it can be moved, and its administrator lets it be.
+    /// Whether it can be moved, and its administrator allows it.
     pub movable: bool,
-    /// The node where it runs wants it gone (`expel`, its owner, a shutdown): it leaves also if it is locked.
+    /// The node where it runs wants it to leave (`expel`, its owner, a shutdown); it leaves even if
+    /// locked.
     pub evicted: bool,
 }
 
-impl Process {
-    /// A process at home of which nothing is known but what is named here; for the rest see the fields.
+impl ProcessSnapshot {
+    /// A process with these values, and no memory, traffic or restrictions.
     #[must_use]
     pub fn new(pid: HomePid, at: NodeId, demand: f64, cpu_s: f64) -> Self {
         Self {
@@ -97,7 +99,7 @@ impl Process {
         }
     }
 
-    /// Whether it may run on `node`; at home it always may.
+    /// Whether it may run on `node`; it always may at home.
     #[must_use]
     pub fn may_run_on(&self, node: NodeId, home: NodeId) -> bool {
         node == home
@@ -105,12 +107,12 @@ impl Process {
                 && self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&node))
     }
 
-    /// How many threads of it run or wait, on average.
+    /// Average number of its threads that run or wait.
     pub(crate) fn threads(&self) -> f64 {
         if self.demand.is_finite() { (self.demand / 100.0).clamp(0.0, 65_536.0) } else { 0.0 }
     }
 
-    /// What it will need where it goes.
+    /// Bytes that it will need on its target.
     pub(crate) fn memory(&self) -> u64 {
         self.claim.max(self.rss)
     }

@@ -1,10 +1,10 @@
-//! What a home remembers between two decisions.
+//! State that a home keeps between two decisions.
 
-use crate::admit::Refusal;
+use crate::admit::OfferRefusal;
+use crate::candidate::Obstacle;
 use crate::decide::Move;
 use crate::policy::Policy;
-use crate::process::Process;
-use crate::prospect::Bar;
+use crate::process::ProcessSnapshot;
 use crate::trend::Trend;
 use crate::view::Cluster;
 use serde::{Deserialize, Serialize};
@@ -12,67 +12,67 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
-/// Refusals that are remembered.
-const MOST_TOLD: usize = 256;
+/// Limit of remembered refusals.
+const MAX_REPORTS: usize = 256;
 
-/// Why a process was left where it is.
+/// Why a process stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stay {
-    /// It cannot be moved, or its administrator does not let it.
+pub enum StayReason {
+    /// It cannot be moved, or its administrator does not allow it.
     NotMovable,
     /// It is locked.
     Locked,
-    /// It is moving.
-    UnderWay,
-    /// Its node is not known to live, or is not in the view.
-    OutOfSight,
+    /// A move of it is under way.
+    Moving,
+    /// Its node is not known to be alive, or is not in the view.
+    NodeUnknown,
     /// It hardly uses a CPU.
     Idle,
-    /// It has used so many CPU seconds, and would have to have used so many.
-    Young {
-        /// Used.
+    /// It has used too little CPU time.
+    TooYoung {
+        /// CPU seconds used.
         cpu_s: f64,
-        /// Needed.
+        /// CPU seconds required.
         needed_s: f64,
     },
-    /// It has been here for so many seconds, and would have to have been for so many.
-    Resident {
-        /// Since it came.
+    /// It came to its node too recently.
+    TooRecent {
+        /// Seconds since it came.
         here_s: f64,
-        /// Needed.
+        /// Seconds required.
         needed_s: f64,
     },
-    /// No node is better; this is what speaks against the best of them.
-    NoBetter(Option<Bar>),
-    /// There is one, but others of this home move now; its turn comes.
-    InTurn,
+    /// No node is better; what rules out the best of them.
+    NoBetter(Option<Obstacle>),
+    /// A better node exists, but other processes of this home move first.
+    Queued,
 }
 
-/// The last word about a process.
+/// The last decision about a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// It was to move.
+pub enum Decision {
+    /// To move.
     Moved(Box<Move>),
-    /// It was to stay.
-    Stayed(Stay),
+    /// To stay.
+    Stayed(StayReason),
 }
 
 /// A move that the view does not show yet.
 #[derive(Debug, Clone)]
-pub(crate) struct UnderWay {
+pub(crate) struct PendingMove {
     pub(crate) from: NodeId,
     pub(crate) to: NodeId,
     pub(crate) threads: f64,
     pub(crate) memory: u64,
     decided_ms: u64,
-    /// Since when the target counts it as its own.
+    /// When the target accepted it; from then on the target's load includes it.
     accepted_ms: Option<u64>,
     arrived_ms: Option<u64>,
 }
 
-/// A program that was started somewhere, and is not in that node's load yet.
+/// A program started on a node whose load does not include it yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed {
     pub(crate) on: NodeId,
@@ -81,7 +81,7 @@ pub(crate) struct Placed {
     at_ms: u64,
 }
 
-/// A process of this home that has ended on another node, which may not have told of that yet.
+/// A process of this home that ended on another node, whose load may still include it.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) on: NodeId,
@@ -89,14 +89,14 @@ pub(crate) struct Ended {
     at_ms: u64,
 }
 
-/// How a node stands, from its own mouth.
+/// A node's state as reported in a refusal.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct ReportedState {
     at_ms: u64,
-    refusal: Refusal,
+    refusal: OfferRefusal,
 }
 
-/// A process' moves of late.
+/// Recent moves of a process.
 #[derive(Debug, Clone, Default)]
 struct History {
     moves: f64,
@@ -107,43 +107,44 @@ struct History {
     not_before_ms: u64,
 }
 
-/// What a home remembers: moves under way and charged in advance, how often each process moved, how memory
-/// shrinks, and the last word about each process.
+/// State that a home keeps between decisions: moves under way, charged in advance; how often each process
+/// moved; memory trends; and the last decision about each process.
 #[derive(Debug, Clone, Default)]
-pub struct State {
-    pub(crate) moves: BTreeMap<HomePid, UnderWay>,
+pub struct DecisionState {
+    pub(crate) moves: BTreeMap<HomePid, PendingMove>,
     pub(crate) placed: Vec<Placed>,
     pub(crate) ended: Vec<Ended>,
-    /// Where each process ran when it was looked at last, and with how many threads.
-    ran: BTreeMap<HomePid, (NodeId, f64)>,
-    /// Seconds until the first of those that are too young here will have used enough, by the last decision.
-    pub(crate) ripe_s: Option<f64>,
+    /// The node and the number of threads of each process, as of the last decision.
+    last_run: BTreeMap<HomePid, (NodeId, f64)>,
+    /// Seconds until the first process that is too young will have used enough CPU time, as of the
+    /// last decision.
+    pub(crate) eligible_in_s: Option<f64>,
     history: BTreeMap<HomePid, History>,
     trends: BTreeMap<NodeId, Trend>,
-    told: BTreeMap<NodeId, Told>,
-    pub(crate) verdicts: BTreeMap<HomePid, (u64, Verdict)>,
+    reports: BTreeMap<NodeId, ReportedState>,
+    pub(crate) decisions: BTreeMap<HomePid, (u64, Decision)>,
 }
 
-impl State {
-    /// The target has agreed; from now on its own load counts the arrival.
+impl DecisionState {
+    /// The target has accepted the process; from now on its own load includes it.
     pub fn accepted(&mut self, pid: HomePid, now_ms: u64) {
         if let Some(under_way) = self.moves.get_mut(&pid) {
             under_way.accepted_ms = Some(now_ms);
         }
     }
 
-    /// The move failed: nothing is charged any more, and the next try there waits, twice as long each time (1 s
-    /// to 64 s).
+    /// The move failed: nothing is charged any more, and the next attempt with this target waits,
+    /// twice as long each time (1 s to 64 s).
     pub fn failed(&mut self, pid: HomePid, now_ms: u64) {
-        let Some(under_way) = self.take_back(pid) else { return };
+        let Some(under_way) = self.undo(pid) else { return };
         let history = self.history.entry(pid).or_default();
         history.failed_at = Some(under_way.to);
         history.not_before_ms = now_ms.saturating_add(1_000 << history.failures.min(6));
         history.failures = history.failures.saturating_add(1);
     }
 
-    /// It did not move: what `began` counted is taken back.
-    fn take_back(&mut self, pid: HomePid) -> Option<UnderWay> {
+    /// The process did not move: undoes `record_start`.
+    fn undo(&mut self, pid: HomePid) -> Option<PendingMove> {
         let under_way = self.moves.remove(&pid)?;
         if let Some(history) = self.history.get_mut(&pid) {
             history.moves = (history.moves - 1.0).max(0.0);
@@ -152,33 +153,34 @@ impl State {
         Some(under_way)
     }
 
-    /// The view, with what nodes have told since.
-    pub(crate) fn informed<'a>(&self, cluster: &'a Cluster, now_ms: u64) -> Cow<'a, Cluster> {
-        if self.told.is_empty() {
+    /// The view, updated with what nodes reported in refusals.
+    pub(crate) fn with_reports<'a>(&self, cluster: &'a Cluster, now_ms: u64) -> Cow<'a, Cluster> {
+        if self.reports.is_empty() {
             return Cow::Borrowed(cluster);
         }
         let mut cluster = cluster.clone();
-        for (node, told) in &self.told {
-            let age_ms = now_ms.saturating_sub(told.at_ms);
-            // Until gossip says otherwise.
-            let takes_guests = !matches!(told.refusal.bar, Bar::NoGuests | Bar::WayBusy);
-            cluster.hear(*node, age_ms, told.refusal.load, told.refusal.mem_free, takes_guests);
+        for (node, report) in &self.reports {
+            let age_ms = now_ms.saturating_sub(report.at_ms);
+            // Holds until gossip brings a newer entry.
+            let takes_guests = !matches!(report.refusal.obstacle, Obstacle::NoGuests | Obstacle::LinkBusy);
+            cluster.apply_report(*node, age_ms, report.refusal.load, report.refusal.mem_free, takes_guests);
         }
         Cow::Owned(cluster)
     }
 
-    /// The target refused. Nothing is charged any more, and what it said of itself counts until gossip is newer.
-    pub fn refused(&mut self, pid: HomePid, refusal: Refusal, now_ms: u64) {
+    /// The target refused. Nothing is charged any more, and its reported state counts until gossip
+    /// is newer.
+    pub fn refused(&mut self, pid: HomePid, refusal: OfferRefusal, now_ms: u64) {
         let Some(under_way) = self.moves.get(&pid) else { return };
         let to = under_way.to;
-        self.take_back(pid);
-        if self.told.len() < MOST_TOLD {
-            self.told.insert(to, Told { at_ms: now_ms, refusal });
+        self.undo(pid);
+        if self.reports.len() < MAX_REPORTS {
+            self.reports.insert(to, ReportedState { at_ms: now_ms, refusal });
         }
     }
 
-    /// The process runs at its target. `decide` also sees that by itself, from where the process is; told so it
-    /// is known at the right time.
+    /// The process runs at its target. `decide` also detects this from where the process is; this
+    /// call records the exact time.
     pub fn arrived(&mut self, pid: HomePid, now_ms: u64) {
         let Some(under_way) = self.moves.get_mut(&pid).filter(|under_way| under_way.arrived_ms.is_none())
         else {
@@ -187,101 +189,109 @@ impl State {
         under_way.arrived_ms = Some(now_ms);
         if let Some(history) = self.history.get_mut(&pid) {
             (history.failures, history.failed_at) = (0, None);
-            // The way may have taken longer than the time for which it must not go back.
+            // The move may have taken longer than the time in which it must not return.
             let from = under_way.from;
             history.left.iter_mut().filter(|(node, _)| *node == from).for_each(|(_, left)| *left = now_ms);
         }
     }
 
-    /// The last word about a process, and when it was said.
+    /// The last decision about a process, and when it was made.
     #[must_use]
-    pub fn verdict(&self, pid: HomePid) -> Option<&(u64, Verdict)> {
-        self.verdicts.get(&pid)
+    pub fn decision(&self, pid: HomePid) -> Option<&(u64, Decision)> {
+        self.decisions.get(&pid)
     }
 
-    /// In how many seconds the first process that is too young now, on a crowded node, will be looked at: by then it is
-    /// worth to decide again, and not a second later.
+    /// Seconds until the first process that is now too young, on a crowded node, becomes eligible.
+    /// A new decision is worthwhile then, less than a second after the last.
     #[must_use]
-    pub fn ripe_s(&self) -> Option<f64> {
-        self.ripe_s
+    pub fn eligible_in_s(&self) -> Option<f64> {
+        self.eligible_in_s
     }
 
-    /// Whether a move of it is under way.
+    /// Whether a move of this process is under way.
     #[must_use]
     pub fn is_moving(&self, pid: HomePid) -> bool {
         self.moves.get(&pid).is_some_and(|under_way| under_way.arrived_ms.is_none())
     }
 
-    /// How many moves are under way.
+    /// Number of moves under way.
     #[must_use]
     pub fn moving(&self) -> usize {
         self.moves.values().filter(|under_way| under_way.arrived_ms.is_none()).count()
     }
 
-    /// Takes in what the view and the processes show, and forgets what is past.
+    /// Applies what the view and the processes show, and drops what is settled.
     pub(crate) fn observe(
         &mut self,
         cluster: &Cluster,
-        processes: &BTreeMap<HomePid, &Process>,
+        processes: &BTreeMap<HomePid, &ProcessSnapshot>,
         policy: &Policy,
         now_ms: u64,
     ) {
         let known = |pid: &HomePid| processes.contains_key(pid);
         self.history.retain(|pid, _| known(pid));
-        // By then gossip knows it, or the view is too old to be used.
-        self.told.retain(|_, told| now_ms.saturating_sub(told.at_ms) < policy.max_age_ms);
-        self.verdicts.retain(|pid, _| known(pid));
-        let landed: Vec<HomePid> = self
+        // By then gossip has newer entries, or the view is too old to be used.
+        self.reports.retain(|_, report| now_ms.saturating_sub(report.at_ms) < policy.max_age_ms);
+        self.decisions.retain(|pid, _| known(pid));
+        let arrived_pids: Vec<HomePid> = self
             .moves
             .iter()
             .filter(|(pid, under_way)| processes.get(pid).is_some_and(|process| process.at == under_way.to))
             .map(|(pid, _)| *pid)
             .collect();
-        for pid in landed {
+        for pid in arrived_pids {
             self.arrived(pid, now_ms);
         }
-        let shown = |node, since: u64| sample_time(cluster, node, now_ms).is_none_or(|time| time > since);
+        let is_published =
+            |node, since: u64| sample_time(cluster, node, now_ms).is_none_or(|time| time > since);
         self.moves.retain(|pid, under_way| {
             let Some(arrived) = under_way.arrived_ms else {
-                return known(pid) && now_ms.saturating_sub(under_way.decided_ms) < policy.lost_after_ms;
+                return known(pid) && now_ms.saturating_sub(under_way.decided_ms) < policy.move_timeout_ms;
             };
-            // Both ends must have spoken since; a minute is enough in any case.
+            // Both nodes must have published an entry since; a minute is enough in any case.
             known(pid)
                 && now_ms.saturating_sub(arrived) < 60_000
-                && !(shown(under_way.from, arrived)
-                    && shown(under_way.to, under_way.accepted_ms.unwrap_or(arrived)))
+                && !(is_published(under_way.from, arrived)
+                    && is_published(under_way.to, under_way.accepted_ms.unwrap_or(arrived)))
         });
-        let settled = 3 * policy.load_settle_ms;
+        let settled = 3 * policy.load_time_constant_ms;
         self.placed.retain(|placed| {
             let since = placed.at_ms.saturating_add(settled);
-            !shown(placed.on, since) && now_ms.saturating_sub(placed.at_ms) < 60_000
+            !is_published(placed.on, since) && now_ms.saturating_sub(placed.at_ms) < 60_000
         });
         self.follow_ends(cluster, processes, policy, now_ms);
         self.follow_memory(cluster, processes, now_ms);
     }
 
-    /// A home knows at once that a process of its own has ended, wherever that was. The node where it ran has it in its
-    /// next word; until then what it has told before is too much by that. Of this node itself its own load knows.
+    /// A home learns at once that one of its processes has ended on another node. That node's next
+    /// entry reflects it; until then the load in its last entry is too high by it. Processes on
+    /// this node are left out: its own load shows their end.
     fn follow_ends(
         &mut self,
         cluster: &Cluster,
-        processes: &BTreeMap<HomePid, &Process>,
+        processes: &BTreeMap<HomePid, &ProcessSnapshot>,
         policy: &Policy,
         now_ms: u64,
     ) {
         let gone =
-            self.ran.iter().filter(|(pid, (on, _))| !processes.contains_key(pid) && *on != cluster.me());
+            self.last_run.iter().filter(|(pid, (on, _))| !processes.contains_key(pid) && *on != cluster.me());
         let gone = gone.map(|(_, (on, threads))| Ended { on: *on, threads: *threads, at_ms: now_ms });
         self.ended.extend(gone);
         self.ended.retain(|ended| {
-            let told = sample_time(cluster, ended.on, now_ms).is_none_or(|time| time > ended.at_ms);
-            !told && now_ms.saturating_sub(ended.at_ms) < policy.max_age_ms
+            let is_published = sample_time(cluster, ended.on, now_ms).is_none_or(|time| time > ended.at_ms);
+            !is_published && now_ms.saturating_sub(ended.at_ms) < policy.max_age_ms
         });
-        self.ran = processes.values().map(|process| (process.pid, (process.at, process.threads()))).collect();
+        self.last_run =
+            processes.values().map(|process| (process.pid, (process.at, process.threads()))).collect();
     }
 
-    /// Only where own processes are, since only those can be taken away.
-    fn follow_memory(&mut self, cluster: &Cluster, processes: &BTreeMap<HomePid, &Process>, now_ms: u64) {
+    /// Follows only nodes with own processes, since only those can be moved away.
+    fn follow_memory(
+        &mut self,
+        cluster: &Cluster,
+        processes: &BTreeMap<HomePid, &ProcessSnapshot>,
+        now_ms: u64,
+    ) {
         self.trends.retain(|node, _| processes.values().any(|process| process.at == *node));
         for process in processes.values() {
             let Some(node) = cluster.node(process.at) else { continue };
@@ -289,14 +299,20 @@ impl State {
         }
     }
 
-    /// How fast a node's memory fills, in bytes a second, as far as it has been watched; never negative.
-    pub(crate) fn filling(&self, node: NodeId) -> f64 {
-        self.trends.get(&node).map_or(0.0, Trend::filling)
+    /// How fast a node's memory fills, in bytes a second, as far as observed; never negative.
+    pub(crate) fn fill_rate(&self, node: NodeId) -> f64 {
+        self.trends.get(&node).map_or(0.0, Trend::fill_rate)
     }
 
-    /// Charges a move, before its report.
-    pub(crate) fn began(&mut self, process: &Process, to: NodeId, policy: &Policy, now_ms: u64) {
-        let under_way = UnderWay {
+    /// Charges a move when it starts.
+    pub(crate) fn record_start(
+        &mut self,
+        process: &ProcessSnapshot,
+        to: NodeId,
+        policy: &Policy,
+        now_ms: u64,
+    ) {
+        let under_way = PendingMove {
             from: process.at,
             to,
             threads: process.threads(),
@@ -307,57 +323,59 @@ impl State {
         };
         self.moves.insert(process.pid, under_way);
         let history = self.history.entry(process.pid).or_default();
-        history.moves = faded(history, policy, now_ms) + 1.0;
+        history.moves = recent_moves(history, policy, now_ms) + 1.0;
         history.counted_ms = now_ms;
-        history.left.retain(|(_, left)| now_ms.saturating_sub(*left) < policy.return_ms);
+        history.left.retain(|(_, left)| now_ms.saturating_sub(*left) < policy.no_return_ms);
         history.left.push((process.at, now_ms));
     }
 
     /// Charges a program that starts on a node.
     pub(crate) fn placed(&mut self, on: NodeId, threads: f64, memory: u64, now_ms: u64) {
-        // More than that at once are no longer told apart by one more.
+        // Beyond this many, one more makes no difference.
         if self.placed.len() < 100_000 {
             self.placed.push(Placed { on, threads, memory, at_ms: now_ms });
         }
     }
 
-    /// Seconds for which a process must stay where it is.
+    /// Seconds that a process must stay where it is.
     pub(crate) fn residence_s(&self, pid: HomePid, policy: &Policy, now_ms: u64) -> f64 {
-        let moves = self.history.get(&pid).map_or(0.0, |history| faded(history, policy, now_ms));
-        (policy.residence_s * moves.exp2()).min(policy.longest_residence_s)
+        let moves = self.history.get(&pid).map_or(0.0, |history| recent_moves(history, policy, now_ms));
+        (policy.residence_s * moves.exp2()).min(policy.max_residence_s)
     }
 
-    /// Whether it left this node just now.
-    pub(crate) fn just_left(&self, pid: HomePid, node: NodeId, policy: &Policy, now_ms: u64) -> bool {
+    /// Whether it left this node a short time ago.
+    pub(crate) fn has_just_left(&self, pid: HomePid, node: NodeId, policy: &Policy, now_ms: u64) -> bool {
         self.history.get(&pid).is_some_and(|history| {
             history
                 .left
                 .iter()
-                .any(|(left, at)| *left == node && now_ms.saturating_sub(*at) < policy.return_ms)
+                .any(|(left, at)| *left == node && now_ms.saturating_sub(*at) < policy.no_return_ms)
         })
     }
 
-    /// Whether the last try to move it there failed, and the next one waits.
-    pub(crate) fn waits_after_failure(&self, pid: HomePid, node: NodeId, now_ms: u64) -> bool {
+    /// Whether the last attempt to move it there failed, and the retry delay is not over.
+    pub(crate) fn is_in_retry_delay(&self, pid: HomePid, node: NodeId, now_ms: u64) -> bool {
         self.history
             .get(&pid)
             .is_some_and(|history| history.failed_at == Some(node) && now_ms < history.not_before_ms)
     }
 
-    pub(crate) fn say(&mut self, pid: HomePid, now_ms: u64, verdict: Verdict) {
-        self.verdicts.insert(pid, (now_ms, verdict));
+    pub(crate) fn record_decision(&mut self, pid: HomePid, now_ms: u64, decision: Decision) {
+        self.decisions.insert(pid, (now_ms, decision));
     }
 }
 
-impl UnderWay {
-    /// Whether the target's load lacks it still.
+impl PendingMove {
+    /// Whether the target's load does not include it yet.
     pub(crate) fn charges(&self, cluster: &Cluster, now_ms: u64) -> bool {
-        self.accepted_ms.or(self.arrived_ms).is_none_or(|since| !spoke_since(cluster, self.to, since, now_ms))
+        self.accepted_ms
+            .or(self.arrived_ms)
+            .is_none_or(|since| !published_since(cluster, self.to, since, now_ms))
     }
 
-    /// Whether the source's load still has it.
+    /// Whether the source's load still includes it.
     pub(crate) fn credits(&self, cluster: &Cluster, now_ms: u64) -> bool {
-        self.arrived_ms.is_none_or(|since| !spoke_since(cluster, self.from, since, now_ms))
+        self.arrived_ms.is_none_or(|since| !published_since(cluster, self.from, since, now_ms))
     }
 
     pub(crate) fn arrived(&self) -> bool {
@@ -365,17 +383,18 @@ impl UnderWay {
     }
 }
 
-fn spoke_since(cluster: &Cluster, node: NodeId, since: u64, now_ms: u64) -> bool {
+fn published_since(cluster: &Cluster, node: NodeId, since: u64, now_ms: u64) -> bool {
     sample_time(cluster, node, now_ms).is_some_and(|time| time > since)
 }
 
-/// When a node's entry was made, by our clock.
+/// When a node's entry was made, by this node's clock.
 fn sample_time(cluster: &Cluster, node: NodeId, now_ms: u64) -> Option<u64> {
     cluster.node(node).map(|node| now_ms.saturating_sub(node.age_ms))
 }
 
-/// How many moves of late there are now: each halves in `forget_move_ms`.
-fn faded(history: &History, policy: &Policy, now_ms: u64) -> f64 {
-    let halves = now_ms.saturating_sub(history.counted_ms) as f64 / policy.forget_move_ms.max(1) as f64;
+/// The number of recent moves as of now: each move counts half after `recent_move_half_life_ms`.
+fn recent_moves(history: &History, policy: &Policy, now_ms: u64) -> f64 {
+    let halves =
+        now_ms.saturating_sub(history.counted_ms) as f64 / policy.recent_move_half_life_ms.max(1) as f64;
     history.moves * (-halves).exp2()
 }

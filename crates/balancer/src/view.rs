@@ -1,93 +1,95 @@
-//! What a home knows of the nodes.
+//! The nodes of the cluster as a home sees them.
 
 use serde::{Deserialize, Serialize};
 use tern_ids::NodeId;
 
 /// The speed of a standard CPU.
 pub(crate) const STANDARD_SPEED: f64 = 10_000.0;
-/// The load of one standard CPU kept busy.
-const BUSY: f64 = 100.0;
+/// The load of one busy standard CPU.
+const BUSY_LOAD: f64 = 100.0;
 
-/// What it costs to talk to a node.
+/// The cost of communication with a node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LinkCost {
-    /// There and back, in microseconds.
+    /// Round-trip time, in microseconds.
     pub rtt_us: u32,
-    /// What it carries.
+    /// Throughput, in bytes a second.
     pub bytes_per_s: u64,
 }
 
 impl Default for LinkCost {
-    /// A switched gigabit, for nodes that have not been measured yet.
+    /// A switched gigabit link, for nodes not measured yet.
     fn default() -> Self {
         Self { rtt_us: 200, bytes_per_s: 117_000_000 }
     }
 }
 
-/// One node, as it was `age_ms` ago.
+/// One node, as of `age_ms` ago.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Node {
-    /// Which.
+pub struct NodeSnapshot {
+    /// Its number.
     pub id: NodeId,
-    /// Of one of its CPUs; 10,000 is a standard CPU.
+    /// Speed of one of its CPUs; 10,000 is a standard CPU.
     pub speed: u32,
-    /// How many; may be fractional under a quota.
+    /// Number of CPUs; may be fractional under a quota.
     pub cpus: f64,
-    /// 100 is a standard CPU kept busy; as [`Settling::expected_load`](crate::Settling::expected_load) says it,
-    /// that is, with the arrivals that it has agreed to.
+    /// 100 is a busy standard CPU; as given by
+    /// [`PendingChanges::expected_load`](crate::PendingChanges::expected_load), including accepted
+    /// arrivals.
     pub load: f64,
-    /// Bytes that a newcomer could have, arrivals that were agreed to subtracted.
+    /// Bytes that an arriving process could have, less those of accepted arrivals.
     pub mem_free: u64,
-    /// Bytes in all.
+    /// Bytes of memory in total.
     pub mem_total: u64,
-    /// Bytes of swap that are free.
+    /// Bytes of free swap.
     pub swap_free: u64,
-    /// Bytes of swap in all.
+    /// Bytes of swap in total.
     pub swap_total: u64,
-    /// Percent of time in which somebody waited for memory (PSI `some avg10`); 0 where there is no PSI.
+    /// Percent of time in which some task waited for memory (PSI `some avg10`); 0 without PSI.
     pub mem_pressure: f64,
     /// Whether it takes guests (not blocked, not shutting down, trusts this home).
     pub takes_guests: bool,
-    /// How old all this is, in milliseconds; of the node itself, how long ago it was sampled, and 0 in a view.
+    /// Age of this entry, in milliseconds; for the node itself, the time since it was sampled, and
+    /// 0 in a view.
     pub age_ms: u64,
-    /// Whether it is known to live; false also while that is in doubt.
+    /// Whether it is known to be alive; false also while it is suspected.
     pub alive: bool,
-    /// What it costs to talk to it from here; for the node itself, what its own link carries.
+    /// The cost of communication from here; for the node itself, its own link's throughput.
     pub link: LinkCost,
 }
 
-impl Node {
-    /// How many threads run or wait there, on average.
+impl NodeSnapshot {
+    /// Average number of threads that run or wait there.
     #[must_use]
     pub fn runnable(&self) -> f64 {
-        self.load * f64::from(self.speed) * self.cpus / (BUSY * STANDARD_SPEED)
+        self.load * f64::from(self.speed) * self.cpus / (BUSY_LOAD * STANDARD_SPEED)
     }
 
-    /// The load that so many threads make there.
+    /// The load that this many threads cause there.
     #[must_use]
     pub fn load_of(&self, runnable: f64) -> f64 {
-        runnable * BUSY * STANDARD_SPEED / (f64::from(self.speed) * self.cpus)
+        runnable * BUSY_LOAD * STANDARD_SPEED / (f64::from(self.speed) * self.cpus)
     }
 
-    /// What one of `runnable` threads gets there, in standard CPUs.
+    /// The share of one of `runnable` threads there, in standard CPUs.
     #[must_use]
     pub fn share(&self, runnable: f64) -> f64 {
         f64::from(self.speed) / STANDARD_SPEED * self.cpus / runnable.max(self.cpus).max(1.0)
     }
 }
 
-/// All nodes that a home knows, itself included.
+/// All nodes in a home's view, itself included.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cluster {
     me: NodeId,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeSnapshot>,
 }
 
 impl Cluster {
-    /// A view from node `me`. What other nodes say of themselves is not believed blindly: numbers out of their
-    /// range are cut, and of two entries for one node the younger one holds.
+    /// The view of node `me`. Values that other nodes report are clamped to their range, and of two
+    /// entries of one node the younger one is used.
     #[must_use]
-    pub fn new(me: NodeId, mut nodes: Vec<Node>) -> Self {
+    pub fn new(me: NodeId, mut nodes: Vec<NodeSnapshot>) -> Self {
         nodes.sort_by_key(|node| (node.id, node.age_ms));
         nodes.dedup_by_key(|node| node.id);
         for node in &mut nodes {
@@ -111,28 +113,35 @@ impl Cluster {
 
     /// Its nodes, in the order of their numbers.
     #[must_use]
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[NodeSnapshot] {
         &self.nodes
     }
 
-    /// One of them.
+    /// The node with this number.
     #[must_use]
-    pub fn node(&self, id: NodeId) -> Option<&Node> {
-        self.place_of(id).and_then(|place| self.nodes.get(place))
+    pub fn node(&self, id: NodeId) -> Option<&NodeSnapshot> {
+        self.index_of(id).and_then(|index| self.nodes.get(index))
     }
 
-    /// A node has told how it stands, if the view has nothing newer.
-    pub(crate) fn hear(&mut self, id: NodeId, age_ms: u64, load: f64, mem_free: u64, takes_guests: bool) {
-        let Some(place) = self.place_of(id) else { return };
-        let Some(node) = self.nodes.get_mut(place).filter(|node| node.age_ms >= age_ms) else { return };
+    /// Applies a node's reported state, unless the view has a newer one.
+    pub(crate) fn apply_report(
+        &mut self,
+        id: NodeId,
+        age_ms: u64,
+        load: f64,
+        mem_free: u64,
+        takes_guests: bool,
+    ) {
+        let Some(index) = self.index_of(id) else { return };
+        let Some(node) = self.nodes.get_mut(index).filter(|node| node.age_ms >= age_ms) else { return };
         node.age_ms = age_ms;
         node.load = finite(load).clamp(0.0, 1e9);
         node.mem_free = mem_free.min(node.mem_total);
         node.takes_guests &= takes_guests;
     }
 
-    /// Where in [`Cluster::nodes`] it stands.
-    pub(crate) fn place_of(&self, id: NodeId) -> Option<usize> {
+    /// The node's index in [`Cluster::nodes`].
+    pub(crate) fn index_of(&self, id: NodeId) -> Option<usize> {
         self.nodes.binary_search_by_key(&id, |node| node.id).ok()
     }
 }

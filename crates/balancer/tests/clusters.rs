@@ -1,24 +1,25 @@
-//! Whole clusters of homes that decide from stale views: whatever happens, the number of moves is bounded.
+//! Whole clusters of homes that decide from old views: the number of moves is always bounded.
 
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use tern_balancer::{
-    Answer, Cluster, LinkCost, Node, Objective, Policy, Process, Settling, State, accepts, decide,
+    Cluster, DecisionState, LinkCost, NodeSnapshot, Objective, OfferReply, PendingChanges, Policy,
+    ProcessSnapshot, decide, reply_to_offer,
 };
 use tern_ids::{HomePid, NodeId};
 
-/// A cluster in which moves take no time, and views are as old as wanted. Nothing ends, so all moves are in search
-/// of a balance.
+/// A cluster in which moves take no time, and views have a chosen age. No job ends, so all moves
+/// are made to reach a balance.
 struct Homes {
     nodes: Vec<(u32, f64)>,
-    jobs: Vec<Process>,
+    jobs: Vec<ProcessSnapshot>,
     homes: Vec<usize>,
     moves: Vec<u32>,
-    states: Vec<State>,
-    settling: Vec<Settling>,
-    /// What all nodes were like, second by second.
-    past: VecDeque<Vec<Node>>,
-    /// By how many seconds the view that one node has of another lags.
+    states: Vec<DecisionState>,
+    pending: Vec<PendingChanges>,
+    /// The state of all nodes, second by second.
+    past: VecDeque<Vec<NodeSnapshot>>,
+    /// Age in seconds of one node's view of another.
     lag: fn(usize, usize) -> usize,
     policy: Policy,
 }
@@ -33,7 +34,7 @@ impl Homes {
         let count = nodes.len();
         let jobs = homes.iter().enumerate().map(|(pid, home)| {
             let mut job =
-                Process::new(HomePid(i32::try_from(pid).unwrap_or(i32::MAX)), id(*home), 100.0, 5.0);
+                ProcessSnapshot::new(HomePid(i32::try_from(pid).unwrap_or(i32::MAX)), id(*home), 100.0, 5.0);
             job.rss = 10 << 20;
             job
         });
@@ -42,8 +43,8 @@ impl Homes {
             moves: vec![0; homes.len()],
             nodes,
             homes,
-            states: (0..count).map(|_| State::default()).collect(),
-            settling: (0..count).map(|_| Settling::default()).collect(),
+            states: (0..count).map(|_| DecisionState::default()).collect(),
+            pending: (0..count).map(|_| PendingChanges::default()).collect(),
             past: VecDeque::new(),
             lag,
             policy,
@@ -54,10 +55,10 @@ impl Homes {
         self.jobs.iter().filter(|job| job.at == id(node)).count() as f64
     }
 
-    /// As it samples itself.
-    fn sample(&self, node: usize) -> Node {
+    /// A node's sample of itself.
+    fn sample(&self, node: usize) -> NodeSnapshot {
         let (speed, cpus) = self.nodes[node];
-        let mut sample = Node {
+        let mut sample = NodeSnapshot {
             id: id(node),
             speed,
             cpus,
@@ -78,11 +79,11 @@ impl Homes {
 
     fn second(&mut self, second: u64) {
         let now_ms = second * 1000;
-        // What is sampled is right at once here, so nothing has to settle.
-        for settling in &mut self.settling {
-            *settling = Settling::default();
+        // Samples are exact at once here, so nothing has to settle.
+        for pending in &mut self.pending {
+            *pending = PendingChanges::default();
         }
-        let samples: Vec<Node> = (0..self.nodes.len()).map(|node| self.sample(node)).collect();
+        let samples: Vec<NodeSnapshot> = (0..self.nodes.len()).map(|node| self.sample(node)).collect();
         self.past.push_front(samples);
         self.past.truncate(8);
         for job in &mut self.jobs {
@@ -101,17 +102,17 @@ impl Homes {
                 return self.sample(home);
             }
             let lag = (self.lag)(home, other).min(self.past.len() - 1);
-            Node { age_ms: lag as u64 * 1000, ..self.past[lag][other].clone() }
+            NodeSnapshot { age_ms: lag as u64 * 1000, ..self.past[lag][other].clone() }
         });
         let cluster = Cluster::new(id(home), view.collect());
-        let processes: Vec<Process> = own.iter().map(|job| self.jobs[*job].clone()).collect();
+        let processes: Vec<ProcessSnapshot> = own.iter().map(|job| self.jobs[*job].clone()).collect();
         let seed = now_ms ^ home as u64;
         let moves = decide(&cluster, &processes, &mut self.states[home], &self.policy, now_ms, seed);
         for next in moves {
             let (job, to) = (usize::try_from(next.pid.0).unwrap_or(usize::MAX), usize::from(next.to.0) - 1);
             let target = self.sample(to);
-            let answer = accepts(&target, &self.settling[to], &next.offer, &self.policy, now_ms);
-            if let (Answer::No(refusal), true) = (answer, to != home) {
+            let answer = reply_to_offer(&target, &self.pending[to], &next.offer, &self.policy, now_ms);
+            if let (OfferReply::Refuse(refusal), true) = (answer, to != home) {
                 self.states[home].refused(next.pid, refusal, now_ms);
                 continue;
             }
@@ -129,7 +130,7 @@ impl Homes {
         }
     }
 
-    /// How many more threads the most crowded CPU has than the least crowded one.
+    /// The difference in threads per CPU between the most and the least crowded node.
     fn spread(&self) -> f64 {
         let crowd = |node: usize| self.threads_on(node) / self.nodes[node].1;
         let all = (0..self.nodes.len()).map(crowd);
@@ -149,7 +150,7 @@ fn up_to_five_seconds(me: usize, other: usize) -> usize {
     (me * 7 + other * 3) % 6
 }
 
-/// One job more or less, and what the margin of four percent leaves alone.
+/// One job, and the imbalance that the margin of four percent leaves.
 fn tolerance(jobs: usize, nodes: usize) -> f64 {
     1.0 + (0.08 * jobs as f64 / nodes as f64).floor()
 }
@@ -166,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn equal_jobs_of_one_home_on_equal_nodes_move_once_at_most(
+    fn equal_jobs_of_one_home_move_at_most_once(
         nodes in 2_usize..12,
         jobs in 1_usize..60,
         objective in objectives(),
@@ -180,7 +181,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_jobs_of_many_homes_settle(
+    fn equal_jobs_of_many_homes_come_to_rest(
         nodes in 2_usize..12,
         arrivals in proptest::collection::vec(0_usize..12, 1..60),
         objective in objectives(),
@@ -199,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_nodes_are_moves_are_bounded(
+    fn moves_are_bounded_on_unequal_nodes(
         nodes in proptest::collection::vec((2_000_u32..40_000, prop_oneof![Just(0.5), Just(1.0), Just(4.0)]), 2..12),
         arrivals in proptest::collection::vec(0_usize..12, 1..80),
         objective in objectives(),
@@ -213,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_input_gives_the_same_moves(
+    fn same_input_gives_the_same_moves(
         arrivals in proptest::collection::vec(0_usize..6, 1..40),
         objective in objectives(),
     ) {
@@ -226,9 +227,9 @@ proptest! {
     }
 }
 
-/// Two homes that see the same two good nodes with other delays: found by the test above.
+/// Two homes that see the same two good nodes with different delays; found by the test above.
 #[test]
-fn two_homes_that_see_late_do_not_follow_each_other() {
+fn two_homes_with_old_views_do_not_follow_each_other() {
     let nodes = vec![(3158, 4.0), (2000, 0.5), (2000, 0.5), (37947, 4.0), (37203, 4.0), (2000, 4.0)];
     let mut homes = Homes::new(nodes, vec![0, 2], up_to_five_seconds, policy(Objective::Opportunity));
     homes.run(180);

@@ -1,15 +1,16 @@
-//! `tern/guests`: the group of all guests that a node holds, and of the commands that others have placed on it, in every
-//! hierarchy in which groups can be of use to who owns the node. There it can be seen what they use together, and be
-//! limited, frozen or ended at once.
+//! `tern/guests`: the control group of all guests on a node, and of commands that other nodes have
+//! placed on it, in every hierarchy that is useful to the node's owner. There the owner can
+//! measure, limit, freeze or kill them all at once.
 //!
-//! It is made beside the daemon: in the group that the daemon is in, or in the one above, if the daemon has made
-//! room by being in a leaf of the name `main` (only then version 2 gives controllers to groups). Shims and what runs
-//! placed commands are children of the daemon and find the same place. So a limit of the daemon's own group, as a lab node's speed, binds its
-//! guests as well.
+//! The group is created next to the daemon: in the daemon's own group, or in the parent if the
+//! daemon is in a leaf group named `main` (in version 2 only then can controllers be enabled for
+//! child groups). Shims and the processes that run placed commands are children of the daemon and
+//! find the same place. So a limit of the daemon's own group, such as a lab node's speed, applies
+//! to its guests as well.
 //!
-//! Several of them use it at a time. Each makes it when it needs it, and removes it when it goes; the kernel refuses
-//! that as long as somebody is in it. Between being made and being entered it may be removed by another: then it is
-//! made again.
+//! Several of these processes use the group at a time. Each creates it when needed, and removes it
+//! when it exits; the kernel refuses to remove a group that has members. If another process removes
+//! the group between its creation and the entry of the first member, it is created again.
 
 use crate::hierarchy::{self, Hierarchy};
 use std::fs;
@@ -18,141 +19,147 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The controllers that are of use.
+/// The controllers that are used.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "freezer"];
-/// Microseconds over which a quota of CPU time counts.
-const PERIOD: u32 = 100_000;
-/// How often it is made again.
-const TRIES: usize = 20;
+/// The period of a CPU quota, in microseconds.
+const QUOTA_PERIOD_US: u32 = 100_000;
+/// How often creating and entering the group is attempted.
+const MAX_ATTEMPTS: usize = 20;
 
-/// What stands at one place.
+/// The location of `tern/guests` in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The controllers of this hierarchy that are of use; none if it is one of version 2 without controllers, which
-    /// counts CPU time, freezes and kills all the same.
+pub struct GuestGroup {
+    /// The useful controllers of this hierarchy; only `freezer` in a version 2 hierarchy without
+    /// controllers, which still accounts CPU time, freezes and kills.
     pub controllers: Vec<&'static str>,
-    /// Version 2.
+    /// Whether the hierarchy is of version 2.
     pub unified: bool,
-    /// The group in which `tern` is or would be.
-    above: PathBuf,
+    /// The group in which `tern` is, or would be created.
+    parent: PathBuf,
 }
 
-/// Where it is, or would be.
+/// The locations where the group is, or would be created.
 ///
 /// # Errors
-/// If /proc does not say.
-pub fn places() -> io::Result<Vec<Place>> {
+/// If /proc cannot be read.
+pub fn groups() -> io::Result<Vec<GuestGroup>> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
-    Ok(Hierarchy::all()?.iter().filter_map(|one| place(one, &own)).collect())
+    Ok(Hierarchy::all()?.iter().filter_map(|one| guest_group(one, &own)).collect())
 }
 
-fn place(hierarchy: &Hierarchy, own: &str) -> Option<Place> {
+fn guest_group(hierarchy: &Hierarchy, own: &str) -> Option<GuestGroup> {
     let mut controllers: Vec<_> = CONTROLLERS.into_iter().filter(|one| hierarchy.has(one)).collect();
     if hierarchy.unified {
         // Every group of version 2 can be frozen.
         controllers.push("freezer");
     }
-    let mut above = hierarchy.group_of(own)?;
-    if above != hierarchy.mount && above.ends_with("main") {
-        above.pop();
+    let mut parent = hierarchy.group_of(own)?;
+    if parent != hierarchy.mount && parent.ends_with("main") {
+        parent.pop();
     }
-    (!controllers.is_empty()).then_some(Place { controllers, unified: hierarchy.unified, above })
+    (!controllers.is_empty()).then_some(GuestGroup { controllers, unified: hierarchy.unified, parent })
 }
 
-impl Place {
-    fn group(&self) -> PathBuf {
-        self.above.join("tern/guests")
+impl GuestGroup {
+    fn path(&self) -> PathBuf {
+        self.parent.join("tern/guests")
     }
 
-    /// Whether it could be made.
+    /// Checks that the group could be created.
     ///
     /// # Errors
-    /// With what the kernel says: it is mounted read-only, or somebody else's.
-    pub fn usable(&self) -> io::Result<()> {
-        Ok(rustix::fs::access(&self.above, rustix::fs::Access::WRITE_OK)?)
+    /// The kernel's error, for example if the hierarchy is mounted read-only or owned by another
+    /// user.
+    pub fn check_writable(&self) -> io::Result<()> {
+        Ok(rustix::fs::access(&self.parent, rustix::fs::Access::WRITE_OK)?)
     }
 
     fn enter(&self, pid: i32, cpus: Option<f64>) -> io::Result<()> {
-        let group = self.group();
+        let group = self.path();
         let mut entered = Ok(());
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             fs::create_dir_all(&group)?;
             if self.unified {
-                hand_down(&self.above);
+                enable_controllers(&self.parent);
             }
             entered = fs::write(group.join("cgroup.procs"), pid.to_string());
             match &entered {
-                Err(e) if matches!(e.raw_os_error(), Some(GONE_BEFORE | GONE_WHILE_OPEN)) => {}
+                Err(e) if matches!(e.raw_os_error(), Some(ENOENT | ENODEV)) => {}
                 _ => break,
             }
         }
-        // Somebody is in it, so it stays.
+        // The group has a member now, so it is not removed.
         entered.and_then(|()| self.limit(cpus))
     }
 
-    /// So many CPUs at most, where this hierarchy has that controller.
+    /// Limits the group to this many CPUs, if this hierarchy has the `cpu` controller.
     fn limit(&self, cpus: Option<f64>) -> io::Result<()> {
         let Some(cpus) = cpus.filter(|_| self.controllers.contains(&"cpu")) else { return Ok(()) };
-        let quota = (cpus * f64::from(PERIOD)) as u64;
+        let quota = (cpus * f64::from(QUOTA_PERIOD_US)) as u64;
         if self.unified {
-            return fs::write(self.group().join("cpu.max"), format!("{quota} {PERIOD}"));
+            return fs::write(self.path().join("cpu.max"), format!("{quota} {QUOTA_PERIOD_US}"));
         }
-        fs::write(self.group().join("cpu.cfs_period_us"), PERIOD.to_string())?;
-        fs::write(self.group().join("cpu.cfs_quota_us"), quota.to_string())
+        fs::write(self.path().join("cpu.cfs_period_us"), QUOTA_PERIOD_US.to_string())?;
+        fs::write(self.path().join("cpu.cfs_quota_us"), quota.to_string())
     }
 
-    fn tidy(&self) {
-        let patience = Duration::from_millis(200);
-        let group = self.group();
+    fn remove_if_empty(&self) {
+        let timeout = Duration::from_millis(200);
+        let group = self.path();
         let empty = fs::read(group.join("cgroup.procs")).is_ok_and(|members| members.is_empty());
-        if empty && hierarchy::remove(&group, patience).is_ok() {
-            // Somebody else's groups may be in it.
-            let _stays = fs::remove_dir(self.above.join("tern"));
+        if empty && hierarchy::remove(&group, timeout).is_ok() {
+            // Fails if it has other groups.
+            let _stays = fs::remove_dir(self.parent.join("tern"));
         }
     }
 }
 
-/// ENOENT and ENODEV, by which a removal shows itself.
-const GONE_BEFORE: i32 = 2;
-const GONE_WHILE_OPEN: i32 = 19;
+/// ENOENT and ENODEV: the group was removed before or while the file was opened.
+const ENOENT: i32 = 2;
+const ENODEV: i32 = 19;
 
-/// Lets version 2's controllers reach the group, one level at a time. Where processes are in a group themselves it
-/// refuses; then guests are grouped, and cannot be limited.
-fn hand_down(above: &Path) {
-    for group in [above.to_owned(), above.join("tern")] {
+/// Enables version 2's controllers for the group, one level at a time. The kernel refuses where a
+/// parent group has member processes; then guests are grouped, but cannot be limited.
+fn enable_controllers(parent: &Path) {
+    for group in [parent.to_owned(), parent.join("tern")] {
         for controller in ["+cpu", "+memory"] {
             let _refused = fs::write(group.join("cgroup.subtree_control"), controller);
         }
     }
 }
 
-/// Puts a process there, and so all that it forks. All that are there may use so many CPUs together.
+/// Moves a process into the group, and so all its future children. All members together may use
+/// `cpus` CPUs.
 ///
 /// # Errors
-/// If there is no such place, or the first where it could not be put. It is in the others all the same.
+/// If no hierarchy is useful, or the first error of entering a group. The process is in the other
+/// groups all the same.
 pub fn enter(pid: i32, cpus: Option<f64>) -> io::Result<()> {
-    let places = places()?;
-    if places.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "no hierarchy of control groups is of use"));
+    let groups = groups()?;
+    if groups.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "no usable cgroup hierarchy is mounted; mount one with the cpu controller",
+        ));
     }
-    let entered: Vec<_> = places.iter().map(|place| place.enter(pid, cpus)).collect();
+    let entered: Vec<_> = groups.iter().map(|group| group.enter(pid, cpus)).collect();
     entered.into_iter().collect()
 }
 
-/// Removes the group where nobody is in it.
-pub fn tidy() {
-    for place in places().unwrap_or_default() {
-        place.tidy();
+/// Removes the group if it has no members.
+pub fn remove_if_empty() {
+    for group in groups().unwrap_or_default() {
+        group.remove_if_empty();
     }
 }
 
-/// The same, after somebody has ended whose processes end with him: waits so long for them.
-pub fn tidy_within(patience: Duration) {
-    let end = Instant::now() + patience;
-    let places = places().unwrap_or_default();
+/// Removes the group, waiting up to `timeout` for members to exit whose parent has just ended.
+pub fn remove_within(timeout: Duration) {
+    let end = Instant::now() + timeout;
+    let groups = groups().unwrap_or_default();
     loop {
-        places.iter().for_each(Place::tidy);
-        if Instant::now() > end || !places.iter().any(|place| place.group().exists()) {
+        groups.iter().for_each(GuestGroup::remove_if_empty);
+        if Instant::now() > end || !groups.iter().any(|group| group.path().exists()) {
             return;
         }
         thread::sleep(Duration::from_millis(50));
@@ -168,12 +175,12 @@ mod tests {
     fn hierarchy(kind: &str, options: &[&str]) -> Hierarchy {
         let options = options.iter().map(|&o| o.to_owned()).collect();
         let mount = Mount { at: "/cg".into(), root: "/".into(), kind: kind.to_owned(), options };
-        Hierarchy::of_mount(&mount).unwrap()
+        Hierarchy::from_mount(&mount).unwrap()
     }
 
     #[test]
-    fn it_is_beside_a_leaf_and_in_everything_else() {
-        let at = |own: &str| place(&hierarchy("cgroup", &["cpu"]), own).unwrap().group();
+    fn group_is_next_to_a_leaf_and_inside_other_groups() {
+        let at = |own: &str| guest_group(&hierarchy("cgroup", &["cpu"]), own).unwrap().path();
         assert_eq!(at("3:cpu:/lab/node1/main"), Path::new("/cg/lab/node1/tern/guests"));
         assert_eq!(
             at("3:cpu:/system.slice/ternd.service"),
@@ -181,37 +188,39 @@ mod tests {
         );
         assert_eq!(at("3:cpu:/"), Path::new("/cg/tern/guests"));
         assert_eq!(at("3:cpu:/main"), Path::new("/cg/tern/guests"));
-        assert_eq!(place(&hierarchy("cgroup", &["cpuset"]), "3:cpuset:/"), None);
-        let second = place(&hierarchy("cgroup2", &[]), "0::/x").unwrap();
+        assert_eq!(guest_group(&hierarchy("cgroup", &["cpuset"]), "3:cpuset:/"), None);
+        let second = guest_group(&hierarchy("cgroup2", &[]), "0::/x").unwrap();
         assert_eq!((second.unified, second.controllers), (true, vec!["freezer"]));
     }
 
-    /// Where this machine lets us: a process is put there, the group stays as long as it lives, and is then gone.
+    /// In each hierarchy that this machine permits: a member keeps the group, and without members
+    /// it is removed.
     #[test]
-    fn who_is_in_it_keeps_it() {
-        let usable: Vec<Place> = places().unwrap().into_iter().filter(|p| p.usable().is_ok()).collect();
-        // Another name than the real one: guests may be on this machine.
+    fn group_is_removed_only_without_members() {
+        let writable: Vec<GuestGroup> =
+            groups().unwrap().into_iter().filter(|p| p.check_writable().is_ok()).collect();
+        // Not the real name: guests may be running on this machine.
         let sandbox = format!("tern-test-{}", std::process::id());
-        for place in usable {
-            let place = Place { above: place.above.join(&sandbox), ..place };
+        for group in writable {
+            let group = GuestGroup { parent: group.parent.join(&sandbox), ..group };
             let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-            let entered = place.enter(child.id() as i32, Some(0.5));
+            let entered = group.enter(child.id() as i32, Some(0.5));
             let quota =
-                ["cpu.max", "cpu.cfs_quota_us"].map(|file| fs::read_to_string(place.group().join(file)));
-            let members = fs::read_to_string(place.group().join("cgroup.procs")).unwrap_or_default();
-            place.tidy();
-            let stayed = place.group().exists();
+                ["cpu.max", "cpu.cfs_quota_us"].map(|file| fs::read_to_string(group.path().join(file)));
+            let members = fs::read_to_string(group.path().join("cgroup.procs")).unwrap_or_default();
+            group.remove_if_empty();
+            let stayed = group.path().exists();
             child.kill().unwrap();
             child.wait().unwrap();
-            place.tidy();
-            let left = place.above.join("tern").exists();
-            let _cleaned = hierarchy::remove(&place.above, Duration::from_secs(1));
+            group.remove_if_empty();
+            let left = group.parent.join("tern").exists();
+            let _cleaned = hierarchy::remove(&group.parent, Duration::from_secs(1));
             entered.unwrap();
             assert_eq!(members.trim(), child.id().to_string());
-            if place.controllers.contains(&"cpu") {
+            if group.controllers.contains(&"cpu") {
                 assert!(quota.iter().flatten().any(|text| text.starts_with("50000")), "{quota:?}");
             }
-            assert!(stayed && !left, "{place:?}: stayed {stayed}, left {left}");
+            assert!(stayed && !left, "{group:?}: stayed {stayed}, left {left}");
         }
     }
 }

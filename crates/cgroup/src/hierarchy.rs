@@ -1,4 +1,4 @@
-//! Hierarchies of control groups, as they are mounted here.
+//! The control group hierarchies mounted on this machine.
 
 use crate::mounts::{self, Mount};
 use std::fs;
@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 pub struct Hierarchy {
     /// Where it is mounted.
     pub mount: PathBuf,
-    /// The group that is mounted there, which is not the hierarchy's first in a container.
+    /// The group that is mounted there; in a container, not the root of the hierarchy.
     pub root: PathBuf,
-    /// Version 2, the one hierarchy of all controllers.
+    /// Whether it is of version 2, the single hierarchy of all controllers.
     pub unified: bool,
-    /// Its controllers; of version 1 they are among other options of the mount.
+    /// Its controllers; for version 1, all mount options, which include them.
     controllers: Vec<String>,
 }
 
 impl Hierarchy {
-    /// Those that are mounted here.
+    /// All mounted hierarchies.
     ///
     /// # Errors
     /// If the mount table cannot be read.
     pub fn all() -> io::Result<Vec<Self>> {
-        Ok(mounts::table()?.iter().filter_map(Self::of_mount).collect())
+        Ok(mounts::table()?.iter().filter_map(Self::from_mount).collect())
     }
 
-    /// The hierarchy that is mounted so, if it is one.
+    /// The hierarchy of a mount, or `None` if it is not a cgroup mount.
     #[must_use]
-    pub fn of_mount(mount: &Mount) -> Option<Self> {
+    pub fn from_mount(mount: &Mount) -> Option<Self> {
         let controllers = match mount.kind.as_str() {
             "cgroup" => mount.options.clone(),
             "cgroup2" => {
@@ -50,11 +50,11 @@ impl Hierarchy {
         self.controllers.iter().any(|one| one == controller)
     }
 
-    /// The directory of the group that a process is in, which `/proc/PID/cgroup` tells. Nothing if that group is
-    /// not below what is mounted here.
+    /// The directory of a process's group, given the text of its `/proc/PID/cgroup`. `None` if that
+    /// group is not below what is mounted here.
     #[must_use]
     pub fn group_of(&self, proc_cgroup: &str) -> Option<PathBuf> {
-        // NUMBER:CONTROLLERS:PATH, and version 2 has no controllers.
+        // Lines are NUMBER:CONTROLLERS:PATH; version 2 has no controllers.
         let path = proc_cgroup.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             let ours = match self.unified {
@@ -68,7 +68,7 @@ impl Hierarchy {
     }
 }
 
-/// Visits a group and all groups in it, the innermost first.
+/// Visits a group and all its descendants, innermost first.
 pub fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
     let Ok(entries) = fs::read_dir(group) else { return };
     for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
@@ -77,13 +77,13 @@ pub fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
     visit(group);
 }
 
-/// Removes a group and the groups in it, which must be empty. A group that does not exist is removed already; one
-/// stays busy for a moment after its last process has died.
+/// Removes a group and its descendants, which must have no members. Succeeds if the group does not
+/// exist. A group stays busy for a moment after its last process has died.
 ///
 /// # Errors
-/// If they are still not empty after `patience`.
-pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
-    let end = Instant::now() + patience;
+/// If they still have members after `timeout`.
+pub fn remove(group: &Path, timeout: Duration) -> io::Result<()> {
+    let end = Instant::now() + timeout;
     loop {
         let mut result = Ok(());
         walk(group, &mut |group| {
@@ -107,7 +107,7 @@ mod tests {
     fn mount(kind: &str, root: &str, options: &[&str]) -> Hierarchy {
         let options = options.iter().map(|&o| o.to_owned()).collect();
         let mount = Mount { at: "/cg".into(), root: root.into(), kind: kind.to_owned(), options };
-        Hierarchy::of_mount(&mount).unwrap()
+        Hierarchy::from_mount(&mount).unwrap()
     }
 
     #[test]
@@ -121,6 +121,6 @@ mod tests {
         assert_eq!(at("cgroup", "/elsewhere", &["cpu", "cpuacct"]), None);
         assert_eq!(at("cgroup2", "/b/main", &[]), Some("/cg".into()));
         let other = Mount { at: "/".into(), root: "/".into(), kind: "ext4".into(), options: vec![] };
-        assert_eq!(Hierarchy::of_mount(&other), None);
+        assert_eq!(Hierarchy::from_mount(&other), None);
     }
 }

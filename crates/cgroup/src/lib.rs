@@ -1,8 +1,9 @@
-//! Control groups: which hierarchies this machine has, and the group that holds a node's guests and what is placed there.
+//! Control groups: the hierarchies of this machine, and the group of a node's guests and placed
+//! commands.
 //!
 //! * [`mounts`]: the mount table
 //! * [`hierarchy`]: the mounted hierarchies, of version 1 and 2, and groups in them
-//! * [`guests`]: `tern/guests`, beside the daemon
+//! * [`guests`]: `tern/guests`, next to the daemon
 #![forbid(unsafe_code)]
 
 pub mod guests;

@@ -8,17 +8,17 @@ use std::path::PathBuf;
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is.
+    /// The mount point.
     pub at: PathBuf,
-    /// What of its file system is mounted there.
+    /// The directory of the file system that is mounted there.
     pub root: PathBuf,
-    /// The type of its file system.
+    /// The file system's type.
     pub kind: String,
-    /// The options of its file system, as the cgroup controllers.
+    /// The file system's options, such as cgroup controllers.
     pub options: Vec<String>,
 }
 
-/// All of them, in the order in which they were mounted.
+/// All mounts, in mount order.
 ///
 /// # Errors
 /// If /proc cannot be read.
@@ -27,7 +27,7 @@ pub fn table() -> io::Result<Vec<Mount>> {
 }
 
 fn parse(line: &str) -> Option<Mount> {
-    // The optional fields vary in number, and end with a hyphen.
+    // The number of optional fields varies; they end with a hyphen.
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
     let (root, at) = (front.next()?, front.next()?);
@@ -37,7 +37,7 @@ fn parse(line: &str) -> Option<Mount> {
     Some(Mount { at: unescape(at), root: unescape(root), kind, options })
 }
 
-/// The kernel writes blanks and such as `\040`.
+/// Undoes the kernel's escapes, such as `\040` for a blank.
 fn unescape(text: &str) -> PathBuf {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_become_mounts() {
+    fn mount_lines_are_parsed() {
         let mount =
             parse("36 35 98:0 /x /mnt/a\\040b rw,noatime master:1 shared:2 - cgroup cgroup rw,cpu,cpuacct")
                 .unwrap();

@@ -1,7 +1,7 @@
-//! One request to the node's daemon, over its control socket.
+//! Sends one request to the node's daemon over its control socket.
 //!
-//! `mosrun` stands between a user and each of his programs, so this is one connect, one write and one read,
-//! and leaves nothing behind: the descriptor is close-on-exec and closed before the answer is looked at.
+//! `mosrun` runs between a user and each of their programs, so a request is one connect, one write
+//! and one read. The descriptor is close-on-exec and is closed before the reply is examined.
 
 use crate::Failure;
 use rustix::net::SendFlags;
@@ -11,50 +11,52 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tern_control::{RefusalKind, Reply, Request, stream};
 
-/// Where the node's daemon keeps its sockets: `TERN_RUN_DIR`; else for a plain user with a node of his own
-/// where that puts them (`$XDG_RUNTIME_DIR/tern` or `~/.local/run/tern`); else `/run/tern`.
-pub fn run_dir() -> PathBuf {
+/// The directory of the daemon's sockets: `TERN_RUN_DIR` if set; for a plain user who runs a node
+/// of their own, `$XDG_RUNTIME_DIR/tern` or `~/.local/run/tern` if it exists; otherwise
+/// `/run/tern`.
+pub(crate) fn run_dir() -> PathBuf {
     if let Some(set) = std::env::var_os("TERN_RUN_DIR") {
         return set.into();
     }
-    let below = |variable, place| Some(PathBuf::from(std::env::var_os(variable)?).join(place));
-    let own = || {
-        let places = [below("XDG_RUNTIME_DIR", "tern"), below("HOME", ".local/run/tern")];
-        places.into_iter().flatten().find(|place| place.is_dir())
+    let below = |variable, name| Some(PathBuf::from(std::env::var_os(variable)?).join(name));
+    let users_own = || {
+        let dirs = [below("XDG_RUNTIME_DIR", "tern"), below("HOME", ".local/run/tern")];
+        dirs.into_iter().flatten().find(|name| name.is_dir())
     };
-    let root = rustix::process::geteuid().is_root();
-    (!root).then(own).flatten().unwrap_or_else(|| "/run/tern".into())
+    let is_root = rustix::process::geteuid().is_root();
+    (!is_root).then(users_own).flatten().unwrap_or_else(|| "/run/tern".into())
 }
 
-/// Asks, and waits for the answer however long it takes (a migration's comes when the process runs there).
+/// Sends a request and waits for the reply without a time limit (the reply to a migration arrives
+/// when the process runs on its new node).
 ///
 /// # Errors
-/// A refusal, as it was given; exit code 5 if the daemon does not run. Unless the daemon refused, nothing
-/// can be said about whether the request was carried out once it had been sent.
-pub fn ask(request: &Request) -> Result<Reply, Failure> {
-    ask_at(&run_dir(), request)
+/// The daemon's refusal; exit code 5 if the daemon does not run. After any failure other than a
+/// refusal it is unknown whether a request that was sent has been carried out.
+pub(crate) fn request(request: &Request) -> Result<Reply, Failure> {
+    request_at(&run_dir(), request)
 }
 
-/// The same of the daemon that owns this run directory.
+/// Like [`request`], for the daemon that owns `run_dir`.
 ///
 /// # Errors
-/// As `ask`.
-pub fn ask_at(run_dir: &Path, request: &Request) -> Result<Reply, Failure> {
+/// As [`request`].
+pub(crate) fn request_at(run_dir: &Path, request: &Request) -> Result<Reply, Failure> {
     let socket = run_dir.join("control");
-    let connection = connect(&socket).map_err(|error| unreachable(&socket, &error))?;
-    match converse(connection, request) {
+    let connection = connect(&socket).map_err(|error| connect_failure(&socket, &error))?;
+    match exchange(connection, request) {
         Ok(Reply::Refused(refusal)) => Err(refusal.into()),
         Ok(reply) => Ok(reply),
         Err(error) => Err(Failure::new(
             RefusalKind::Internal,
-            format!("ternd ended the conversation without an answer: {error}"),
+            format!("ternd closed the connection without a reply: {error}"),
         )
-        .hint("journalctl -u ternd")),
+        .hint("journalctl -u ternd, for the reason")),
     }
 }
 
-/// Connects on a descriptor above 2: a program whose standard descriptors are closed keeps them closed, and
-/// nothing that we print must end up in the socket.
+/// Connects on a descriptor above 2, so that standard descriptors which the caller closed stay
+/// closed and nothing printed to them can reach the socket.
 fn connect(socket: &Path) -> io::Result<UnixStream> {
     let connection = UnixStream::connect(socket)?;
     if connection.as_raw_fd() > 2 {
@@ -63,12 +65,12 @@ fn connect(socket: &Path) -> io::Result<UnixStream> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&connection, 3)?.into())
 }
 
-fn converse(mut connection: UnixStream, request: &Request) -> io::Result<Reply> {
-    stream::write(&mut Quiet(connection.try_clone()?.into()), request)?;
+fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Reply> {
+    stream::write(&mut NoSigpipe(connection.try_clone()?.into()), request)?;
     stream::read(&mut connection)
 }
 
-fn unreachable(socket: &Path, error: &io::Error) -> Failure {
+fn connect_failure(socket: &Path, error: &io::Error) -> Failure {
     let at = socket.display();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Failure::new(
@@ -77,18 +79,18 @@ fn unreachable(socket: &Path, error: &io::Error) -> Failure {
         )
         .hint("systemctl start ternd; or tern init, if this node is in no cluster yet"),
         io::ErrorKind::PermissionDenied => {
-            Failure::new(RefusalKind::NotAllowed, format!("{at} is not yours to use"))
-                .hint("ls -l on it shows who may; TERN_RUN_DIR names another node's directory")
+            Failure::new(RefusalKind::NotAllowed, format!("permission denied for {at}"))
+                .hint(format!("ls -l {at}, for its owner; TERN_RUN_DIR selects another node's directory"))
         }
         _ => Failure::new(RefusalKind::Unavailable, format!("cannot reach ternd at {at}: {error}")),
     }
 }
 
-/// A stream that answers a vanished peer with EPIPE, whatever the caller made of SIGPIPE, which `mosrun`
-/// must pass on to the program as it found it.
-struct Quiet(OwnedFd);
+/// A stream on which a write to a closed peer fails with EPIPE and raises no SIGPIPE. `mosrun` must
+/// pass the disposition of SIGPIPE on to the program unchanged.
+struct NoSigpipe(OwnedFd);
 
-impl Write for Quiet {
+impl Write for NoSigpipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)?)
     }
@@ -98,12 +100,12 @@ impl Write for Quiet {
     }
 }
 
-/// The answer was of another kind than the question: ternd is of another version.
-pub fn unexpected(reply: &Reply) -> Failure {
-    // Only the variant's name; the content may be long.
+/// The failure for a reply that does not belong to the request: ternd has another version.
+pub(crate) fn unexpected_reply(reply: &Reply) -> Failure {
+    // Only the variant's name: the content may be long.
     let name = format!("{reply:?}");
     let name = name.split([' ', '(', '{']).next().unwrap_or_default();
-    Failure::new(RefusalKind::Internal, format!("ternd answered with {name}, which was not the question"))
+    Failure::new(RefusalKind::Internal, format!("ternd sent an unexpected reply: {name}"))
         .hint("tern status, to compare the versions of ternd and of this tool")
 }
 
@@ -112,15 +114,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_daemon_is_said_plainly() {
-        let failure = ask_at(Path::new("/nonexistent"), &Request::Status).unwrap_err();
+    fn missing_daemon_is_reported() {
+        let failure = request_at(Path::new("/nonexistent"), &Request::Status).unwrap_err();
         assert_eq!(failure.code, 5);
         assert!(failure.message.starts_with("ternd is not running"), "{}", failure.message);
     }
 
     #[test]
-    fn other_answers_are_named_without_their_content() {
-        let failure = unexpected(&Reply::Map("secret".into()));
-        assert_eq!(failure.message, "ternd answered with Map, which was not the question");
+    fn unexpected_reply_is_named_without_its_content() {
+        let failure = unexpected_reply(&Reply::Map("secret".into()));
+        assert_eq!(failure.message, "ternd sent an unexpected reply: Map");
     }
 }

@@ -1,30 +1,9 @@
-//! One file per command; each describes its command line and runs it.
+//! The commands, grouped by task. Each has one file with its command line and its implementation.
 
-pub mod advised;
-pub mod bestnode;
-pub mod completions;
-pub mod doctor;
-pub mod init;
-pub mod join;
-pub mod lab;
-pub mod man;
-pub mod mexec;
-pub mod migrate;
-pub mod mon;
-pub mod mosctl;
-pub mod moskillall;
-pub mod mosps;
-pub mod mosrun;
-pub mod mount_mfs;
-pub mod mpmake;
-pub mod mps;
-pub mod mtop;
-pub mod nomig;
-pub mod outside;
-pub mod runhome;
-pub mod runon;
-pub mod setpe;
-pub mod sim;
-pub mod status;
-pub mod token;
-pub mod tune;
+pub(crate) mod cluster;
+pub(crate) mod files;
+pub(crate) mod placed;
+pub(crate) mod process;
+pub(crate) mod run;
+pub(crate) mod tools;
+pub(crate) mod watch;

@@ -1,7 +1,7 @@
-//! What a node offers to Tern. Each probe tries the thing itself, in a child process where trying it would
-//! leave a mark on this one; nothing on the node is changed.
+//! Checks whether this node has what Tern needs. Each probe tries the feature itself, in a child
+//! process where the attempt would leave a mark on the caller; nothing on the node is changed.
 //!
-//! A probe is a function that returns findings; they are printed in the order of `examine`.
+//! A probe is a function that returns findings; they are printed in the order of `probe`.
 
 mod child;
 mod cpu;
@@ -13,17 +13,17 @@ mod namespaces;
 mod node;
 mod seccomp;
 mod tracing;
-mod walkers;
+mod updatedb;
 
 use serde::{Deserialize, Serialize};
 
-/// How well a thing works here.
+/// How well a feature works on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
-    /// As Tern needs it.
+pub(crate) enum FindingState {
+    /// It works as Tern needs it.
     Ok,
-    /// Tern works without it, or with it as it is, but does less.
+    /// Tern works, but does less or runs more slowly.
     Limited,
     /// Something that Tern promises cannot be done on this node.
     Missing,
@@ -31,47 +31,47 @@ pub enum State {
 
 /// The result of one probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
-    /// What was looked at.
-    pub name: String,
+pub(crate) struct Finding {
+    /// The feature that was probed.
+    pub(crate) name: String,
     /// How well it works.
-    pub state: State,
-    /// What was seen.
-    pub found: String,
-    /// What that means for Tern, and what to do; empty if all is well.
-    pub follows: String,
+    pub(crate) state: FindingState,
+    /// The observation.
+    pub(crate) found: String,
+    /// The consequence for Tern and the remedy; empty if `state` is `Ok`.
+    pub(crate) follows: String,
 }
 
 impl Finding {
-    /// All is well.
-    pub fn ok(name: &str, found: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Ok, found: found.into(), follows: String::new() }
+    /// A feature that works as needed.
+    pub(crate) fn ok(name: &str, found: impl Into<String>) -> Self {
+        Self { name: name.into(), state: FindingState::Ok, found: found.into(), follows: String::new() }
     }
 
-    /// Less than it could be.
-    pub fn limited(name: &str, found: impl Into<String>, follows: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Limited, found: found.into(), follows: follows.into() }
+    /// A feature that works less well than it could.
+    pub(crate) fn limited(name: &str, found: impl Into<String>, follows: impl Into<String>) -> Self {
+        Self { name: name.into(), state: FindingState::Limited, found: found.into(), follows: follows.into() }
     }
 
-    /// Something cannot be done.
-    pub fn missing(name: &str, found: impl Into<String>, follows: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Missing, found: found.into(), follows: follows.into() }
+    /// A feature without which Tern cannot keep a promise on this node.
+    pub(crate) fn missing(name: &str, found: impl Into<String>, follows: impl Into<String>) -> Self {
+        Self { name: name.into(), state: FindingState::Missing, found: found.into(), follows: follows.into() }
     }
 }
 
-/// Probes everything. Takes about a tenth of a second.
-pub fn examine() -> Vec<Finding> {
+/// Runs all probes, in about 0.1 s.
+pub(crate) fn probe() -> Vec<Finding> {
     [
-        kernel::examine(),
-        seccomp::examine(),
-        tracing::examine(),
-        memory::examine(),
-        namespaces::examine(),
-        cpu::examine(),
-        files::examine(),
-        walkers::examine(),
-        host::examine(),
-        node::examine(),
+        kernel::probe(),
+        seccomp::probe(),
+        tracing::probe(),
+        memory::probe(),
+        namespaces::probe(),
+        cpu::probe(),
+        files::probe(),
+        updatedb::probe(),
+        host::probe(),
+        node::probe(),
     ]
     .concat()
 }
@@ -81,11 +81,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_finding_says_what_was_found_and_what_is_wrong_says_what_follows() {
-        let findings = examine();
+    fn every_finding_has_text_and_every_fault_a_consequence() {
+        let findings = probe();
         for finding in &findings {
             assert!(!finding.found.is_empty(), "{finding:?}");
-            assert_eq!(finding.follows.is_empty(), finding.state == State::Ok, "{finding:?}");
+            assert_eq!(finding.follows.is_empty(), finding.state == FindingState::Ok, "{finding:?}");
         }
         let mut names: Vec<_> = findings.iter().map(|finding| &finding.name).collect();
         names.sort();

@@ -1,48 +1,48 @@
-//! How a tool fails: a sentence, a way out, an exit code.
+//! How a tool reports failure: a sentence, a hint, and an exit code.
 
 use std::io::Write;
 use tern_control::{Refusal, RefusalKind};
 
-/// What a tool ends with when it did not do what it was asked.
+/// Why a tool did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// What it exits with.
-    pub code: u8,
-    /// One sentence, lower case, no full stop; empty if everything has been said already.
-    pub message: String,
-    /// What to try.
-    pub hint: Option<String>,
+pub(crate) struct Failure {
+    /// The exit code.
+    pub(crate) code: u8,
+    /// One sentence, lower case, without a full stop; empty if the output already says everything.
+    pub(crate) message: String,
+    /// A suggestion for the user.
+    pub(crate) hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure with the exit code of a kind of refusal.
-    pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
+    /// A failure with the exit code of `kind`.
+    pub(crate) fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
         Self { code: kind.exit_code(), message: message.into(), hint: None }
     }
 
-    /// A wrong command line (exit code 2); the hint names the tool's help.
-    pub fn usage(tool: &str, message: impl Into<String>) -> Self {
+    /// A wrong command line (exit code 2); the hint names the tool's `--help`.
+    pub(crate) fn usage(tool: &str, message: impl Into<String>) -> Self {
         Self::new(RefusalKind::BadRequest, message).hint(format!("{tool} --help"))
     }
 
-    /// Only an exit code; what there was to say is on standard output already.
-    pub fn silent(code: u8) -> Self {
+    /// A failure that only sets the exit code; the explanation has already been printed.
+    pub(crate) fn silent(code: u8) -> Self {
         Self { code, message: String::new(), hint: None }
     }
 
-    /// The same with a way out.
+    /// Adds a hint.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Says it on standard error. Nothing can be done if that fails.
-    pub fn report(&self, tool: &str) {
+    /// Prints the failure on standard error. A write error is ignored.
+    pub(crate) fn report(&self, tool: &str) {
         if self.message.is_empty() {
             return;
         }
-        // One write, so that two tools on one terminal do not mix their lines.
+        // A single write, so that lines of two tools on one terminal do not mix.
         let text = match &self.hint {
             Some(hint) => format!("{tool}: {}\n  try: {hint}\n", self.message),
             None => format!("{tool}: {}\n", self.message),
@@ -58,7 +58,7 @@ impl From<Refusal> for Failure {
 }
 
 impl From<anyhow::Error> for Failure {
-    /// The whole chain of causes in one sentence; a refusal or failure inside it keeps its code and hint.
+    /// Joins the chain of causes in one sentence. A refusal in the chain keeps its code and hint.
     fn from(error: anyhow::Error) -> Self {
         if let Some(refusal) = error.downcast_ref::<Refusal>() {
             return refusal.clone().into();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_keeps_its_code_and_hint_through_anyhow() {
+    fn refusal_keeps_code_and_hint_through_anyhow() {
         let refusal = Refusal::new(RefusalKind::NotFound, "no process 7").hint("mps");
         let failure = Failure::from(anyhow::Error::new(refusal).context("while moving"));
         assert_eq!((failure.code, failure.hint.as_deref()), (1, Some("mps")));

@@ -1,53 +1,53 @@
-//! The processes that a user means by a job's number, or by none: those that mosrun has started for him, with their
-//! descendants, wherever they run.
+//! Selects a user's movable processes: those that mosrun started for them and their descendants,
+//! wherever they run, optionally only those of one job.
 
 use crate::{Failure, client};
 use tern_control::{ProcessRow, RefusalKind, Reply, Request};
 
-/// What this node has and knows: its own processes, and guests.
+/// All processes that this node's ternd reports: its own, and guests.
 ///
 /// # Errors
 /// If ternd does not answer.
-pub fn rows() -> Result<Vec<ProcessRow>, Failure> {
-    match client::ask(&Request::Processes)? {
+pub(crate) fn processes() -> Result<Vec<ProcessRow>, Failure> {
+    match client::request(&Request::Processes)? {
         Reply::Processes(rows) => Ok(rows),
-        other => Err(client::unexpected(&other)),
+        other => Err(client::unexpected_reply(&other)),
     }
 }
 
 /// Whether a process was started with `mosrun -J` of this number, or descends from one that was.
 #[must_use]
-pub fn is_of(row: &ProcessRow, job: u32) -> bool {
+pub(crate) fn contains(row: &ProcessRow, job: u32) -> bool {
     row.started.is_some_and(|started| started.job == Some(job))
 }
 
-/// Of these, the caller's processes of the job, or of any; everybody's if the caller is root. What nomig has started is
-/// of no job.
+/// Selects from `rows` the caller's movable processes, or for root those of all users, optionally
+/// only those of a job. Processes started by nomig belong to no job.
 #[must_use]
-pub fn members(rows: Vec<ProcessRow>, job: Option<u32>, caller: u32) -> Vec<ProcessRow> {
-    let wanted = |row: &ProcessRow| {
-        let movable = row.started.is_some_and(|started| !started.never)
-            // Moved by hand: nobody has started it, and it is away, or was.
+pub(crate) fn members(rows: Vec<ProcessRow>, job: Option<u32>, caller: u32) -> Vec<ProcessRow> {
+    let is_member = |row: &ProcessRow| {
+        let is_movable = row.started.is_some_and(|started| !started.never)
+            // Moved by hand: not started with mosrun, but away now or earlier.
             || (row.started.is_none() && row.from.is_none());
-        movable && job.is_none_or(|job| is_of(row, job)) && (caller == 0 || row.uid == caller)
+        is_movable && job.is_none_or(|job| contains(row, job)) && (caller == 0 || row.uid == caller)
     };
-    rows.into_iter().filter(wanted).collect()
+    rows.into_iter().filter(is_member).collect()
 }
 
-/// The same of what there is now, for whoever calls; an error if there is none.
+/// The caller's processes of this job that exist now.
 ///
 /// # Errors
-/// If ternd does not answer, or nothing of this job runs.
-pub fn now(job: u32) -> Result<Vec<ProcessRow>, Failure> {
-    let members = members(rows()?, Some(job), rustix::process::geteuid().as_raw());
-    if members.is_empty() { Err(nothing(Some(job))) } else { Ok(members) }
+/// If ternd does not answer, or no process of this job runs.
+pub(crate) fn current_members(job: u32) -> Result<Vec<ProcessRow>, Failure> {
+    let members = members(processes()?, Some(job), rustix::process::geteuid().as_raw());
+    if members.is_empty() { Err(none_found(Some(job))) } else { Ok(members) }
 }
 
-/// There is nothing to do anything to.
-pub fn nothing(job: Option<u32>) -> Failure {
+/// The failure that no process matches.
+pub(crate) fn none_found(job: Option<u32>) -> Failure {
     let what = job.map_or_else(|| "with mosrun".into(), |job| format!("as job {job}"));
-    Failure::new(RefusalKind::NotFound, format!("no process runs here that you have started {what}"))
-        .hint("mps -a, which shows what was started with mosrun")
+    Failure::new(RefusalKind::NotFound, format!("you have no running process that was started {what}"))
+        .hint("mps -a, to list the processes started with mosrun")
 }
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_the_caller_s_own_and_root_s_is_everybody_s() {
+    fn members_are_the_callers_own_and_all_for_root() {
         let of = |job| Some(StartedAs { job, ..StartedAs::default() });
         let nomig = Some(StartedAs { job: Some(7), never: true, locked: true });
         let guest = ProcessRow { from: Some(NodeId(2)), r#where: None, ..row(6, 1000, None) };

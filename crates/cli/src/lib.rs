@@ -1,19 +1,20 @@
-//! What people run: `tern` and the MOSIX commands, one file each under `command/`.
+//! The command-line tools: `tern` and the MOSIX commands, one file each under `command/`.
 //!
-//! All of it is one binary, which acts by the name it was called with (`tool`). Tools reach the cluster only
-//! through the node's daemon (`client`); what they say on success is in their own file, what they say on
-//! failure is a `Failure`: one sentence, a hint on a second line, an exit code that their help names.
+//! All tools are one binary, which selects the tool by the name it was called with (`tool`). Tools
+//! reach the cluster only through the node's daemon (`client`). Each tool's own file has its output
+//! on success; a failure is a `Failure`: one sentence, a hint on a second line, and an exit code
+//! that the help lists.
 #![deny(unsafe_code)]
 
-pub mod client;
-pub mod command;
-pub mod doctor;
-pub mod failure;
-pub mod help;
-pub mod job;
-pub mod output;
-pub mod place;
-pub mod progress;
+mod client;
+mod command;
+mod doctor;
+mod failure;
+mod help;
+mod job;
+mod node_name;
+mod output;
+mod progress;
 pub mod tool;
 
-pub use failure::Failure;
+use failure::Failure;

@@ -1,8 +1,10 @@
-//! `tern`, which is also `mosrun`, `migrate`, `mps` and the rest, by the name it is called with.
+//! The binary of `tern`, `mosrun`, `migrate`, `mps` and the other tools; the name it is called with
+//! selects one.
 //!
-//! It has a C `main`, because Rust's runtime changes things before its own that `mosrun` would pass on to the
-//! program it becomes: it ignores SIGPIPE, and opens /dev/null on standard descriptors that were closed. After
-//! that nobody could tell what the caller had set.
+//! It has a C `main`, because Rust's runtime changes two things before Rust's `main` runs: it
+//! ignores SIGPIPE, and it opens /dev/null on standard descriptors that were closed. The program
+//! that `mosrun` becomes would inherit both, and the caller's settings could no longer be
+//! determined.
 #![no_main]
 #![deny(unsafe_code)]
 
@@ -14,8 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     let count = usize::try_from(argc).unwrap_or(0);
     let mut words = (0..count).map(|i| {
-        // SAFETY: main's contract (ISO C, 5.1.2.2.1): argv holds argc pointers to strings that stay as they
-        // are, unless we change them, until the process ends.
+        // SAFETY: main's contract (ISO C, 5.1.2.2.1): argv holds argc pointers to strings, which
+        // live until the process ends and which nothing here modifies.
         let word = unsafe { CStr::from_ptr(*argv.add(i)) };
         OsStr::from_bytes(word.to_bytes()).to_owned()
     });

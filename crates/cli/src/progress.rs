@@ -1,4 +1,4 @@
-//! Asking for what may take long: on a terminal one sees that it is still under way.
+//! Sends requests that may take long, and shows on a terminal that the reply is pending.
 
 use crate::{Failure, client};
 use std::io::{IsTerminal, Write};
@@ -6,35 +6,35 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
 
-/// How long an answer may take before its user hears that it is still awaited.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a reply may take before progress is shown.
+const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
-/// Asks, and while the answer takes long says so on standard error, if that is a terminal, in one line that goes away
-/// again.
+/// Sends a request. While the reply is pending for long, shows `doing` and the elapsed time on
+/// standard error, if that is a terminal, in one line that is erased when the reply arrives.
 ///
 /// # Errors
-/// As [`client::ask`].
-pub fn ask(request: Request, doing: &str) -> Result<Reply, Failure> {
+/// As [`client::request`].
+pub(crate) fn request(request: Request, doing: &str) -> Result<Reply, Failure> {
     if !std::io::stderr().is_terminal() {
-        return client::ask(&request);
+        return client::request(&request);
     }
-    let (sender, answer) = mpsc::channel();
-    std::thread::spawn(move || sender.send(client::ask(&request)));
-    show_until(&answer, doing, PATIENCE, &mut std::io::stderr())
+    let (sender, replies) = mpsc::channel();
+    std::thread::spawn(move || sender.send(client::request(&request)));
+    wait_with_progress(&replies, doing, PROGRESS_DELAY, &mut std::io::stderr())
 }
 
-/// Waits for an answer; from `patience` on shows the time that has passed, each second.
-fn show_until(
-    answer: &Receiver<Result<Reply, Failure>>,
+/// Waits for the reply; from `delay` on, shows the elapsed time once a second.
+fn wait_with_progress(
+    replies: &Receiver<Result<Reply, Failure>>,
     doing: &str,
-    patience: Duration,
+    delay: Duration,
     out: &mut impl Write,
 ) -> Result<Reply, Failure> {
-    let begun = Instant::now();
-    let mut wait = patience;
+    let started = Instant::now();
+    let mut wait = delay;
     let mut shown = false;
     loop {
-        match answer.recv_timeout(wait) {
+        match replies.recv_timeout(wait) {
             Ok(reply) => {
                 if shown {
                     let _ = write!(out, "\r\x1b[K");
@@ -42,13 +42,13 @@ fn show_until(
                 return reply;
             }
             Err(RecvTimeoutError::Timeout) => {
-                // A terminal that takes nothing is no reason to give the answer up.
-                let _ = write!(out, "\r\x1b[K{doing} … {} s", begun.elapsed().as_secs());
+                // A terminal that cannot be written does not end the wait.
+                let _ = write!(out, "\r\x1b[K{doing} … {} s", started.elapsed().as_secs());
                 let _ = out.flush();
                 shown = true;
                 wait = Duration::from_secs(1);
             }
-            // The thread that asks has panicked, and has said so.
+            // The requesting thread has panicked and reported it.
             Err(RecvTimeoutError::Disconnected) => return Err(Failure::silent(70)),
         }
     }
@@ -59,16 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_moves_are_shown_and_the_line_is_taken_away() {
-        let (sender, answer) = mpsc::channel();
+    fn slow_request_shows_progress_line_and_erases_it() {
+        let (sender, replies) = mpsc::channel();
         sender.send(Ok(Reply::Done)).unwrap();
         let mut shown = Vec::new();
-        show_until(&answer, "moving", Duration::from_secs(60), &mut shown).unwrap();
+        wait_with_progress(&replies, "moving", Duration::from_secs(60), &mut shown).unwrap();
         assert_eq!(shown, b"", "a quick move shows nothing");
 
-        // The answer comes once the line has been seen.
-        struct Seen(mpsc::Sender<Result<Reply, Failure>>, Vec<u8>);
-        impl Write for Seen {
+        // The reply is sent once the line has been written.
+        struct ReplyOnWrite(mpsc::Sender<Result<Reply, Failure>>, Vec<u8>);
+        impl Write for ReplyOnWrite {
             fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
                 self.1.extend_from_slice(bytes);
                 let _ = self.0.send(Ok(Reply::Done));
@@ -78,9 +78,9 @@ mod tests {
                 Ok(())
             }
         }
-        let mut seen = Seen(sender, Vec::new());
-        show_until(&answer, "moving", Duration::from_millis(1), &mut seen).unwrap();
-        let text = String::from_utf8(seen.1).unwrap();
+        let mut writer = ReplyOnWrite(sender, Vec::new());
+        wait_with_progress(&replies, "moving", Duration::from_millis(1), &mut writer).unwrap();
+        let text = String::from_utf8(writer.1).unwrap();
         assert!(text.contains("moving … 0 s") && text.ends_with("\r\x1b[K"), "{text:?}");
     }
 }

@@ -1,51 +1,54 @@
-//! The table of tools, and the way from a name to one of them.
+//! The table of tools, and the dispatch from a name to one of them.
 //!
-//! A tool runs as `tern NAME …`, and those that MOSIX users know also under their own name. Help, man pages
-//! and completions are made from the same `describe` that parses the command line; the tools whose MOSIX
-//! syntax clap cannot read (`mosrun -3`, `setpe -off`) parse it themselves, and describe it for the reader.
+//! Each tool runs as `tern NAME …`; tools that MOSIX users know also run under their own name.
+//! Help, manual pages and completions are generated from the same `describe` that parses the
+//! command line. Tools whose MOSIX syntax clap cannot parse (`mosrun -3`, `setpe -off`) have their
+//! own parser and use `describe` only for the help.
 
-use crate::command::{
-    advised, bestnode, completions, doctor, init, join, lab, man, mexec, migrate, mon, mosctl, moskillall,
-    mosps, mosrun, mount_mfs, mpmake, mps, mtop, nomig, outside, runhome, runon, setpe, sim, status, token,
-    tune,
-};
+use crate::command::cluster::{init, join, mosctl, outside, setpe, token, tune};
+use crate::command::files::mount_mfs;
+use crate::command::placed::{mexec, mpmake};
+use crate::command::process::{migrate, moskillall, mosps, mps};
+use crate::command::run::{bestnode, mosrun, nomig, presets, runhome, runon};
+use crate::command::tools::{completions, doctor, lab, man, sim};
+use crate::command::watch::{mon, mtop, status};
 use crate::{Failure, help};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 /// One tool.
 #[derive(Debug, Clone, Copy)]
-pub struct Tool {
-    /// The subcommand of `tern`, and its own name if it has one.
-    pub name: &'static str,
-    /// Whether it also runs under its own name.
-    pub standalone: bool,
-    /// Its command line.
-    pub describe: fn() -> clap::Command,
-    /// Does it.
-    pub run: fn(&Call<'_>) -> Result<(), Failure>,
+pub(crate) struct Tool {
+    /// The subcommand of `tern`, and the tool's own name if `standalone`.
+    pub(crate) name: &'static str,
+    /// Whether the tool also runs under its own name.
+    pub(crate) standalone: bool,
+    /// Describes the command line.
+    pub(crate) describe: fn() -> clap::Command,
+    /// Runs the tool.
+    pub(crate) run: fn(&Invocation<'_>) -> Result<(), Failure>,
 }
 
-/// How a tool was called.
+/// The name and arguments that a tool was called with.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
-    /// As the user knows it: `migrate`, `tern status`.
-    pub tool: &'a str,
-    /// What follows the name.
-    pub args: &'a [OsString],
+pub(crate) struct Invocation<'a> {
+    /// The name as the user knows it: `migrate`, `tern status`.
+    pub(crate) tool: &'a str,
+    /// The arguments after the name.
+    pub(crate) args: &'a [OsString],
 }
 
-/// All of them, in the order of `tern --help`.
-pub const TOOLS: [Tool; 34] = [
+/// All tools, in the order of `tern --help`.
+pub(crate) const TOOLS: [Tool; 34] = [
     Tool { name: "mosrun", standalone: true, describe: mosrun::describe, run: mosrun::run },
     Tool { name: "runon", standalone: true, describe: runon::describe, run: runon::run },
     Tool { name: "runhome", standalone: true, describe: runhome::describe, run: runhome::run },
     Tool { name: "nomig", standalone: true, describe: nomig::describe, run: nomig::run },
-    Tool { name: "cpujob", standalone: true, describe: advised::describe_cpujob, run: advised::run },
-    Tool { name: "iojob", standalone: true, describe: advised::describe_iojob, run: advised::run },
-    Tool { name: "nodecay", standalone: true, describe: advised::describe_nodecay, run: advised::run },
-    Tool { name: "slowdecay", standalone: true, describe: advised::describe_slowdecay, run: advised::run },
-    Tool { name: "fastdecay", standalone: true, describe: advised::describe_fastdecay, run: advised::run },
+    Tool { name: "cpujob", standalone: true, describe: presets::describe_cpujob, run: presets::run },
+    Tool { name: "iojob", standalone: true, describe: presets::describe_iojob, run: presets::run },
+    Tool { name: "nodecay", standalone: true, describe: presets::describe_nodecay, run: presets::run },
+    Tool { name: "slowdecay", standalone: true, describe: presets::describe_slowdecay, run: presets::run },
+    Tool { name: "fastdecay", standalone: true, describe: presets::describe_fastdecay, run: presets::run },
     Tool { name: "bestnode", standalone: true, describe: bestnode::describe, run: bestnode::run },
     Tool { name: "mexec", standalone: true, describe: mexec::describe, run: mexec::run },
     Tool { name: "mpmake", standalone: true, describe: mpmake::describe, run: mpmake::run },
@@ -73,33 +76,34 @@ pub const TOOLS: [Tool; 34] = [
     Tool { name: "man", standalone: false, describe: man::describe, run: man::run },
 ];
 
-/// Runs what these words ask for; `program` is argv\[0\]. Returns the exit code.
+/// Runs the tool that the name and the arguments select; `program` is argv\[0\]. Returns the exit
+/// code.
 ///
-/// `mosrun` and its kin do not return when they succeed: the program has taken this process over. They are
-/// found and run before anything is set up for the others.
+/// `mosrun` and its variants do not return when they succeed, because the program replaces this
+/// process. They are dispatched before anything is set up for other tools.
 pub fn main(program: &OsStr, args: &[OsString]) -> u8 {
     let program = Path::new(program).file_name().unwrap_or(program);
     if program == "tern-lab-init" {
         return lab::init();
     }
-    if tune::is_subject(program, args) {
-        return tune::subject();
+    if tune::is_probe(program, args) {
+        return tune::run_probe();
     }
     if let Some(tool) = TOOLS.iter().find(|t| t.standalone && program == t.name) {
-        return finish(tool.name, (tool.run)(&Call { tool: tool.name, args }));
+        return exit_code(tool.name, (tool.run)(&Invocation { tool: tool.name, args }));
     }
     if let Some((first, rest)) = args.split_first()
         && let Some(tool) = TOOLS.iter().find(|t| first == t.name)
     {
-        let known_as = if tool.standalone { tool.name.to_owned() } else { format!("tern {}", tool.name) };
-        return finish(&known_as, (tool.run)(&Call { tool: &known_as, args: rest }));
+        let display_name = if tool.standalone { tool.name.to_owned() } else { format!("tern {}", tool.name) };
+        return exit_code(&display_name, (tool.run)(&Invocation { tool: &display_name, args: rest }));
     }
-    // No tool of this name: what is left is --help, --version, help TOOL and mistakes.
-    finish("tern", help::top(args))
+    // No tool has this name: --help, --version, help TOOL, and errors remain.
+    exit_code("tern", help::run_without_tool(args))
 }
 
-fn finish(tool: &str, end: Result<(), Failure>) -> u8 {
-    match end {
+fn exit_code(tool: &str, result: Result<(), Failure>) -> u8 {
+    match result {
         Ok(()) => 0,
         Err(failure) => {
             failure.report(tool);
@@ -113,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tool_describes_itself_under_its_name() {
+    fn help_of_every_tool_has_examples_and_exit_codes() {
         for tool in TOOLS {
             let mut command = (tool.describe)();
             assert_eq!(command.get_name(), tool.name);
@@ -126,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_words_are_usage_errors() {
+    fn invalid_arguments_are_usage_errors() {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         assert_eq!(main(OsStr::new("/usr/bin/tern"), &words(&["fly"])), 2);
         assert_eq!(main(OsStr::new("tern"), &[]), 2);

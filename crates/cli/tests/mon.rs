@@ -1,5 +1,4 @@
-//! mon and mtop as their users meet them: in a real terminal (tmux's), before a ternd that answers what the test
-//! wants, but really keeps its socket.
+//! mon and mtop in a real terminal (tmux), with a fake ternd on a real control socket.
 #![allow(clippy::unwrap_used, reason = "a test may end by panicking, and its helpers too")]
 
 #[path = "mon/ternd.rs"]
@@ -13,7 +12,7 @@ use tern_ids::{HomePid, MigrationId, NodeId};
 use ternd::{Ternd, cluster, row};
 use tmux::Terminal;
 
-/// Two nodes, thirteen encoders: the article's picture.
+/// Two nodes and thirteen encoders, as in the tutorial article.
 fn tutorial(request: &Request) -> Reply {
     match request {
         Request::Cluster => Reply::Cluster(cluster(&[700.0, 600.0])),
@@ -36,7 +35,7 @@ fn tutorial(request: &Request) -> Reply {
 }
 
 #[test]
-fn the_picture_of_the_article_and_a_move_from_within_it() {
+fn tutorial_cluster_is_shown_and_a_process_migrated() {
     let ternd = Ternd::start("picture", tutorial);
     let terminal = Terminal::start(&ternd, (80, 24), "mon");
     terminal.wait_for("7.00");
@@ -46,15 +45,17 @@ fn the_picture_of_the_article_and_a_move_from_within_it() {
     terminal.press(&["2"]);
     let screen = terminal.wait_for("31 root");
     assert!(screen.starts_with("mon  node 2 host2  load 6.00  6 processes, 6 guests here"), "{screen}");
-    assert!(ternd.asked().contains(&Request::ProcessesOf { node: NodeId(2) }));
+    assert!(ternd.requests().contains(&Request::ProcessesOf { node: NodeId(2) }));
     terminal.press(&["m"]);
     terminal.type_line("home");
     terminal.wait_for("31 flac: 2 → 1, 356.4 kB, frozen 8.0 ms");
-    assert!(ternd.asked().contains(&Request::Migrate { pid: HomePid(31), to: Destination::Home }));
-    // What is refused is said in ternd's words.
+    assert!(ternd.requests().contains(&Request::Migrate { pid: HomePid(31), to: Destination::Home }));
+    // A refusal is shown in ternd's words.
     terminal.press(&["Down", "m", "7", "Enter"]);
     terminal.wait_for("31 is not yours; try: sudo");
-    assert!(ternd.asked().contains(&Request::Migrate { pid: HomePid(32), to: Destination::Node(NodeId(7)) }));
+    assert!(
+        ternd.requests().contains(&Request::Migrate { pid: HomePid(32), to: Destination::Node(NodeId(7)) })
+    );
     terminal.press(&["q"]);
     terminal.wait_for("mon  load");
     terminal.press(&["q"]);
@@ -62,7 +63,7 @@ fn the_picture_of_the_article_and_a_move_from_within_it() {
 }
 
 #[test]
-fn it_fits_whatever_the_terminal_becomes() {
+fn screen_follows_the_terminal_size() {
     let ternd = Ternd::start("resize", |request| match request {
         Request::Cluster => Reply::Cluster(cluster(&(0..1000).map(|n| n as f32 / 10.0).collect::<Vec<_>>())),
         _ => tutorial(request),
@@ -84,7 +85,7 @@ fn it_fits_whatever_the_terminal_becomes() {
 }
 
 #[test]
-fn it_stops_and_goes_on_as_a_shell_expects() {
+fn job_control_stops_and_continues() {
     let ternd = Ternd::start("stop", tutorial);
     let terminal = Terminal::shell(&ternd, (80, 24));
     terminal.type_line("mon");
@@ -101,14 +102,14 @@ fn it_stops_and_goes_on_as_a_shell_expects() {
         assert!(screen.starts_with("mon  load"), "{screen}");
     }
     terminal.press(&["q"]);
-    // What is typed before it has ended, it reads.
+    // Text typed before mon ends would be read by mon.
     terminal.wait_for("\nmon\nready");
     terminal.type_line("echo ended with $?");
     terminal.wait_for("\nended with 0");
 }
 
 #[test]
-fn a_signal_finds_the_terminal_given_back() {
+fn signal_restores_the_terminal() {
     for (signal, status) in [("TERM", "143"), ("INT", "130"), ("HUP", "129")] {
         let ternd = Ternd::start(&format!("signal-{signal}"), tutorial);
         let terminal = Terminal::start(&ternd, (80, 24), "mon");
@@ -119,28 +120,28 @@ fn a_signal_finds_the_terminal_given_back() {
 }
 
 #[test]
-fn what_runs_it_sees_that_it_was_interrupted() {
+fn interrupt_key_ends_by_sigint() {
     let ternd = Ternd::start("interrupted", tutorial);
     let terminal = Terminal::start(&ternd, (80, 24), "mon");
     terminal.wait_for("7.00");
-    // The terminal sends no signal for it now: to us it is a key.
+    // In raw mode the terminal sends no signal for ^C: mon receives a key.
     terminal.press(&["C-c"]);
     terminal.wait_for_restored("130");
 }
 
 #[test]
-fn where_nobody_would_continue_it_it_does_not_stop() {
+fn stop_is_refused_without_a_shell() {
     let ternd = Ternd::start("alone-in-session", tutorial);
     let terminal = Terminal::start(&ternd, (80, 24), "mon");
     terminal.wait_for("7.00");
     terminal.press(&["C-z"]);
-    terminal.wait_for("there is no shell that would go on with it");
+    terminal.wait_for("cannot stop, because no shell would continue it");
     terminal.press(&["q"]);
     terminal.wait_for_restored("0");
 }
 
 #[test]
-fn colours_and_signs_are_those_that_the_terminal_has() {
+fn colours_and_characters_match_the_terminal() {
     let ternd = Ternd::start("colours", tutorial);
     let red_bar = "\u{1b}[38;5;1m█";
     {
@@ -153,34 +154,34 @@ fn colours_and_signs_are_those_that_the_terminal_has() {
         assert!(terminal.wait_for("7.00").contains(sign), "{line}");
         assert!(!terminal.screen_with_colours().contains(red_bar), "{line}");
     }
-    // Nothing can be drawn on this one; pictures follow each other.
+    // This terminal cannot move its cursor, so mon prints one picture after the other.
     let terminal = Terminal::start(&ternd, (80, 24), "TERM=dumb mon -i 0.1");
-    let before = ternd.asked().len();
+    let before = ternd.requests().len();
     terminal.wait_for("mon  load  2 nodes");
-    ternd.wait_until_asked(before + 3);
+    ternd.wait_for_requests(before + 3);
     send(ternd.caller(), "TERM");
     terminal.wait_for("\nended with 143\n");
 }
 
 #[test]
-fn without_ternd_it_says_so_and_goes_on_when_there_is_one() {
+fn lost_ternd_is_reported_until_it_returns() {
     let mut ternd = Ternd::start("gone", tutorial);
     let terminal = Terminal::start(&ternd, (120, 24), "mon -i 0.2");
     terminal.wait_for("7.00");
     ternd.stop();
     let screen = terminal.wait_for("ternd is not running on this node");
     assert!(screen.contains("7.00"), "the last picture is gone: {screen}");
-    ternd.go_on(tutorial);
+    ternd.serve_again(tutorial);
     terminal.wait_for("mon  load  2 nodes");
     terminal.press(&["q"]);
     terminal.wait_for_restored("0");
 }
 
 #[test]
-fn a_node_in_no_cluster_and_a_ternd_that_knows_no_load_are_said_plainly() {
+fn missing_cluster_and_refusals_are_shown() {
     let ternd = Ternd::start("alone", |_| Reply::Cluster(cluster(&[])));
     let terminal = Terminal::start(&ternd, (80, 24), "mosmon");
-    terminal.wait_for("this node is in no cluster");
+    terminal.wait_for("this node is not in a cluster");
     let ternd = Ternd::start("old", |_| {
         Reply::Refused(Refusal::new(
             RefusalKind::Unsupported,
@@ -211,7 +212,7 @@ fn mtop_lists_and_signals() {
 }
 
 #[test]
-fn one_picture_needs_no_terminal() {
+fn single_picture_needs_no_terminal() {
     let ternd = Ternd::start("once", tutorial);
     let run = |args: &str| {
         let mut command = ternd.command(args);
@@ -231,17 +232,17 @@ fn one_picture_needs_no_terminal() {
     let (code, out, _) = run("mtop --once");
     assert_eq!((code, out.lines().count()), (Some(0), 8), "{out}");
     assert!(out.lines().nth(2).unwrap().contains(" 0.0 "), "{out}");
-    assert!(!out.contains('>'), "nobody can choose a line: {out}");
+    assert!(!out.contains('>'), "no line can be selected: {out}");
     let (code, _, err) = run("mon");
     assert_eq!(code, Some(2));
-    assert_eq!(err, "mon: standard output is no terminal\n  try: --once or --json\n");
+    assert_eq!(err, "mon: standard output is not a terminal\n  try: --once or --json\n");
 }
 
 fn send(pid: i32, signal: &str) {
     assert!(Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap().success());
 }
 
-/// A process for a signal to end.
+/// A process for a test to signal.
 struct Victim(std::process::Child);
 
 impl Victim {
@@ -249,7 +250,7 @@ impl Victim {
         Self(Command::new("sleep").arg("1000").spawn().unwrap())
     }
 
-    /// The signal that has ended it.
+    /// The signal that ended the process.
     fn ended(mut self) -> Option<i32> {
         std::os::unix::process::ExitStatusExt::signal(&self.0.wait().unwrap())
     }

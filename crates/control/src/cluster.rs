@@ -1,94 +1,96 @@
-//! The cluster as one node knows it, by what the others have told it: what `mon` draws, and its `--json` format.
+//! The cluster as known to one node from the others' reports: the data that `mon` draws, and its
+//! `--json` format.
 
 use crate::report::MigrationReport;
 use serde::{Deserialize, Serialize};
 use tern_ids::NodeId;
 
-/// What this node knows of all nodes.
+/// The nodes and recent migrations that this node knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClusterReport {
     /// This node.
     pub me: NodeId,
-    /// The nodes of the map by number, this one included; empty if this node has no map, that is, if it is in no
-    /// cluster.
+    /// All nodes of the map in order of their numbers, this one included. Empty if this node has no
+    /// map, which means that it is in no cluster.
     pub nodes: Vec<NodeLoad>,
-    /// The latest migrations that this node has heard of, the newest first.
+    /// Recent migrations that were reported to this node, the newest first.
     pub migrations: Vec<RecentMigration>,
 }
 
-/// A node's state and load, as old as `age_ms` says. What has never been heard is zero.
+/// A node's state and load, `age_ms` old. Values that were never received are zero.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeLoad {
     /// Its number.
     pub node: NodeId,
     /// As in the map.
     pub host: String,
-    /// Whether it is there.
+    /// Whether it is up.
     pub state: NodeState,
-    /// How long ago the node itself said the following; 0 for this node.
+    /// How long ago the node reported the following; 0 for this node.
     pub age_ms: u64,
-    /// 100 is one standard CPU kept busy.
+    /// Its load. 100 is one standard CPU kept busy.
     pub load: f32,
-    /// Of one of its CPUs; 10,000 is the standard.
+    /// The speed of one of its CPUs. 10,000 is a standard CPU.
     pub speed: u32,
-    /// How many it has; a quota makes it a fraction.
+    /// Number of CPUs; a fraction under a CPU quota.
     pub cpus: f32,
-    /// Bytes.
+    /// Bytes of memory.
     pub mem_total: u64,
-    /// Bytes that a newcomer could have.
+    /// Bytes available to a new process.
     pub mem_free: u64,
-    /// Bytes in no use at all, not even as a cache (`MemFree`).
+    /// Bytes not used at all, not even as a cache (`MemFree`).
     pub mem_raw_free: u64,
-    /// Bytes.
+    /// Bytes of swap space.
     pub swap_total: u64,
-    /// Bytes.
+    /// Bytes of free swap space.
     pub swap_free: u64,
-    /// Of 100 units of time, those that go into work rather than into waiting for paging.
+    /// Percent of time that is spent on work rather than on waiting for paging.
     pub utilisability: u32,
     /// Processes of other nodes that run there.
     pub guests: u32,
     /// Its own processes that run elsewhere.
     pub away: u32,
-    /// What its administrator has set.
+    /// Its administrator's settings.
     pub flags: NodeFlags,
 }
 
-/// What is believed of a node.
+/// The membership state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
-    /// It is heard of.
+    /// It responds.
     Alive,
-    /// It has not answered somebody; others are being asked.
+    /// It has not responded to one node; others are probing it.
     Suspect,
-    /// It does not answer anybody.
+    /// It responds to no node.
     Dead,
-    /// It is in the map, and nothing has been heard of it.
-    NeverHeard,
+    /// It is in the map, but nothing was ever received from it.
+    #[serde(rename = "never_heard")]
+    NeverSeen,
 }
 
-/// What `mosctl` has set on a node.
+/// Switches of a node (`mosctl`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NodeFlags {
-    /// No process leaves by itself.
+    /// No process leaves automatically.
     pub stay: bool,
-    /// None of its own processes leaves by itself.
+    /// None of its own processes leaves automatically.
     pub lstay: bool,
-    /// No guest is taken.
+    /// No guest is accepted.
     pub block: bool,
-    /// It does not tell its load.
+    /// It does not publish its load.
     pub quiet: bool,
-    /// Nobody reaches its files through MFS.
+    /// Other nodes cannot access its files through MFS.
     #[serde(default)]
     pub nomfs: bool,
 }
 
-/// A migration that is over.
+/// A finished migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecentMigration {
     /// How long ago it ended.
     pub ago_ms: u64,
-    /// What it was.
+    /// The migration.
     #[serde(flatten)]
     pub report: MigrationReport,
 }
@@ -99,7 +101,7 @@ mod tests {
     use tern_ids::{HomePid, MigrationId};
 
     #[test]
-    fn a_migration_and_its_age_are_one_object() {
+    fn recent_migration_is_one_flat_json_object() {
         let report = MigrationReport {
             pid: HomePid(31),
             command: "flac".into(),

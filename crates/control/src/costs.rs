@@ -1,45 +1,48 @@
-//! What it costs to send to another node: what `tune` measures and `mosctl gettune` shows; also their `--json` formats.
+//! Costs of sending to another node: what `tune` measures and `mosctl gettune` shows; also their
+//! `--json` formats.
 
 use serde::{Deserialize, Serialize};
 use tern_ids::NodeId;
 
-/// A node as `tune` has measured it.
+/// Costs of a node, as measured by `tune`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Costs {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// There and back, in microseconds.
+    /// Round trip in microseconds.
     pub rtt_us: u32,
-    /// What goes there, in bytes per second.
+    /// Throughput to that node, in bytes per second.
     pub bytes_per_s: u64,
-    /// What comes from there.
+    /// Throughput from that node, in bytes per second.
     pub back_bytes_per_s: u64,
-    /// What a system call to home costs, in nanoseconds; `None` if no process could be moved there.
+    /// Cost of a system call to home, in nanoseconds; `None` if no process could be moved there.
     pub call_ns: Option<u64>,
-    /// What moving a process there costs.
+    /// Cost of moving a process there.
     pub migration: Option<MigrationCosts>,
-    /// When it was measured, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub at: u64,
 }
 
-/// What moving a process costs.
+/// The cost of moving a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationCosts {
-    /// Of one without memory, in microseconds.
+    /// For a process without memory, in microseconds.
     pub fixed_us: u64,
-    /// More for each mebibyte, in microseconds; at least 1.
+    /// For each mebibyte of memory, in microseconds; at least 1.
     pub us_per_mib: u64,
 }
 
-/// A node as `mosctl gettune` shows it.
+/// Costs of a node, as shown by `mosctl gettune`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkRow {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// What the balancer reckons with now, in microseconds: of late round trips. 0 if there were none.
+    /// Round trip that the balancer uses now, in microseconds, from recent round trips. 0 if there
+    /// were none.
     pub rtt_us: u32,
-    /// The same in bytes per second, of late migrations; 0 if there were none.
+    /// Throughput that the balancer uses now, in bytes per second, from recent migrations. 0 if
+    /// there were none.
     pub bytes_per_s: u64,
-    /// What `tune` has measured, if it has.
+    /// The measurement of `tune`, if there is one.
     pub tuned: Option<Costs>,
 }

@@ -1,67 +1,69 @@
-//! Where programs were executed that run, or ran, away: what `/mfs/lastexec` goes by.
+//! Records on which node each program was executed that runs, or ran, away. `/mfs/lastexec` reads
+//! these records.
 //!
-//! A home shim notes it, and may end before anybody asks. A process that is at home again can execute a program without
-//! anybody's seeing it; so what is noted is not the process but its program's addresses, which an exec draws anew and a fork
-//! copies. A program whose addresses nobody has noted was executed at home.
+//! A home shim writes a record and may exit before it is read. A process that is at home again can
+//! execute a program unobserved; so a record's key is not the process but the addresses of its
+//! program, which an exec randomises and a fork copies. A program without a record was executed at
+//! home.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use tern_ids::NodeId;
 
-/// So many are kept, the newest.
-const MOST: usize = 4096;
+/// The maximum number of records; the newest are kept.
+const MAX_RECORDS: usize = 4096;
 
-/// Fields of `/proc/PID/stat` behind the name: where code, data, heap and stack begin or end.
-const ADDRESSES: [usize; 6] = [23, 24, 25, 42, 43, 44];
+/// Indices in `/proc/PID/stat`, counted behind the name: the bounds of code, data, heap and stack.
+const ADDRESS_FIELDS: [usize; 6] = [23, 24, 25, 42, 43, 44];
 
-fn directory(run_dir: &Path) -> PathBuf {
+fn records_dir(run_dir: &Path) -> PathBuf {
     run_dir.join("executed")
 }
 
-/// The program of a process, as no other one has been executed; nothing if it is gone, or shows no addresses.
-fn program(pid: i32) -> Option<String> {
-    program_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// The key of a process' program: a hash of its addresses. `None` if the process is gone, or hides
+/// its addresses.
+fn program_key(pid: i32) -> Option<String> {
+    program_key_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-fn program_in(stat: &str) -> Option<String> {
-    // The name in parentheses may hold anything, parentheses too.
+fn program_key_in(stat: &str) -> Option<String> {
+    // The name in parentheses may contain anything, parentheses too.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let mut hasher = DefaultHasher::new();
-    let mut shows = false;
-    for at in ADDRESSES {
+    let mut is_visible = false;
+    for at in ADDRESS_FIELDS {
         let address: u64 = fields.get(at)?.parse().ok()?;
-        // What may not be seen is 0 or 1.
-        shows |= address > 1;
+        // Hidden addresses are shown as 0 or 1.
+        is_visible |= address > 1;
         address.hash(&mut hasher);
     }
-    shows.then(|| format!("{:016x}", hasher.finish()))
+    is_visible.then(|| format!("{:016x}", hasher.finish()))
 }
 
-/// Notes that the program which a process has just begun was executed there.
-pub fn note(run_dir: &Path, pid: i32, node: NodeId) {
-    let Some(program) = program(pid) else { return };
-    let directory = directory(run_dir);
-    let noted =
-        fs::create_dir_all(&directory).and_then(|()| fs::write(directory.join(program), node.to_string()));
-    // Without it the program is taken for one that was executed at home.
-    if noted.is_ok() {
-        tidy(&directory);
+/// Records that the program which a process has just started was executed on `node`.
+pub fn record(run_dir: &Path, pid: i32, node: NodeId) {
+    let Some(program) = program_key(pid) else { return };
+    let dir = records_dir(run_dir);
+    let written = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(program), node.to_string()));
+    // Without a record the program counts as executed at home.
+    if written.is_ok() {
+        remove_oldest(&dir);
     }
 }
 
-/// Where the program that a process runs was executed, if that was noted.
+/// The node where a process' program was executed, if recorded.
 #[must_use]
 pub fn node_of(run_dir: &Path, pid: i32) -> Option<NodeId> {
-    let noted = fs::read_to_string(directory(run_dir).join(program(pid)?)).ok()?;
-    noted.trim().parse().ok().filter(|node| *node > 0).map(NodeId)
+    let text = fs::read_to_string(records_dir(run_dir).join(program_key(pid)?)).ok()?;
+    text.trim().parse().ok().filter(|node| *node > 0).map(NodeId)
 }
 
-/// Removes the older half when there are too many.
-fn tidy(directory: &Path) {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+/// Removes the older half of the records when there are too many.
+fn remove_oldest(dir: &Path) {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = files.map(|file| file.path()).collect();
-    if files.len() <= MOST {
+    if files.len() <= MAX_RECORDS {
         return;
     }
     files.sort_by_cached_key(|path| fs::metadata(path).and_then(|file| file.modified()).ok());
@@ -99,26 +101,26 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_known_and_another_one_is_not() {
+    fn record_is_found_for_that_program_only() {
         let run_dir = Scratch(std::env::temp_dir().join(format!("tern-executed-{}", std::process::id())));
         let own = std::process::id() as i32;
         assert_eq!(node_of(&run_dir.0, own), None);
-        note(&run_dir.0, own, NodeId(2));
+        record(&run_dir.0, own, NodeId(2));
         assert_eq!(node_of(&run_dir.0, own), Some(NodeId(2)));
-        // Executed since, by a child that has had these addresses as well.
+        // A child that had these addresses too, and has executed a program since.
         let child = Sleeper::new();
         assert_eq!(node_of(&run_dir.0, child.0.id() as i32), None);
-        note(&run_dir.0, own, NodeId(3));
+        record(&run_dir.0, own, NodeId(3));
         assert_eq!(node_of(&run_dir.0, own), Some(NodeId(3)));
         assert_eq!(node_of(&run_dir.0, 0), None);
     }
 
     #[test]
-    fn what_shows_nothing_is_no_program() {
+    fn process_with_hidden_addresses_has_no_key() {
         let stat = |value: &str| format!("7 (a) b) {}", vec![value; 49].join(" "));
-        assert!(program_in(&stat("4711")).is_some());
-        assert_eq!(program_in(&stat("0")), None);
-        assert_eq!(program_in(&stat("1")), None);
-        assert_eq!(program_in("7 (a) 1 2"), None);
+        assert!(program_key_in(&stat("4711")).is_some());
+        assert_eq!(program_key_in(&stat("0")), None);
+        assert_eq!(program_key_in(&stat("1")), None);
+        assert_eq!(program_key_in("7 (a) 1 2"), None);
     }
 }

@@ -1,60 +1,62 @@
-//! What the kernel calls a file: name_to_handle_at(2), for comparing, and open_by_handle_at(2).
+//! File handles of the kernel: name_to_handle_at(2), for comparing files, and open_by_handle_at(2).
 #![allow(unsafe_code, reason = "the call has no safe wrapper")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// The longest handle.
-const MOST: usize = libc::MAX_HANDLE_SZ as usize;
+/// The maximum length of a handle's bytes.
+const MAX_HANDLE_LEN: usize = libc::MAX_HANDLE_SZ as usize;
 
-/// As `struct file_handle` with its bytes.
+/// `struct file_handle` followed by its bytes.
 #[repr(C)]
-struct Room {
+struct HandleBuffer {
     head: libc::file_handle,
-    bytes: [u8; MOST],
+    bytes: [u8; MAX_HANDLE_LEN],
 }
 
-/// The kind and bytes of a file's handle. Two open files of one file system with the same ones are the same file, also on
-/// different machines if the file system is a server's.
+/// The type and bytes of a file's handle. Two open files of one file system with equal handles are
+/// the same file, even on different machines if the file system is a network file system.
 ///
 /// # Errors
-/// If the file system has none.
-pub fn of(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
+/// If the file system does not support handles.
+pub fn name_to_handle(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
     let fd = fd.as_fd().as_raw_fd();
-    // One to compare is enough, which overlayfs has as well; before Linux 6.5 there is only the one to open by.
-    let room = ask(fd, libc::AT_EMPTY_PATH | libc::AT_HANDLE_FID)
-        .or_else(|_old_kernel| ask(fd, libc::AT_EMPTY_PATH))?;
-    let length = usize::try_from(room.head.handle_bytes).unwrap_or(MOST);
-    let bytes = room.bytes.get(..length).unwrap_or(&room.bytes).to_vec();
-    Ok((room.head.handle_type, bytes))
+    // AT_HANDLE_FID: a handle for comparing is enough, and overlayfs has such handles too. Before
+    // Linux 6.5 there are only handles for opening.
+    let buffer = read_handle(fd, libc::AT_EMPTY_PATH | libc::AT_HANDLE_FID)
+        .or_else(|_old_kernel| read_handle(fd, libc::AT_EMPTY_PATH))?;
+    let length = usize::try_from(buffer.head.handle_bytes).unwrap_or(MAX_HANDLE_LEN);
+    let bytes = buffer.bytes.get(..length).unwrap_or(&buffer.bytes).to_vec();
+    Ok((buffer.head.handle_type, bytes))
 }
 
-/// Holds the file of this handle (`O_PATH`), of the file system that another one is of.
+/// Opens (`O_PATH`) the file with this handle, on the file system of the other descriptor.
 ///
 /// # Errors
-/// If there is none, or without CAP_DAC_READ_SEARCH.
-pub fn open(of: impl AsFd, kind: i32, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let length = bytes.len().min(MOST);
+/// If there is no such file, or without CAP_DAC_READ_SEARCH.
+pub fn open_by_handle(file_system: impl AsFd, kind: i32, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let length = bytes.len().min(MAX_HANDLE_LEN);
     let head = libc::file_handle { handle_bytes: length as u32, handle_type: kind, f_handle: [] };
-    let mut room = Room { head, bytes: [0; MOST] };
-    room.bytes[..length].copy_from_slice(&bytes[..length]);
+    let mut buffer = HandleBuffer { head, bytes: [0; MAX_HANDLE_LEN] };
+    buffer.bytes[..length].copy_from_slice(&bytes[..length]);
     let flags = libc::O_PATH | libc::O_CLOEXEC;
-    // SAFETY: `room` has as many bytes behind its head as `handle_bytes` says, and is only read.
-    let fd = unsafe { libc::open_by_handle_at(of.as_fd().as_raw_fd(), (&raw mut room).cast(), flags) };
+    // SAFETY: `buffer` has at least `handle_bytes` bytes behind its head, and is only read.
+    let fd =
+        unsafe { libc::open_by_handle_at(file_system.as_fd().as_raw_fd(), (&raw mut buffer).cast(), flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn ask(fd: i32, flags: i32) -> io::Result<Room> {
-    let head = libc::file_handle { handle_bytes: MOST as u32, handle_type: 0, f_handle: [] };
-    let mut room = Room { head, bytes: [0; MOST] };
+fn read_handle(fd: i32, flags: i32) -> io::Result<HandleBuffer> {
+    let head = libc::file_handle { handle_bytes: MAX_HANDLE_LEN as u32, handle_type: 0, f_handle: [] };
+    let mut buffer = HandleBuffer { head, bytes: [0; MAX_HANDLE_LEN] };
     let mut mount = 0;
-    // SAFETY: `room` has as many bytes behind its head as `handle_bytes` says, and all three pointers are to what lives until the
-    // call is over; the caller keeps `fd` open.
+    // SAFETY: `buffer` has at least `handle_bytes` bytes behind its head, all three pointers stay
+    // valid for the call, and the caller keeps `fd` open.
     let done =
-        unsafe { libc::name_to_handle_at(fd, c"".as_ptr(), (&raw mut room).cast(), &raw mut mount, flags) };
-    if done == 0 { Ok(room) } else { Err(io::Error::last_os_error()) }
+        unsafe { libc::name_to_handle_at(fd, c"".as_ptr(), (&raw mut buffer).cast(), &raw mut mount, flags) };
+    if done == 0 { Ok(buffer) } else { Err(io::Error::last_os_error()) }
 }

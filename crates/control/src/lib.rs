@@ -1,44 +1,49 @@
-//! What a node, its shims and its tools say to each other, over Unix sockets on one machine.
+//! Requests and replies between a node's daemon (ternd), its shims and its tools, over Unix sockets
+//! on one machine.
 //!
-//! Each conversation is one connection: one request, one reply, then both ends close. Both travel as one
-//! JSON document preceded by its length (u32, big endian, at most [`stream::MOST`] bytes). Who asks is known from the socket's peer
-//! credentials, never from the request.
+//! Each connection carries one request and one reply, and is then closed. Both are JSON documents
+//! preceded by their length (u32, big endian, at most [`stream::MAX_DOCUMENT_LEN`] bytes). The
+//! caller is identified by the socket's peer credentials, never by the request.
 //!
 //! ```text
 //!  tool ──Request──▶ ternd         RUN/control          (RUN is the node's run directory, /run/tern)
-//!  shim ──Request──▶ ternd         RUN/control          (root, or the user who runs ternd, only)
+//!  shim ──Request──▶ ternd         RUN/control          (only root, or the user who runs ternd)
 //!  ternd ──ShimRequest──▶ shim     RUN/shims/ID.sock
-//!  tool, ternd ──OutsideAsk──▶ gatekeeper   RUN/outside.sock
+//!  tool, ternd ──GatekeeperRequest──▶ gatekeeper   RUN/outside.sock
 //! ```
+//!
+//! ternd and the shims can be of different versions, since shims outlive an upgrade of ternd. So
+//! the names in the JSON are part of the format: where a Rust name differs, `serde(rename)` keeps
+//! the JSON's.
 #![deny(unsafe_code)]
 
-pub mod advice;
-pub mod cluster;
-pub mod costs;
-pub mod door;
+mod advice;
+mod cluster;
+pub mod control_socket;
+mod costs;
 pub mod executed;
+pub mod gatekeeper;
 pub mod handle;
-pub mod outside;
-pub mod place;
-pub mod report;
-pub mod request;
+mod report;
+mod request;
+mod settings;
 pub mod shared;
 pub mod shim;
-pub mod steer;
 pub mod stream;
-pub mod traffic;
-pub mod why;
+mod symbolic_node;
+mod traffic;
+mod why;
 
-pub use advice::{Advice, Forget, Habit};
+pub use advice::{Advice, DecayClass, Workload};
 pub use cluster::{ClusterReport, NodeFlags, NodeLoad, NodeState, RecentMigration};
 pub use costs::{Costs, LinkRow, MigrationCosts};
-pub use outside::{OutsideAsk, OutsideJob, OutsideReply};
-pub use place::Place;
+pub use gatekeeper::{GatekeeperJob, GatekeeperReply, GatekeeperRequest};
 pub use report::{
     MigrationReport, NodeRow, PlacedRow, ProcessRow, Refusal, RefusalKind, StartedAs, StatusReport, Usage,
 };
 pub use request::{Destination, Lock, Reply, Request};
+pub use settings::{DecayRates, Evacuation, NodeSettings, Switch};
 pub use shim::{ShimReply, ShimRequest, ShimRole, ShimStart};
-pub use steer::{Decay, Evacuation, Settings, Switch};
+pub use symbolic_node::SymbolicNode;
 pub use traffic::FileTraffic;
-pub use why::{FilesRow, ProspectRow, WhyReport};
+pub use why::{CandidateRow, FilesRow, WhyReport};

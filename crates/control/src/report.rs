@@ -1,17 +1,17 @@
-//! What tools print, field for field; these are also the `--json` formats.
+//! The rows and reports that tools print; their fields are also the `--json` formats.
 
 use serde::{Deserialize, Serialize};
 use tern_ids::{HomePid, MigrationId, NodeId};
 
-/// Why something was not done.
+/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// For scripts and exit codes.
+    /// The kind, for scripts and exit codes.
     pub kind: RefusalKind,
     /// One sentence, lower case, no full stop.
     pub message: String,
-    /// What to try, if there is something.
+    /// A remedy that the user can try, if there is one.
     pub hint: Option<String>,
 }
 
@@ -21,7 +21,7 @@ impl Refusal {
         Self { kind, message: message.into(), hint: None }
     }
 
-    /// The same with a way out.
+    /// The same with a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -29,15 +29,16 @@ impl Refusal {
     }
 }
 
-/// The kinds of refusal; `exit_code` says what tools exit with.
+/// The kinds of refusal. [`RefusalKind::exit_code`] is the exit code of tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalKind {
-    /// No such process, node, file.
+    /// There is no such process, node or file.
     NotFound,
-    /// The caller has not the right.
+    /// The caller lacks the right.
     NotAllowed,
-    /// The process cannot be moved; the message says why (docs/limits.md lists the reasons).
+    /// The process cannot be moved. The message gives the reason (docs/reference/limits.md lists the
+    /// reasons).
     CannotMove,
     /// The node is down, unreachable, or refuses guests.
     Unavailable,
@@ -50,8 +51,8 @@ pub enum RefusalKind {
 }
 
 impl RefusalKind {
-    /// What a tool exits with: 1 is not found, 2 a bad request, 3 no right, 4 cannot move, 5 unavailable,
-    /// 6 unsupported, 70 internal.
+    /// The exit code of a tool: 1 not found, 2 bad request, 3 not allowed, 4 cannot move, 5
+    /// unavailable, 6 unsupported, 70 internal.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::NotFound => 1,
@@ -72,90 +73,92 @@ pub struct MigrationReport {
     pub pid: HomePid,
     /// Its command name.
     pub command: String,
-    /// The same id in both nodes' logs.
+    /// Its id in both nodes' logs.
     pub migration: MigrationId,
-    /// Where it was.
+    /// The source node.
     pub from: NodeId,
-    /// Where it runs now.
+    /// The node where it runs now.
     pub to: NodeId,
-    /// Bytes sent for it, all rounds together.
+    /// Bytes sent, in all rounds.
     pub bytes: u64,
-    /// How long the process stood still.
+    /// How long the process was frozen.
     pub freeze_ms: f64,
-    /// From the request to running there.
+    /// From the request until it ran on the destination.
     pub total_ms: f64,
 }
 
 /// One row of `mps`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRow {
-    /// The process at its home.
+    /// Its pid at home.
     pub pid: HomePid,
     /// The user at home.
     pub uid: u32,
-    /// For a process of this node: the node where it runs (itself when it is home).
+    /// For a process of this node: the node where it runs (this node if it is at home).
     pub r#where: Option<NodeId>,
     /// For a guest: its home.
     pub from: Option<NodeId>,
-    /// `running`, `migrating`, `suspended` (its link is cut), `home`, `frozen` (at home, by `migrate PID freeze`).
+    /// `running`, `migrating`, `suspended` (its link is cut), `home`, `frozen` (at home, by
+    /// `migrate PID freeze`).
     pub state: String,
-    /// CPU seconds used, as far as known here.
+    /// CPU seconds used, as far as known to this node.
     pub cpu_seconds: f64,
     /// Migrations so far.
     pub migrations: u32,
-    /// Why it cannot move, or came home, or stays; empty if nothing holds it.
+    /// Why it cannot move, came home, or stays; empty if nothing prevents a move.
     pub reason: String,
     /// Its command line.
     pub command: String,
-    /// What it uses where it runs, as far as known here.
+    /// Its resource usage where it runs, as far as known to this node.
     pub usage: Usage,
-    /// How it was started, if mosrun or nomig has started it or what it descends from. Its home's ternd knows.
+    /// How it or an ancestor was started by mosrun or nomig, if it was. Known to the home's ternd.
     #[serde(default)]
     pub started: Option<StartedAs>,
 }
 
-/// One command that mexec has placed: one of this node, or one of another node here.
+/// A command placed by mexec: one of this node's, or another node's that runs here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedRow {
-    /// The process at its home that waits for it (mexec), or is it, if it runs there.
+    /// At its home, the pid of the mexec that waits for it; or its own pid, if it runs there.
     pub pid: HomePid,
     /// The user at home.
     pub uid: u32,
-    /// The node where it runs; none while it waits for room.
+    /// The node where it runs; `None` while it is queued.
     pub r#where: Option<NodeId>,
-    /// Of another node's: its home.
+    /// For another node's command: its home.
     pub from: Option<NodeId>,
-    /// How long it has run, or waited.
+    /// How long it has been running, or queued.
     pub seconds: f64,
     /// The beginning of its command line.
     pub command: String,
 }
 
-/// What was said of a process when it, or what it descends from, was started.
+/// Options with which a process or an ancestor was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartedAs {
     /// `mosrun -J`.
     pub job: Option<u32>,
-    /// The cluster does not move it by itself.
+    /// The cluster does not move it automatically.
     pub locked: bool,
-    /// Nobody moves it (`nomig`).
+    /// It is never moved (`nomig`).
     pub never: bool,
 }
 
-/// What a process asks of its node and of the link to its home. All counts grow from the first time it left home.
+/// A process' use of its node and of the link to its home. All counts start when it first leaves
+/// home.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Bytes of memory that it has where it runs; 0 if that is not known here.
+    /// Bytes of memory where it runs; 0 if not known to this node.
     pub memory: u64,
-    /// Seconds that it was ready to run and had no CPU, away.
+    /// Seconds, while away, in which it was runnable but had no CPU.
     pub waited_seconds: f64,
-    /// System calls that home has made for it.
+    /// System calls that home has performed for it.
     pub calls: u64,
-    /// Bytes that these have brought it and taken from it.
+    /// Bytes transferred by these calls, in both directions.
     pub call_bytes: u64,
-    /// Bytes that it has read and written itself of files of the node where it runs, since it came there.
-    #[serde(default)]
-    pub near_bytes: u64,
+    /// Bytes read and written on local files of the node where it runs, since it arrived there.
+    #[serde(default, rename = "near_bytes")]
+    pub local_bytes: u64,
 }
 
 /// `tern status`.
@@ -169,9 +172,9 @@ pub struct StatusReport {
     pub cluster: String,
     /// The nodes of the map, this one included.
     pub nodes: Vec<NodeRow>,
-    /// Own processes that are away.
+    /// Number of own processes that are away.
     pub away: u32,
-    /// Guests here.
+    /// Number of guests here.
     pub guests: u32,
 }
 
@@ -182,10 +185,10 @@ pub struct NodeRow {
     pub node: NodeId,
     /// As in the map.
     pub host: String,
-    /// Whether it answered just now.
+    /// Whether it has just responded.
     pub up: bool,
-    /// Round trip of that answer.
+    /// The round trip of that response.
     pub rtt_ms: Option<f64>,
-    /// What it said, or why it did not.
+    /// The node's own note, or why it did not respond.
     pub note: String,
 }

@@ -3,9 +3,9 @@
 use crate::advice::Advice;
 use crate::cluster::ClusterReport;
 use crate::costs::{Costs, LinkRow};
-use crate::place::Place;
 use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal, StatusReport};
-use crate::steer::{Decay, Evacuation, Settings, Switch};
+use crate::settings::{DecayRates, Evacuation, NodeSettings, Switch};
+use crate::symbolic_node::SymbolicNode;
 use crate::traffic::FileTraffic;
 use crate::why::WhyReport;
 use serde::{Deserialize, Serialize};
@@ -15,17 +15,18 @@ use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, ShimId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Destination {
-    /// To this node; its home node means the same as `Home`.
+    /// To this node. A process' own home node means the same as `Home`.
     Node(NodeId),
-    /// Back to its home.
+    /// Back to its home node.
     Home,
-    /// Wherever the balancer would have it.
+    /// To the node that the balancer chooses.
     Balance,
-    /// To its home, where it stands still until [`Request::Continue`]. Answered with `Done` if it is there already.
+    /// To its home, where it stays stopped until [`Request::Continue`]. Answered with `Done` if it
+    /// is at home already.
     Frozen,
 }
 
-/// Whether the cluster may move a process by itself (`mosrun -l`, `-L`, `-k`).
+/// Whether the cluster may move a process automatically (`mosrun -l`, `-L`, `-k`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Lock {
@@ -33,236 +34,259 @@ pub enum Lock {
     Unlocked,
     /// Only in an emergency, such as the shutdown of its node.
     Locked,
-    /// As the caller is.
+    /// Inherited from the caller.
     #[default]
     Keep,
 }
 
-/// What a tool, or one of the node's shims, asks of the daemon.
+/// A request of a tool, or of one of the node's shims, to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Move a running process; answered when it runs there, or with the reason why not.
+    /// Move a running process. Answered when it runs on the destination, or with the reason why it
+    /// does not.
     Migrate {
         /// The process.
         pid: HomePid,
         /// Where to.
         to: Destination,
     },
-    /// Have a guest leave this node, for wherever its home would have it, or a process of this node that is at home, for
-    /// the best other node. Answered when it is gone.
+    /// Move a guest away from this node, to the node that its home chooses, or a process of this
+    /// node that is at home to the best other node. Answered when it has left.
     Out {
-        /// By its number at its home.
+        /// The process' pid at its home.
         pid: HomePid,
-        /// Its home, if it is not clear from the number: guests of two homes may have the same.
+        /// Its home node. Needed only if guests of two homes have this pid.
         from: Option<NodeId>,
     },
-    /// The node that `AtBest` would choose. It is counted as chosen.
+    /// The node that `AtBest` would choose. The choice is counted as an arrival there.
     Best {
-        /// What is said of the program that is to start.
+        /// Hints about the program that is to start.
         advice: Advice,
     },
-    /// Measure the link to a node, and keep that.
+    /// Measure the link to a node and store the result.
     Tune {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
-    /// Keep what was measured of a node besides.
+    /// Store additional measurements of a node.
     KeepCosts(Costs),
-    /// What was measured, and what the balancer reckons with.
+    /// The measured costs, and those that the balancer uses now.
     Links,
-    /// Let a process go on that was frozen. Answered with `Done`.
+    /// Let a frozen process continue. Answered with `Done`.
     Continue {
         /// The process.
         pid: HomePid,
     },
-    /// `mosrun`: move the calling process (known from its credentials) as soon as it has executed its
-    /// program. Answered with `Ready` when a destination is prepared and execve may be called.
+    /// `mosrun`: move the calling process (identified by its peer credentials) as soon as it has
+    /// executed its program. Answered with `Ready` when a destination is prepared and the caller
+    /// may call execve.
     AtExec {
         /// Nodes to try, in this order.
         candidates: Vec<NodeId>,
-        /// May the cluster move it afterwards?
+        /// Whether the cluster may move it afterwards.
         lock: Lock,
-        /// What else is said of it.
+        /// Hints about the program.
         advice: Advice,
     },
-    /// `mosrun -b`: as `AtExec`, on the node that suits it best. Answered with `Ready` also if that is this one.
+    /// `mosrun -b`: like `AtExec`, on the most suitable node. Answered with `Ready` even if that is
+    /// this node.
     AtBest {
-        /// May the cluster move it afterwards?
+        /// Whether the cluster may move it afterwards.
         lock: Lock,
-        /// What else is said of it.
+        /// Hints about the program.
         advice: Advice,
     },
-    /// `mosrun` without a node: note the calling process and its lock. Answered with `Done`.
+    /// `mosrun` without a node: register the calling process and its lock. Answered with `Done`.
     Register {
-        /// May the cluster move it?
+        /// Whether the cluster may move it.
         lock: Lock,
-        /// It never migrates, nor do its children (`nomig`).
+        /// Neither it nor its children ever migrate (`nomig`).
         never: bool,
-        /// What else is said of it.
+        /// Hints about the program.
         advice: Advice,
     },
-    /// The processes of this node that are away, came from elsewhere, or were started with mosrun.
+    /// This node's processes that are away or were started with mosrun, and its guests.
     Processes,
-    /// The same rows of another node, as that node has them, through its daemon.
+    /// The same list for another node, fetched from that node's daemon.
     ProcessesOf {
-        /// That node; this one is allowed.
+        /// That node. This node is allowed.
         node: NodeId,
     },
-    /// One process of this node, whoever has started it. Answered with `Process`.
+    /// One process of this node, however it was started. Answered with `Process`.
     Process {
-        /// It.
-        pid: HomePid,
-    },
-    /// The node that a process means by a name below `/mfs`. Answered with `Place`.
-    Place {
         /// The process.
         pid: HomePid,
-        /// The name.
-        of: Place,
     },
-    /// Let a process, and what it forks from now on, mean that node by `selected`, or (root only) by `magic`.
-    Choose {
+    /// The node that a symbolic name below `/mfs` stands for in a process. Answered with
+    /// `ResolvedNode`.
+    #[serde(rename = "place")]
+    ResolveNode {
+        /// The process.
+        pid: HomePid,
+        /// The symbolic name.
+        #[serde(rename = "of")]
+        name: SymbolicNode,
+    },
+    /// Set the node that `selected` or (root only) `magic` stands for in a process and its future
+    /// children.
+    #[serde(rename = "choose")]
+    SetSymbolicNode {
         /// The process.
         pid: HomePid,
         /// `Selected` or `Magic`.
-        of: Place,
-        /// The node; none: its home.
+        #[serde(rename = "of")]
+        name: SymbolicNode,
+        /// The node; `None` is its home.
         node: Option<NodeId>,
     },
-    /// What processes of this node have read and written of other nodes' files lately (root only).
+    /// Recent file traffic of this node's processes to other nodes (root only).
     FileTraffic(Vec<FileTraffic>),
-    /// May the cluster move a running process by itself, and what it forks? `Keep` is refused.
+    /// Set whether the cluster may move a running process and its future children. `Keep` is
+    /// refused.
     SetLock {
         /// The process.
         pid: HomePid,
         /// See [`Lock`].
         lock: Lock,
     },
-    /// Something is said of a running process, and of what it forks; what is not said stays.
+    /// Set hints for a running process and its future children. Absent hints stay as they are.
     Advise {
         /// The process.
         pid: HomePid,
-        /// What.
+        /// The hints.
         advice: Advice,
     },
-    /// From root only: the same as if that user asked it. What goes by the calling process is refused.
+    /// Perform a request on behalf of a user (root only). Requests about the calling process are
+    /// refused.
     For {
         /// The user.
         uid: u32,
-        /// His group.
+        /// The user's group.
         gid: u32,
-        /// What he asks.
+        /// The request.
         request: Box<Request>,
     },
-    /// The load and state of all nodes, as far as this one knows.
+    /// The load and state of all nodes, as known to this one.
     Cluster,
-    /// Why a process of this node is where it is.
+    /// Explain why a process of this node runs where it does.
     Why {
         /// The process.
         pid: HomePid,
     },
-    /// The node and what it knows of the others.
+    /// The state of this node, and whether the others are reachable.
     Status,
-    /// Replace the map of the cluster (the text of `/etc/mosix.map`); checked first, all or nothing.
+    /// Replace the map of the cluster (the text of `/etc/mosix.map`). The text is validated first;
+    /// an invalid map changes nothing.
     SetMap {
         /// The file's text.
         text: String,
     },
-    /// The map in use, as text.
+    /// The current map, as text.
     GetMap,
-    /// Leave the cluster: forget the map (`setpe -off`). Refused while processes are away or visiting.
+    /// Leave the cluster: forget the map (`setpe -off`). Refused while processes are away or
+    /// visiting.
     MapOff,
-    /// Have what places commands run (mexec), which listens at `RUN/mexec`. (`Done`.)
-    Mexec,
-    /// Have the tree run from which guests map files of this home, at `RUN/homeN.sock`; of root only. (`Done`.)
-    Homes {
-        /// Whose files.
+    /// Start the executor of placed commands (mexec), which listens at `RUN/mexec`, if it does not
+    /// run. Answered with `Done`.
+    #[serde(rename = "mexec")]
+    StartMexec,
+    /// Start the file tree from which guests map files of this home, at `RUN/homeN.sock`, if it
+    /// does not run. Root only. Answered with `Done`.
+    #[serde(rename = "homes")]
+    StartRemoteMaps {
+        /// The home node whose files are mapped.
         home: NodeId,
     },
-    /// Whether this node has something left for one more command of another node. Answered with `Done` or `Refused`.
-    Spares,
-    /// The commands that are placed from this node, and those of others here. Answered with `Placed`.
+    /// Whether this node has capacity for another node's command. Answered with `Done` or
+    /// `Refused`.
+    #[serde(rename = "spares")]
+    HasCapacity,
+    /// The commands placed from this node, and those of other nodes that run here. Answered with
+    /// `Placed`.
     Placed,
-    /// Make a token for one join, valid this many seconds.
+    /// Make a token for one join, valid for this many seconds.
     Token {
         /// 60 to 604,800.
         seconds: u32,
     },
-    /// Switch something on or off.
+    /// Turn a switch on or off.
     Switch {
-        /// What.
+        /// The switch.
         switch: Switch,
-        /// On?
+        /// Whether it is to be on.
         on: bool,
     },
-    /// What is switched on, and set by hand.
+    /// All switches and manual settings.
     Settings,
-    /// The speed of this node's CPUs for balancing, or the measured one again.
+    /// Set the CPU speed that is used for balancing; `None` restores the measured one.
     SetSpeed {
         /// 10,000 for a standard CPU; 1 to 10,000,000.
         speed: Option<u32>,
     },
-    /// How fast habits of processes are forgotten.
-    SetDecay(Decay),
-    /// Send guests away, bring own processes home. Answered with `Done` when it is done; refused with what is left if
-    /// it is not within the time.
+    /// Set how fast old observations of processes lose weight.
+    SetDecay(DecayRates),
+    /// Send guests away, bring own processes home. Answered with `Done` when complete. Refused,
+    /// with the remaining processes, if it takes longer than the time limit.
     Evacuate {
-        /// What of it.
+        /// Which processes.
         what: Evacuation,
-        /// Seconds that it may take; for ever if absent.
+        /// Time limit in seconds; none if absent.
         seconds: Option<u32>,
     },
-    /// Undo `Evacuate`: guests may come, own processes leave, and the node tells of itself.
+    /// Undo `Evacuate`: guests may arrive, own processes may leave, and the node publishes its load
+    /// again.
     Rejoin,
-    /// From a home shim only: have `node` start a shim for a guest.
+    /// From a home shim only: let `node` start a shim for a guest.
     Prepare {
         /// The destination.
         node: NodeId,
-        /// The migration that this begins.
+        /// The migration that begins with this request.
         migration: MigrationId,
-        /// The keys (certificate fingerprints) which the new shim shall accept: home's first, then, for
-        /// an onward journey, the source's.
+        /// The keys (certificate fingerprints) that the new shim shall accept: home's first, then,
+        /// for an onward journey, the source's.
         accept: Vec<Fingerprint>,
-        /// The user whose process it is; the guest gets this identity on the destination.
+        /// The user of the process. The guest gets this identity on the destination.
         uid: u32,
         /// Its group.
         gid: u32,
-        /// Those who share memory with it, and come along.
-        company: Vec<HomePid>,
+        /// The processes that share memory with it and migrate with it.
+        #[serde(rename = "company")]
+        group: Vec<HomePid>,
     },
-    /// From a shim only: for a reconnection, where that node is now and whether the peer shim lives.
+    /// From a shim only, to reconnect: the peer node's current address, and whether the peer shim
+    /// is alive.
     Locate {
         /// The peer's node.
         node: NodeId,
         /// The peer shim.
         shim: ShimId,
     },
-    /// From a guest shim only, when it has lost its home: the same, and not alive if home does not wait for this
-    /// life of the process any more.
+    /// From a guest shim only, when it has lost its home: like `Locate`, but "not alive" also if
+    /// home no longer waits for this epoch of the process.
     Awaited {
-        /// The home.
+        /// The home node.
         node: NodeId,
         /// The home shim.
         shim: ShimId,
         /// The process.
         pid: HomePid,
-        /// The life that the guest is.
+        /// The guest's epoch.
         epoch: Epoch,
     },
 }
 
-/// What the daemon answers.
+/// The daemon's reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It was not done; nothing has changed.
+    /// Not done; nothing has changed.
     Refused(Refusal),
-    /// Done, with nothing to report.
+    /// Done. No data.
     Done,
-    /// `AtExec`: execute the program now.
+    /// To `AtExec` and `AtBest`: execute the program now.
     Ready,
-    /// The process runs there.
+    /// The process runs on its destination.
     Migrated(MigrationReport),
     /// To `Processes` and `ProcessesOf`.
     Processes(Vec<ProcessRow>),
@@ -270,8 +294,9 @@ pub enum Reply {
     Placed(Vec<PlacedRow>),
     /// To `Process`.
     Process(Box<ProcessRow>),
-    /// To `Place`; none: nothing was chosen, which is the process' home.
-    Place(Option<NodeId>),
+    /// To `ResolveNode`. `None`: no node was chosen, so the name stands for the process' home.
+    #[serde(rename = "place")]
+    ResolvedNode(Option<NodeId>),
     /// To `Cluster`.
     Cluster(ClusterReport),
     /// To `Status`.
@@ -287,23 +312,24 @@ pub enum Reply {
     /// To `Why`.
     Why(Box<WhyReport>),
     /// To `Settings`.
-    Settings(Settings),
-    /// To `Token`: what `tern join` takes.
+    Settings(NodeSettings),
+    /// To `Token`: the argument of `tern join`.
     Token(String),
     /// To `Prepare`.
     Prepared {
-        /// `HOST:PORT` of the destination's daemon, which passes connections for the shim on to it.
+        /// `HOST:PORT` of the destination's daemon, which passes connections on to the shim.
         address: String,
-        /// The new shim.
+        /// The new shim's id.
         shim: ShimId,
-        /// The key to expect of it.
+        /// The key that the new shim will present.
         fingerprint: Fingerprint,
     },
     /// To `Locate` and `Awaited`.
     Located {
-        /// `HOST:PORT` of that node's daemon, if it answered.
+        /// `HOST:PORT` of that node's daemon, if it is reachable.
         address: Option<String>,
-        /// `Some(false)` only on proof: that daemon says that the shim is gone (or the process, with it), or the node has booted since.
+        /// `Some(false)` only with proof: that daemon reports that the shim (or the process with
+        /// it) is gone, or the node has rebooted.
         alive: Option<bool>,
     },
 }

@@ -1,4 +1,4 @@
-//! How a shim is started, and what its node's daemon asks of it.
+//! How ternd starts a shim, and the requests that a shim serves.
 
 use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
@@ -6,48 +6,53 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 
-/// What ternd writes to a new shim's standard input, as one JSON document, then closes it. The shim listens
-/// on `run_dir/shims/ID.sock`, then writes one line to its standard output: `ready FINGERPRINT` (64
-/// hexadecimal digits: the SHA-256 of its ephemeral certificate), or `failed REASON`, and closes it.
+/// The start-up data of a shim. ternd writes it as one JSON document to the new shim's standard
+/// input and closes that. The shim listens at `run_dir/shims/ID.sock`, writes one line to its
+/// standard output, and closes that: `ready FINGERPRINT` (64 hexadecimal digits: the SHA-256 of its
+/// ephemeral certificate), or `failed REASON`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ShimStart {
-    /// The name it listens under.
+    /// Its id, which names its control socket.
     pub id: ShimId,
-    /// The node it runs on.
+    /// The node that it runs on.
     pub node: NodeId,
     /// The node's run directory.
     pub run_dir: PathBuf,
     /// The node's cache of file content.
     pub cache_dir: PathBuf,
-    /// Which half it holds.
+    /// Which half of a family it holds.
     pub role: ShimRole,
-    /// Seconds without its home after which a guest freezes itself.
+    /// Seconds without a link to its home after which a guest freezes.
     pub suspend_after: u32,
-    /// Seconds after which home gives a lost guest up.
+    /// Seconds after which home declares a lost guest dead.
     pub give_up_after: u32,
-    /// How nice guests are to the node's own processes: 0 to 19.
+    /// Niceness of guests: 0 to 19.
     pub guest_nice: u8,
-    /// Whether often used calls of guests on their files are made without a stop.
-    pub hot_calls: bool,
-    /// How many CPUs all guests of the node may use together; `None` is all.
+    /// Whether frequent file calls of guests are made by patched call sites, without a stop.
+    #[serde(alias = "hot_calls")]
+    pub fastpath: bool,
+    /// Maximum number of CPUs that all guests of the node use together; `None`: no limit.
     pub guest_cpus: Option<f64>,
     /// Directories of file systems that the nodes share (`shared` in `ternd.toml`).
     pub shared: Vec<PathBuf>,
-    /// Whether the other nodes may have this one's files, all of them (`mfs` and `mfs_paths` in `ternd.toml`, `mosctl nomfs`).
+    /// Whether all of this node's files are available to the other nodes (`mfs` and `mfs_paths` in
+    /// `ternd.toml`, `mosctl nomfs`).
     pub serves_files: bool,
 }
 
-/// Where the tree gives its root ([`ShimRequest::Tree`]), from which guests of the node with this run directory map files of this home.
+/// The socket of the file tree from which guests, on the node with this run directory, map files of
+/// `home`. It serves [`ShimRequest::MapRoot`].
 #[must_use]
-pub fn homes_door(run_dir: &Path, home: NodeId) -> PathBuf {
+pub fn remote_map_socket(run_dir: &Path, home: NodeId) -> PathBuf {
     run_dir.join(format!("home{home}.sock"))
 }
 
-/// The half a shim holds.
+/// The half of a family that a shim holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShimRole {
-    /// The home half of the family that begins with this process. What to do with it comes as a request.
+    /// The home half of the family that begins with this process. A request follows that says what
+    /// to do with it.
     Deputy {
         /// The process.
         pid: HomePid,
@@ -58,125 +63,136 @@ pub enum ShimRole {
         home: NodeId,
         /// The migration that brings its first member.
         migration: MigrationId,
-        /// Whose connections it accepts; the first is home's.
+        /// The keys of the connections that it accepts. The first is home's.
         accept: Vec<Fingerprint>,
-        /// The identity that its guests get on this node.
+        /// The user id of its guests on this node.
         uid: u32,
-        /// Their group.
+        /// Their group id.
         gid: u32,
     },
 }
 
-/// What ternd asks of a shim.
+/// A request to a shim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShimRequest {
-    /// The shim's processes.
+    /// List the shim's processes.
     Processes,
-    /// Is this process one of yours? (`Done`, or `Refused` with `NotFound`.)
+    /// Whether the shim holds this process. (`Done`, or `Refused` with `NotFound`.)
     Owns {
         /// The process.
         pid: HomePid,
     },
-    /// Does this life of this process run under you, or might it still? Deputy only. (`Done`, or `Refused` with
-    /// `NotFound`: it is over.)
+    /// Whether this epoch of the process runs, or may still run, under this shim. Deputy only.
+    /// (`Done`, or `Refused` with `NotFound`: it has ended.)
     Awaits {
         /// The process.
         pid: HomePid,
-        /// The life.
+        /// The epoch.
         epoch: Epoch,
     },
-    /// Move a process. Deputy only; ternd has checked the caller's right to do so.
+    /// Move a process. Deputy only. ternd has checked the caller's right.
     Migrate {
         /// The process.
         pid: HomePid,
-        /// Where to; never `Balance`.
+        /// The destination; never `Balance`.
         to: Destination,
     },
-    /// Let a frozen process go on. Deputy only; ternd has checked the caller's right to do so.
+    /// Let a frozen process continue. Deputy only. ternd has checked the caller's right.
     Continue {
         /// The process.
         pid: HomePid,
     },
-    /// Hold this process until it has called execve, then move it. Deputy only. Answered as soon as the
+    /// Hold this process until it has called execve, then move it. Deputy only. Answered when the
     /// process is held and a destination is prepared.
     AtExec {
         /// The process.
         pid: HomePid,
         /// Nodes to try, in this order.
         candidates: Vec<NodeId>,
-        /// May the cluster move it afterwards?
+        /// Whether the cluster may move it afterwards.
         lock: Lock,
     },
-    /// End your guests; why. Guest only. (`Done`: they are gone, and home has been told.)
+    /// Kill all guests. Guest only. (`Done`: they are gone, and home was notified.)
     End {
-        /// One sentence for who misses them.
+        /// The reason, as one sentence for the user.
         why: String,
     },
-    /// Open a file of this node for a guest of it. Of the server of the node's files only, and asked by shims. (`Done`, and then a
-    /// byte with the descriptor; the file counts as open until the socket is closed.)
+    /// Open a file of this node for a guest. Served by the node's file server only, requested by
+    /// shims. (`Done`, then a byte with the descriptor. The file counts as open until the socket is
+    /// closed.)
     OpenFile {
-        /// The path, in bytes, without links.
+        /// The path, without symbolic links.
         path: Vec<u8>,
-        /// Its inode number in MFS: another file is not opened.
+        /// Its inode number in MFS. Another file is not opened.
         number: u64,
-        /// For whom: user, group, and his other groups.
-        who: (u32, u32, Vec<u32>),
-        /// How: an access mode of open(2).
+        /// The user, the group, and the supplementary groups.
+        #[serde(rename = "who")]
+        credentials: (u32, u32, Vec<u32>),
+        /// The access mode of open(2).
         flags: u32,
     },
-    /// Open a file of a file system that the nodes share, for reading, for a guest of this node. Of the server of the node's files only, and asked
-    /// by shims. (`Done`, and then a byte with the descriptor.)
+    /// Open a file of a shared file system, for reading, for a guest of this node. Served by the
+    /// node's file server only, requested by shims. (`Done`, then a byte with the descriptor.)
     OpenShared {
-        /// The directory that this node too declares as shared, in bytes.
+        /// The directory, which this node must declare as shared too.
         root: Vec<u8>,
-        /// The path below it, without links.
+        /// The path below it, without symbolic links.
         path: Vec<u8>,
-        /// As its home sees it: another file, or another state of it, is not opened.
+        /// The file as its home sees it. Another file, or another state of it, is not opened.
         file: SharedFile,
-        /// For whom: user, group, and his other groups.
-        who: (u32, u32, Vec<u32>),
+        /// The user, the group, and the supplementary groups.
+        #[serde(rename = "who")]
+        credentials: (u32, u32, Vec<u32>),
     },
-    /// The root of the tree from which guests of this node map files of their home; asked by shims. (`Done`, and then a byte with its descriptor; it is
-    /// there at least until the socket is closed.)
-    Tree,
-    /// The file behind one that a tree of all nodes' files has open, which is mounted on this node and asks that itself. Of the server of
-    /// the node's files only. (`Done`, and then a byte with a descriptor of `O_PATH`.)
-    FileBehind {
-        /// The tree's session.
+    /// The root of the file tree from which guests of this node map files of their home. Requested
+    /// by shims. (`Done`, then a byte with its descriptor, which is valid at least until the socket
+    /// is closed.)
+    #[serde(rename = "tree")]
+    MapRoot,
+    /// The underlying file of a file that an MFS client mounted on this node has open, requested by
+    /// that client. Served by the node's file server only. (`Done`, then a byte with an `O_PATH`
+    /// descriptor.)
+    #[serde(rename = "file_behind")]
+    BackingFile {
+        /// The client's session.
         session: [u8; 16],
-        /// The server's number of the open file.
+        /// The server's number for the open file.
         opened: u64,
     },
-    /// To the server of a node's files only: let others at them, or not. (`Done`.)
-    Files {
-        /// They may.
+    /// Allow or deny other nodes' access to this node's files. Served by the node's file server
+    /// only. (`Done`.)
+    #[serde(rename = "files")]
+    ServeFiles {
+        /// Whether access is allowed.
         open: bool,
     },
-    /// To what places commands only: those of this node, and those of others here.
+    /// List placed commands: those of this node, and those of others here. Served by the executor
+    /// (mexec) only.
     Placed,
-    /// A connection from the peer follows as a file descriptor (SCM_RIGHTS, one byte of data) on this
-    /// socket. Nothing has been read from it but the preamble; the shim itself authenticates it.
+    /// A connection from the peer follows on this socket as a file descriptor (SCM_RIGHTS, one byte
+    /// of data). Only the preamble has been read from it. The shim authenticates the peer itself.
     Connection,
 }
 
-/// What a shim answers.
+/// A shim's reply.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShimReply {
     /// Not done.
     Refused(Refusal),
-    /// Done.
+    /// Done. No data.
     Done,
     /// Its processes.
     Processes(Vec<ProcessRow>),
     /// To `Placed`.
     Placed(Vec<PlacedRow>),
-    /// Moved.
+    /// The process runs on its destination.
     Migrated(MigrationReport),
-    /// It shares memory with this process, which another shim holds: to be asked of that one.
+    /// The process shares memory with `pid`, which another shim holds. Send the request to that
+    /// shim.
     HeldWith {
-        /// The process.
+        /// The other process.
         pid: HomePid,
     },
 }

@@ -1,22 +1,22 @@
-//! One JSON document on a stream, preceded by its length.
+//! JSON documents on a stream, each preceded by its length.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
-/// The longest document accepted, in bytes.
-pub const MOST: u32 = 4 << 20;
+/// The maximum length of a document, in bytes.
+pub const MAX_DOCUMENT_LEN: u32 = 4 << 20;
 
 /// Writes one document and flushes.
 ///
 /// # Errors
-/// Those of the stream; nothing can be said then about how much of it arrived.
+/// Those of the stream. It is undefined then how much of the document was sent.
 pub fn write<T: Serialize>(stream: &mut impl Write, document: &T) -> io::Result<()> {
     let body = serde_json::to_vec(document)?;
-    let length = u32::try_from(body.len()).ok().filter(|n| *n <= MOST);
+    let length = u32::try_from(body.len()).ok().filter(|n| *n <= MAX_DOCUMENT_LEN);
     let length = length.ok_or_else(|| io::Error::other("document too long"))?;
-    let mut whole = length.to_be_bytes().to_vec();
-    whole.extend_from_slice(&body);
-    stream.write_all(&whole)?;
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&body);
+    stream.write_all(&bytes)?;
     stream.flush()
 }
 
@@ -28,10 +28,10 @@ pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_be_bytes(length);
-    if length > MOST {
+    if length > MAX_DOCUMENT_LEN {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "document too long"));
     }
-    // Read through `take`, so that a false length allocates only what really arrives.
+    // Read through `take`, so that a forged length allocates only what really arrives.
     let mut body = Vec::new();
     stream.take(u64::from(length)).read_to_end(&mut body)?;
     if body.len() != length as usize {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_survive() {
+    fn documents_round_trip_and_bad_lengths_are_refused() {
         let mut bytes = Vec::new();
         write(&mut bytes, &vec![1u8, 2, 3]).unwrap();
         assert_eq!(read::<Vec<u8>>(&mut &bytes[..]).unwrap(), [1, 2, 3]);

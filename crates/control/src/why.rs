@@ -3,56 +3,57 @@
 use serde::{Deserialize, Serialize};
 use tern_ids::{HomePid, NodeId};
 
-/// The balancer's view of one process, and its last word about it.
+/// The balancer's view of one process, and its latest decision about it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WhyReport {
     /// The process.
     pub pid: HomePid,
     /// Where it runs.
     pub at: NodeId,
-    /// Percent of one CPU that it would use if it did not have to wait for one.
+    /// Percent of one CPU that it would use if it never had to wait for one.
     pub demand: f64,
-    /// Bytes of memory that it has.
+    /// Its memory in bytes.
     pub memory: u64,
-    /// System calls to home a second: those that go there, or that would.
+    /// System calls a second that home performs, or would perform if it were away.
     pub calls_per_s: f64,
-    /// Files of other nodes that it reads and writes.
+    /// Its I/O on files of other nodes.
     #[serde(default)]
     pub files: Vec<FilesRow>,
-    /// Why no move of it is considered now; `None` if any is.
+    /// Why no move is considered now; `None` if moves are considered.
     pub stays: Option<String>,
-    /// Each node that is considered, the fastest first.
-    pub nodes: Vec<ProspectRow>,
-    /// The last word about it, a sentence.
+    /// The candidate nodes, the fastest first.
+    pub nodes: Vec<CandidateRow>,
+    /// The latest decision, as a sentence.
     pub last: Option<String>,
-    /// How long ago that was said.
+    /// Age of that decision in milliseconds.
     pub last_ms: u64,
 }
 
-/// What a process does on files of another node than its home, wherever it runs.
+/// A process' I/O on files of a node other than its home, wherever the process runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FilesRow {
-    /// The node that has them.
+    /// The node that has the files.
     pub node: NodeId,
-    /// How often home asks that node a second, or would.
+    /// Requests a second that home sends to that node, or would send.
     pub calls_per_s: f64,
-    /// Bytes of that a second.
+    /// Bytes a second of that.
     pub bytes_per_s: f64,
 }
 
-/// What a process has to hope for on a node.
+/// The balancer's estimate for moving a process to a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProspectRow {
-    /// Which.
+pub struct CandidateRow {
+    /// The node.
     pub node: NodeId,
-    /// Seconds that it would take for each second of work on a standard CPU.
+    /// Seconds for each second of work on a standard CPU.
     pub pace: f64,
-    /// Seconds that the way there would take.
-    pub way_s: f64,
-    /// Seconds for which it would stand still.
+    /// Seconds that the migration would take.
+    #[serde(rename = "way_s")]
+    pub transfer_s: f64,
+    /// Seconds for which it would be frozen.
     pub frozen_s: f64,
-    /// Seconds by which it would be done earlier, all counted; negative: later.
+    /// Seconds by which it would finish earlier, all costs included; negative: later.
     pub gain_s: f64,
-    /// What speaks against it; `None` if nothing does.
+    /// Why the balancer does not choose this node; `None` if nothing prevents it.
     pub against: Option<String>,
 }

@@ -1,62 +1,33 @@
-//! The home half of a family: keeps its processes' pids, files and relatives; performs forwarded calls;
-//! delivers signals.
+//! The home half of moved processes: keeps their pids, files and relatives, performs the calls that
+//! their guests request, and delivers their signals.
 //!
-//! * [`run`]: the one loop that waits for guests, tracees, and the node;  `messages`, `stops`, `asked`: what these say
-//! * `family`: its processes;  `outbound`, `onward`: who of them moves when;  `links`: to guest shims
-//! * `company`: processes that share memory move together;  `sharers`: who they are;  `watch`, `gate`: somebody else opens that memory;
-//!   `touched`: they do so themselves, or end with it
-//! * `member`: one process; `thread`: one of its threads; `peer`: one link to a guest shim
-//! * `leaving`: a process as it is sent; `out`: it becomes a deputy; `back`: a deputy becomes the process again; `settle`: its last calls
-//! * `perform`: calls; `own`: what /proc says of its memory; `fork`, `exec`: those that make and replace processes
-//! * `timers`: those that count CPU time; `due`: when they are due; `firing`: what becomes of them in the kernel
-//! * `relatives`: what children have used away; `ledger`: that, of processes that nobody holds
-//! * `frozen`: processes that stand still at home
-//! * `signal`: the kernel's verdict on each signal; `sent`: those that a call has sent; `coredump`: core dumps
-//! * `blob`, `mailbox`: the code that a deputy runs, and how it is told what to do
+//! In the order of a process's life:
+//!
+//! * [`run()`]: the main loop; `shim`: the state of the shim
+//! * `links`: connections to guest shims and to ternd
+//! * `waker`: wakes the main loop from helper threads
+//! * `process`: one process, its threads, and the mailboxes and code by which deputies make calls
+//! * `stops`: wait statuses, and quiescing a process
+//! * `migrate`: from the request to move a process until it is a deputy, and back
+//! * `calls`: performing a guest's calls; fork and exec
+//! * `signals`: the kernel's verdict on each signal, their order, core dumps
+//! * `time`: CPU time used away, and the timers and limits that count it
+//! * `files`: files and directories that are delegated to guests
+//! * `shm`: shared memory, which must not be accessed at home while its content is away
 
 #![deny(unsafe_code)]
 
-mod asked;
-mod back;
-mod begins;
-mod blob;
-mod chain;
-mod company;
-mod coredump;
-mod direct;
-mod due;
-mod exec;
-mod family;
-mod firing;
-mod fork;
-mod frozen;
-mod gate;
-mod leaving;
-mod ledger;
+mod calls;
+mod files;
 mod links;
-mod mailbox;
-mod member;
-mod messages;
-mod names;
-mod onward;
-mod out;
-mod outbound;
-mod own;
-mod peer;
-mod perform;
-mod relatives;
-pub mod run;
-mod sent;
-mod settle;
-mod shared;
-mod sharers;
-mod signal;
-mod space;
+mod migrate;
+mod process;
+mod run;
+mod shim;
+mod shm;
+mod signals;
 mod stops;
-mod ternd;
-mod thread;
-mod timers;
-mod touched;
-mod watch;
+mod time;
+mod waker;
 
 pub use run::run;

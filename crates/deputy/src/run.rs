@@ -1,111 +1,111 @@
-//! The one loop of a home shim: it waits for guests, deputies, and its node.
+//! The main loop of a home shim: it waits for guest shims, traced processes, and ternd.
 
-use crate::family::{Event, Family, Homed};
-use crate::ledger::Ledger;
-use crate::mailbox::Bell;
-use crate::member::Member;
-use crate::names::Names;
-use crate::shared::Shares;
+use crate::files::names::NameTracker;
+use crate::files::shared_fs::SharedFilesystems;
+use crate::process::Process;
+use crate::shim::{Detached, Shim, ShimEvent};
+use crate::time::usage_store::UsageStore;
+use crate::waker::Waker;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use tern_control::door::Door;
+use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
-use tern_image::object::Objects;
+use tern_image::object::SharedObjects;
 use tern_wire::Ephemeral;
 
-/// How often links are shown to be alive.
-const BEAT: Duration = Duration::from_secs(1);
+/// How often a link carries a beat, so that the other side sees that it is alive.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A family without members ends after this time, in which its node may still ask it for something.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a shim without processes waits before it ends. ternd may still send it requests.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the shim until its family has no more to do with other nodes.
+/// Runs the shim until none of its processes needs another node any more.
 ///
 /// # Errors
-/// If it cannot begin.
-pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
-    let ledger = Ledger::new(&start.run_dir);
-    let mut family = Family {
-        shares: Shares::new(start.shared.clone()),
+/// If the shim cannot start.
+pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Result<()> {
+    let usage_store = UsageStore::new(&start.run_dir);
+    let mut shim = Shim {
+        shared_filesystems: SharedFilesystems::new(start.shared.clone()),
         start,
         key: Arc::new(key),
         door,
-        bell: Bell::new()?,
-        rung: true,
+        waker: Waker::new()?,
+        was_woken: true,
         peers: Vec::new(),
-        members: HashMap::new(),
+        processes: HashMap::new(),
         events: channel(),
-        newborn: HashMap::new(),
-        parked: Vec::new(),
-        contents: Vec::new(),
-        objects: Objects::default(),
+        early_stops: HashMap::new(),
+        queued_moves: Vec::new(),
+        content_transfers: Vec::new(),
+        objects: SharedObjects::default(),
         inodes: HashMap::new(),
-        names: Names::default(),
-        watch: None,
-        gate: None,
-        complete: None,
-        homed: Vec::new(),
-        ledger,
-        freeze: tern_migrate::fault::Freeze::wished(),
+        names: NameTracker::default(),
+        open_watch: None,
+        open_guard: None,
+        complete_group: None,
+        detached: Vec::new(),
+        usage_store,
+        test_freeze: tern_migrate::fault::FreezeRequest::from_env(),
         empty_since: Instant::now(),
     };
-    // The first request comes right after our start.
-    family.empty_since += Duration::from_secs(10);
-    while !family.is_over() {
-        family.turn()?;
+    // The first request arrives right after the start; allow for a slow one.
+    shim.empty_since += Duration::from_secs(10);
+    while !shim.is_over() {
+        shim.run_once()?;
     }
-    // From now on nobody comes to us; what follows may take a while.
-    drop(family.door);
-    family.ledger.sweep();
-    for peer in &mut family.peers {
+    // No request can arrive any more. The rest may take a while.
+    drop(shim.door);
+    shim.usage_store.sweep();
+    for peer in &mut shim.peers {
         if let Some(link) = &mut peer.link {
             let _best_effort = link.drain(Instant::now() + Duration::from_secs(2));
         }
     }
-    tracing::info!("the family is home");
+    tracing::info!("all processes are home");
     Ok(())
 }
 
-impl Family {
+impl Shim {
     pub(crate) fn is_over(&mut self) -> bool {
-        self.homed.retain(Homed::lives);
-        if !self.members.is_empty() || !self.parked.is_empty() || !self.homed.is_empty() {
+        self.detached.retain(Detached::is_alive);
+        if !self.processes.is_empty() || !self.queued_moves.is_empty() || !self.detached.is_empty() {
             self.empty_since = Instant::now();
         }
-        Instant::now() > self.empty_since + LAST_WORDS
+        Instant::now() > self.empty_since + EMPTY_TIMEOUT
     }
 
-    pub(crate) fn turn(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn run_once(&mut self) -> anyhow::Result<()> {
         self.wait()?;
-        self.answer_node();
-        self.take_events();
-        self.take_stops();
-        self.take_messages();
-        self.collect_ended();
-        self.take_looked();
-        self.see_who_opens();
-        self.go_on_sending();
-        self.go_on_with_contents();
-        self.ask_the_busy();
-        // Before a move goes on: who passes is seen then.
-        self.open_the_gate();
-        self.unpark();
+        self.handle_requests();
+        self.handle_events();
+        self.handle_stops();
+        self.handle_messages();
+        self.collect_finished_calls();
+        self.collect_scans();
+        self.handle_opens();
+        self.continue_sending();
+        self.continue_content_transfers();
+        self.retry_busy_guests();
+        // Before moves continue: an open that is released here is noticed by them.
+        self.release_blocked_opens();
+        self.retry_queued_moves();
         self.keep_alive();
         Ok(())
     }
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
-        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.bell.fd(), libc::POLLIN)];
+        let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.waker.fd(), libc::POLLIN)];
         fds.extend(self.names.fd().map(|names| (names, libc::POLLIN)));
-        fds.extend(self.watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
-        let mut timeout = BEAT / 2;
-        if !self.parked.is_empty() || self.members.values().any(|m| m.ask_again.is_some()) {
+        fds.extend(self.open_watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
+        let mut timeout = BEAT_INTERVAL / 2;
+        if !self.queued_moves.is_empty() || self.processes.values().any(|m| m.retry_at.is_some()) {
             timeout = Duration::from_millis(5);
         }
-        if self.members.values().any(Member::waits_for_others) {
+        if self.processes.values().any(Process::waits_for_group) {
             timeout = Duration::from_millis(1);
         }
         for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
@@ -118,18 +118,20 @@ impl Family {
             }
         }
         let ready = self.door.wait(&fds, timeout)?;
-        self.rung = ready.first().copied().unwrap_or(true);
+        self.was_woken = ready.first().copied().unwrap_or(true);
         if self.names.fd().is_some() && ready.get(1).copied().unwrap_or(true) {
-            self.hear_of_names();
+            self.send_name_changes();
         }
         Ok(())
     }
 
-    pub(crate) fn take_events(&mut self) {
+    pub(crate) fn handle_events(&mut self) {
         while let Ok(event) = self.events.1.try_recv() {
             match event {
-                Event::Prepared(pid, migration, prepared) => self.prepared(pid, migration, prepared),
-                Event::Sought(peer, found) => self.sought(peer, found),
+                ShimEvent::Prepared(pid, migration, prepared) => {
+                    self.destination_prepared(pid, migration, prepared);
+                }
+                ShimEvent::ReconnectDone(peer, found) => self.reconnect_done(peer, found),
             }
         }
     }

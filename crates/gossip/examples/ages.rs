@@ -1,4 +1,5 @@
-//! The table of ages in `docs/design/gossip.md`: the model, and the experiment with the daemon's own code.
+//! Prints the table of ages in `docs/design/gossip.md`: the model beside an experiment with the
+//! daemon's own code.
 //!
 //! `cargo run --release -p tern-gossip --example ages [NODES…]`
 
@@ -18,7 +19,8 @@ fn main() {
                 let all = usize::from(nodes);
                 let (average, worst) = (model::average_age(all, window), model::worst_age(all, window));
                 let warm_up = 100 + 2 * worst as u64;
-                // The same precision at every size: some 20,000 views, and no fewer than 16 moments.
+                // The same precision at every size: about 20,000 views, and at least 16
+                // measurements.
                 let measurements = (20_000 / u64::from(nodes)).max(16);
                 let ages = measure(Experiment { nodes, window, phases, warm_up, measurements, seed: 1 });
                 let off = |got: f64, model: f64| (got / model - 1.0) * 100.0;

@@ -1,84 +1,85 @@
-//! How old information gets, by experiment: a cluster in memory, of the very code that the daemon runs.
+//! Measures how old information gets: an in-memory cluster that runs the daemon's own gossip code.
 
-use crate::config::Config;
-use crate::dice::Dice;
+use crate::config::GossipConfig;
 use crate::gossip::Gossip;
+use crate::rng::Rng;
 use tern_ids::NodeId;
 
-/// When in a period the nodes make their steps.
+/// When in a period the nodes send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phases {
-    /// All at the same moment; all messages of a step have then left before the first arrives.
+    /// All at the same moment; all messages of a step are sent before the first arrives.
     Together,
-    /// Each at a moment of its own, as on real machines; its message arrives at once.
+    /// Each at its own moment, as on real machines; its message arrives at once.
     Spread,
 }
 
-/// An experiment.
+/// Parameters of one experiment.
 #[derive(Debug, Clone, Copy)]
 pub struct Experiment {
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u16,
     /// Entries in a message.
     pub window: usize,
-    /// When they make their steps.
+    /// When in a period the nodes send.
     pub phases: Phases,
-    /// Steps before the first measurement. Ages settle once every node has heard of all others: after about twice the
-    /// worst age of the model.
+    /// Steps before the first measurement. Ages are stable once every node has an entry of every
+    /// other: after about twice the worst age of the model in `model.rs`.
     pub warm_up: u64,
-    /// Measurements: one each 16 steps.
+    /// Number of measurements, one every 16 steps.
     pub measurements: u64,
-    /// Chance.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// What it showed. Ages are in steps, over all nodes' entries of all other nodes, counted at the start of a step: when
-/// the messages of that moment have arrived.
+/// Results of an experiment. Ages are in steps, over all nodes' entries of all other nodes,
+/// measured once the last node has sent in a step and its message has arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ages {
     /// The average age.
     pub average: f64,
     /// The age of the oldest entry in a node's view, on average over nodes and measurements.
     pub worst: f64,
-    /// Entries per view, on average: the number of other nodes if all know all.
+    /// Average number of entries in a view; the number of other nodes if each node has an entry of
+    /// every other.
     pub known: f64,
-    /// Messages that a node sent per step.
+    /// Messages sent per node and step.
     pub messages: f64,
-    /// Bytes that a node sent per step.
+    /// Bytes sent per node and step.
     pub bytes: f64,
-    /// The longest message, in bytes.
+    /// Length of the longest message, in bytes.
     pub longest: usize,
 }
 
 /// Steps between two measurements.
-const BETWEEN: u64 = 16;
+const MEASUREMENT_INTERVAL: u64 = 16;
 
-/// Makes the experiment.
+/// Runs the experiment.
 #[must_use]
 pub fn measure(experiment: Experiment) -> Ages {
-    let config = Config { window: experiment.window, ..Config::default() };
+    let config = GossipConfig { window: experiment.window, ..GossipConfig::default() };
     let period = config.period;
-    let mut dice = Dice::new(experiment.seed);
+    let mut rng = Rng::new(experiment.seed);
     let numbers = || (1..=experiment.nodes).map(NodeId);
     let mut nodes: Vec<Gossip> = numbers()
         .map(|me| {
-            let mut node = Gossip::new(me, 1, config, dice.bits());
+            let mut node = Gossip::new(me, 1, config, rng.next_u64());
             node.set_members(numbers());
-            // The length is within limits.
-            let _fits = node.set_own(&[0; 40]);
+            // 40 bytes are within the limit.
+            let _fits = node.set_payload(&[0; 40]);
             node
         })
         .collect();
     let mut phases: Vec<(u64, usize)> = (0..nodes.len())
         .map(|at| match experiment.phases {
             Phases::Together => (0, at),
-            Phases::Spread => (dice.below(period as usize) as u64, at),
+            Phases::Spread => (rng.below(period as usize) as u64, at),
         })
         .collect();
     phases.sort_unstable();
-    let mut found = Found::default();
+    let mut totals = Totals::default();
     let (mut messages, mut bytes, mut longest) = (0u64, 0u64, 0);
-    let steps = experiment.warm_up + experiment.measurements * BETWEEN;
+    let steps = experiment.warm_up + experiment.measurements * MEASUREMENT_INTERVAL;
     let mut mail: Vec<(u64, NodeId, NodeId, Vec<u8>)> = Vec::new();
     for step in 0..steps {
         for (at, &(phase, node)) in phases.iter().enumerate() {
@@ -92,21 +93,22 @@ pub fn measure(experiment: Experiment) -> Ages {
             let all_sent = at + 1 == phases.len();
             if experiment.phases == Phases::Spread || all_sent {
                 for (now, from, to, message) in mail.drain(..) {
-                    // The sender is in every map, and what one of us writes the others can read.
+                    // The sender is in every map, and every node can parse what another node
+                    // encodes.
                     let _taken = nodes[usize::from(to.0) - 1].receive(now, from, &message);
                 }
             }
         }
-        if step >= experiment.warm_up && (step - experiment.warm_up).is_multiple_of(BETWEEN) {
+        if step >= experiment.warm_up && (step - experiment.warm_up).is_multiple_of(MEASUREMENT_INTERVAL) {
             let last = phases.last().map_or(0, |(phase, _)| *phase);
-            nodes.iter().for_each(|node| found.add(node, step * period + last));
+            nodes.iter().for_each(|node| totals.add(node, step * period + last));
         }
     }
-    let (views, sent) = (found.views as f64, (steps * nodes.len() as u64) as f64);
+    let (views, sent) = (totals.views as f64, (steps * nodes.len() as u64) as f64);
     Ages {
-        average: found.sum / found.entries as f64 / period as f64,
-        worst: found.worst / views / period as f64,
-        known: found.entries as f64 / views,
+        average: totals.sum / totals.entries as f64 / period as f64,
+        worst: totals.worst / views / period as f64,
+        known: totals.entries as f64 / views,
         messages: messages as f64 / sent,
         bytes: bytes as f64 / sent,
         longest,
@@ -115,17 +117,17 @@ pub fn measure(experiment: Experiment) -> Ages {
 
 /// Sums over views.
 #[derive(Debug, Default)]
-struct Found {
+struct Totals {
     views: u64,
     entries: u64,
     sum: f64,
     worst: f64,
 }
 
-impl Found {
+impl Totals {
     fn add(&mut self, node: &Gossip, now: u64) {
         let mut worst = 0;
-        for age in node.view(now).filter_map(|seen| seen.age) {
+        for age in node.view(now).filter_map(|member| member.age) {
             self.entries += 1;
             self.sum += age as f64;
             worst = worst.max(age);

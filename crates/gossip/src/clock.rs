@@ -1,70 +1,73 @@
-//! Time as this node has lived it, from a clock that may jump.
+//! Converts a clock that may jump into this node's elapsed time.
 //!
-//! * Back: no time has passed. Ages are then too small by less than the time since the last call.
-//! * Far ahead: the daemon was stopped, or the clock is wrong; nobody can tell which. The time counts, because an
-//!   entry that looks too old is replaced by the next newer one, while one that looks too young would win over it.
-//!   But nobody was listening meanwhile, so silence in it is no sign of death ([`Clock::listening_since`]), and what
-//!   is received before the next step may have waited all that time ([`Clock::waited`]).
+//! * Backward jump: no time has passed. Ages are then too small by less than the time since the
+//!   last call.
+//! * Large forward jump: either the daemon was stopped or the clock is wrong, and the two cannot be
+//!   told apart. The gap counts as elapsed time, because an entry that looks too old is replaced by
+//!   the next newer one, while one that looks too young would win over it. But no messages were
+//!   received during the gap, so silence in it is no sign of death ([`Clock::receiving_since`]),
+//!   and a message received before the next step may have been queued for the whole gap
+//!   ([`Clock::queued_ms`]).
 
-/// The most that one step of the clock can count for, in ms: some 34 years.
-const MOST_GAP: u64 = 1 << 40;
+/// The longest gap that one call can add, in ms: about 34 years.
+const MAX_GAP_MS: u64 = 1 << 40;
 
-/// A clock made of the differences between the times that it is shown.
+/// Elapsed time, accumulated from the differences between the times passed in.
 #[derive(Debug, Clone)]
 pub(crate) struct Clock {
     shown: Option<u64>,
     now: i64,
-    leap: u64,
-    listening_since: i64,
-    waited: i64,
+    jump: u64,
+    receiving_since: i64,
+    queued_ms: i64,
 }
 
 impl Clock {
-    /// A clock that takes a difference of more than `leap` ms for a jump.
-    pub(crate) fn new(leap: u64) -> Self {
-        Self { shown: None, now: 0, leap, listening_since: 0, waited: 0 }
+    /// A clock that treats a gap of more than `jump` ms as a forward jump.
+    pub(crate) fn new(jump: u64) -> Self {
+        Self { shown: None, now: 0, jump, receiving_since: 0, queued_ms: 0 }
     }
 
-    /// Goes on to the time shown. True if that was a leap ahead.
+    /// Advances to the time `shown`. Returns true if that was a jump forward.
     pub(crate) fn advance(&mut self, shown: u64) -> bool {
         let gap = self.gap(shown);
         self.shown = Some(shown);
         self.now = self.now.saturating_add_unsigned(gap);
-        if gap <= self.leap {
+        if gap <= self.jump {
             return false;
         }
-        self.listening_since = self.now;
-        self.waited = i64::try_from(gap).unwrap_or(i64::MAX);
+        self.receiving_since = self.now;
+        self.queued_ms = i64::try_from(gap).unwrap_or(i64::MAX);
         true
     }
 
-    /// A step begins: what is received from here on has not waited.
+    /// A step begins: messages received from now on were not queued.
     pub(crate) fn step(&mut self) {
-        self.waited = 0;
+        self.queued_ms = 0;
     }
 
-    /// The time, in ms since the first call.
+    /// Elapsed time, in ms since the first call.
     pub(crate) fn now(&self) -> i64 {
         self.now
     }
 
-    /// What the time would be if the clock were shown this now.
+    /// The elapsed time that `advance(shown)` would give.
     pub(crate) fn at(&self, shown: u64) -> i64 {
         self.now.saturating_add_unsigned(self.gap(shown))
     }
 
-    /// Since when this node has listened without a pause.
-    pub(crate) fn listening_since(&self) -> i64 {
-        self.listening_since
+    /// The time since which this node has received without a pause.
+    pub(crate) fn receiving_since(&self) -> i64 {
+        self.receiving_since
     }
 
-    /// How long a message that is received now may have waited here for its reader.
-    pub(crate) fn waited(&self) -> i64 {
-        self.waited
+    /// How long a message received now may have been queued on this node, in ms.
+    pub(crate) fn queued_ms(&self) -> i64 {
+        self.queued_ms
     }
 
     fn gap(&self, shown: u64) -> u64 {
-        shown.saturating_sub(self.shown.unwrap_or(shown)).min(MOST_GAP)
+        shown.saturating_sub(self.shown.unwrap_or(shown)).min(MAX_GAP_MS)
     }
 }
 
@@ -73,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_goes_on_from_where_the_clock_jumped_back_to() {
+    fn backward_jump_adds_no_time() {
         let mut clock = Clock::new(1_000);
         for shown in [5_000, 5_500, 100, 600] {
             assert!(!clock.advance(shown));
@@ -82,17 +85,17 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_counts_but_nobody_listened() {
+    fn forward_jump_counts_but_restarts_reception() {
         let mut clock = Clock::new(1_000);
         clock.advance(0);
         assert!(clock.advance(60_000));
-        assert_eq!((clock.now(), clock.listening_since(), clock.waited()), (60_000, 60_000, 60_000));
+        assert_eq!((clock.now(), clock.receiving_since(), clock.queued_ms()), (60_000, 60_000, 60_000));
         clock.step();
-        assert_eq!(clock.waited(), 0);
+        assert_eq!(clock.queued_ms(), 0);
     }
 
     #[test]
-    fn the_wildest_clock_is_harmless() {
+    fn extreme_jumps_do_not_overflow() {
         let mut clock = Clock::new(1_000);
         for round in 0..10_000_000u64 {
             clock.advance(if round % 2 == 0 { 0 } else { u64::MAX });

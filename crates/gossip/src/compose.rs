@@ -1,98 +1,104 @@
-//! What goes into a message: the own entry; rumours (what it must tell of, questions, deaths); then entries (what it
-//! must tell of, returns, and the newest).
+//! Composes a message: the node's own entry; then rumours (a requested death, suspicions, deaths);
+//! then entries (a requested one, nodes that returned, and the newest).
 
-use crate::config::MOST_RUMOURS;
+use crate::config::MAX_RUMOURS;
 use crate::gossip::Gossip;
-use crate::message::{Entry, Kind, Rumour, Writer};
-use crate::table::Place;
-use crate::view::Status;
+use crate::message::{Entry, Rumour, RumourKind, Writer};
+use crate::table::RowIndex;
+use crate::view::MemberStatus;
 use tern_ids::NodeId;
 
 impl Gossip {
-    /// The message to this node. `about`: whom it must tell of.
-    pub(crate) fn compose(&mut self, to: Place, about: Option<NodeId>, answer: bool) -> Vec<u8> {
+    /// Composes the message to node `to`. `about`: a node whose entry or death it must include.
+    pub(crate) fn compose(&mut self, to: RowIndex, about: Option<NodeId>, wants_ack: bool) -> Vec<u8> {
         let target = *self.table.row(to);
-        // A node that is believed dead, and lives, learns of it first.
-        let about = about.or((target.status == Status::Dead).then_some(target.node));
+        // A node recorded as dead may be alive: report its death to it first, so that it can refute
+        // it.
+        let about = about.or((target.status == MemberStatus::Dead).then_some(target.node));
         let about = about.and_then(|node| self.table.find(node));
-        let capacity = self.config.longest_message().min(2048);
-        let mut writer = Writer::new(capacity, answer, self.incarnation, self.sequence, &self.own);
+        let capacity = self.config.max_message_len().min(2048);
+        let mut writer = Writer::new(capacity, wants_ack, self.incarnation, self.sequence, &self.own);
         let (mut rumours, mut first) = (Vec::new(), Vec::new());
-        if let Some(place) = about {
-            match self.table.row(place).status {
-                Status::Dead => rumours.push(self.death(place)),
-                Status::Alive | Status::Suspect => first.push(place),
-                Status::Unheard => {}
+        if let Some(index) = about {
+            match self.table.row(index).status {
+                MemberStatus::Dead => rumours.push(self.death_rumour(index)),
+                MemberStatus::Alive | MemberStatus::Suspect => first.push(index),
+                MemberStatus::NeverSeen => {}
             }
         }
-        self.ask(target.node, &mut rumours);
-        self.news(&mut rumours, &mut first);
+        self.add_suspicions(target.node, &mut rumours);
+        self.add_piggybacks(&mut rumours, &mut first);
         rumours.into_iter().for_each(|rumour| writer.rumour(rumour));
         writer.begin_entries();
         let others = self.config.window - 1;
-        first.iter().for_each(|&place| writer.entry(self.entry(place)));
-        self.table.put_in_order();
-        let newest = self.table.newest().filter(|place| *place != to && !first.contains(place));
-        newest.take(others - first.len()).for_each(|place| writer.entry(self.entry(place)));
+        first.iter().for_each(|&index| writer.entry(self.entry(index)));
+        self.table.rebuild_newest();
+        let newest = self.table.newest().filter(|index| *index != to && !first.contains(index));
+        newest.take(others - first.len()).for_each(|index| writer.entry(self.entry(index)));
         writer.finish()
     }
 
-    /// The questions about nodes that this one cannot reach.
-    fn ask(&mut self, target: NodeId, rumours: &mut Vec<Rumour>) {
+    /// Adds suspicions of nodes that this node cannot reach.
+    fn add_suspicions(&mut self, target: NodeId, rumours: &mut Vec<Rumour>) {
         let now = self.clock.now();
-        for doubt in self.pending.doubts.iter_mut().filter(|doubt| doubt.asks > 0 && doubt.node != target) {
-            // Half the room is for deaths.
-            if rumours.len() >= MOST_RUMOURS / 2 {
+        for suspicion in self
+            .pending
+            .suspicions
+            .iter_mut()
+            .filter(|suspicion| suspicion.asks_left > 0 && suspicion.node != target)
+        {
+            // Half of the rumours are reserved for deaths.
+            if rumours.len() >= MAX_RUMOURS / 2 {
                 break;
             }
-            let Some(place) = self.table.find(doubt.node) else { continue };
-            (doubt.asks, doubt.asked) = (doubt.asks - 1, now);
-            let (incarnation, age) = (self.table.row(place).incarnation, age(now, doubt.since));
-            rumours.push(Rumour { node: doubt.node, kind: Kind::Suspect, incarnation, age });
+            let Some(index) = self.table.find(suspicion.node) else { continue };
+            (suspicion.asks_left, suspicion.asked_at) = (suspicion.asks_left - 1, now);
+            let (incarnation, age) = (self.table.row(index).incarnation, age(now, suspicion.since));
+            rumours.push(Rumour { node: suspicion.node, kind: RumourKind::Suspect, incarnation, age });
         }
     }
 
-    /// Deaths and returns, those first that have been told least often. Returns take half the window at most: when a
-    /// split heals there are many.
-    fn news(&mut self, rumours: &mut Vec<Rumour>, first: &mut Vec<Place>) {
-        let most_entries = self.config.window / 2;
-        self.pending.news.sort_by_key(|news| std::cmp::Reverse(news.sendings));
-        let news = self.pending.news.clone();
+    /// Adds deaths and returns, those first that have been sent least often. Returns take at most
+    /// half the window, because there are many when a partition heals.
+    fn add_piggybacks(&mut self, rumours: &mut Vec<Rumour>, first: &mut Vec<RowIndex>) {
+        let max_entries = self.config.window / 2;
+        self.pending.piggybacks.sort_by_key(|news| std::cmp::Reverse(news.sends_left));
+        let news = self.pending.piggybacks.clone();
         for node in news.iter().map(|news| news.node) {
-            let Some(place) = self.table.find(node) else { continue };
-            if self.table.row(place).status == Status::Dead {
-                let death = self.death(place);
-                if rumours.len() < MOST_RUMOURS && !rumours.contains(&death) {
+            let Some(index) = self.table.find(node) else { continue };
+            if self.table.row(index).status == MemberStatus::Dead {
+                let death = self.death_rumour(index);
+                if rumours.len() < MAX_RUMOURS && !rumours.contains(&death) {
                     rumours.push(death);
-                    self.pending.told(node);
+                    self.pending.mark_sent(node);
                 }
-            } else if first.len() < most_entries && !first.contains(&place) {
-                first.push(place);
-                self.pending.told(node);
+            } else if first.len() < max_entries && !first.contains(&index) {
+                first.push(index);
+                self.pending.mark_sent(node);
             }
         }
-        self.pending.news.retain(|news| news.sendings > 0);
+        self.pending.piggybacks.retain(|news| news.sends_left > 0);
     }
 
-    fn death(&self, place: Place) -> Rumour {
-        let row = self.table.row(place);
+    fn death_rumour(&self, index: RowIndex) -> Rumour {
+        let row = self.table.row(index);
         let age = age(self.clock.now(), row.born);
-        Rumour { node: row.node, kind: Kind::Dead, incarnation: row.incarnation, age }
+        Rumour { node: row.node, kind: RumourKind::Dead, incarnation: row.incarnation, age }
     }
 
-    fn entry(&self, place: Place) -> Entry<'_> {
-        let row = self.table.row(place);
+    fn entry(&self, index: RowIndex) -> Entry<'_> {
+        let row = self.table.row(index);
         Entry {
             node: row.node,
             incarnation: row.incarnation,
             sequence: row.sequence,
             age: age(self.clock.now(), row.born),
-            payload: self.table.payload(place),
+            payload: self.table.payload(index),
         }
     }
 }
 
-/// An age as it travels; more than 49 days is 49 days.
+/// An age as encoded in a message; saturates at 49 days.
 fn age(now: i64, born: i64) -> u32 {
     u32::try_from(now.saturating_sub(born).max(0)).unwrap_or(u32::MAX)
 }

@@ -1,67 +1,70 @@
-//! One node's part: what it sends at each step, and what it makes of what it receives.
+//! One node's part of the protocol: what it sends at each step, and how it applies received
+//! messages.
 //!
-//! Of two pieces of evidence about a node the one of the later incarnation counts; within one incarnation the one that
-//! is younger, be it an entry or a death. Of two entries it is the one with the higher sequence number, which needs no
-//! clock.
+//! Evidence about a node is an entry or a death. The higher incarnation wins; within one
+//! incarnation the younger evidence wins. Between two entries the higher sequence number decides,
+//! which needs no clock.
 
 use crate::clock::Clock;
-use crate::config::{Config, MOST_PAYLOAD};
-use crate::dice::Dice;
-use crate::message::{self, Entry, Kind, Refused, Rumour};
+use crate::config::{GossipConfig, MAX_PAYLOAD};
+use crate::message::{self, Entry, ReceiveError, Rumour, RumourKind};
 use crate::model;
-use crate::pending::{ASKED, Doubt, Pending, Probe};
-use crate::table::{Place, Row, Table};
-use crate::view::{Event, Seen, Status};
+use crate::pending::{ASKED_NODES, Pending, Probe, Suspicion};
+use crate::rng::Rng;
+use crate::table::{Row, RowIndex, Table};
+use crate::view::{Member, MemberStatus, MembershipEvent};
 use std::collections::VecDeque;
 use tern_ids::NodeId;
 
-/// A longer gap between two times shown, in periods, is a jump of the clock or a daemon that was stopped.
-const LEAP: u64 = 10;
-/// How long an answer to a probe is awaited, in periods. It comes with the other's next step but one at the latest,
-/// unless many ask at once.
-const ANSWER_WITHIN: i64 = 5;
-/// How often an answer is asked for before its absence counts.
-const TRIES: u8 = 3;
-/// With nobody left to ask, so many failures are taken for a death.
-const ALONE: u8 = 3;
-/// After so many periods without a verdict others are asked again.
-const ASK_AGAIN: i64 = 20;
-/// Silence is looked for in so many rows each step, so that a step costs the same in every cluster.
-const LOOKED_AT: usize = 8;
-/// Events that are kept for a caller who does not fetch them; then the oldest are dropped.
-const MOST_EVENTS: usize = 1024;
+/// A gap between two calls longer than this, in periods, is a clock jump or a stopped daemon.
+const JUMP_PERIODS: u64 = 10;
+/// How long a probe waits for its acknowledgement, in periods. The peer sends it with its next step
+/// but one at the latest, unless many nodes probe at once.
+const ACK_TIMEOUT_PERIODS: i64 = 5;
+/// Number of probes sent before a missing acknowledgement counts as a failure.
+const MAX_PROBES: u8 = 3;
+/// When no other node can be asked, this many failures declare a death.
+const FAILURES_WHEN_ALONE: u8 = 3;
+/// Periods without a verdict after which other nodes are asked again.
+const ASK_INTERVAL_PERIODS: i64 = 20;
+/// Number of rows checked for silence in each step, so that a step costs the same in every cluster.
+const ROWS_PER_STEP: usize = 8;
+/// Limit of queued events; beyond it the oldest are dropped.
+const MAX_EVENTS: usize = 1024;
 
-/// The payload is longer than a message has room for.
+/// The payload exceeds [`MAX_PAYLOAD`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an entry of {0} bytes is longer than {MOST_PAYLOAD}; leave something out")]
-pub struct TooLong(pub usize);
+#[error("a payload of {0} bytes exceeds the limit of {MAX_PAYLOAD}; shorten it")]
+pub struct PayloadTooLong(pub usize);
 
-/// A node that gossips. It has no socket and no clock: whoever holds it calls [`Gossip::tick`] once a period and sends
-/// the message that this gives, passes on what arrives, and says which messages could not be sent.
+/// A gossiping node. It has no socket and no clock: its owner calls [`Gossip::tick`] once a period
+/// and sends the message that it returns, passes received messages to [`Gossip::receive`], and
+/// reports whether sending succeeded.
 #[derive(Debug)]
 pub struct Gossip {
     pub(crate) me: NodeId,
     pub(crate) incarnation: u64,
     pub(crate) sequence: u32,
     pub(crate) own: Vec<u8>,
-    pub(crate) config: Config,
+    pub(crate) config: GossipConfig,
     pub(crate) clock: Clock,
     pub(crate) table: Table,
     pub(crate) pending: Pending,
-    dice: Dice,
-    events: VecDeque<Event>,
-    /// The last message went to somebody who was owed it or had to be probed.
-    directed: bool,
-    look: usize,
-    sendings: u8,
-    silence: i64,
+    rng: Rng,
+    events: VecDeque<MembershipEvent>,
+    /// The last message was a reply or a probe.
+    was_directed: bool,
+    next_row: usize,
+    piggyback_sends: u8,
+    silence_limit: i64,
 }
 
 impl Gossip {
-    /// A node that knows nobody yet. `incarnation` must be higher than in its earlier lives, such as the time of its
-    /// start: if it is not (a clock set back), the others' memory of it corrects it.
+    /// A node with no members yet. `incarnation` must be higher than in its earlier runs, such as
+    /// its start time. If it is not (the clock was set back), entries of this node that others
+    /// still hold correct it.
     #[must_use]
-    pub fn new(me: NodeId, incarnation: u64, config: Config, seed: u64) -> Self {
+    pub fn new(me: NodeId, incarnation: u64, config: GossipConfig, seed: u64) -> Self {
         let config = config.within_bounds();
         Self {
             me,
@@ -69,20 +72,22 @@ impl Gossip {
             sequence: 0,
             own: Vec::new(),
             config,
-            clock: Clock::new(LEAP * config.period),
-            // One more than a message carries: the receiver's own entry is left out.
+            clock: Clock::new(JUMP_PERIODS * config.period),
+            // One more than a message has entries of others, because the receiver's own entry is
+            // skipped.
             table: Table::new(config.window),
             pending: Pending::default(),
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             events: VecDeque::new(),
-            directed: false,
-            look: 0,
-            sendings: 0,
-            silence: i64::MAX,
+            was_directed: false,
+            next_row: 0,
+            piggyback_sends: 0,
+            silence_limit: i64::MAX,
         }
     }
 
-    /// The nodes of the map. Those that have left it are forgotten, and what others say of them is not heard.
+    /// Sets the nodes of the map. Nodes that have left it are dropped, and evidence about them is
+    /// ignored.
     pub fn set_members(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         let mut nodes: Vec<NodeId> = nodes.into_iter().filter(|node| *node != self.me).collect();
         nodes.sort_unstable();
@@ -90,130 +95,134 @@ impl Gossip {
         self.table.set_nodes(&nodes);
         let table = &self.table;
         let stays = |node: NodeId| table.find(node).is_some();
-        self.pending.doubts.retain(|doubt| stays(doubt.node));
+        self.pending.suspicions.retain(|suspicion| stays(suspicion.node));
         self.pending.probes.retain(|probe| stays(probe.node));
-        self.pending.news.retain(|news| stays(news.node));
+        self.pending.piggybacks.retain(|news| stays(news.node));
         let all = nodes.len() + 1;
-        self.sendings = model::urgent_sendings(all);
-        // Four times the worst age that is to be expected. In small clusters, where all is passed on, 20 periods.
+        self.piggyback_sends = model::piggyback_sends(all);
+        // Four times the expected worst age. In small clusters, where every entry is sent, 20
+        // periods.
         let worst = 4.0 * model::worst_age(all.max(2), self.config.window.min(all / 2).max(1));
-        self.silence = self.periods(worst.max(20.0) as i64);
+        self.silence_limit = self.periods(worst.max(20.0) as i64);
     }
 
-    /// What this node says of itself from the next message on.
+    /// Sets this node's payload, from the next message on.
     ///
     /// # Errors
-    /// If it is longer than [`MOST_PAYLOAD`]; then it goes on saying what it said.
-    pub fn set_own(&mut self, payload: &[u8]) -> Result<(), TooLong> {
-        if payload.len() > MOST_PAYLOAD {
-            return Err(TooLong(payload.len()));
+    /// If it is longer than [`MAX_PAYLOAD`]; then the old payload stays.
+    pub fn set_payload(&mut self, payload: &[u8]) -> Result<(), PayloadTooLong> {
+        if payload.len() > MAX_PAYLOAD {
+            return Err(PayloadTooLong(payload.len()));
         }
         self.own.clear();
         self.own.extend_from_slice(payload);
         Ok(())
     }
 
-    /// One step, to be made once a period: the message to send, and to whom. None if there is nobody.
+    /// Makes one step; to be called once a period. Returns the message to send and its target, or
+    /// `None` if there is no other node.
     pub fn tick(&mut self, now: u64) -> Option<(NodeId, Vec<u8>)> {
         self.advance(now);
         self.clock.step();
-        self.look_for_silence();
-        self.judge_silent_probes();
-        self.ask_again();
+        self.probe_silent_nodes();
+        self.expire_probes();
+        self.renew_questions();
         match self.sequence.checked_add(1) {
             Some(sequence) => self.sequence = sequence,
-            None => self.live_on(self.incarnation),
+            None => self.raise_incarnation(self.incarnation),
         }
-        let directed = if self.directed { None } else { self.owed() };
-        self.directed = directed.is_some();
-        let (to, about, answer) = directed.or_else(|| Some((self.choose()?, None, false)))?;
-        Some((self.table.row(to).node, self.compose(to, about, answer)))
+        let directed = if self.was_directed { None } else { self.next_reply_or_probe() };
+        self.was_directed = directed.is_some();
+        let (to, about, wants_ack) = directed.or_else(|| Some((self.choose_target()?, None, false)))?;
+        Some((self.table.row(to).node, self.compose(to, about, wants_ack)))
     }
 
-    /// Takes in a message.
+    /// Applies a received message.
     ///
     /// # Errors
-    /// If it is none, or the sender is not in the map; nothing has changed then.
-    pub fn receive(&mut self, now: u64, from: NodeId, bytes: &[u8]) -> Result<(), Refused> {
-        let sender = self.table.find(from).ok_or(Refused::Stranger(from))?;
-        let message = message::read(from, bytes)?;
+    /// If it is malformed, or its sender is not in the map; nothing has changed then.
+    pub fn receive(&mut self, now: u64, from: NodeId, bytes: &[u8]) -> Result<(), ReceiveError> {
+        let sender = self.table.find(from).ok_or(ReceiveError::UnknownSender(from))?;
+        let message = message::decode(from, bytes)?;
         self.advance(now);
-        if !self.hear(sender, message.own) {
-            // It has lived before with a higher incarnation, and must be told.
-            self.pending.answer(from, Some(from));
+        if !self.apply_entry(sender, message.own) {
+            // The sender has used a higher incarnation before, and needs its old entry to correct
+            // itself.
+            self.pending.queue_reply(from, Some(from));
         }
-        if message.answer {
-            self.pending.answer(from, None);
+        if message.wants_ack {
+            self.pending.queue_reply(from, None);
         }
         for entry in message.entries {
             if entry.node == self.me {
                 if (entry.incarnation, entry.sequence) > (self.incarnation, self.sequence) {
-                    self.live_on(entry.incarnation);
+                    self.raise_incarnation(entry.incarnation);
                 }
-            } else if let Some(place) = self.table.find(entry.node) {
-                self.hear(place, entry);
+            } else if let Some(index) = self.table.find(entry.node) {
+                self.apply_entry(index, entry);
             }
         }
         for rumour in message.rumours {
-            self.hear_rumour(from, rumour);
+            self.apply_rumour(from, rumour);
         }
         Ok(())
     }
 
-    /// A message to this node could not be sent.
-    pub fn unreachable(&mut self, now: u64, node: NodeId) {
+    /// Reports that a message to this node could not be sent.
+    pub fn mark_unreachable(&mut self, now: u64, node: NodeId) {
         self.advance(now);
-        let Some(place) = self.table.find(node) else { return };
-        self.table.change(place, |row| row.unreached = true);
-        self.failed(place, 1);
+        let Some(index) = self.table.find(node) else { return };
+        self.table.change(index, |row| row.is_unreachable = true);
+        self.record_failure(index, 1);
     }
 
-    /// A message to this node was sent.
-    pub fn reached(&mut self, node: NodeId) {
-        if let Some(place) = self.table.find(node) {
-            self.table.change(place, |row| row.unreached = false);
+    /// Reports that a message to this node was sent.
+    pub fn mark_reachable(&mut self, node: NodeId) {
+        if let Some(index) = self.table.find(node) {
+            self.table.change(index, |row| row.is_unreachable = false);
         }
     }
 
     /// All other nodes of the map, in the order of their numbers.
-    pub fn view(&self, now: u64) -> impl Iterator<Item = Seen<'_>> {
+    pub fn view(&self, now: u64) -> impl Iterator<Item = Member<'_>> {
         let now = self.clock.at(now);
-        self.table.places().map(move |place| self.seen_at(now, place))
+        self.table.indices().map(move |index| self.member_at(now, index))
     }
 
-    /// One other node, if it is in the map.
+    /// One other node; `None` if it is not in the map.
     #[must_use]
-    pub fn seen(&self, now: u64, node: NodeId) -> Option<Seen<'_>> {
-        self.table.find(node).map(|place| self.seen_at(self.clock.at(now), place))
+    pub fn member(&self, now: u64, node: NodeId) -> Option<Member<'_>> {
+        self.table.find(node).map(|index| self.member_at(self.clock.at(now), index))
     }
 
-    /// The newest entries, newest first, as many as a message carries: for who cannot look at a view of thousands. One
-    /// or two can be missing between a death and the next step.
-    pub fn newest(&self, now: u64) -> impl Iterator<Item = Seen<'_>> {
+    /// The newest entries, newest first, as many as a message carries: for callers that cannot scan
+    /// a view of thousands. One or two can be missing between a death and the next step.
+    pub fn newest(&self, now: u64) -> impl Iterator<Item = Member<'_>> {
         let now = self.clock.at(now);
-        self.table.newest().map(move |place| self.seen_at(now, place))
+        self.table.newest().map(move |index| self.member_at(now, index))
     }
 
-    /// What has changed since the last call.
-    pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
+    /// Changes since the last call.
+    pub fn events(&mut self) -> impl Iterator<Item = MembershipEvent> + '_ {
         self.events.drain(..)
     }
 
-    /// Which life of this node the others are told of. It grows when they believe this one dead.
+    /// The incarnation that this node sends. It grows when the others have declared this node dead.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    fn seen_at(&self, now: i64, place: Place) -> Seen<'_> {
-        let row = self.table.row(place);
-        Seen {
+    fn member_at(&self, now: i64, index: RowIndex) -> Member<'_> {
+        let row = self.table.row(index);
+        Member {
             node: row.node,
             status: row.status,
-            reachable: !row.unreached,
+            reachable: !row.is_unreachable,
             incarnation: row.incarnation,
-            age: (row.status != Status::Unheard).then(|| now.saturating_sub(row.born).max(0).unsigned_abs()),
-            payload: self.table.payload(place),
+            age: (row.status != MemberStatus::NeverSeen)
+                .then(|| now.saturating_sub(row.born).max(0).unsigned_abs()),
+            payload: self.table.payload(index),
         }
     }
 
@@ -221,221 +230,249 @@ impl Gossip {
         if !self.clock.advance(now) {
             return;
         }
-        // Whatever was awaited may have come and gone meanwhile: old doubts are no evidence.
-        for doubt in std::mem::take(&mut self.pending.doubts) {
-            self.trust(doubt.node);
+        // An acknowledgement may have been due during the gap: old suspicions are no evidence.
+        for suspicion in std::mem::take(&mut self.pending.suspicions) {
+            self.clear_suspicion(suspicion.node);
         }
         self.pending.probes.clear();
-        self.pending.answers.clear();
+        self.pending.replies.clear();
     }
 
-    /// A sign of life of a node, at first or second hand. False if a later one is known already.
-    fn hear(&mut self, place: Place, entry: Entry<'_>) -> bool {
-        let old = *self.table.row(place);
+    /// Applies a sign of life of a node, direct or relayed. False if a later one is already stored.
+    fn apply_entry(&mut self, index: RowIndex, entry: Entry<'_>) -> bool {
+        let old = *self.table.row(index);
         let mut born = self.born(entry.age);
-        if entry.incarnation == old.incarnation && old.told() {
-            // A higher number was born later, whatever a clock on its way here has made of its age.
+        if entry.incarnation == old.incarnation && old.has_entry() {
+            // A higher number was born later, even if a clock on its way here has distorted its
+            // age.
             born = born.max(old.born);
         }
         let later = match old.status {
-            Status::Unheard => true,
-            Status::Alive | Status::Suspect => {
+            MemberStatus::NeverSeen => true,
+            MemberStatus::Alive | MemberStatus::Suspect => {
                 (entry.incarnation, entry.sequence) > (old.incarnation, old.sequence)
             }
-            Status::Dead => (entry.incarnation, born) > (old.incarnation, old.born),
+            MemberStatus::Dead => (entry.incarnation, born) > (old.incarnation, old.born),
         };
         if !later {
             return false;
         }
-        // A new life begins after whatever was known of the old one.
+        // A new incarnation is later than anything recorded of the old one.
         let since = if entry.incarnation > old.incarnation { i64::MAX } else { born };
-        let trusted = self.pending.alive_at(old.node, since);
-        let status = if old.status == Status::Suspect && !trusted { Status::Suspect } else { Status::Alive };
+        let trusted = self.pending.settle(old.node, since);
+        let status = if old.status == MemberStatus::Suspect && !trusted {
+            MemberStatus::Suspect
+        } else {
+            MemberStatus::Alive
+        };
         let row = Row { born, incarnation: entry.incarnation, sequence: entry.sequence, status, ..old };
-        self.table.renew(place, row, entry.payload);
+        self.table.replace_entry(index, row, entry.payload);
         match old.status {
-            Status::Unheard => self.tell(Event::Joined(old.node)),
-            Status::Dead => {
-                self.pending.urgent(old.node, self.sendings);
-                self.tell(Event::Returned(old.node));
+            MemberStatus::NeverSeen => self.emit(MembershipEvent::Joined(old.node)),
+            MemberStatus::Dead => {
+                self.pending.queue_piggyback(old.node, self.piggyback_sends);
+                self.emit(MembershipEvent::Returned(old.node));
             }
-            Status::Alive | Status::Suspect => {}
+            MemberStatus::Alive | MemberStatus::Suspect => {}
         }
         true
     }
 
-    fn hear_rumour(&mut self, from: NodeId, rumour: Rumour) {
+    fn apply_rumour(&mut self, from: NodeId, rumour: Rumour) {
         let born = self.born(rumour.age);
         if rumour.node == self.me {
             match rumour.kind {
-                // The next message to the doubter carries our own entry, which ends the doubt.
-                Kind::Suspect => self.pending.answer(from, None),
-                Kind::Dead if rumour.incarnation >= self.incarnation => self.live_on(rumour.incarnation),
-                Kind::Dead => {}
+                // The next message to the suspecting node carries our own entry, which ends the
+                // suspicion.
+                RumourKind::Suspect => self.pending.queue_reply(from, None),
+                RumourKind::Dead if rumour.incarnation >= self.incarnation => {
+                    self.raise_incarnation(rumour.incarnation);
+                }
+                RumourKind::Dead => {}
             }
             return;
         }
-        let Some(place) = self.table.find(rumour.node) else { return };
-        let row = *self.table.row(place);
+        let Some(index) = self.table.find(rumour.node) else { return };
+        let row = *self.table.row(index);
         let known_later = (row.incarnation, row.born) > (rumour.incarnation, born);
         match rumour.kind {
-            Kind::Dead if row.status == Status::Dead && rumour.incarnation <= row.incarnation => {}
-            Kind::Dead if row.status == Status::Unheard || !known_later => {
-                self.die(place, rumour.incarnation, born);
+            RumourKind::Dead if row.status == MemberStatus::Dead && rumour.incarnation <= row.incarnation => {
             }
-            Kind::Suspect if row.status == Status::Unheard => {}
-            // We know better: that it is dead already, or that it was alive later.
-            Kind::Dead => self.pending.answer(from, Some(rumour.node)),
-            Kind::Suspect if row.status == Status::Dead || known_later => {
-                self.pending.answer(from, Some(rumour.node));
+            RumourKind::Dead if row.status == MemberStatus::NeverSeen || !known_later => {
+                self.declare_dead(index, rumour.incarnation, born);
             }
-            // Two of us have doubts of their own.
-            Kind::Suspect if row.status == Status::Suspect => {
-                self.die(place, row.incarnation, self.clock.now());
+            RumourKind::Suspect if row.status == MemberStatus::NeverSeen => {}
+            // This node has later evidence: the node is already dead, or it was alive later.
+            RumourKind::Dead => self.pending.queue_reply(from, Some(rumour.node)),
+            RumourKind::Suspect if row.status == MemberStatus::Dead || known_later => {
+                self.pending.queue_reply(from, Some(rumour.node));
             }
-            Kind::Suspect => {
+            // Two nodes suspect it independently.
+            RumourKind::Suspect if row.status == MemberStatus::Suspect => {
+                self.declare_dead(index, row.incarnation, self.clock.now());
+            }
+            RumourKind::Suspect => {
                 let (node, asker) = (rumour.node, Some(from));
-                self.pending.probe(Probe { node, asker, since: born, sent: None, tries: 0 });
+                self.pending.queue_probe(Probe { node, asker, since: born, sent: None, attempts: 0 });
             }
         }
     }
 
-    /// A node could not be reached, or did not answer when asked again and again.
-    fn failed(&mut self, place: Place, times: u8) {
-        let (node, status) = (self.table.row(place).node, self.table.row(place).status);
-        if !self.table.row(place).told() {
+    /// A node could not be reached, or did not acknowledge repeated probes.
+    fn record_failure(&mut self, index: RowIndex, times: u8) {
+        let (node, status) = (self.table.row(index).node, self.table.row(index).status);
+        if !self.table.row(index).has_entry() {
             return;
         }
         let now = self.clock.now();
-        if self.pending.doubted_by_others(node) {
-            return self.die(place, self.table.row(place).incarnation, now);
+        if self.pending.is_suspected_by_others(node) {
+            return self.declare_dead(index, self.table.row(index).incarnation, now);
         }
-        if status != Status::Suspect {
-            self.table.change(place, |row| row.status = Status::Suspect);
-            self.pending.doubts.push(Doubt { node, since: now, failures: 0, asks: ASKED, asked: now });
+        if status != MemberStatus::Suspect {
+            self.table.change(index, |row| row.status = MemberStatus::Suspect);
+            self.pending.suspicions.push(Suspicion {
+                node,
+                since: now,
+                failures: 0,
+                asks_left: ASKED_NODES,
+                asked_at: now,
+            });
         }
-        let all_in_doubt = self.pending.doubts.len() == self.table.addressed();
-        let Some(doubt) = self.pending.doubt(node) else { return };
-        doubt.failures = doubt.failures.saturating_add(times);
-        if all_in_doubt && doubt.failures >= ALONE {
-            self.die(place, self.table.row(place).incarnation, now);
-            // It is believed here for want of better. To others, once they can be reached again, it is no proof.
-            self.pending.news.retain(|news| news.node != node);
+        let all_suspected = self.pending.suspicions.len() == self.table.targets();
+        let Some(suspicion) = self.pending.suspicion(node) else { return };
+        suspicion.failures = suspicion.failures.saturating_add(times);
+        if all_suspected && suspicion.failures >= FAILURES_WHEN_ALONE {
+            self.declare_dead(index, self.table.row(index).incarnation, now);
+            // This node assumes the death for lack of others to ask. It is no proof to them once
+            // they are reachable.
+            self.pending.piggybacks.retain(|news| news.node != node);
         }
     }
 
-    fn die(&mut self, place: Place, incarnation: u64, born: i64) {
-        let old = *self.table.row(place);
-        self.table.change(place, |row| {
-            (row.status, row.incarnation, row.born) = (Status::Dead, incarnation, born);
+    fn declare_dead(&mut self, index: RowIndex, incarnation: u64, born: i64) {
+        let old = *self.table.row(index);
+        self.table.change(index, |row| {
+            (row.status, row.incarnation, row.born) = (MemberStatus::Dead, incarnation, born);
         });
-        self.pending.forget(old.node);
-        self.pending.urgent(old.node, self.sendings);
-        if old.told() {
-            self.tell(Event::Died(old.node));
+        self.pending.drop_suspicion(old.node);
+        self.pending.queue_piggyback(old.node, self.piggyback_sends);
+        if old.has_entry() {
+            self.emit(MembershipEvent::Died(old.node));
         }
     }
 
-    /// This node is in a later life than the one that others speak of.
-    fn live_on(&mut self, than: u64) {
+    /// Moves this node to an incarnation above the one that others have recorded.
+    fn raise_incarnation(&mut self, than: u64) {
         self.incarnation = than.max(self.incarnation).saturating_add(1);
         self.sequence = 0;
     }
 
-    fn trust(&mut self, node: NodeId) {
-        if let Some(place) = self.table.find(node) {
-            self.table.change(place, |row| {
-                if row.status == Status::Suspect {
-                    row.status = Status::Alive;
+    fn clear_suspicion(&mut self, node: NodeId) {
+        if let Some(index) = self.table.find(node) {
+            self.table.change(index, |row| {
+                if row.status == MemberStatus::Suspect {
+                    row.status = MemberStatus::Alive;
                 }
             });
         }
     }
 
-    /// Who has not been heard of for far longer than the model allows for is asked for a sign of life. Silence alone is
-    /// no reason for doubt: a node that everybody has missed for the same reason would be doubted by all at once.
-    fn look_for_silence(&mut self) {
+    /// Probes nodes that have been silent for far longer than the model allows. Silence alone is no
+    /// reason for suspicion: a node that all others have missed for the same reason would be
+    /// suspected by all at once.
+    fn probe_silent_nodes(&mut self) {
         let (now, all) = (self.clock.now(), self.table.len());
-        for _ in 0..LOOKED_AT.min(all) {
-            self.look = (self.look + 1) % all;
-            let place = self.look as Place;
-            let row = *self.table.row(place);
-            let heard = row.born.max(self.clock.listening_since());
-            if row.status == Status::Alive && now.saturating_sub(heard) > self.silence {
-                self.pending.probe(Probe { node: row.node, asker: None, since: now, sent: None, tries: 0 });
+        for _ in 0..ROWS_PER_STEP.min(all) {
+            self.next_row = (self.next_row + 1) % all;
+            let index = self.next_row as RowIndex;
+            let row = *self.table.row(index);
+            let last_seen = row.born.max(self.clock.receiving_since());
+            if row.status == MemberStatus::Alive && now.saturating_sub(last_seen) > self.silence_limit {
+                self.pending.queue_probe(Probe {
+                    node: row.node,
+                    asker: None,
+                    since: now,
+                    sent: None,
+                    attempts: 0,
+                });
             }
         }
     }
 
-    /// Probes whose answer has been awaited long enough.
-    fn judge_silent_probes(&mut self) {
-        let (now, within) = (self.clock.now(), self.periods(ANSWER_WITHIN));
+    /// Counts probes whose acknowledgement is overdue as failures.
+    fn expire_probes(&mut self) {
+        let (now, within) = (self.clock.now(), self.periods(ACK_TIMEOUT_PERIODS));
         let over = |probe: &Probe| {
-            probe.tries >= TRIES && probe.sent.is_some_and(|sent| now.saturating_sub(sent) > within)
+            probe.attempts >= MAX_PROBES && probe.sent.is_some_and(|sent| now.saturating_sub(sent) > within)
         };
         while let Some(at) = self.pending.probes.iter().position(over) {
-            let Some(place) = self.table.find(self.pending.probes[at].node) else { return };
-            // A probe for others is still there when the failure is judged, and makes it the second one.
-            self.failed(place, ALONE);
+            let Some(index) = self.table.find(self.pending.probes[at].node) else { return };
+            // A probe for others is still queued when the failure is judged, and makes it the
+            // second one.
+            self.record_failure(index, FAILURES_WHEN_ALONE);
             if self.pending.probes.get(at).is_some_and(over) {
                 self.pending.probes.remove(at);
             }
         }
     }
 
-    fn ask_again(&mut self) {
-        let (now, patience) = (self.clock.now(), self.periods(ASK_AGAIN));
-        for doubt in &mut self.pending.doubts {
-            if doubt.asks == 0 && now.saturating_sub(doubt.asked) > patience {
-                doubt.asks = ASKED;
+    fn renew_questions(&mut self) {
+        let (now, interval) = (self.clock.now(), self.periods(ASK_INTERVAL_PERIODS));
+        for suspicion in &mut self.pending.suspicions {
+            if suspicion.asks_left == 0 && now.saturating_sub(suspicion.asked_at) > interval {
+                suspicion.asks_left = ASKED_NODES;
             }
         }
     }
 
-    /// Whom a message is owed, or who has to be probed; whom it must tell of; and whether an answer is wanted. At most
-    /// every second message, so that nobody can keep this node from gossiping by asking.
-    fn owed(&mut self) -> Option<(Place, Option<NodeId>, bool)> {
-        while let Some(answer) = self.pending.answers.pop_front() {
-            if let Some(place) = self.table.find(answer.to) {
-                return Some((place, answer.about, false));
+    /// The next reply or probe: its target, a node that it must include, and whether it asks for an
+    /// acknowledgement. Called for every second message at most, so that no node can keep this one
+    /// from gossiping by probing it.
+    fn next_reply_or_probe(&mut self) -> Option<(RowIndex, Option<NodeId>, bool)> {
+        while let Some(reply) = self.pending.replies.pop_front() {
+            if let Some(index) = self.table.find(reply.to) {
+                return Some((index, reply.about, false));
             }
         }
-        let (now, within) = (self.clock.now(), self.periods(ANSWER_WITHIN));
+        let (now, within) = (self.clock.now(), self.periods(ACK_TIMEOUT_PERIODS));
         let due = |probe: &&mut Probe| {
-            probe.sent.is_none_or(|sent| probe.tries < TRIES && now.saturating_sub(sent) > within)
+            probe.sent.is_none_or(|sent| probe.attempts < MAX_PROBES && now.saturating_sub(sent) > within)
         };
         let node = self.pending.probes.iter_mut().find(due)?.node;
-        // One message asks for all who want to know of it.
+        // One message probes for all nodes that have asked.
         for probe in self.pending.probes.iter_mut().filter(|probe| probe.node == node) {
-            (probe.sent, probe.tries) = (Some(now), probe.tries + 1);
+            (probe.sent, probe.attempts) = (Some(now), probe.attempts + 1);
         }
-        self.table.find(node).map(|place| (place, None, true))
+        self.table.find(node).map(|index| (index, None, true))
     }
 
-    /// A random living node; rarely any node, so that about one of the dead is tried per step in the whole cluster.
-    fn choose(&mut self) -> Option<Place> {
-        if self.dice.below(self.table.addressed().max(5)) == 0 {
-            return self.table.anyone(&mut self.dice);
+    /// A random living node; rarely any node, so that about one dead node is tried per step in the
+    /// whole cluster.
+    fn choose_target(&mut self) -> Option<RowIndex> {
+        if self.rng.below(self.table.targets().max(5)) == 0 {
+            return self.table.random_row(&mut self.rng);
         }
-        // Who is in doubt cannot be asked about itself or others.
-        let to_ask = self.pending.doubts.iter().any(|doubt| doubt.asks > 0);
-        let wanted = |row: &Row| !to_ask || row.status != Status::Suspect;
-        self.table.someone(&mut self.dice, wanted).or_else(|| self.table.someone(&mut self.dice, |_| true))
+        // A suspect cannot be asked about itself or others.
+        let to_ask = self.pending.suspicions.iter().any(|suspicion| suspicion.asks_left > 0);
+        let wanted = |row: &Row| !to_ask || row.status != MemberStatus::Suspect;
+        self.table
+            .random_target(&mut self.rng, wanted)
+            .or_else(|| self.table.random_target(&mut self.rng, |_| true))
     }
 
-    fn tell(&mut self, event: Event) {
-        if self.events.len() >= MOST_EVENTS {
+    fn emit(&mut self, event: MembershipEvent) {
+        if self.events.len() >= MAX_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(event);
     }
 
     fn born(&self, age: u32) -> i64 {
-        self.clock.now().saturating_sub(i64::from(age)).saturating_sub(self.clock.waited())
+        self.clock.now().saturating_sub(i64::from(age)).saturating_sub(self.clock.queued_ms())
     }
 
     fn periods(&self, periods: i64) -> i64 {
-        // A period is an hour at most.
+        // A period is at most an hour.
         periods.saturating_mul(self.config.period as i64)
     }
 }

@@ -7,44 +7,44 @@
 //!  count u8, then as many entries:   node u16   incarnation u64   sequence u32   age u32   length u16   payload
 //! ```
 //!
-//! Reading allocates nothing: a message is walked through once to see that it is whole, and again to use it.
+//! Decoding allocates nothing: a message is scanned once to validate it, and again to apply it.
 
-use crate::config::{LONGEST_MESSAGE, MOST_PAYLOAD, MOST_RUMOURS};
+use crate::config::{MAX_MESSAGE_LEN, MAX_PAYLOAD, MAX_RUMOURS};
 use tern_ids::NodeId;
 
-/// The version of this format.
+/// Version of this format.
 pub const VERSION: u8 = 1;
 
-/// Bytes of what each message has: version, flags, own entry without its payload, and both counts.
-pub(crate) const HEAD: usize = 2 + 14 + 2;
-/// Bytes of a rumour.
-pub(crate) const RUMOUR: usize = 15;
-/// Bytes of an entry without its payload.
-pub(crate) const ENTRY: usize = 20;
+/// Length of the fixed part: version, flags, the own entry without its payload, and both counts.
+pub(crate) const HEAD_LEN: usize = 2 + 14 + 2;
+/// Length of a rumour.
+pub(crate) const RUMOUR_LEN: usize = 15;
+/// Length of an entry without its payload.
+pub(crate) const ENTRY_LEN: usize = 20;
 
-/// The sender waits for an answer.
-const ANSWER: u8 = 1;
+/// Flag: the sender waits for an acknowledgement.
+const WANTS_ACK: u8 = 1;
 
-/// Why a message was not taken in. Nothing of it has had an effect.
+/// Why a message was rejected. It has had no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// The sender is not in the map; so its message can wait until it is.
-    #[error("node {0} is not in the map; see that all nodes have the same map")]
-    Stranger(NodeId),
-    /// Another format.
-    #[error("gossip of version {0}, not {VERSION}; run the same tern on all nodes")]
+pub enum ReceiveError {
+    /// The sender is not in the map; the caller can keep the message until it is.
+    #[error("node {0} is not in the map; give all nodes the same map")]
+    UnknownSender(NodeId),
+    /// The message has another format version.
+    #[error("gossip format {0} is not supported, only {VERSION}; run the same version of tern on all nodes")]
     Version(u8),
-    /// Not a message.
-    #[error("the gossip message is malformed; the sender is faulty or not tern")]
+    /// The bytes are not a message.
+    #[error("the gossip message is malformed; check that the sender runs tern")]
     Malformed,
 }
 
-/// What a rumour says of a node.
+/// The claim of a rumour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The sender cannot reach it, and asks whether the reader can.
+pub(crate) enum RumourKind {
+    /// The sender cannot reach the node, and asks whether the receiver can.
     Suspect,
-    /// Two nodes could not reach it.
+    /// Two nodes could not reach the node.
     Dead,
 }
 
@@ -52,12 +52,12 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rumour {
     pub(crate) node: NodeId,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RumourKind,
     pub(crate) incarnation: u64,
     pub(crate) age: u32,
 }
 
-/// A node's entry, as it travels.
+/// A node's entry as encoded in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
     pub(crate) node: NodeId,
@@ -67,16 +67,16 @@ pub(crate) struct Entry<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// A message that has been found whole.
+/// A validated message.
 #[derive(Debug, Clone)]
 pub(crate) struct Message<'a> {
-    pub(crate) answer: bool,
+    pub(crate) wants_ack: bool,
     pub(crate) own: Entry<'a>,
     pub(crate) rumours: Rumours<'a>,
     pub(crate) entries: Entries<'a>,
 }
 
-/// Writes a message piece by piece.
+/// Encodes a message.
 #[derive(Debug)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
@@ -84,10 +84,10 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins with the sender's own entry. The rumours follow.
-    pub(crate) fn new(capacity: usize, answer: bool, incarnation: u64, sequence: u32, own: &[u8]) -> Self {
+    /// Begins with the sender's own entry. Rumours follow.
+    pub(crate) fn new(capacity: usize, wants_ack: bool, incarnation: u64, sequence: u32, own: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(capacity);
-        bytes.extend([VERSION, if answer { ANSWER } else { 0 }]);
+        bytes.extend([VERSION, if wants_ack { WANTS_ACK } else { 0 }]);
         bytes.extend(incarnation.to_le_bytes());
         bytes.extend(sequence.to_le_bytes());
         write_payload(&mut bytes, own);
@@ -95,22 +95,22 @@ impl Writer {
         Self { count_at: bytes.len() - 1, bytes }
     }
 
-    /// One more rumour; the caller keeps count of them.
+    /// Appends a rumour; the caller keeps within [`MAX_RUMOURS`].
     pub(crate) fn rumour(&mut self, rumour: Rumour) {
         self.bytes[self.count_at] += 1;
         self.bytes.extend(rumour.node.0.to_le_bytes());
-        self.bytes.push(u8::from(rumour.kind == Kind::Dead));
+        self.bytes.push(u8::from(rumour.kind == RumourKind::Dead));
         self.bytes.extend(rumour.incarnation.to_le_bytes());
         self.bytes.extend(rumour.age.to_le_bytes());
     }
 
-    /// No more rumours. The entries follow.
+    /// Ends the rumours. Entries follow.
     pub(crate) fn begin_entries(&mut self) {
         self.count_at = self.bytes.len();
         self.bytes.push(0);
     }
 
-    /// One more entry; the caller keeps count of them.
+    /// Appends an entry; the caller keeps within the window.
     pub(crate) fn entry(&mut self, entry: Entry<'_>) {
         self.bytes[self.count_at] += 1;
         self.bytes.extend(entry.node.0.to_le_bytes());
@@ -120,41 +120,41 @@ impl Writer {
         write_payload(&mut self.bytes, entry.payload);
     }
 
-    /// The message.
+    /// Returns the encoded message.
     pub(crate) fn finish(self) -> Vec<u8> {
         self.bytes
     }
 }
 
 fn write_payload(bytes: &mut Vec<u8>, payload: &[u8]) {
-    let payload = &payload[..payload.len().min(MOST_PAYLOAD)];
-    // MOST_PAYLOAD is far below 2^16.
+    let payload = &payload[..payload.len().min(MAX_PAYLOAD)];
+    // MAX_PAYLOAD is far below 2^16.
     bytes.extend((payload.len() as u16).to_le_bytes());
     bytes.extend(payload);
 }
 
-/// Reads a message.
+/// Decodes and validates a message.
 ///
 /// # Errors
-/// If the bytes are anything but one whole message.
-pub(crate) fn read(from: NodeId, bytes: &[u8]) -> Result<Message<'_>, Refused> {
-    let version = *bytes.first().ok_or(Refused::Malformed)?;
+/// If the bytes are not exactly one valid message.
+pub(crate) fn decode(from: NodeId, bytes: &[u8]) -> Result<Message<'_>, ReceiveError> {
+    let version = *bytes.first().ok_or(ReceiveError::Malformed)?;
     if version != VERSION {
-        return Err(Refused::Version(version));
+        return Err(ReceiveError::Version(version));
     }
-    if bytes.len() > LONGEST_MESSAGE {
-        return Err(Refused::Malformed);
+    if bytes.len() > MAX_MESSAGE_LEN {
+        return Err(ReceiveError::Malformed);
     }
-    whole(from, &bytes[1..]).ok_or(Refused::Malformed)
+    parse(from, &bytes[1..]).ok_or(ReceiveError::Malformed)
 }
 
-fn whole(from: NodeId, bytes: &[u8]) -> Option<Message<'_>> {
+fn parse(from: NodeId, bytes: &[u8]) -> Option<Message<'_>> {
     let mut rest = Reader(bytes);
     let flags = rest.u8()?;
     let (incarnation, sequence) = (rest.u64()?, rest.u32()?);
     let own = Entry { node: from, incarnation, sequence, age: 0, payload: rest.payload()? };
     let rumours = Rumours { left: usize::from(rest.u8()?), rest };
-    if flags & !ANSWER != 0 || rumours.left > MOST_RUMOURS {
+    if flags & !WANTS_ACK != 0 || rumours.left > MAX_RUMOURS {
         return None;
     }
     let mut reading = rumours.clone();
@@ -167,7 +167,7 @@ fn whole(from: NodeId, bytes: &[u8]) -> Option<Message<'_>> {
     while reading.left > 0 {
         reading.next()?;
     }
-    reading.rest.0.is_empty().then_some(Message { answer: flags & ANSWER != 0, own, rumours, entries })
+    reading.rest.0.is_empty().then_some(Message { wants_ack: flags & WANTS_ACK != 0, own, rumours, entries })
 }
 
 /// The rumours of a message.
@@ -185,8 +185,8 @@ impl Iterator for Rumours<'_> {
         let rest = &mut self.rest;
         let node = NodeId(rest.u16()?);
         let kind = match rest.u8()? {
-            0 => Kind::Suspect,
-            1 => Kind::Dead,
+            0 => RumourKind::Suspect,
+            1 => RumourKind::Dead,
             _ => return None,
         };
         Some(Rumour { node, kind, incarnation: rest.u64()?, age: rest.u32()? })
@@ -212,7 +212,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Bytes that have not been read yet.
+/// Bytes not yet decoded.
 #[derive(Debug, Clone, Copy)]
 struct Reader<'a>(&'a [u8]);
 
@@ -245,7 +245,7 @@ impl<'a> Reader<'a> {
 
     fn payload(&mut self) -> Option<&'a [u8]> {
         let length = usize::from(self.u16()?);
-        if length > MOST_PAYLOAD { None } else { self.take(length) }
+        if length > MAX_PAYLOAD { None } else { self.take(length) }
     }
 }
 
@@ -254,28 +254,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ONE: Rumour = Rumour { node: NodeId(7), kind: Kind::Dead, incarnation: 9, age: 10 };
+    const ONE: Rumour = Rumour { node: NodeId(7), kind: RumourKind::Dead, incarnation: 9, age: 10 };
 
     fn sample() -> Vec<u8> {
         let mut writer = Writer::new(64, true, 3, 4, b"own");
         writer.rumour(ONE);
-        writer.rumour(Rumour { kind: Kind::Suspect, ..ONE });
+        writer.rumour(Rumour { kind: RumourKind::Suspect, ..ONE });
         writer.begin_entries();
         writer.entry(Entry { node: NodeId(8), incarnation: 1, sequence: 2, age: 3, payload: b"others" });
         writer.finish()
     }
 
     #[test]
-    fn a_message_survives() {
+    fn message_survives_encoding() {
         let bytes = sample();
-        let message = read(NodeId(5), &bytes).unwrap();
-        assert!(message.answer);
+        let message = decode(NodeId(5), &bytes).unwrap();
+        assert!(message.wants_ack);
         assert_eq!(
             message.own,
             Entry { node: NodeId(5), incarnation: 3, sequence: 4, age: 0, payload: b"own" }
         );
         let rumours: Vec<Rumour> = message.rumours.collect();
-        assert_eq!(rumours, [ONE, Rumour { kind: Kind::Suspect, ..ONE }]);
+        assert_eq!(rumours, [ONE, Rumour { kind: RumourKind::Suspect, ..ONE }]);
         let entries: Vec<Entry<'_>> = message.entries.collect();
         assert_eq!(
             entries,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_what_the_format_says() {
+    fn encoding_matches_the_format() {
         let expected = b"\x01\x01\x03\0\0\0\0\0\0\0\x04\0\0\0\x03\0own\
             \x02\x07\0\x01\x09\0\0\0\0\0\0\0\x0a\0\0\0\x07\0\0\x09\0\0\0\0\0\0\0\x0a\0\0\0\
             \x01\x08\0\x01\0\0\0\0\0\0\0\x02\0\0\0\x03\0\0\0\x06\0others";
@@ -292,34 +292,34 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_addition_is_refused() {
+    fn truncated_and_extended_messages_are_rejected() {
         let mut bytes = sample();
         for length in 0..bytes.len() {
-            assert_eq!(read(NodeId(5), &bytes[..length]).err(), Some(Refused::Malformed), "{length}");
+            assert_eq!(decode(NodeId(5), &bytes[..length]).err(), Some(ReceiveError::Malformed), "{length}");
         }
         bytes.push(0);
-        assert_eq!(read(NodeId(5), &bytes).err(), Some(Refused::Malformed));
+        assert_eq!(decode(NodeId(5), &bytes).err(), Some(ReceiveError::Malformed));
         bytes[0] = 9;
-        assert_eq!(read(NodeId(5), &bytes).err(), Some(Refused::Version(9)));
+        assert_eq!(decode(NodeId(5), &bytes).err(), Some(ReceiveError::Version(9)));
     }
 
     #[test]
-    fn a_payload_beyond_the_limit_is_refused() {
-        let mut writer = Writer::new(64, false, 3, 4, &[1; MOST_PAYLOAD]);
+    fn payload_beyond_the_limit_is_rejected() {
+        let mut writer = Writer::new(64, false, 3, 4, &[1; MAX_PAYLOAD]);
         writer.begin_entries();
         let mut bytes = writer.finish();
-        assert!(read(NodeId(5), &bytes).is_ok());
-        bytes[14..16].copy_from_slice(&(MOST_PAYLOAD as u16 + 1).to_le_bytes());
+        assert!(decode(NodeId(5), &bytes).is_ok());
+        bytes[14..16].copy_from_slice(&(MAX_PAYLOAD as u16 + 1).to_le_bytes());
         bytes.insert(16, 1);
-        assert_eq!(read(NodeId(5), &bytes).err(), Some(Refused::Malformed));
+        assert_eq!(decode(NodeId(5), &bytes).err(), Some(ReceiveError::Malformed));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_harmless(mut bytes: Vec<u8>) {
-            let _refused = read(NodeId(1), &bytes);
+        fn arbitrary_bytes_are_harmless(mut bytes: Vec<u8>) {
+            let _refused = decode(NodeId(1), &bytes);
             bytes.insert(0, VERSION);
-            let _refused = read(NodeId(1), &bytes);
+            let _refused = decode(NodeId(1), &bytes);
         }
     }
 }

@@ -1,44 +1,45 @@
-//! The payloads of all rows, side by side: each has as much room as the longest that has come.
+//! The payloads of all rows, in one buffer with a fixed stride: the length of the longest payload
+//! so far.
 
-/// Byte strings by number.
+/// Byte strings by index.
 #[derive(Debug, Default)]
 pub(crate) struct Payloads {
     lengths: Vec<u16>,
     bytes: Vec<u8>,
-    room: usize,
+    stride: usize,
 }
 
 impl Payloads {
-    /// One more.
+    /// Appends a payload.
     pub(crate) fn push(&mut self, payload: &[u8]) {
         self.lengths.push(0);
-        self.bytes.resize(self.lengths.len() * self.room, 0);
+        self.bytes.resize(self.lengths.len() * self.stride, 0);
         self.set(self.lengths.len() - 1, payload);
     }
 
-    /// Replaces one. Longer than `u16` no payload is: messages have limits.
+    /// Replaces a payload. Messages limit its length to less than `u16::MAX`.
     pub(crate) fn set(&mut self, at: usize, payload: &[u8]) {
-        if payload.len() > self.room {
+        if payload.len() > self.stride {
             self.widen(payload.len());
         }
-        let start = at * self.room;
+        let start = at * self.stride;
         self.bytes[start..start + payload.len()].copy_from_slice(payload);
         self.lengths[at] = payload.len() as u16;
     }
 
-    /// One of them.
+    /// The payload at an index.
     pub(crate) fn get(&self, at: usize) -> &[u8] {
-        let start = at * self.room;
+        let start = at * self.stride;
         &self.bytes[start..start + usize::from(self.lengths[at])]
     }
 
-    fn widen(&mut self, room: usize) {
-        let mut bytes = vec![0; self.lengths.len() * room];
-        for (at, wide) in bytes.chunks_exact_mut(room).enumerate() {
+    fn widen(&mut self, stride: usize) {
+        let mut bytes = vec![0; self.lengths.len() * stride];
+        for (at, wide) in bytes.chunks_exact_mut(stride).enumerate() {
             let payload = self.get(at);
             wide[..payload.len()].copy_from_slice(payload);
         }
-        (self.bytes, self.room) = (bytes, room);
+        (self.bytes, self.stride) = (bytes, stride);
     }
 }
 
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_keeps_its_own() {
+    fn payloads_keep_their_bytes_when_the_stride_grows() {
         let mut payloads = Payloads::default();
         payloads.push(b"");
         payloads.push(b"abc");

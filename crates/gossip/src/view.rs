@@ -1,45 +1,46 @@
-//! What a node knows of the others, as it tells it.
+//! The other nodes as the caller of this crate sees them.
 
 use tern_ids::NodeId;
 
-/// What is believed of a node.
+/// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// It is in the map, and nothing of it has been heard.
-    Unheard,
-    /// It runs.
+pub enum MemberStatus {
+    /// It is in the map, and no entry of it has been received.
+    NeverSeen,
+    /// It is running.
     Alive,
-    /// This node could not reach it, or got no answer from it, and is asking others.
+    /// This node could not reach it, or got no acknowledgement from it, and is asking others.
     Suspect,
     /// Two nodes could not reach it.
     Dead,
 }
 
-/// What this node knows of another one.
+/// The stored state of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen<'a> {
-    /// Which.
+pub struct Member<'a> {
+    /// Its number.
     pub node: NodeId,
-    /// What is believed of it.
-    pub status: Status,
-    /// False if the last message of this node to it could not be sent. It can be alive all the same, when the way to it
-    /// is cut: then it is no place to send a process to.
+    /// Its state.
+    pub status: MemberStatus,
+    /// False if this node's last message to it could not be sent. It can be alive all the same when
+    /// only the path to it is cut; processes must not be sent there.
     pub reachable: bool,
-    /// Which life of the node this is; a higher one is later.
+    /// Its incarnation; a higher one is a later run.
     pub incarnation: u64,
-    /// How old the payload is, in ms; of the dead, how long ago their death was found out. `None` if unheard.
+    /// Age of the payload, in ms; for a dead node, the time since its death was declared. `None`
+    /// without an entry.
     pub age: Option<u64>,
-    /// What it last said of itself.
+    /// Its payload, as last received.
     pub payload: &'a [u8],
 }
 
-/// What has changed.
+/// A change of a node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// First heard of.
+pub enum MembershipEvent {
+    /// The first entry of it was received.
     Joined(NodeId),
-    /// Found dead, by this node and another or by two others.
+    /// Declared dead, by this node and another or by two others.
     Died(NodeId),
-    /// Alive after all, or again.
+    /// Alive after having been declared dead.
     Returned(NodeId),
 }

@@ -1,60 +1,36 @@
-//! The away half of a family: runs the programs, answers what may be answered here, forwards the rest.
+//! The away half of a family: runs the guests, makes the calls that can be made on their node, and
+//! forwards all others home.
 //!
-//! * [`sandbox`]: the namespaces that hold guests, and the helper that is their first process
-//! * [`member`]: one guest;  [`thread`]: one of its threads;  [`halt`]: they come to a stand, and go on
-//! * [`arrive`]: an empty process becomes a guest, with its `crew` of threads;  [`depart`]: a guest goes home or onward
-//! * [`forward`]: trapped calls to the deputy and their results back;  [`special`]: calls with a local part
-//! * `own`: what /proc says of its memory;  [`near`]: files that its node has;  `homes`: large ones of its home that it maps
-//! * `vdso`: where a guest must not stand still;  [`foreign`]: where its home has another, with [`stubs`] instead
-//! * [`signal`]: signals from home, and the guest's own faults
-//! * [`aside`]: what takes long, in threads
-//! * [`fork`]: both halves fork;  [`births`]: threads are born, and end;  `clone`: the call that both are made with
-//! * [`cpu`]: CPU time of both halves;  [`watch`]: that home waits for
-//! * `family`: its guests and its link home;  `arrivals`, `departures`: who comes and goes;  `stops`, `messages`,
-//!   `asked`: what the kernel, home and the node say
-//! * [`run`]: the one loop that waits for all of it
+//! In the order of a process's life:
+//! * [`run()`]: the main loop;  `shim`: its state, the messages from home, and the requests from the
+//!   node;  `workers`: threads for operations that block
+//! * `sandbox`: the namespaces that hold the guests, and the helper that is their first process
+//! * `process`: one guest, its threads and its address space;  how they are stopped and resumed
+//! * `arrive`: an empty process becomes a guest;  `depart`: a guest goes home or onward
+//! * [`vdso`]: a guest is never stopped inside it, and gets trampolines if home has another one
+//! * `calls`: forwarded calls, calls with a local part, forks, new threads, and files of /proc
+//! * `signals`: signals from home, and the guest's own faults
+//! * `time`: CPU time of both halves, CPU thresholds, and home's clocks
+//! * `files`: delegated files and directories, files of the guest's node, and remote mappings
+//! * `fastpath`: calls on delegated files that do not even trap
 
 #![deny(unsafe_code)]
 
-mod arrivals;
-pub mod arrive;
-pub mod aside;
-mod asked;
-pub mod births;
-mod clocks;
-mod clone;
-pub mod company;
-pub mod cpu;
-mod crew;
-pub mod depart;
-mod departures;
-pub mod direct;
-mod empty;
-mod family;
-pub mod foreign;
-pub mod fork;
-pub mod forward;
-pub mod halt;
-mod homes;
-pub mod hot;
-pub mod inhand;
-pub mod member;
-mod messages;
-pub mod names;
-pub mod near;
-pub mod opened;
-mod own;
-pub mod run;
-pub mod sandbox;
-pub mod signal;
-pub mod space;
-pub mod special;
-mod stops;
-pub mod stubs;
-pub mod thread;
+mod arrive;
+mod calls;
+mod depart;
+mod error;
+mod fastpath;
+mod files;
 #[cfg(test)]
-mod trial;
-mod vdso;
-pub mod watch;
+mod guest_tests;
+mod process;
+mod run;
+mod sandbox;
+mod shim;
+mod signals;
+mod time;
+pub mod vdso;
+mod workers;
 
 pub use run::run;

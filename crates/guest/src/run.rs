@@ -1,143 +1,149 @@
-//! The one loop of a guest shim: it waits for home, for its guests' traps and stops, and for its node.
+//! The main loop of a guest shim. It polls the link to home, the guests' seccomp traps and ptrace
+//! stops, and requests from the node's daemon.
 
-use crate::aside::Aside;
-use crate::clocks::Clocks;
-use crate::family::Family;
-use crate::member::{Member, State};
-use crate::near::Beside;
+use crate::files::local::LocalNode;
+use crate::process::{Guest, State};
+use crate::shim::Shim;
+use crate::time::clocks::HomeClocks;
+use crate::workers::Workers;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tern_control::door::Door;
+use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
 use tern_ids::{Epoch, HomePid};
-use tern_image::content::Cache;
-use tern_migrate::message::{Inbox, Message};
+use tern_image::content::ContentCache;
+use tern_migrate::message::{Message, Reassembler};
 use tern_tracee::listener::Listener;
 use tern_tracee::{Memory, procfs};
 use tern_wire::{Ephemeral, Link};
 
-/// How often the link is shown to be alive.
-const BEAT: Duration = Duration::from_secs(1);
+/// Interval between the heartbeats that the shim sends home.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long home may leave us without a guest.
-const LAST_WORDS: Duration = Duration::from_secs(30);
+/// How long home may leave this shim without a guest before the shim ends.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often home's daemon is asked whether home still waits for guests that have lost it.
-const ASK: Duration = Duration::from_secs(1);
+/// Interval between the questions to home's daemon whether home still waits for guests that have
+/// lost their link.
+const ASK_HOME_INTERVAL: Duration = Duration::from_secs(1);
 
-/// So many seconds a guest may take for a call that we have it make. What takes long is the end of a large mapping.
-const PATIENCE: u32 = 30;
+/// Limit, in seconds, for a call that the shim injects into a guest. The slowest such call is the
+/// unmapping of a large region.
+const INJECTED_CALL_TIMEOUT_SECS: u32 = 30;
 
 /// Runs the shim until its family has left this node.
 ///
 /// # Errors
-/// If it cannot begin.
-pub fn run(start: ShimStart, key: Ephemeral, door: Door) -> anyhow::Result<()> {
+/// If the shim cannot be set up.
+pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Result<()> {
     let tern_control::ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
-        anyhow::bail!("this shim was not told to hold guests");
+        anyhow::bail!("this shim is not a guest shim");
     };
-    tern_tracee::patience::limit(PATIENCE, Duration::from_secs(1));
+    tern_tracee::call_timeout::kill_after(INJECTED_CALL_TIMEOUT_SECS, Duration::from_secs(1));
     let me = std::process::id() as i32;
-    let machine = tern_migrate::machine::machine(&Memory::open(me)?, &procfs::maps(me)?)?;
-    let beside = Beside::new(start.node, &start.run_dir, &start.shared);
-    let mut family = Family {
+    let machine = tern_migrate::machine::describe(&Memory::open(me)?, &procfs::maps(me)?)?;
+    let local_node = LocalNode::new(start.node, &start.run_dir, &start.shared);
+    let mut shim = Shim {
         home_node: home,
-        aside: Aside::new(key, accept.clone())?,
+        workers: Workers::new(key, accept.clone())?,
         accept,
         identity: (uid, gid),
         door,
         home: None,
-        home_came: 0,
+        home_connection: 0,
         home_shim: None,
-        asked: Instant::now(),
-        sources: Vec::new(),
-        setting_off: HashMap::new(),
-        putting_down: HashMap::new(),
-        leaving: Vec::new(),
-        inbox: Inbox::default(),
-        heard: Instant::now(),
-        spoke: Instant::now(),
+        last_asked_home: Instant::now(),
+        source_links: Vec::new(),
+        connecting: HashMap::new(),
+        returning: HashMap::new(),
+        draining_links: Vec::new(),
+        inbox: Reassembler::default(),
+        last_received: Instant::now(),
+        last_beat: Instant::now(),
         sandbox: None,
-        cache: Cache::new(&start.cache_dir).with_own(beside.files_to_map(home)),
+        cache: ContentCache::new(&start.cache_dir).with_opener(local_node.file_opener(home)),
         machine,
-        clocks: Clocks::default(),
-        members: HashMap::new(),
-        by_host: HashMap::new(),
-        by_home: HashMap::new(),
-        beside,
+        clocks: HomeClocks::default(),
+        guests: HashMap::new(),
+        by_host_tid: HashMap::new(),
+        by_home_tid: HashMap::new(),
+        local_node,
         empty_since: Instant::now(),
-        populated: false,
-        home_ready: true,
-        trap_ready: true,
+        has_had_guest: false,
+        is_home_readable: true,
+        is_trap_pending: true,
         start,
     };
-    while !family.is_over() {
-        family.turn()?;
+    while !shim.is_finished() {
+        shim.run_once()?;
     }
     tracing::info!("the family has left");
-    drop(family.door);
-    // Its helper is the last that was in the group.
-    family.sandbox = None;
-    tern_cgroup::guests::tidy();
-    if let Some(home) = &mut family.home {
+    drop(shim.door);
+    // The sandbox's helper is the last process in the control group.
+    shim.sandbox = None;
+    tern_cgroup::guests::remove_if_empty();
+    if let Some(home) = &mut shim.home {
         let _best_effort = home.drain(Instant::now() + Duration::from_secs(1));
     }
     Ok(())
 }
 
-impl Family {
-    pub(crate) fn is_over(&self) -> bool {
-        // Home gives up first; a guest that outlived that would be alone. Where none has come yet, whoever was to send
-        // one has gone on without us long before.
-        let patience = if self.populated { self.patience() + Duration::from_secs(5) } else { LAST_WORDS };
-        let lost = self.home.is_none() && self.heard.elapsed() > patience;
-        // Home closes the link when it needs us no more. One that forgets us is not waited for for ever.
+impl Shim {
+    pub(crate) fn is_finished(&self) -> bool {
+        // Home times out first; a guest that outlived that would have no deputy. If no guest has
+        // arrived yet, the sender has given up long before.
+        let timeout =
+            if self.has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
+        let lost = self.home.is_none() && self.last_received.elapsed() > timeout;
+        // Home closes the link when it has no use for this shim; the timeout covers a home that
+        // does not.
         let left =
-            self.members.is_empty() && (self.home.is_none() || self.empty_since.elapsed() > LAST_WORDS);
-        (self.populated && left) || lost
+            self.guests.is_empty() && (self.home.is_none() || self.empty_since.elapsed() > EMPTY_TIMEOUT);
+        (self.has_had_guest && left) || lost
     }
 
-    /// How long a node may be out of reach before it is given up: home, or the next one of a departing guest.
-    pub(crate) fn patience(&self) -> Duration {
+    /// How long another node may be unreachable before its link counts as lost. It applies to home
+    /// and to the next node of a departing guest.
+    pub(crate) fn link_timeout(&self) -> Duration {
         Duration::from_secs(u64::from(self.start.give_up_after))
     }
 
-    pub(crate) fn turn(&mut self) -> anyhow::Result<()> {
-        self.wait()?;
-        if !self.members.is_empty() {
+    pub(crate) fn run_once(&mut self) -> anyhow::Result<()> {
+        self.poll()?;
+        if !self.guests.is_empty() {
             self.empty_since = Instant::now();
         }
-        self.answer_node();
-        self.take_events();
-        self.take_stops();
-        self.take_messages();
-        self.take_traps();
-        self.write_behind();
-        self.put_files_down();
-        self.go_on_departing();
-        self.see_off();
-        self.report_the_dying();
-        self.report_the_homesick();
-        self.report_the_used();
+        self.serve_node();
+        self.handle_worker_events();
+        self.handle_stops();
+        self.receive_from_home();
+        self.handle_traps();
+        self.flush_due_writes();
+        self.return_delegations();
+        self.advance_departures();
+        self.drain_links();
+        self.report_fatal_signals();
+        self.request_fetches();
+        self.report_cpu_thresholds();
         self.keep_alive();
-        self.bring_to_stand();
+        self.continue_quiesce();
         Ok(())
     }
 
-    pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn poll(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = Vec::new();
-        let busy = self.members.values().any(|m| matches!(m.process.state, State::Departing(_)));
-        for link in self.home.iter().chain(self.sources.iter().map(|s| &s.link)) {
+        let busy = self.guests.values().any(|m| matches!(m.process.state, State::Departing(_)));
+        for link in self.home.iter().chain(self.source_links.iter().map(|s| &s.link)) {
             fds.push((
                 link.as_fd(),
                 if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },
             ));
         }
-        for member in self.members.values() {
-            if let State::Departing(departing) = &member.process.state
+        for guest in self.guests.values() {
+            if let State::Departing(departing) = &guest.process.state
                 && let Some(link) = &departing.link
             {
                 fds.push((
@@ -146,29 +152,29 @@ impl Family {
                 ));
             }
         }
-        fds.push((self.aside.as_fd(), libc::POLLIN));
-        let leaving = self.leaving.iter().map(|l| &l.link);
-        fds.extend(leaving.filter(|l| l.wants_write()).map(|l| (l.as_fd(), libc::POLLOUT)));
-        // The last, in which they are looked for below.
+        fds.push((self.workers.as_fd(), libc::POLLIN));
+        let draining_links = self.draining_links.iter().map(|l| &l.link);
+        fds.extend(draining_links.filter(|l| l.wants_write()).map(|l| (l.as_fd(), libc::POLLOUT)));
+        // These come last: `is_trap_pending` is read from the end of `ready` below.
         fds.extend(listeners.iter().map(|l| (l.as_fd(), libc::POLLIN)));
-        let aside = listeners.iter().any(|l| l.has_aside());
-        let buffered =
-            aside || self.home.iter().chain(self.sources.iter().map(|s| &s.link)).any(Link::has_frame);
+        let has_set_aside = listeners.iter().any(|l| l.has_deferred_call());
+        let buffered = has_set_aside
+            || self.home.iter().chain(self.source_links.iter().map(|s| &s.link)).any(Link::has_frame);
         let full = self.home.as_ref().is_some_and(Link::wants_write);
-        let due = self.members.values().filter_map(Member::due).min();
+        let due = self.guests.values().filter_map(Guest::due).min();
         let due = due.map(|due| due.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
-        let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT / 2 };
+        let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT_INTERVAL / 2 };
         let timeout = due.map_or(timeout, |due| due.min(timeout));
         let ready = self.door.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
-        // Most turns are for one of the two that every call needs: the other is not asked in vain.
-        self.home_ready = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);
-        self.trap_ready = aside || ready.iter().rev().take(listeners.len()).any(|r| *r);
+        // Most turns serve only the link to home or only the traps: the other is not read in vain.
+        self.is_home_readable = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);
+        self.is_trap_pending = has_set_aside || ready.iter().rev().take(listeners.len()).any(|r| *r);
         Ok(())
     }
 
     pub(crate) fn listeners(&self) -> Vec<Rc<Listener>> {
         let mut all: Vec<Rc<Listener>> = Vec::new();
-        for listener in self.members.values().filter_map(|m| m.process.listener.as_ref()) {
+        for listener in self.guests.values().filter_map(|m| m.process.listener.as_ref()) {
             if !all.iter().any(|l| Rc::ptr_eq(l, listener)) {
                 all.push(Rc::clone(listener));
             }
@@ -177,57 +183,61 @@ impl Family {
     }
 
     pub(crate) fn keep_alive(&mut self) {
-        if self.home.is_some() && self.spoke.elapsed() > BEAT {
-            self.spoke = Instant::now();
-            // Those that were to go in haste, and stay.
-            for member in self.members.values().filter(|m| matches!(m.process.state, State::Running)) {
-                member.be_nice(self.start.guest_nice.into());
+        if self.home.is_some() && self.last_beat.elapsed() > BEAT_INTERVAL {
+            self.last_beat = Instant::now();
+            // Guests that were given a high priority for a departure, and did not depart.
+            for guest in self.guests.values().filter(|m| matches!(m.process.state, State::Running)) {
+                guest.set_nice(self.start.guest_nice.into());
             }
-            let live = self.members.values_mut().filter(|m| m.is_live());
-            let told: Vec<_> =
-                live.map(|m| (m.process.pid, Message::Used(m.process.meter.used(), m.demand()))).collect();
-            self.tell(HomePid(0), &Message::Beat);
-            self.ask_to_be_fetched();
-            for (pid, used) in told {
-                self.tell(pid, &used);
+            let live = self.guests.values_mut().filter(|m| m.is_shared_object());
+            let reports: Vec<_> = live
+                .map(|m| (m.process.pid, Message::Usage(m.process.cpu_meter.used(), m.measure_demand())))
+                .collect();
+            self.send_home(HomePid(0), &Message::Heartbeat);
+            self.repeat_fetch_requests();
+            for (pid, used) in reports {
+                self.send_home(pid, &used);
             }
         }
         let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
-        if self.heard.elapsed() > suspend {
+        if self.last_received.elapsed() > suspend {
             if self.home.is_some() {
-                tracing::warn!("home has not been heard for {suspend:?}");
-                self.lose_home();
+                tracing::warn!("nothing was received from home for {suspend:?}");
+                self.drop_home_link();
             }
-            for member in self.members.values_mut() {
-                member.process.held |= matches!(member.process.state, State::Running);
+            for guest in self.guests.values_mut() {
+                guest.process.is_suspended |= matches!(guest.process.state, State::Running);
             }
         }
-        self.ask_for_home();
+        self.ask_home_daemon();
     }
 
-    /// Once more for those that wait for it: a journey home may have failed, or have been asked for while another was
-    /// under way that did.
-    fn ask_to_be_fetched(&mut self) {
-        let waiting = |m: &&Member| matches!(m.process.state, State::Running);
-        let waiting = self.members.values().filter(waiting);
-        let asked =
-            waiting.filter_map(|m| Some((m.process.pid, Message::FetchHome(m.homeward()?.to_owned()))));
-        for (pid, message) in asked.collect::<Vec<_>>() {
-            self.tell(pid, &message);
+    /// Repeats the requests to be fetched home. An earlier journey home may have failed, or the
+    /// request may have come while another journey was under way that failed.
+    fn repeat_fetch_requests(&mut self) {
+        let waiting = |m: &&Guest| matches!(m.process.state, State::Running);
+        let waiting = self.guests.values().filter(waiting);
+        let requests = waiting
+            .filter_map(|m| Some((m.process.pid, Message::FetchHome(m.homeward_reason()?.to_owned()))));
+        for (pid, message) in requests.collect::<Vec<_>>() {
+            self.send_home(pid, &message);
         }
     }
 
-    /// Without home: has its node asked whether it still waits for us, so that guests which home has taken back or
-    /// given up while the link was cut end as soon as that can be known.
-    pub(crate) fn ask_for_home(&mut self) {
-        let Some(shim) = self.home_shim.filter(|_| self.home.is_none() && self.asked.elapsed() > ASK) else {
+    /// While the link to home is down: has the node's daemon ask whether home still waits for these
+    /// guests. So guests that home has taken back or declared lost end as soon as that is known.
+    pub(crate) fn ask_home_daemon(&mut self) {
+        let Some(shim) = self
+            .home_shim
+            .filter(|_| self.home.is_none() && self.last_asked_home.elapsed() > ASK_HOME_INTERVAL)
+        else {
             return;
         };
-        self.asked = Instant::now();
-        let lives: Vec<(HomePid, Epoch)> =
-            self.members.values().map(|m| (m.process.pid, m.process.epoch)).collect();
-        if !lives.is_empty() {
-            self.aside.ask(self.start.run_dir.clone(), self.home_node, shim, lives);
+        self.last_asked_home = Instant::now();
+        let epochs: Vec<(HomePid, Epoch)> =
+            self.guests.values().map(|m| (m.process.pid, m.process.epoch)).collect();
+        if !epochs.is_empty() {
+            self.workers.ask_home_daemon(self.start.run_dir.clone(), self.home_node, shim, epochs);
         }
     }
 }

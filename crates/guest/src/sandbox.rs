@@ -4,44 +4,48 @@
 //!  shim ──fork──▶ helper: pid 1 of the family's pid namespace; user, mount, network, ipc, uts, cgroup and
 //!    │              │     time namespaces of its own; nothing mounted; identity of the moved user
 //!    │ptrace        └─fork─▶ guest (its pid chosen through ns_last_pid)
-//!    └─socket: orders of five bytes, answers of one
+//!    └─socket: commands of five bytes, replies of one
 //! ```
-//! The helper is traced with EXITKILL: when the shim dies it dies, and with the first process of a pid
-//! namespace everybody in it. It holds a second descriptor of every listener, so that until then no
-//! trapped call falls through with ENOSYS.
+//! The helper is traced with EXITKILL: when the shim dies the helper dies, and with the first
+//! process of a pid namespace all others in it. It holds a second descriptor of each seccomp
+//! notification fd, so that until then no trapped call fails with ENOSYS.
 
 #![allow(unsafe_code, reason = "namespaces and the helper's bare system calls")]
+
+pub(crate) mod clone;
+pub(crate) mod empty;
 
 use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use tern_image::Unmovable;
-use tern_tracee::stop::{self, Change, EXIT_KILL, FOLLOW, Stop, Stopped};
+use tern_tracee::stop::{self, EXIT_KILL, FOLLOW, Stop, Stopped, WaitEvent};
 
-/// The identity of guests whose user is root at home: nobody.
+/// The uid and gid (nobody) of guests whose user is root at home.
 const NOBODY: u32 = 65534;
 
 /// A family's namespaces.
 #[derive(Debug)]
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     helper: i32,
-    orders: OwnedFd,
+    commands: OwnedFd,
 }
 
-/// Order: the next process to be forked in the namespace gets this pid.
+/// Command: the next process that is forked in the namespace gets this pid.
 const LAST_PID: u8 = b'l';
-/// Order: fork a process with this pid.
+/// Command: fork a process with this pid.
 const FORK: u8 = b'f';
-/// Order: keep the descriptor that comes with it.
+/// Command: keep the descriptor that comes with it.
 const KEEP: u8 = b'k';
 
 impl Sandbox {
-    /// Makes the namespaces. Guests will see the monotonic and boot clocks shifted by these nanoseconds.
+    /// Creates the namespaces. Guests see the monotonic and boot clocks shifted by `clock_offset`
+    /// nanoseconds.
     ///
     /// # Errors
-    /// If a namespace cannot be made here; nothing is left.
-    pub fn make(uid: u32, gid: u32, clock_shift: [i64; 2]) -> io::Result<Self> {
+    /// If a namespace cannot be created here; nothing remains.
+    pub(crate) fn create(uid: u32, gid: u32, clock_offset: [i64; 2]) -> io::Result<Self> {
         let (ours, theirs) = socket_pair()?;
         let namespaces = libc::CLONE_NEWUSER
             | libc::CLONE_NEWPID
@@ -50,21 +54,23 @@ impl Sandbox {
             | libc::CLONE_NEWIPC
             | libc::CLONE_NEWUTS
             | libc::CLONE_NEWCGROUP;
-        // SAFETY: as fork(2). Other threads may hold locks, the allocator's among them, which the child would find
-        // locked for ever: it runs only `help`, which takes none and allocates nothing.
+        // SAFETY: as fork(2). Other threads may hold locks, the allocator's among them, which stay
+        // locked in the child: it runs only `helper_main`, which takes no lock and allocates
+        // nothing.
         let helper = unsafe { libc::syscall(libc::SYS_clone, namespaces | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if helper < 0 {
             return Err(io::Error::last_os_error());
         }
         if helper == 0 {
             drop(ours);
-            help(theirs.as_raw_fd(), clock_shift);
+            helper_main(theirs.as_raw_fd(), clock_offset);
         }
         drop(theirs);
-        let sandbox = Self { helper, orders: ours };
+        let sandbox = Self { helper, commands: ours };
         // From here on a failure drops `sandbox`, which kills the helper.
-        // It is born with the short turns of its shim; guests, which it bears, have those of all who compute.
-        let _refused = tern_tracee::turn::set(helper, None);
+        // The helper inherits the shim's short time slices. Its children, the guests, must have
+        // the default ones.
+        let _refused = tern_tracee::time_slice::set(helper, None);
         let root = uid == 0;
         let (uid, gid) = if root { (NOBODY, NOBODY) } else { (uid, gid) };
         let write = |what: &str, text: String| fs::write(format!("/proc/{helper}/{what}"), text);
@@ -72,31 +78,31 @@ impl Sandbox {
         write("uid_map", format!("0 {uid} 1\n"))?;
         write("gid_map", format!("0 {gid} 1\n"))?;
         stop::seize(helper, FOLLOW | EXIT_KILL).map_err(io::Error::other)?;
-        sandbox.order(KEEP, 0)?;
+        sandbox.send_command(KEEP, 0)?;
         Ok(sandbox)
     }
 
-    /// The helper's pid here.
+    /// The helper's pid on this node.
     #[must_use]
-    pub fn helper(&self) -> i32 {
+    pub(crate) fn helper(&self) -> i32 {
         self.helper
     }
 
-    /// Has the helper carry an order out. Its ptrace stops are answered meanwhile; a child that it forks is
-    /// returned, stopped before its first instruction.
-    fn order_and_wait(&self, order: u8, pid: i32) -> io::Result<Option<Stopped>> {
-        let mut bytes = [order, 0, 0, 0, 0];
+    /// Sends a command to the helper and waits for the reply. Meanwhile its ptrace stops are
+    /// handled. A child that it forks is returned, stopped before its first instruction.
+    fn run_command(&self, command: u8, pid: i32) -> io::Result<Option<Stopped>> {
+        let mut bytes = [command, 0, 0, 0, 0];
         bytes[1..].copy_from_slice(&pid.to_le_bytes());
-        rustix::io::write(&self.orders, &bytes)?;
+        rustix::io::write(&self.commands, &bytes)?;
         let mut child = None;
         loop {
-            // Both its answer and its stops can come first.
-            let mut poll = libc::pollfd { fd: self.orders.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let answered = child.is_none() && order == FORK;
+            // Its reply and its stops may come in either order.
+            let mut poll = libc::pollfd { fd: self.commands.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let has_forked = child.is_none() && command == FORK;
             // SAFETY: one valid pollfd.
-            unsafe { libc::poll(&raw mut poll, 1, if answered { 0 } else { 1 }) };
+            unsafe { libc::poll(&raw mut poll, 1, if has_forked { 0 } else { 1 }) };
             match stop::wait(self.helper, false).map_err(io::Error::other)? {
-                Some((_, Change::Stopped(stopped))) => {
+                Some((_, WaitEvent::Stopped(stopped))) => {
                     if stopped.stop == Stop::Fork {
                         let forked = stopped.message().map_err(io::Error::other)? as i32;
                         child = Some(stop::wait_stop(forked).map_err(io::Error::other)?);
@@ -107,31 +113,32 @@ impl Sandbox {
                 Some(_) => return Err(io::Error::other("the guests' helper ended")),
                 None => {}
             }
-            // It answers only after its fork, whose stop has been seen above, or without one if it could not.
+            // It replies only after its fork, with the stop seen above, or if it could not fork.
             if poll.revents & (libc::POLLIN | libc::POLLHUP) == 0 {
                 continue;
             }
-            let mut answer = [0];
-            rustix::io::read(&self.orders, &mut answer)?;
-            return match answer {
+            let mut reply = [0];
+            rustix::io::read(&self.commands, &mut reply)?;
+            return match reply {
                 [0] => Ok(child),
                 [errno] => Err(io::Error::from_raw_os_error(i32::from(errno))),
             };
         }
     }
 
-    fn order(&self, order: u8, pid: i32) -> io::Result<()> {
-        self.order_and_wait(order, pid).map(drop)
+    fn send_command(&self, command: u8, pid: i32) -> io::Result<()> {
+        self.run_command(command, pid).map(drop)
     }
 
-    /// Makes a process with this pid in the namespace. It is stopped, traced, and a copy of this program.
+    /// Forks a process with this pid in the namespace. It is a copy of this program, stopped and
+    /// traced.
     ///
     /// # Errors
-    /// If the pid is in use there, or beyond what the namespace gives.
-    pub fn fork(&self, pid: i32) -> io::Result<Stopped> {
+    /// If the pid is in use in the namespace, or above its limit.
+    pub(crate) fn fork(&self, pid: i32) -> io::Result<Stopped> {
         let not_given = || io::Error::other(Unmovable::Pid(pid));
-        let child = self.order_and_wait(FORK, pid).map_err(|error| match error.kind() {
-            // What the kernel says to a number beyond its largest.
+        let child = self.run_command(FORK, pid).map_err(|error| match error.kind() {
+            // The kernel's reply to a pid above pid_max.
             io::ErrorKind::InvalidInput => not_given(),
             _ => error,
         })?;
@@ -144,28 +151,28 @@ impl Sandbox {
         Ok(child)
     }
 
-    /// Lets the next process forked in the namespace have this pid.
+    /// Sets the pid of the next process that is forked in the namespace.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn next_pid(&self, pid: i32) -> io::Result<()> {
-        self.order(LAST_PID, pid)
+    pub(crate) fn set_next_pid(&self, pid: i32) -> io::Result<()> {
+        self.send_command(LAST_PID, pid)
     }
 
     /// Has the helper hold a copy of a descriptor.
     ///
     /// # Errors
     /// If it cannot be passed.
-    pub fn keep(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn keep_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
         let fds = [fd];
         control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds));
-        let order = [KEEP, 0, 0, 0, 0];
-        let parts = [io::IoSlice::new(&order)];
-        rustix::net::sendmsg(&self.orders, &parts, &mut control, rustix::net::SendFlags::empty())?;
-        let mut answer = [0];
-        rustix::io::read(&self.orders, &mut answer)?;
+        let command = [KEEP, 0, 0, 0, 0];
+        let parts = [io::IoSlice::new(&command)];
+        rustix::net::sendmsg(&self.commands, &parts, &mut control, rustix::net::SendFlags::empty())?;
+        let mut reply = [0];
+        rustix::io::read(&self.commands, &mut reply)?;
         Ok(())
     }
 }
@@ -173,11 +180,12 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         tern_tracee::pidfd::kill(self.helper);
-        // Its end is the end of all guests: wait for it, so that nothing is left when we are gone. It cannot end
-        // before every guest's end has been taken note of, which is up to us as well, their tracer.
+        // The end of pid 1 ends all guests. Wait for it, so that nothing remains when the shim is
+        // gone. The helper can end only after every guest has been reaped, which is the task of
+        // their tracer, this process.
         loop {
             match stop::wait(-1, true) {
-                Ok(Some((pid, Change::Exited(_) | Change::Killed(..)))) if pid == self.helper => break,
+                Ok(Some((pid, WaitEvent::Exited(_) | WaitEvent::Killed(..)))) if pid == self.helper => break,
                 Ok(_) => {}
                 Err(_) => break,
             }
@@ -223,31 +231,32 @@ impl std::fmt::Write for Text {
     }
 }
 
-/// The helper's whole life. Only plain system calls from here on: no allocation, and nothing that takes a lock.
-fn help(orders: i32, clock_shift: [i64; 2]) -> ! {
+/// The helper's main function. From here on only plain system calls: it must not allocate or take
+/// a lock.
+fn helper_main(commands: i32, clock_offset: [i64; 2]) -> ! {
     let mut last_pid = -1;
     let mut ready = false;
-    // Nothing of the shim's is ours: its links must be closed when it is gone.
+    // The shim's links must close when the shim ends, so the helper must not hold copies.
     // SAFETY: closes descriptors that only the shim's copy of this code would use.
     unsafe {
-        libc::syscall(libc::SYS_close_range, 0, orders - 1, 0);
-        libc::syscall(libc::SYS_close_range, orders + 1, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, 0, commands - 1, 0);
+        libc::syscall(libc::SYS_close_range, commands + 1, u32::MAX, 0);
     }
     loop {
-        let mut order = [0u8; 5];
+        let mut command = [0u8; 5];
         // SAFETY: the buffer is valid; a descriptor that comes along is kept open on purpose.
-        let got = unsafe { receive(orders, &mut order) };
+        let got = unsafe { receive(commands, &mut command) };
         if got != 5 {
             // The shim is gone.
             // SAFETY: ends this process, and with it the namespace.
             unsafe { libc::_exit(0) };
         }
-        let answer = if ready {
-            obey(order, last_pid)
+        let reply = if ready {
+            execute_command(command, last_pid)
         } else {
-            // The first order comes when the identity maps are written.
+            // The first command is sent when the identity maps are written.
             ready = true;
-            match settle(clock_shift) {
+            match set_up_namespaces(clock_offset) {
                 Ok(fd) => {
                     last_pid = fd;
                     0
@@ -256,15 +265,15 @@ fn help(orders: i32, clock_shift: [i64; 2]) -> ! {
             }
         };
         // SAFETY: one byte from a valid place.
-        unsafe { libc::send(orders, (&raw const answer).cast(), 1, libc::MSG_NOSIGNAL) };
+        unsafe { libc::send(commands, (&raw const reply).cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
 
 /// # Safety
-/// `orders` is a socket.
-unsafe fn receive(orders: i32, order: &mut [u8; 5]) -> isize {
+/// `commands` is a socket.
+unsafe fn receive(commands: i32, command: &mut [u8; 5]) -> isize {
     let mut control = [0u64; 4];
-    let mut part = libc::iovec { iov_base: order.as_mut_ptr().cast(), iov_len: 5 };
+    let mut part = libc::iovec { iov_base: command.as_mut_ptr().cast(), iov_len: 5 };
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
@@ -273,15 +282,15 @@ unsafe fn receive(orders: i32, order: &mut [u8; 5]) -> isize {
     message.msg_controllen = size_of_val(&control);
     loop {
         // SAFETY: all the pointers in `message` are to places above.
-        let got = unsafe { libc::recvmsg(orders, &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let got = unsafe { libc::recvmsg(commands, &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         if got >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return got;
         }
     }
 }
 
-fn obey(order: [u8; 5], last_pid: i32) -> u8 {
-    let [what, p0, p1, p2, p3] = order;
+fn execute_command(command: [u8; 5], last_pid: i32) -> u8 {
+    let [what, p0, p1, p2, p3] = command;
     let pid = i32::from_le_bytes([p0, p1, p2, p3]);
     if what == KEEP {
         return 0;
@@ -294,8 +303,8 @@ fn obey(order: [u8; 5], last_pid: i32) -> u8 {
     if what == LAST_PID {
         return 0;
     }
-    // SAFETY: a plain fork of a process with one thread. The child is stopped before its first instruction
-    // here, and never gets to it: it becomes a guest.
+    // SAFETY: a plain fork of a process with one thread. The child is stopped before its first
+    // instruction here, and never executes it: it becomes a guest.
     match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
         0 => loop {
             // SAFETY: sleeps.
@@ -306,8 +315,8 @@ fn obey(order: [u8; 5], last_pid: i32) -> u8 {
     }
 }
 
-/// Settles in the namespaces; returns the descriptor by which pids are chosen.
-fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
+/// Sets up the namespaces. Returns the descriptor by which pids are chosen.
+fn set_up_namespaces(clock_offset: [i64; 2]) -> Result<i32, u8> {
     let check = |ret: i64| if ret < 0 { Err(errno()) } else { Ok(ret) };
     let call = |nr, a: u64, b: u64, c: u64| {
         // SAFETY: system calls with integers only.
@@ -316,7 +325,8 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     call(libc::SYS_setresgid, 0, 0, 0)?;
     call(libc::SYS_setresuid, 0, 0, 0)?;
     call(libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0)?;
-    // Changing the user has closed our own /proc to us; it is closed again below, to that user's other processes.
+    // The change of user has made /proc/self inaccessible. It becomes so again below, for the
+    // user's other processes.
     call(libc::SYS_prctl, libc::PR_SET_DUMPABLE as u64, 1, 0)?;
     // SAFETY: integers.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
@@ -327,7 +337,7 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
     )?;
     if call(libc::SYS_unshare, libc::CLONE_NEWTIME as u64, 0, 0).is_ok() {
         let [monotonic, boot] =
-            clock_shift.map(|ns| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000)));
+            clock_offset.map(|ns| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000)));
         let text = Text::of(format_args!(
             "monotonic {} {}\nboottime {} {}\n",
             monotonic.0, monotonic.1, boot.0, boot.1
@@ -339,7 +349,7 @@ fn settle(clock_shift: [i64; 2]) -> Result<i32, u8> {
         check(unsafe { libc::write(file as i32, text.bytes.as_ptr().cast(), text.len) } as i64)?;
         call(libc::SYS_close, file as u64, 0, 0)?;
     }
-    // An empty root: guests have no way to name a file, and this makes sure of it.
+    // An empty root. Guests cannot make calls that name files, and this is the second barrier.
     let none = c"none".as_ptr();
     let tmp = c"/tmp".as_ptr();
     let dot = c".".as_ptr();
@@ -371,8 +381,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pids_are_chosen_and_nothing_is_left() {
-        let sandbox = Sandbox::make(1000, 1000, [5_000_000_000, 0]).unwrap();
+    fn pids_are_chosen_and_no_process_remains() {
+        let sandbox = Sandbox::create(1000, 1000, [5_000_000_000, 0]).unwrap();
         let helper = sandbox.helper();
         let guest = sandbox.fork(4711).unwrap();
         assert_eq!(tern_tracee::procfs::status(guest.pid()).unwrap().own_pid, 4711);

@@ -1,7 +1,7 @@
-//! Identifiers that every part of Tern speaks; nothing else belongs here.
+//! Identifiers used by all parts of Tern, and nothing else.
 #![forbid(unsafe_code)]
 
-pub mod number;
+pub mod inode_number;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -17,7 +17,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A process as its home node numbers it (in the pid namespace of that node's daemon).
+/// A process's pid at its home node, in the pid namespace of that node's ternd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HomePid(pub i32);
@@ -28,14 +28,14 @@ impl fmt::Display for HomePid {
     }
 }
 
-/// Which life of a process this is. It grows by one at each hand-over; the deputy performs the calls of
-/// the current epoch only, so at most one incarnation ever has effects.
+/// The number of a period in a process's life. It grows by one at each hand-over. The deputy
+/// performs calls of the current epoch only, so at most one copy of the process ever has effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The life after this one.
+    /// The following epoch.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
@@ -48,7 +48,7 @@ macro_rules! random_id {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub [u8; 16]);
 
-        // Digits where people read, bytes on the wire.
+        // Text in human-readable formats, bytes on the wire.
         impl Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 if to.is_human_readable() { to.collect_str(self) } else { self.0.serialize(to) }
@@ -78,15 +78,15 @@ macro_rules! random_id {
         }
 
         impl std::str::FromStr for $name {
-            type Err = BadId;
+            type Err = InvalidId;
 
-            fn from_str(text: &str) -> Result<Self, BadId> {
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
                 if text.len() != 32 || !text.is_ascii() {
-                    return Err(BadId);
+                    return Err(InvalidId);
                 }
                 let mut id = [0; 16];
                 for (byte, at) in id.iter_mut().zip((0..32).step_by(2)) {
-                    *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_e| BadId)?;
+                    *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_e| InvalidId)?;
                 }
                 Ok(Self(id))
             }
@@ -95,25 +95,25 @@ macro_rules! random_id {
 }
 
 random_id!(
-    /// One migration; the same on both nodes, in their logs and reports.
+    /// A migration. The same on all nodes, in their logs and reports.
     MigrationId
 );
 random_id!(
-    /// One shim process. Whoever knows it can ask to be connected to it; it grants nothing by itself.
+    /// A shim process. A peer names it to be connected to it; the identifier grants no rights.
     ShimId
 );
 
 /// The text is not an identifier of 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadId;
+pub struct InvalidId;
 
-impl fmt::Display for BadId {
+impl fmt::Display for InvalidId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not an identifier of 32 hexadecimal digits")
     }
 }
 
-impl std::error::Error for BadId {}
+impl std::error::Error for InvalidId {}
 
 /// The BLAKE3 hash of a file's whole content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -125,35 +125,36 @@ impl fmt::Display for ContentHash {
     }
 }
 
-/// The SHA-256 fingerprint of a certificate (DER); what one shim pins of another.
+/// The SHA-256 fingerprint of a certificate (DER), by which shims pin each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; 32]);
 
-/// A file of a shared file system, as each node sees it that has it mounted: whether two of them mean the same file, in the same state.
-/// Times are seconds and nanoseconds.
+/// A file on a shared file system as one node sees it. Two nodes compare theirs to find out whether
+/// they mean the same file in the same state. Times are seconds and nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedFile {
-    /// Kind and bytes of its handle, where the file system gives one: a network's is its server's, the same on all nodes.
+    /// Type and bytes of its file handle, if the file system has one. A network file system's
+    /// handle is assigned by the server, and the same on all nodes.
     pub handle: Option<(i32, Vec<u8>)>,
-    /// Its number there.
+    /// Its inode number.
     pub inode: u64,
-    /// When it was made, where that is told.
+    /// Its birth time, if known.
     pub born: Option<(i64, u32)>,
-    /// Bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// When its content was changed last, as the server says.
+    /// Its modification time (mtime), as the server reports it.
     pub modified: (i64, u32),
-    /// When anything of it was.
+    /// Its change time (ctime).
     pub changed: (i64, u32),
 }
 
 impl SharedFile {
-    /// Whether both are the same file in the same state. Its times of change are compared to the nanosecond: whoever gets the number of
-    /// a file that is gone has been changed later.
+    /// Whether both are the same file in the same state. Times are compared to the nanosecond: a
+    /// new file that reuses the inode number has a later change time.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         let state = |file: &Self| (file.inode, file.size, file.modified, file.changed);
-        // What an older kernel does not tell says nothing.
+        // Older kernels do not report handle or birth time.
         let handles = self.handle.as_ref().zip(other.handle.as_ref()).is_none_or(|(a, b)| a == b);
         let born = self.born.zip(other.born).is_none_or(|(a, b)| a == b);
         state(self) == state(other) && handles && born
@@ -165,15 +166,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_survive_text() {
+    fn ids_round_trip_as_text() {
         let id = ShimId([7; 16]);
         assert_eq!(id.to_string().parse(), Ok(id));
-        assert_eq!("xyz".parse::<ShimId>(), Err(BadId));
-        assert_eq!("é".repeat(16).parse::<ShimId>(), Err(BadId));
+        assert_eq!("xyz".parse::<ShimId>(), Err(InvalidId));
+        assert_eq!("é".repeat(16).parse::<ShimId>(), Err(InvalidId));
     }
 
     #[test]
-    fn a_shared_file_is_the_same_only_in_the_same_state() {
+    fn shared_file_equals_only_in_same_state() {
         let file = SharedFile {
             handle: Some((1, vec![1, 2])),
             inode: 7,

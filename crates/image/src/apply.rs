@@ -1,10 +1,10 @@
 //! Turns one address space into another by mapping only what differs.
 //!
-//! Used where an empty guest becomes the process, between rounds of pre-copy, and where the skeleton at home
-//! gets the shape that the process has taken on while it was away. The plan is a pure function; the process
-//! carries it out by injected calls.
+//! Used to turn an empty guest into the process, between rounds of pre-copy, and to give the
+//! skeleton at home the shape that the process took on while it was away. The plan is a pure
+//! function; injected calls carry it out.
 
-use crate::advice::Advice;
+use crate::advice::MemoryAdvice;
 use crate::layout::{Backing, Layout, Region};
 use crate::reserve::Reserve;
 use tern_tracee::inject::Injection;
@@ -13,67 +13,68 @@ use tern_tracee::{Error, Result};
 
 /// One change to an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum MapStep {
     /// Remove `[start, end)`.
     Unmap {
         /// First address.
         start: u64,
-        /// Address behind the last.
+        /// The first address after it.
         end: u64,
     },
-    /// Map this part (cut to what is missing).
+    /// Map this region, or the part of it that is missing.
     Map(Region),
-    /// Change the protection of what is there.
+    /// Change the protection of existing memory.
     Protect {
         /// First address.
         start: u64,
-        /// Address behind the last.
+        /// The first address after it.
         end: u64,
         /// New protection.
         prot: u32,
     },
-    /// Say something about what is there then.
+    /// Set advice for existing memory.
     Advise {
         /// First address.
         start: u64,
-        /// Address behind the last.
+        /// The first address after it.
         end: u64,
         /// MADV_…
         advice: i32,
     },
 }
 
-/// How a process under injection is told what to do.
-pub trait Space {
-    /// The process, under our hand.
+/// Executes steps in a process under injection.
+pub trait InjectedSpace {
+    /// The injection.
     fn injection(&mut self) -> &mut Injection;
 
-    /// Makes it perform a call that its filter, if it has one, lets through.
+    /// Makes a system call in the process; the process's filter, if it has one, allows it.
     ///
     /// # Errors
     /// If the process is gone, or the call fails.
     fn call(&mut self, operation: &'static str, nr: i64, args: [u64; 6]) -> Result<u64>;
 
-    /// Maps a part of a file at a fixed address; `region.backing` is `File`.
+    /// Maps a part of a file at a fixed address. `region.backing` is `File`.
     ///
     /// # Errors
-    /// If the file is not there, or cannot be mapped.
+    /// If the file is not available, or cannot be mapped.
     fn map_file(&mut self, region: &Region, file: u32, offset: u64) -> Result<()>;
 }
 
-/// What would have to be done to a space with the maps `now` so that it has the layout `then`.
+/// The steps that turn a space with the mappings `now` into one with the layout `then`.
 ///
-/// `identify` says which of `then`'s files is behind a mapping of `now`. The kernel's own mappings and our
-/// range are left alone. Removals come first: what is mapped afterwards falls on free addresses.
+/// `identify` returns the index of `then`'s file behind a mapping of `now`. The kernel's own
+/// mappings and Tern's range are left alone. Removals come first, so that new mappings find their
+/// addresses free.
 pub fn plan(
     now: &[Mapping],
     then: &Layout,
     reserve: Option<Reserve>,
     identify: &dyn Fn(&Mapping) -> Option<u32>,
-) -> Vec<Step> {
-    let present: Vec<Region> = Reserve::without(reserve, now)
+) -> Vec<MapStep> {
+    let present: Vec<Region> = Reserve::exclude(reserve, now)
         .iter()
-        .filter(|m| !m.is_kernels())
+        .filter(|m| !m.is_kernel_mapping())
         .map(|m| Region {
             start: m.start,
             end: m.end,
@@ -81,64 +82,68 @@ pub fn plan(
             shared: m.shared,
             grows_down: m.has(b"gd"),
             no_reserve: false,
-            advice: Advice::of(m),
-            anew: false,
+            advice: MemoryAdvice::of(m),
+            remap: false,
             backing: match (m.is_anonymous(), identify(m)) {
                 (true, _) => Backing::Anonymous,
                 (_, Some(file)) => Backing::File { file, offset: m.offset },
-                // A file that the target does not know: matches nothing.
+                // A file that the target does not have: it matches nothing.
                 (_, None) => Backing::File { file: u32::MAX, offset: m.offset },
             },
         })
         .collect();
     let wanted: Vec<&Region> = then.regions.iter().filter(|r| r.backing != Backing::Kernel).collect();
-    // Pieces that are there need not become one: two that have held pages stay two, and mremap takes only one of them
-    // (before 6.17). What the program has in one piece is kept only where it is in one, else mapped anew, if the sender
-    // says that all of its content comes. If it does not, what is missing is mapped beside what is there, and is one with
-    // it: of them all, only one has held pages. The stack has one beginning, and a name.
-    let in_one = |p: &Region, w: &Region| {
-        let joined = w.backing != Backing::Anonymous || w.grows_down || !w.anew;
+    // Adjacent pieces need not merge into one mapping: two pieces that have both held pages stay
+    // separate, and mremap takes only one mapping (before 6.17). So memory that the program has in
+    // one mapping is kept only if it is in one mapping here too. Otherwise it is mapped anew if the
+    // sender says that all of its content will be sent. If not, the missing part is mapped beside
+    // the existing one, and merges with it, since only one of them has held pages. The stack is
+    // always kept: it is one mapping that grows, and has a name.
+    let keeps_mapping = |p: &Region, w: &Region| {
+        let joined = w.backing != Backing::Anonymous || w.grows_down || !w.remap;
         joined || (p.start <= w.start && w.end <= p.end)
     };
     let mut steps = Vec::new();
-    // What shared memory is mapped anew from is removed last, but for what has been mapped over it by then.
+    // Shared memory that is mapped again elsewhere is unmapped last, except where something else is
+    // mapped over it.
     let mut last = Vec::new();
     for p in &present {
-        let kept = wanted.iter().filter(|w| same_kind(p, w) && in_one(p, w)).map(|w| (w.start, w.end));
-        let live = matches!(p.backing, Backing::File { file, .. }
-            if then.files.get(file as usize).is_some_and(|file| file.live));
-        let removed = if live { &mut last } else { &mut steps };
-        removed.extend(subtract(p.start, p.end, kept).map(|(start, end)| Step::Unmap { start, end }));
+        let kept =
+            wanted.iter().filter(|w| is_compatible(p, w) && keeps_mapping(p, w)).map(|w| (w.start, w.end));
+        let is_object = matches!(p.backing, Backing::File { file, .. }
+            if then.files.get(file as usize).is_some_and(|file| file.is_object));
+        let removed = if is_object { &mut last } else { &mut steps };
+        removed.extend(subtract(p.start, p.end, kept).map(|(start, end)| MapStep::Unmap { start, end }));
     }
     for w in &wanted {
         let there: Vec<&Region> = present
             .iter()
-            .filter(|p| same_kind(p, w) && in_one(p, w) && p.start < w.end && w.start < p.end)
+            .filter(|p| is_compatible(p, w) && keeps_mapping(p, w) && p.start < w.end && w.start < p.end)
             .collect();
         for (start, end) in subtract(w.start, w.end, there.iter().map(|p| (p.start, p.end))) {
-            steps.push(Step::Map(cut(w, start, end)));
-            advise(&mut steps, (start, end), w.advice, Advice::default());
+            steps.push(MapStep::Map(cut(w, start, end)));
+            advise(&mut steps, (start, end), w.advice, MemoryAdvice::default());
         }
         for p in there.iter().filter(|p| p.prot != w.prot) {
-            steps.push(Step::Protect { start: p.start.max(w.start), end: p.end.min(w.end), prot: w.prot });
+            steps.push(MapStep::Protect { start: p.start.max(w.start), end: p.end.min(w.end), prot: w.prot });
         }
         for p in &there {
             advise(&mut steps, (p.start.max(w.start), p.end.min(w.end)), w.advice, p.advice);
         }
     }
     for step in last {
-        let Step::Unmap { start, end } = step else { continue };
+        let MapStep::Unmap { start, end } = step else { continue };
         let over = wanted.iter().map(|w| (w.start, w.end));
-        steps.extend(subtract(start, end, over).map(|(start, end)| Step::Unmap { start, end }));
+        steps.extend(subtract(start, end, over).map(|(start, end)| MapStep::Unmap { start, end }));
     }
     steps
 }
 
-fn advise(steps: &mut Vec<Step>, (start, end): (u64, u64), then: Advice, now: Advice) {
-    steps.extend(then.steps(now).map(|advice| Step::Advise { start, end, advice }));
+fn advise(steps: &mut Vec<MapStep>, (start, end): (u64, u64), then: MemoryAdvice, now: MemoryAdvice) {
+    steps.extend(then.changes_from(now).map(|advice| MapStep::Advise { start, end, advice }));
 }
 
-fn same_kind(a: &Region, b: &Region) -> bool {
+fn is_compatible(a: &Region, b: &Region) -> bool {
     let backing = match (a.backing, b.backing) {
         (Backing::Anonymous, Backing::Anonymous) => true,
         (Backing::File { .. }, Backing::File { .. }) => a.origin() == b.origin(),
@@ -155,7 +160,7 @@ fn cut(region: &Region, start: u64, end: u64) -> Region {
     Region { start, end, backing, ..*region }
 }
 
-/// `[start, end)` without the given ranges, which are in order and do not overlap.
+/// `[start, end)` without the given ranges, which are sorted and do not overlap.
 pub fn subtract(
     start: u64,
     end: u64,
@@ -175,37 +180,37 @@ pub fn subtract(
     rest.into_iter()
 }
 
-/// Carries a plan out. If it fails midway the address space is neither the old one nor the new: the caller
-/// gives the process up, or plans anew.
+/// Carries out a plan. If a step fails, the address space is in an intermediate state: the caller
+/// abandons the process, or makes a new plan.
 ///
 /// # Errors
-/// Of the first step that fails.
-pub fn carry_out(steps: &[Step], space: &mut dyn Space) -> Result<()> {
+/// The error of the first step that fails.
+pub fn execute_plan(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<()> {
     for step in steps {
         match *step {
-            Step::Unmap { start, end } => {
+            MapStep::Unmap { start, end } => {
                 space.call("unmap", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
             }
-            Step::Protect { start, end, prot } => {
+            MapStep::Protect { start, end, prot } => {
                 space.call("protect", libc::SYS_mprotect, [start, end - start, u64::from(prot), 0, 0, 0])?;
             }
-            Step::Advise { start, end, advice } => {
-                // Huge pages are a wish, which a kernel may not know.
+            MapStep::Advise { start, end, advice } => {
+                // Advice about huge pages is only a hint, which the kernel may not support.
                 let wish = matches!(advice, libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE);
                 let args = [start, end - start, advice as u64, 0, 0, 0];
-                match space.call("say what a program has said of its memory", libc::SYS_madvise, args) {
+                match space.call("set memory advice", libc::SYS_madvise, args) {
                     Err(Error::Refused { .. }) if wish => {}
                     done => drop(done?),
                 }
             }
-            Step::Map(r) => match r.backing {
+            MapStep::Map(r) => match r.backing {
                 Backing::File { file, offset } => space.map_file(&r, file, offset)?,
                 Backing::Anonymous => {
-                    let flags = flags(&r) | libc::MAP_ANONYMOUS as u64;
+                    let flags = mmap_flags(&r) | libc::MAP_ANONYMOUS as u64;
                     let args = [r.start, r.len(), u64::from(r.prot), flags, u64::MAX, 0];
                     let at = space.call("map memory", libc::SYS_mmap, args)?;
                     if at != r.start {
-                        return Err(Error::Astray { what: format!("mapped at {at:#x}"), pid: 0 });
+                        return Err(Error::Inconsistent { what: format!("mapped at {at:#x}"), pid: 0 });
                     }
                 }
                 Backing::Kernel => {}
@@ -215,9 +220,9 @@ pub fn carry_out(steps: &[Step], space: &mut dyn Space) -> Result<()> {
     Ok(())
 }
 
-/// The flags with which a region is mapped, without MAP_ANONYMOUS.
+/// The mmap flags of a region, without MAP_ANONYMOUS.
 #[must_use]
-pub fn flags(r: &Region) -> u64 {
+pub fn mmap_flags(r: &Region) -> u64 {
     let mut flags = libc::MAP_FIXED;
     flags |= if r.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     if r.grows_down {
@@ -249,9 +254,9 @@ mod tests {
             shared: false,
             grows_down: false,
             no_reserve: false,
-            advice: Advice::default(),
+            advice: MemoryAdvice::default(),
             backing,
-            anew: true,
+            remap: true,
         }
     }
 
@@ -264,7 +269,7 @@ mod tests {
             size: 0,
             hash,
             shareable: true,
-            live: false,
+            is_object: false,
             place: None,
         }
     }
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_spaces_need_nothing() {
+    fn equal_spaces_need_no_steps() {
         let now = [mapping(0x1000, 0x3000, 3, 0, 0), mapping(0x5000, 0x6000, 5, 1, 0x1000)];
         let backing = Backing::File { file: 0, offset: 0x1000 };
         let regions = vec![region(0x1000, 0x3000, 3, Backing::Anonymous), region(0x5000, 0x6000, 5, backing)];
@@ -283,8 +288,9 @@ mod tests {
     }
 
     #[test]
-    fn differences_only() {
-        // Anonymous memory was given back at its end and split by a protection; a file was remapped at another offset.
+    fn plan_covers_differences_only() {
+        // Anonymous memory was unmapped at its end and split by a protection; a file was remapped
+        // at another offset.
         let now = [mapping(0x1000, 0x6000, 3, 0, 0), mapping(0x8000, 0x9000, 1, 1, 0)];
         let regions = vec![
             region(0x1000, 0x3000, 3, Backing::Anonymous),
@@ -294,22 +300,22 @@ mod tests {
         let then = Layout { regions, files: vec![file(1)] };
         let steps = plan(&now, &then, None, &by_inode);
         let expected = [
-            Step::Unmap { start: 0x5000, end: 0x6000 },
-            Step::Unmap { start: 0x8000, end: 0x9000 },
-            Step::Protect { start: 0x3000, end: 0x5000, prot: 1 },
-            Step::Map(region(0x8000, 0x9000, 1, Backing::File { file: 0, offset: 0x1000 })),
+            MapStep::Unmap { start: 0x5000, end: 0x6000 },
+            MapStep::Unmap { start: 0x8000, end: 0x9000 },
+            MapStep::Protect { start: 0x3000, end: 0x5000, prot: 1 },
+            MapStep::Map(region(0x8000, 0x9000, 1, Backing::File { file: 0, offset: 0x1000 })),
         ];
         assert_eq!(steps, expected);
     }
 
     #[test]
-    fn what_is_one_piece_is_not_put_together() {
+    fn single_mapping_is_not_assembled_from_pieces() {
         let one = vec![region(0x2000, 0x5000, 3, Backing::Anonymous)];
         let then = Layout { regions: one, files: Vec::new() };
-        let anew = |now: &[Mapping]| {
-            let mut steps: Vec<Step> =
-                now.iter().map(|m| Step::Unmap { start: m.start, end: m.end }).collect();
-            steps.push(Step::Map(then.regions[0]));
+        let remap = |now: &[Mapping]| {
+            let mut steps: Vec<MapStep> =
+                now.iter().map(|m| MapStep::Unmap { start: m.start, end: m.end }).collect();
+            steps.push(MapStep::Map(then.regions[0]));
             steps
         };
         for now in [
@@ -317,23 +323,26 @@ mod tests {
             vec![mapping(0x2000, 0x4000, 1, 0, 0)],
             vec![mapping(0x1000, 0x3000, 3, 0, 0), mapping(0x4000, 0x6000, 3, 0, 0)],
         ] {
-            assert_eq!(plan(&now, &then, None, &by_inode), anew(&now));
+            assert_eq!(plan(&now, &then, None, &by_inode), remap(&now));
         }
-        // A heap that has grown, of which only what is new is sent.
-        let grown = Region { anew: false, ..then.regions[0] };
+        // A heap that has grown: only its new part is sent.
+        let grown = Region { remap: false, ..then.regions[0] };
         let heap = Layout { regions: vec![grown], files: Vec::new() };
         let missing = Region { start: 0x3000, ..grown };
-        assert_eq!(plan(&[mapping(0x2000, 0x3000, 3, 0, 0)], &heap, None, &by_inode), [Step::Map(missing)]);
-        // The stack has grown; its name and the arguments above it stay.
+        assert_eq!(
+            plan(&[mapping(0x2000, 0x3000, 3, 0, 0)], &heap, None, &by_inode),
+            [MapStep::Map(missing)]
+        );
+        // A stack that has grown: its name and the arguments above it stay.
         let stack = Mapping { flags: vec![*b"gd"], ..mapping(0x4000, 0x5000, 3, 0, 0) };
         let grown = Region { grows_down: true, ..then.regions[0] };
         let then = Layout { regions: vec![grown], files: Vec::new() };
-        assert_eq!(plan(&[stack], &then, None, &by_inode), [Step::Map(Region { end: 0x4000, ..grown })]);
+        assert_eq!(plan(&[stack], &then, None, &by_inode), [MapStep::Map(Region { end: 0x4000, ..grown })]);
     }
 
-    /// What is shared is mapped anew from where it is mapped still.
+    /// Shared memory that is mapped at a new address is still mapped at the old one at that time.
     #[test]
-    fn shared_memory_is_let_go_of_last() {
+    fn shared_memory_is_unmapped_last() {
         let now = [mapping(0x1000, 0x3000, 3, 1, 0), mapping(0x8000, 0x9000, 3, 2, 0)];
         let now = now.map(|m| Mapping { shared: true, ..m });
         let moved = |start: u64| Region {
@@ -341,24 +350,24 @@ mod tests {
             ..region(start, start + 0x2000, 3, Backing::File { file: 0, offset: 0 })
         };
         for (to, left) in [(0x5000, vec![(0x1000, 0x3000)]), (0x2000, vec![(0x1000, 0x2000)])] {
-            let files = vec![FileRef { live: true, ..file(1) }];
+            let files = vec![FileRef { is_object: true, ..file(1) }];
             let then = Layout { regions: vec![moved(to)], files };
-            let first = Step::Unmap { start: 0x8000, end: 0x9000 };
-            let last = left.into_iter().map(|(start, end)| Step::Unmap { start, end });
-            let expected: Vec<Step> = [first, Step::Map(moved(to))].into_iter().chain(last).collect();
+            let first = MapStep::Unmap { start: 0x8000, end: 0x9000 };
+            let last = left.into_iter().map(|(start, end)| MapStep::Unmap { start, end });
+            let expected: Vec<MapStep> = [first, MapStep::Map(moved(to))].into_iter().chain(last).collect();
             assert_eq!(plan(&now, &then, None, &by_inode), expected);
         }
     }
 
     #[test]
-    fn our_range_is_left_alone() {
+    fn reserved_range_is_left_alone() {
         let reserve = Reserve { start: 0x10_0000 };
         let now = [mapping(reserve.start, reserve.end(), 7, 0, 0)];
         assert!(plan(&now, &Layout::default(), Some(reserve), &by_inode).is_empty());
-        // Merged with a neighbour on each side.
+        // The kernel merged the range with a neighbour on each side.
         let now = [mapping(reserve.start - 0x1000, reserve.end() + 0x2000, 3, 0, 0)];
         let unmapped = plan(&now, &Layout::default(), Some(reserve), &by_inode);
         let sides = [(reserve.start - 0x1000, reserve.start), (reserve.end(), reserve.end() + 0x2000)];
-        assert_eq!(unmapped, sides.map(|(start, end)| Step::Unmap { start, end }));
+        assert_eq!(unmapped, sides.map(|(start, end)| MapStep::Unmap { start, end }));
     }
 }

@@ -1,7 +1,7 @@
 //! The address space as a list of regions, and the files they map.
 
-use crate::advice::Advice;
-use crate::place::Place;
+use crate::advice::MemoryAdvice;
+use crate::node_file::NodeFile;
 use crate::process::Unmovable;
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
@@ -9,67 +9,70 @@ use std::collections::HashMap;
 use tern_ids::ContentHash;
 use tern_tracee::procfs::Mapping;
 
-/// A file that is mapped: what is needed to map the same bytes elsewhere, and to find the file at home again.
+/// A mapped file: identifies its content, so that another node can map the same bytes, and the file
+/// at home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
     /// Device as in /proc/PID/maps at home.
     pub device: u64,
     /// Inode as in /proc/PID/maps at home.
     pub inode: u64,
-    /// Its name at home, as /proc/PID/maps shows it.
+    /// Path at home, as in /proc/PID/maps.
     pub path: Vec<u8>,
     /// Length in bytes.
     pub size: u64,
-    /// Hash of the whole content; of a file that has a place, of what changes whenever its content does.
+    /// Hash of the whole content. For a file with a place: a hash of a stamp that changes with its
+    /// content.
     pub hash: ContentHash,
-    /// Everybody at home may read it, so that it may lie in a node's cache for everybody.
+    /// Every user at home may read it, so that a node's cache may hold it for all families.
     pub shareable: bool,
-    /// It is memory that its processes share and write ([`crate::object`]): it has no hash, and its content travels with
-    /// these processes.
-    pub live: bool,
-    /// Where else it can be opened: on its own node, which is not home, or as MFS shows home's. There it is mapped itself, and nobody has read it to know its
-    /// hash.
-    pub place: Option<Box<Place>>,
+    /// A shared memory object ([`crate::object`]): it has no hash, and its content is sent with the
+    /// processes that share it.
+    pub is_object: bool,
+    /// Where a node can open the file itself: on the node that stores it, or through MFS if that is
+    /// home. Such a file is mapped directly, and its content is not read to compute a hash.
+    pub place: Option<Box<NodeFile>>,
 }
 
-/// What is behind a region.
+/// The content behind a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
-    /// Nothing: pages not sent are zero.
+    /// Anonymous memory: pages that are not sent are zero.
     Anonymous,
-    /// This file of the layout's list.
+    /// A file.
     File {
         /// Index in [`Layout::files`].
         file: u32,
-        /// Offset of the region's start, bytes.
+        /// File offset of the region's start, in bytes.
         offset: u64,
     },
-    /// The kernel's own: vDSO or its data. Made by the kernel of each node, placed where it was.
+    /// A mapping of the kernel: vDSO or vvar. Each node's kernel makes its own, which is moved to
+    /// the same address.
     Kernel,
 }
 
-/// A part of the address space with one backing and one protection.
+/// A range of the address space with one backing and one protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// First address.
     pub start: u64,
-    /// Address behind the last.
+    /// The first address after it.
     pub end: u64,
     /// PROT_READ, PROT_WRITE, PROT_EXEC.
     pub prot: u32,
-    /// Mapped MAP_SHARED: a file that cannot be written, or a live one.
+    /// MAP_SHARED: a file that cannot be written, or a shared memory object.
     pub shared: bool,
     /// MAP_GROWSDOWN.
     pub grows_down: bool,
     /// MAP_NORESERVE.
     pub no_reserve: bool,
-    /// What was said about it.
-    pub advice: Advice,
-    /// What is behind it.
+    /// The program's advice.
+    pub advice: MemoryAdvice,
+    /// The content behind it.
     pub backing: Backing,
-    /// What the receiver has there of anonymous memory need not be kept, since all of it is sent ([`crate::pages`]):
-    /// it is to be in one piece.
-    pub anew: bool,
+    /// The receiver must map the region as one new mapping. It need not keep anonymous memory that
+    /// it has there, since all of it is sent ([`crate::pages`]).
+    pub remap: bool,
 }
 
 impl Region {
@@ -79,19 +82,19 @@ impl Region {
         self.end - self.start
     }
 
-    /// Never, in a sound layout.
+    /// Always false in a valid layout.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.end <= self.start
     }
 
-    /// Whether its pages can hold content of the process' own.
+    /// Whether its pages can have content that only this process sees.
     #[must_use]
     pub fn is_private(&self) -> bool {
         !self.shared && self.backing != Backing::Kernel
     }
 
-    /// The offset at which its file would be mapped at address 0 (wrapping); equal for two parts of one mapping.
+    /// The (wrapping) file offset that address 0 would have. Equal for two parts of one mapping.
     pub(crate) fn origin(&self) -> Option<(u32, u64)> {
         match self.backing {
             Backing::File { file, offset } => Some((file, offset.wrapping_sub(self.start))),
@@ -100,71 +103,73 @@ impl Region {
     }
 }
 
-/// A whole address space.
+/// An address space.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Layout {
-    /// Its regions in order of address.
+    /// Its regions, by address.
     pub regions: Vec<Region>,
-    /// The files that they map.
+    /// The files that the regions map.
     pub files: Vec<FileRef>,
 }
 
-/// The most regions that a layout may have (the kernel's default limit is 65,530 mappings).
-pub const MOST_REGIONS: usize = 70_000;
-/// The most files that a layout may name.
-pub const MOST_FILES: usize = 20_000;
+/// Maximum number of regions of a layout (the kernel's default limit is 65,530 mappings).
+const MAX_REGIONS: usize = 70_000;
+/// Maximum number of files of a layout.
+const MAX_FILES: usize = 20_000;
 
-/// Finds the record of a mapped file.
-pub trait Files {
-    /// The file behind a mapping; none behind a private one of /dev/zero, which is anonymous memory under that name.
+/// Identifies mapped files.
+pub trait FileIdentifier {
+    /// The file behind a mapping. `None` for a private mapping of /dev/zero, which is anonymous
+    /// memory with a name.
     ///
     /// # Errors
-    /// If its content cannot be had.
+    /// If its content cannot be read.
     fn identify(&mut self, mapping: &Mapping) -> Result<Option<FileRef>, Unmovable>;
 
-    /// Whether what a shared mapping shows is memory that moves together with all who share it.
-    fn is_live(&self, mapping: &Mapping) -> bool;
+    /// Whether a shared mapping shows memory that moves together with all processes that share it.
+    fn is_shared_object(&self, mapping: &Mapping) -> bool;
 }
 
 impl Layout {
-    /// Describes an address space from its maps (with smaps' flags, or with those of `flags_from` where a
-    /// region is the same), leaving out our own range.
+    /// Describes an address space from its mappings with their smaps flags, without Tern's own
+    /// range.
     ///
     /// # Errors
-    /// With the reason, if something in it cannot be moved.
+    /// If something in it cannot be moved, with the reason.
     pub fn describe(
         maps: &[Mapping],
         reserve: Option<Reserve>,
-        files: &mut dyn Files,
+        files: &mut dyn FileIdentifier,
     ) -> Result<Self, Unmovable> {
         let mut layout = Self::default();
-        let mut known: HashMap<(u64, u64), Option<u32>> = HashMap::new();
-        // What is shared in one mapping and private in another is one file, and shared memory, whichever comes first.
-        let live: HashMap<(u64, u64), &Mapping> =
-            maps.iter().filter(|m| files.is_live(m)).map(|m| ((m.device, m.inode), m)).collect();
-        for m in &Reserve::without(reserve, maps) {
+        let mut indices: HashMap<(u64, u64), Option<u32>> = HashMap::new();
+        // A file that one mapping shares and another maps privately is a single object, whichever
+        // comes first.
+        let objects: HashMap<(u64, u64), &Mapping> =
+            maps.iter().filter(|m| files.is_shared_object(m)).map(|m| ((m.device, m.inode), m)).collect();
+        for m in &Reserve::exclude(reserve, maps) {
             if m.name == b"[vsyscall]" {
                 continue;
             }
-            let backing = if m.is_kernels() {
+            let backing = if m.is_kernel_mapping() {
                 Backing::Kernel
             } else {
                 check(m)?;
-                // One that can never be written is as good as a private one.
-                if is_shared_memory(m) && !files.is_live(m) {
+                // A shared mapping that can never be written is as good as a private one.
+                if is_shared_memory(m) && !files.is_shared_object(m) {
                     return Err(Unmovable::SharedMemory(String::from_utf8_lossy(&m.name).into_owned()));
                 }
                 if m.is_anonymous() {
                     Backing::Anonymous
                 } else {
-                    let file = match known.get(&(m.device, m.inode)) {
+                    let file = match indices.get(&(m.device, m.inode)) {
                         Some(file) => *file,
                         None => {
-                            let shared = live.get(&(m.device, m.inode)).copied();
+                            let shared = objects.get(&(m.device, m.inode)).copied();
                             let file = files.identify(shared.unwrap_or(m))?;
                             let at = file.is_some().then_some(layout.files.len() as u32);
                             layout.files.extend(file);
-                            known.insert((m.device, m.inode), at);
+                            indices.insert((m.device, m.inode), at);
                             at
                         }
                     };
@@ -178,21 +183,21 @@ impl Layout {
                 shared: m.shared,
                 grows_down: m.has(b"gd"),
                 no_reserve: m.has(b"nr"),
-                advice: Advice::of(m),
+                advice: MemoryAdvice::of(m),
                 backing,
-                anew: false,
+                remap: false,
             });
         }
         Ok(layout)
     }
 
-    /// Checks a layout that came from another node.
+    /// Checks a layout received from another node.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// With the defect found.
     pub fn check(&self) -> Result<(), &'static str> {
-        if self.regions.len() > MOST_REGIONS || self.files.len() > MOST_FILES {
-            return Err("a layout of too many parts");
+        if self.regions.len() > MAX_REGIONS || self.files.len() > MAX_FILES {
+            return Err("a layout with too many regions or files");
         }
         let mut last = 0;
         for r in &self.regions {
@@ -208,7 +213,7 @@ impl Layout {
                     return Err("a layout with an unknown file");
                 }
                 Backing::Anonymous | Backing::Kernel if r.shared => {
-                    return Err("a layout with shared memory");
+                    return Err("a layout with anonymous shared memory");
                 }
                 _ => {}
             }
@@ -216,23 +221,23 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether this is the same address space, whatever of it the receiver is to map anew.
+    /// Whether this is the same address space, regardless of [`Region::remap`].
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        let plain = |r: &Region| Region { anew: false, ..*r };
+        let plain = |r: &Region| Region { remap: false, ..*r };
         self.regions.iter().map(plain).eq(other.regions.iter().map(plain)) && self.files == other.files
     }
 
-    /// The parts of the kernel's own, in order of address.
-    pub fn kernels(&self) -> impl Iterator<Item = &Region> {
+    /// The kernel's own mappings, by address.
+    pub fn kernel_regions(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(|r| r.backing == Backing::Kernel)
     }
 }
 
-/// Whether a mapping can be moved at all (kernel.md section 8), whoever shares it.
+/// Whether a mapping can be moved at all (kernel.md section 8), regardless of sharing.
 ///
 /// # Errors
-/// With the reason, if not.
+/// If not, with the reason.
 pub fn check(m: &Mapping) -> Result<(), Unmovable> {
     let name = String::from_utf8_lossy(&m.name).into_owned();
     if m.has(b"io")
@@ -259,7 +264,7 @@ pub fn check(m: &Mapping) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Whether this is memory that others can see written, as smaps shows it.
+/// Whether other processes can observe writes to this memory.
 #[must_use]
 pub fn is_shared_memory(m: &Mapping) -> bool {
     m.shared && (m.is_anonymous() || m.has(b"mw"))

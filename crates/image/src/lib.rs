@@ -1,17 +1,20 @@
-//! A process on paper: what of it travels, how it is read from a stopped process, and how it is put into one.
+//! The image of a process: the state that is sent, how it is captured from a stopped process, and
+//! how it is restored into one.
 //!
-//! Only the *user context* is here: memory, registers, signal handlers, and what the kernel keeps about
-//! these. Descriptors, credentials, parents, timers and locks never leave home and have no record.
+//! Only the *user context* is part of it: memory, registers, signal handlers, and the kernel's
+//! state about these. Descriptors, credentials, parents, timers and locks stay at home and are not
+//! described.
 //!
 //! * [`layout`]: the address space as a list of regions, and the files they map
-//! * [`advice`], [`limits`]: what was said about memory, and how much of it there may be
-//! * [`apply`]: turn one address space into another by mapping only what differs
-//! * [`content`]: files by the hash of their content, and the node's cache of them
-//! * [`object`]: memory that processes share, which has no hash: it lives
-//! * [`pages`]: which pages have to be sent
-//! * [`place`]: whose file it is, of those of other nodes
-//! * [`thread`], [`process`]: registers and the rest; capture and restore side by side
-//! * [`reserve`]: the range that deputy and guest keep free for us at the same address
+//! * [`advice`], [`limits`]: a program's advice about its memory, and its limits on memory
+//! * [`apply`]: changes one address space into another by mapping only the differences
+//! * [`content`]: mapped files identified by content hash, and the node's cache of them
+//! * [`object`]: writable memory that processes share, which has no hash because it changes
+//! * [`pages`]: finds the pages that must be sent
+//! * [`node_file`]: files of other nodes, which a node can open itself
+//! * [`thread`], [`process`]: registers and all other state; capture and restore side by side
+//! * [`reserve`]: the address range that Tern keeps for itself in deputy and guest, at the same
+//!   address
 #![deny(unsafe_code)]
 
 pub mod advice;
@@ -19,18 +22,18 @@ pub mod apply;
 pub mod content;
 pub mod layout;
 pub mod limits;
+pub mod node_file;
 pub mod object;
 pub mod pages;
-pub mod place;
 pub mod process;
 pub mod reserve;
 pub mod thread;
 
-pub use advice::Advice;
+pub use advice::MemoryAdvice;
 pub use layout::{Backing, FileRef, Layout, Region};
 pub use process::{ProcessImage, Unmovable};
 pub use reserve::Reserve;
 pub use thread::ThreadImage;
 
-/// Version of everything in this crate that is serialised; a node refuses what it does not know.
+/// Version of everything that this crate serialises. A node refuses other versions.
 pub const VERSION: u16 = 11;

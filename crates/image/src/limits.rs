@@ -1,32 +1,33 @@
-//! The limits on memory that a process carries with it: they bind where its memory is.
+//! The resource limits on memory, which are sent with a process and set where its memory is.
 
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
 use tern_tracee::{Result, limit, procfs};
 
-/// A limit, as prlimit(2) has it.
+/// A resource limit, as in prlimit(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     /// RLIMIT_…
     pub resource: u32,
-    /// What binds now.
+    /// The limit in force.
     pub soft: u64,
-    /// How far that may be raised.
+    /// The maximum to which the process may raise it.
     pub hard: u64,
 }
 
-/// Those that travel.
-const TRAVEL: [u32; 4] = [libc::RLIMIT_DATA, libc::RLIMIT_STACK, libc::RLIMIT_MEMLOCK, libc::RLIMIT_AS];
+/// The limits that are sent.
+const MIGRATED_LIMITS: [u32; 4] =
+    [libc::RLIMIT_DATA, libc::RLIMIT_STACK, libc::RLIMIT_MEMLOCK, libc::RLIMIT_AS];
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
-/// Whether this one travels.
+/// Whether a limit is sent with a process.
 #[must_use]
-pub fn travels(resource: u32) -> bool {
-    TRAVEL.contains(&resource)
+pub(crate) fn is_migrated(resource: u32) -> bool {
+    MIGRATED_LIMITS.contains(&resource)
 }
 
-/// The limits of a process at its home. One who has the right to lock any memory is not bound by that limit: away he has
-/// no rights.
+/// The limits of a process at home. A process with CAP_IPC_LOCK is not bound by RLIMIT_MEMLOCK,
+/// which is left out then: away it has no capabilities.
 ///
 /// # Errors
 /// If it is gone.
@@ -37,22 +38,23 @@ pub fn of(pid: i32) -> Result<Vec<Limit>> {
         Ok(Limit { resource, soft, hard })
     };
     let bind = |resource: &u32| !(free && *resource == libc::RLIMIT_MEMLOCK);
-    TRAVEL.into_iter().filter(bind).map(of).collect()
+    MIGRATED_LIMITS.into_iter().filter(bind).map(of).collect()
 }
 
-/// Has these limits, and no others of those that travel, bind a guest.
-pub fn impose_all(pid: i32, limits: &[Limit]) {
-    for resource in TRAVEL {
+/// Sets a guest's limits on memory. Those that are not in the list are set to unlimited.
+pub(crate) fn set_all(pid: i32, limits: &[Limit]) {
+    for resource in MIGRATED_LIMITS {
         let known = limits.iter().find(|limit| limit.resource == resource);
-        impose(pid, known.copied().unwrap_or(Limit { resource, soft: u64::MAX, hard: u64::MAX }));
+        set(pid, known.copied().unwrap_or(Limit { resource, soft: u64::MAX, hard: u64::MAX }));
     }
 }
 
-/// Has a limit bind a guest: our range does not count, and where we have no right to raise a limit it stays lower.
-pub fn impose(pid: i32, limit: Limit) {
+/// Sets a limit of a guest. Tern's own range is added to it. Where Tern may not raise a limit it
+/// stays lower.
+pub fn set(pid: i32, limit: Limit) {
     let ours = if matches!(limit.resource, libc::RLIMIT_AS | libc::RLIMIT_DATA) { Reserve::LEN } else { 0 };
     let (soft, hard) = (limit.soft.saturating_add(ours), limit.hard.saturating_add(ours));
     if let Err(error) = limit::set(pid, limit.resource, (soft, hard)) {
-        tracing::debug!(pid, limit.resource, %error, "a limit is not set");
+        tracing::debug!(pid, limit.resource, %error, "cannot set a limit");
     }
 }

@@ -1,9 +1,10 @@
-//! Memory that several processes share and write: an *object*. MAP_SHARED memory without a file, System V and POSIX
-//! segments, memfds, and mapped files that are written.
+//! Memory that several processes share and write, called an *object*: MAP_SHARED memory without a
+//! file, System V and POSIX segments, memfds, and mapped files that are written.
 //!
-//! At home it is the kernel's, named by device and inode as /proc/PID/maps shows them. Away it is a memfd of the guest
-//! shim, one for all of the family's guests there that map it. Its content has no hash: it is sent once everybody stands
-//! still who maps it, piece by piece, holes left out, and everybody goes on together.
+//! At home the object belongs to the kernel, and is identified by device and inode as in
+//! /proc/PID/maps. Away it is a memfd of the guest shim, shared by all guests of the family there
+//! that map it. It has no content hash: its content is sent once all processes that map it are
+//! stopped, piece by piece and without holes, and then they resume together.
 
 use crate::layout::FileRef;
 use std::collections::HashMap;
@@ -13,54 +14,54 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use tern_tracee::procfs::Mapping;
 
-/// The most that one object may measure (bytes): an address space.
-const MOST_BYTES: u64 = tern_tracee::TASK_END;
-/// The most objects that a family may have on a node.
-const MOST_OBJECTS: usize = 20_000;
+/// Maximum size of an object, in bytes: an address space.
+const MAX_OBJECT_BYTES: u64 = tern_tracee::TASK_END;
+/// Maximum number of objects of a family on a node.
+const MAX_OBJECTS: usize = 20_000;
 
-/// What names an object: device and inode at home.
+/// Identifies an object: device and inode at home.
 pub type ObjectId = (u64, u64);
 
-/// The name of what a mapping shows.
+/// The identifier of the object behind a mapping.
 #[must_use]
 pub fn id(m: &Mapping) -> ObjectId {
     (m.device, m.inode)
 }
 
-/// Opened objects by their names.
+/// The open objects of a family.
 #[derive(Debug, Default)]
-pub struct Objects(HashMap<ObjectId, File>);
+pub struct SharedObjects(HashMap<ObjectId, File>);
 
-impl Objects {
-    /// Takes an object that has been opened for reading and writing.
+impl SharedObjects {
+    /// Adds an object that is open for reading and writing.
     pub fn add(&mut self, id: ObjectId, file: File) {
         self.0.insert(id, file);
     }
 
-    /// Closes those that are of no use any more.
-    pub fn keep(&mut self, of_use: impl Fn(&ObjectId) -> bool) {
-        self.0.retain(|id, _| of_use(id));
+    /// Closes the objects for which `is_used` returns false.
+    pub fn retain(&mut self, is_used: impl Fn(&ObjectId) -> bool) {
+        self.0.retain(|id, _| is_used(id));
     }
 
-    /// The object, if it has been opened.
+    /// An open object.
     #[must_use]
     pub fn get(&self, id: ObjectId) -> Option<&File> {
         self.0.get(&id)
     }
 
-    /// Makes an object for guests, if there is none of this name, empty.
+    /// Creates an empty object for guests, unless one with this identifier exists.
     ///
     /// # Errors
-    /// If there are too many, it is too large, or there is no memory.
-    pub fn make(&mut self, file: &FileRef) -> io::Result<()> {
+    /// If there are too many objects, if it is too large, or if there is no memory.
+    pub fn create(&mut self, file: &FileRef) -> io::Result<()> {
         let id = (file.device, file.inode);
         if let Some(there) = self.0.get(&id) {
-            if there.metadata()?.len() < file.size && file.size <= MOST_BYTES {
+            if there.metadata()?.len() < file.size && file.size <= MAX_OBJECT_BYTES {
                 there.set_len(file.size)?;
             }
             return Ok(());
         }
-        if self.0.len() >= MOST_OBJECTS || file.size > MOST_BYTES {
+        if self.0.len() >= MAX_OBJECTS || file.size > MAX_OBJECT_BYTES {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         let made = File::from(rustix::fs::memfd_create("tern-shared", rustix::fs::MemfdFlags::CLOEXEC)?);
@@ -69,66 +70,66 @@ impl Objects {
         Ok(())
     }
 
-    /// Its descriptor, to map it.
+    /// The descriptor of an object, for mapping it.
     #[must_use]
-    pub fn descriptor(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
+    pub fn fd(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
         self.0.get(&(file.device, file.inode)).map(AsFd::as_fd)
     }
 
-    /// Puts a piece of an object's content in its place.
+    /// Writes a piece of an object's content.
     ///
     /// # Errors
-    /// If there is no such object, or the piece does not lie in it.
-    pub fn put(&self, file: &FileRef, offset: u64, piece: &[u8]) -> io::Result<()> {
-        self.within(file, offset, piece.len() as u64)?.write_all_at(piece, offset)
+    /// If there is no such object, or the piece does not lie within it.
+    pub fn write(&self, file: &FileRef, offset: u64, piece: &[u8]) -> io::Result<()> {
+        self.object_for_range(file, offset, piece.len() as u64)?.write_all_at(piece, offset)
     }
 
-    /// Makes a part of an object zero.
+    /// Zeroes a part of an object, by punching a hole.
     ///
     /// # Errors
-    /// As [`put`](Self::put); also if the file cannot have holes.
-    pub fn clear(&self, file: &FileRef, offset: u64, length: u64) -> io::Result<()> {
+    /// Those of [`write`](Self::write), and if the file system does not support holes.
+    pub fn punch_hole(&self, file: &FileRef, offset: u64, length: u64) -> io::Result<()> {
         use rustix::fs::FallocateFlags as Flags;
-        let object = self.within(file, offset, length)?;
+        let object = self.object_for_range(file, offset, length)?;
         Ok(rustix::fs::fallocate(object, Flags::PUNCH_HOLE | Flags::KEEP_SIZE, offset, length)?)
     }
 
-    fn within(&self, file: &FileRef, offset: u64, length: u64) -> io::Result<&File> {
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no part of shared memory");
-        let object = self.0.get(&(file.device, file.inode)).filter(|_| file.live && length > 0);
+    fn object_for_range(&self, file: &FileRef, offset: u64, length: u64) -> io::Result<&File> {
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "not within a shared memory object");
+        let object = self.0.get(&(file.device, file.inode)).filter(|_| file.is_object && length > 0);
         let object = object.ok_or_else(none)?;
-        // Not as the sender says: at home it is somebody's file.
+        // The actual size, not the sender's: at home the object is another user's file.
         let size = object.metadata()?.len();
         if offset.checked_add(length).is_some_and(|end| end <= size) { Ok(object) } else { Err(none()) }
     }
 }
 
-/// What comes next in an object.
+/// A part of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// So many bytes of content.
+pub enum Extent {
+    /// This many bytes of content.
     Content(u64),
-    /// So many bytes of zero that take no memory.
+    /// This many zero bytes that occupy no memory.
     Hole(u64),
 }
 
-/// What an object of this size holds at an offset below that.
+/// The part that begins at `offset`, which is below the object's `size`.
 ///
 /// # Errors
 /// Those of the kernel.
-pub fn part_at(object: &File, offset: u64, size: u64) -> io::Result<Part> {
+pub fn extent_at(object: &File, offset: u64, size: u64) -> io::Result<Extent> {
     use rustix::fs::{SeekFrom, seek};
     use rustix::io::Errno;
     let hole_to = match seek(object, SeekFrom::Data(offset)) {
         Ok(data) if data == offset => {
             let end = seek(object, SeekFrom::Hole(offset))?;
-            return Ok(Part::Content(end.min(size).max(offset + 1) - offset));
+            return Ok(Extent::Content(end.min(size).max(offset + 1) - offset));
         }
         Ok(data) => data.min(size),
         Err(Errno::NXIO) => size,
         Err(error) => return Err(error.into()),
     };
-    Ok(Part::Hole(hole_to - offset))
+    Ok(Extent::Hole(hole_to - offset))
 }
 
 #[cfg(test)]
@@ -145,35 +146,35 @@ mod tests {
             size,
             hash,
             shareable: false,
-            live: true,
+            is_object: true,
             place: None,
         }
     }
 
     #[test]
-    fn an_object_is_sent_without_its_holes() {
+    fn holes_of_an_object_are_found() {
         let file = object(0x10_0000);
-        let mut objects = Objects::default();
-        objects.make(&file).unwrap();
-        objects.put(&file, 0x8000, b"content").unwrap();
+        let mut objects = SharedObjects::default();
+        objects.create(&file).unwrap();
+        objects.write(&file, 0x8000, b"content").unwrap();
         let made = objects.get((1, 7)).unwrap();
-        assert_eq!(part_at(made, 0, file.size).unwrap(), Part::Hole(0x8000));
-        assert_eq!(part_at(made, 0x8000, file.size).unwrap(), Part::Content(0x1000));
-        assert_eq!(part_at(made, 0x9000, file.size).unwrap(), Part::Hole(0xf_7000));
-        objects.clear(&file, 0x8000, 0x1000).unwrap();
-        assert_eq!(part_at(objects.get((1, 7)).unwrap(), 0, file.size).unwrap(), Part::Hole(file.size));
+        assert_eq!(extent_at(made, 0, file.size).unwrap(), Extent::Hole(0x8000));
+        assert_eq!(extent_at(made, 0x8000, file.size).unwrap(), Extent::Content(0x1000));
+        assert_eq!(extent_at(made, 0x9000, file.size).unwrap(), Extent::Hole(0xf_7000));
+        objects.punch_hole(&file, 0x8000, 0x1000).unwrap();
+        assert_eq!(extent_at(objects.get((1, 7)).unwrap(), 0, file.size).unwrap(), Extent::Hole(file.size));
     }
 
     #[test]
-    fn nothing_is_put_outside_of_an_object() {
+    fn writes_outside_of_an_object_are_refused() {
         let file = object(0x2000);
-        let mut objects = Objects::default();
-        assert!(objects.put(&file, 0, b"x").is_err(), "not made");
-        objects.make(&file).unwrap();
-        assert!(objects.put(&file, 0x1fff, b"xy").is_err());
-        assert!(objects.put(&file, u64::MAX, b"x").is_err());
-        assert!(objects.clear(&file, 0x1000, 0x1001).is_err());
-        assert!(objects.put(&FileRef { live: false, ..file.clone() }, 0, b"x").is_err());
-        assert!(objects.make(&FileRef { inode: 8, size: u64::MAX, ..file }).is_err());
+        let mut objects = SharedObjects::default();
+        assert!(objects.write(&file, 0, b"x").is_err(), "not made");
+        objects.create(&file).unwrap();
+        assert!(objects.write(&file, 0x1fff, b"xy").is_err());
+        assert!(objects.write(&file, u64::MAX, b"x").is_err());
+        assert!(objects.punch_hole(&file, 0x1000, 0x1001).is_err());
+        assert!(objects.write(&FileRef { is_object: false, ..file.clone() }, 0, b"x").is_err());
+        assert!(objects.create(&FileRef { inode: 8, size: u64::MAX, ..file }).is_err());
     }
 }

@@ -1,62 +1,66 @@
-//! Which pages have to be sent.
+//! Finds the pages that must be sent.
 //!
 //! ```text
-//!  first look            all content of private regions             the process runs
-//!  each further look     what was written since the last            the process runs
-//!  last look             what was written since the last            the process stands still
+//!  first scan            all content of private regions             the process runs
+//!  each further scan     pages written since the scan before        the process runs
+//!  last scan             pages written since the scan before        the process is stopped
 //! ```
-//! The first look at a region lasts (a gigabyte: 40 ms), so it is made part by part, and what was found is sent
-//! meanwhile.
+//! The first scan of a region takes long (40 ms for a gigabyte), so it is made in parts, and the
+//! pages found are sent meanwhile.
 //!
-//! What is known of a place stays known as long as it is tracked, and what is mapped anew there is not: so a heap or a stack
-//! that has grown is looked at for the first time only where it is new.
+//! Pages that were scanned stay known as long as their mapping is tracked. New mappings are not
+//! tracked. So of a heap or a stack that has grown, only the new part is scanned as for the first
+//! time.
 //!
-//! A process that runs can map something else at a place between the moment when it is described and that when it is looked
-//! at. Then what is found is of the new mapping, and is tracked, but the other side puts it into the old one, and loses it
-//! when it hears of the new one. So what is known of a place is known of a kind of mapping: of another one, nothing is.
+//! A running process may replace a mapping between its description and the scan. The scan then
+//! finds pages of the new mapping, and tracks them; but the receiver writes them into the old
+//! mapping, and loses them when it receives the changed layout. Therefore the record of sent pages
+//! includes the kind of mapping, and does not apply to a mapping of another kind.
 //!
-//! Where writes cannot be tracked, each look sends a region's whole content again, after telling the other
-//! side to forget what it has; so the first look is then made only once the process stands still.
+//! Where writes cannot be tracked, each scan sends the whole content of a region again, after the
+//! receiver has discarded its own. The first scan is then made only when the process is stopped.
 
 use crate::layout::{Backing, FileRef, Layout, Region};
 use std::collections::BTreeMap;
 use tern_ids::ContentHash;
-use tern_tracee::dirty::Tracker;
 use tern_tracee::pagemap::{Pagemap, Run};
+use tern_tracee::write_tracker::WriteTracker;
 use tern_tracee::{Memory, PAGE, Result};
 
-/// Of more than this the parts are looked for that were touched.
-const SPARSE: u64 = 16 << 20;
+/// In regions larger than this, in bytes, only the touched parts are scanned.
+const SPARSE_BYTES: u64 = 16 << 20;
 
-/// What one look found.
+/// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// Pages to forget: their content is zero, or their file's, whatever was sent before.
-    pub forget: Vec<Run>,
-    /// Pages to send: what was written since the last look.
+pub struct Scan {
+    /// Pages that the receiver must discard: they are zero, or have their file's content, whatever
+    /// was sent before.
+    pub discard: Vec<Run>,
+    /// Pages written since the last scan, which must be sent.
     pub send: Vec<Run>,
-    /// Regions that are new to us: [`Finder::content`] finds what of them is to be sent, before the next look.
-    pub fresh: Vec<Rest>,
+    /// Parts that are new: [`PageFinder::scan_part`] must scan them before the next scan.
+    pub new_parts: Vec<NewPart>,
 }
 
-/// What of a region is still to be looked at for the first time.
+/// A part of a region that has not been scanned yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rest {
+pub struct NewPart {
     start: u64,
     end: u64,
-    /// To be sent even where it is all zero: what is below it at the other side is a file's content.
-    pub whole: bool,
+    /// Send zero pages too: the receiver has a file's content below them.
+    pub send_zeroes: bool,
 }
 
-/// What the other side maps anew if it changes, and does not only protect in another way.
+/// The properties of a mapping that cannot be changed in place: if one differs, the receiver makes
+/// a new mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct MappingKind {
     grows_down: bool,
-    /// The file, and the offset at which it would be mapped at address 0; nothing for anonymous memory.
+    /// The file, and the offset that address 0 would have; `None` for anonymous memory.
     file: Option<(u64, u64, ContentHash, u64)>,
 }
 
-impl Kind {
+impl MappingKind {
     fn of(region: &Region, files: &[FileRef]) -> Self {
         let file = |(file, origin): (u32, u64)| {
             let file = files.get(file as usize)?;
@@ -66,96 +70,107 @@ impl Kind {
     }
 }
 
-/// A place of which the other side may have something.
+/// A range of addresses where the receiver may have pages.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct KnownRange {
     end: u64,
-    /// What was mapped there, as the other side was told.
-    kind: Kind,
-    /// Content of it was found once. The kernel does not join two pieces of which that is true.
-    held: bool,
-    /// The other side has it in one piece with what is before it.
+    /// The kind of mapping, as described to the receiver.
+    kind: MappingKind,
+    /// Content was found in it at least once. The kernel does not merge two mappings that have both
+    /// held pages.
+    had_content: bool,
+    /// The receiver has it in one mapping with the range before it.
     joined: bool,
 }
 
-/// Finds the pages to send, look by look.
+/// Finds the pages to send, scan by scan.
 #[derive(Debug)]
-pub struct Finder {
+pub struct PageFinder {
     pagemap: Pagemap,
-    tracker: Option<Tracker>,
-    /// What the other side may have something of, by first address; without overlaps.
-    sent: BTreeMap<u64, Known>,
-    looks: u32,
-    /// The other side is known to hold nothing yet.
-    fresh: bool,
+    tracker: Option<WriteTracker>,
+    /// Ranges where the receiver may have pages, by first address, without overlaps.
+    sent: BTreeMap<u64, KnownRange>,
+    scan_count: u32,
+    /// The receiver is a new process and has no pages yet.
+    receiver_is_new: bool,
 }
 
-impl Finder {
-    /// For one process; without a tracker every look finds everything. `fresh` says that the other side is a new
-    /// process; a deputy, or a guest to which a sending was begun before, may hold what is no longer true.
+impl PageFinder {
+    /// A finder for one process. Without a tracker every scan finds everything. `receiver_is_new`
+    /// says that the receiver is a new process. Otherwise it may have stale pages: it is a deputy,
+    /// or a guest after an aborted migration.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn new(pid: i32, tracker: Option<Tracker>, fresh: bool) -> Result<Self> {
-        Ok(Self { pagemap: Pagemap::open(pid)?, tracker, fresh, sent: BTreeMap::new(), looks: 0 })
+    pub fn new(pid: i32, tracker: Option<WriteTracker>, receiver_is_new: bool) -> Result<Self> {
+        Ok(Self {
+            pagemap: Pagemap::open(pid)?,
+            tracker,
+            receiver_is_new,
+            sent: BTreeMap::new(),
+            scan_count: 0,
+        })
     }
 
-    /// Whether looks after the first are cheap.
+    /// Whether writes are tracked, so that scans after the first are cheap.
     #[must_use]
-    pub fn tracks(&self) -> bool {
+    pub fn can_track(&self) -> bool {
         self.tracker.is_some()
     }
 
-    /// Says of an address space what of it the other side is to map anew: of what should be one piece and is not there,
-    /// only one may have content.
-    pub fn mark(&self, layout: &mut Layout) {
+    /// Marks the regions that the receiver must map anew: those that consist of several pieces
+    /// there of which more than one has content.
+    pub fn mark_remapped(&self, layout: &mut Layout) {
         let Layout { regions, files } = layout;
         for region in regions.iter_mut().filter(|r| r.is_private()) {
             let mut pieces = 0;
             let mut counted = false;
-            for (_, _, known) in self.known(region, Kind::of(region, files)) {
+            for (_, _, known) in self.known(region, MappingKind::of(region, files)) {
                 counted &= known.joined;
-                if known.held && !counted {
+                if known.had_content && !counted {
                     (pieces, counted) = (pieces + 1, true);
                 }
             }
-            region.anew = self.sent.is_empty() || pieces > 1;
+            region.remap = self.sent.is_empty() || pieces > 1;
         }
     }
 
-    /// Looks at the whole address space, as it was described to the other side.
+    /// Scans the whole address space, as it was described to the receiver.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn look(&mut self, layout: &Layout) -> Result<Look> {
-        let mut look = Look::default();
+    pub fn scan(&mut self, layout: &Layout) -> Result<Scan> {
+        let mut scan = Scan::default();
         let mut known = BTreeMap::new();
         let mut before: Option<(&Region, bool)> = None;
         for region in layout.regions.iter().filter(|r| r.is_private()) {
-            let kind = Kind::of(region, &layout.files);
-            // Two that become one as they are mapped; or have been.
-            let had =
-                self.known(region, kind).any(|(_, _, known)| known.held) || !self.fresh && self.looks == 0;
+            let kind = MappingKind::of(region, &layout.files);
+            // Two adjacent regions that merge when they are mapped, or have merged before.
+            let had = self.known(region, kind).any(|(_, _, known)| known.had_content)
+                || !self.receiver_is_new && self.scan_count == 0;
             let is_one = self.sent.get(&region.start).is_some_and(|known| known.joined);
-            let one = before.is_some_and(|(b, b_had)| merges(b, region) && (is_one || !had || !b_had));
+            let one = before.is_some_and(|(b, b_had)| will_merge(b, region) && (is_one || !had || !b_had));
             before = Some((region, had));
-            for (start, end, held) in self.look_at(region, kind, &mut look)? {
-                known.insert(start, Known { end, kind, held, joined: one || start > region.start });
+            for (start, end, had_content) in self.scan_region(region, kind, &mut scan)? {
+                known.insert(
+                    start,
+                    KnownRange { end, kind, had_content, joined: one || start > region.start },
+                );
             }
         }
         self.sent = known;
-        self.looks += 1;
-        Ok(look)
+        self.scan_count += 1;
+        Ok(scan)
     }
 
-    /// How often it has looked.
+    /// Number of scans so far.
     #[must_use]
-    pub fn looks(&self) -> u32 {
-        self.looks
+    pub fn scan_count(&self) -> u32 {
+        self.scan_count
     }
 
-    /// The parts of a region that are known, with what is known.
-    fn known(&self, region: &Region, kind: Kind) -> impl Iterator<Item = (u64, u64, &Known)> {
+    /// The parts of a region that were scanned before.
+    fn known(&self, region: &Region, kind: MappingKind) -> impl Iterator<Item = (u64, u64, &KnownRange)> {
         let (start, end) = (region.start, region.end);
         let first = self.sent.range(..=start).next_back().map_or(start, |(at, _)| *at);
         self.sent
@@ -164,60 +179,70 @@ impl Finder {
             .map(move |(at, known)| (start.max(*at), end.min(known.end), known))
     }
 
-    /// Looks at one region; gives the parts of it that are known then, and whether there was content.
-    fn look_at(&self, region: &Region, kind: Kind, look: &mut Look) -> Result<Vec<(u64, u64, bool)>> {
+    /// Scans one region. Returns its known parts, and whether each has held content.
+    fn scan_region(
+        &self,
+        region: &Region,
+        kind: MappingKind,
+        scan: &mut Scan,
+    ) -> Result<Vec<(u64, u64, bool)>> {
         let mut parts = Vec::new();
         let mut at = region.start;
-        if !region.anew {
+        if !region.remap {
             for (start, end, known) in self.known(region, kind) {
-                // Mapped anew at the same place: then it is not tracked any more.
+                // A new mapping at the same address is not tracked.
                 let Some(written) = self.pagemap.written(start, end)? else { continue };
-                self.begin(region, (at, start), look, &mut parts)?;
-                parts.push((start, end, known.held || !written.content.is_empty()));
-                look.forget.extend(written.dropped);
-                look.send.extend(written.content);
+                self.begin(region, (at, start), scan, &mut parts)?;
+                parts.push((start, end, known.had_content || !written.content.is_empty()));
+                scan.discard.extend(written.dropped);
+                scan.send.extend(written.content);
                 at = end;
             }
         }
-        self.begin(region, (at, region.end), look, &mut parts)?;
+        self.begin(region, (at, region.end), scan, &mut parts)?;
         Ok(parts)
     }
 
-    /// A part of a region is new to us, or mapped anew. Where much of it was never touched that is left out: to track it
-    /// would take page tables for all of it, which for what is reserved by the terabyte are more than there is memory.
+    /// Starts to track a part of a region that is new, or that is mapped anew. Large ranges that
+    /// were never touched are left out: tracking them needs page tables for all of it, which for
+    /// terabytes of reserved addresses would exceed the memory.
     fn begin(
         &self,
         region: &Region,
         (start, end): (u64, u64),
-        look: &mut Look,
+        scan: &mut Scan,
         parts: &mut Vec<(u64, u64, bool)>,
     ) -> Result<()> {
         if start >= end {
             return Ok(());
         }
-        if self.looks > 0 || !self.fresh {
-            look.forget.push((start, end - start));
+        if self.scan_count > 0 || !self.receiver_is_new {
+            scan.discard.push((start, end - start));
         }
-        let touched =
-            if end - start > SPARSE { self.pagemap.touched(start, end)? } else { vec![(start, end - start)] };
-        if let (Some(tracker), false) = (&self.tracker, touched.is_empty()) {
-            let _untracked_it_is_found_anew_each_time = tracker.cover(start, end);
+        let populated = if end - start > SPARSE_BYTES {
+            self.pagemap.populated(start, end)?
+        } else {
+            vec![(start, end - start)]
+        };
+        if let (Some(tracker), false) = (&self.tracker, populated.is_empty()) {
+            let _untracked_it_is_found_anew_each_time = tracker.track(start, end);
         }
-        for (start, len) in touched {
+        for (start, len) in populated {
             let end = start + len;
-            look.fresh.push(Rest { start, end, whole: region.backing != Backing::Anonymous });
+            scan.new_parts.push(NewPart { start, end, send_zeroes: region.backing != Backing::Anonymous });
             parts.push((start, end, false));
         }
         Ok(())
     }
 
-    /// The content of a part of a fresh region, which is tracked from here, and what is left of the region.
+    /// Scans the next piece of a new part, and tracks it from now on. Returns its content and the
+    /// rest.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn content(&mut self, rest: Rest) -> Result<(Vec<Run>, Option<Rest>)> {
+    pub fn scan_part(&mut self, rest: NewPart) -> Result<(Vec<Run>, Option<NewPart>)> {
         let (start, end) = (rest.start, rest.end);
-        let armed = if self.tracks() { self.pagemap.content_arming(start, end)? } else { None };
+        let armed = if self.can_track() { self.pagemap.content_and_protect(start, end)? } else { None };
         let (content, end) = match armed {
             Some(found) => found,
             None => self.pagemap.content(start, end)?,
@@ -225,24 +250,24 @@ impl Finder {
         if !content.is_empty()
             && let Some((_, known)) = self.sent.range_mut(..=start).next_back()
         {
-            known.held = true;
+            known.had_content = true;
         }
-        Ok((content, (end < rest.end).then_some(Rest { start: end, ..rest })))
+        Ok((content, (end < rest.end).then_some(NewPart { start: end, ..rest })))
     }
 }
 
-/// Whether the kernel makes one piece of these two, as long as one of them has never had content.
-fn merges(before: &Region, region: &Region) -> bool {
+/// Whether the kernel merges two adjacent regions, as long as one of them has never had content.
+fn will_merge(before: &Region, region: &Region) -> bool {
     let kind = |r: &Region| (r.prot, r.no_reserve, r.grows_down, r.advice, r.backing);
     before.end == region.start && kind(before) == kind(region) && region.backing == Backing::Anonymous
 }
 
-/// Cuts runs into pieces of at most `most` bytes, so that they can be sent one by one.
+/// Cuts runs into pieces of at most `max` bytes, which are sent one by one.
 #[must_use]
-pub fn cut(runs: &[Run], most: u64) -> Vec<Vec<Run>> {
+pub fn cut(runs: &[Run], max: u64) -> Vec<Vec<Run>> {
     let mut pieces = Vec::new();
     let mut piece: Vec<Run> = Vec::new();
-    let mut room = most;
+    let mut room = max;
     for &(mut start, mut len) in runs {
         while len > 0 {
             let now = len.min(room);
@@ -250,7 +275,7 @@ pub fn cut(runs: &[Run], most: u64) -> Vec<Vec<Run>> {
             (start, len, room) = (start + now, len - now, room - now);
             if room == 0 {
                 pieces.push(std::mem::take(&mut piece));
-                room = most;
+                room = max;
             }
         }
     }
@@ -260,8 +285,8 @@ pub fn cut(runs: &[Run], most: u64) -> Vec<Vec<Run>> {
     pieces
 }
 
-/// Drops from a piece that was read the pages that are all zero; only right for a page's first sending, over
-/// memory that is zero until then.
+/// Removes the pages of a piece that are all zero. Correct only when a page is sent for the first
+/// time, and the receiver's memory is zero.
 pub fn drop_zero(runs: &mut Vec<Run>, bytes: &mut Vec<u8>) {
     const ZERO: [u8; PAGE as usize] = [0; PAGE as usize];
     if !bytes.chunks_exact(PAGE as usize).any(|page| page == ZERO) {
@@ -283,10 +308,10 @@ pub fn drop_zero(runs: &mut Vec<Run>, bytes: &mut Vec<u8>) {
     (*runs, *bytes) = (kept, content);
 }
 
-/// Reads a piece's bytes, in place of what is in `bytes`: one buffer serves for all pieces.
+/// Reads the content of a piece into `bytes`, replacing its old content.
 ///
 /// # Errors
-/// If a page is gone: the process has unmapped it since, and the next look will show that.
+/// If a page is gone: the process unmapped it meanwhile, and the next scan reports that.
 pub fn read(memory: &Memory, piece: &[Run], bytes: &mut Vec<u8>) -> Result<()> {
     let total: u64 = piece.iter().map(|r| r.1).sum();
     bytes.resize(total as usize, 0);

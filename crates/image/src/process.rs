@@ -1,7 +1,7 @@
-//! A process: what is its own besides its threads and pages, and whether it can be moved at all.
+//! A process without its threads and pages, and the reasons why a process cannot be moved.
 
-use crate::advice::Advice;
-use crate::apply::Space;
+use crate::advice::MemoryAdvice;
+use crate::apply::InjectedSpace;
 use crate::layout::{Backing, Layout};
 use crate::limits::{self, Limit};
 use crate::reserve::Reserve;
@@ -14,7 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use tern_ids::HomePid;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
-/// Why a process cannot be moved now. Each reason has a code, which is what scripts look for, and a sentence.
+/// The reason why a process cannot be moved. Its text is a code, which scripts look for, and a
+/// sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each variant's message says what it is")]
 pub enum Unmovable {
@@ -22,7 +23,7 @@ pub enum Unmovable {
     SharedMemory(String),
     #[error("shared memory: {0}")]
     SharedWith(String),
-    #[error("threads: it has {0}, and at most {MOST_THREADS} are moved")]
+    #[error("threads: it has {0}, and at most {MAX_THREADS} are moved")]
     Threads(u32),
     #[error("device mapping: it maps {0:?}")]
     DeviceMapping(String),
@@ -40,24 +41,24 @@ pub enum Unmovable {
     Traced(i32),
     #[error("32-bit: it runs 32-bit code")]
     ThirtyTwoBit,
-    #[error("seccomp: it runs under a filter of its own")]
+    #[error("seccomp: it has its own seccomp filter")]
     Seccomp,
     #[error("shared address space: it shares its memory with process {0} (vfork or clone)")]
     SharedAddressSpace(i32),
     #[error("special descriptor: it holds an {0}")]
     SpecialDescriptor(String),
-    #[error("no memory: it is a kernel thread, or ending")]
+    #[error("no memory: it is a kernel thread, or exiting")]
     NoMemory,
     #[error("init: it is the first process of its namespace")]
     Init,
-    #[error("pid: its number {0} in its own namespace is taken there, or beyond what that node gives")]
+    #[error("pid: its pid {0} in its own namespace is in use on that node, or above that node's maximum")]
     Pid(i32),
-    #[error("pid: its children begin in another pid namespace than it is in")]
+    #[error("pid: its children start in another pid namespace")]
     ChildrenElsewhere,
 }
 
 impl Unmovable {
-    /// The word before the colon.
+    /// The code: the text before the colon.
     #[must_use]
     pub fn code(&self) -> String {
         let text = self.to_string();
@@ -65,19 +66,20 @@ impl Unmovable {
     }
 }
 
-/// The most threads that an image may have: what describes them fits a message.
-pub const MOST_THREADS: usize = 4096;
+/// Maximum number of threads of an image, so that their description fits one message.
+pub const MAX_THREADS: usize = 4096;
 
-/// Looks at a process from outside, without stopping it: cheap reasons why it cannot be moved. `tracer` is
-/// our own pid if we trace it already, 0 otherwise.
+/// Checks a process from outside, without stopping it, for reasons not to move it that are cheap to
+/// find. `tracer` is Tern's own pid if it already traces the process, else 0.
 ///
 /// # Errors
 /// `Err` if the process is gone; `Ok(Err)` with the reason.
 pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
-    // The thread through which it is seen may end in the middle, as when another one executes a program: what it has
-    // lost by then looks as if the process had never had it.
+    // The thread through which the process is examined may exit during the check, for example
+    // because another thread executes a program. Its /proc entries then look as if the process had
+    // never had memory or namespaces.
     let mut found = check_once(pid, tracer);
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_RETRIES {
         let sure = !matches!(found, Err(_) | Ok(Err(Unmovable::NoMemory | Unmovable::ChildrenElsewhere)));
         if sure || procfs::status(pid).is_err() {
             break;
@@ -87,13 +89,13 @@ pub fn check(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>
     found
 }
 
-/// How often a look at a process is made again of which a thread may just have ended.
-const LOOKS: u32 = 8;
+/// How often [`check`] retries if a thread may have exited meanwhile.
+const MAX_RETRIES: u32 = 8;
 
 fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable>> {
     let first = procfs::status(pid)?;
-    // All but its number is seen through any of its threads that lives.
-    let pid = procfs::living(pid);
+    // All but the process's own number is read from one of its live threads.
+    let pid = procfs::live_thread(pid);
     let status = procfs::status(pid)?;
     let reason = if status.tracer != 0 && status.tracer != tracer {
         Some(Unmovable::Traced(status.tracer))
@@ -105,7 +107,7 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
         Some(Unmovable::ChildrenElsewhere)
     } else if program_is_32_bit(pid) {
         Some(Unmovable::ThirtyTwoBit)
-    } else if status.threads as usize > MOST_THREADS {
+    } else if status.threads as usize > MAX_THREADS {
         Some(Unmovable::Threads(status.threads))
     } else if status.seccomp != 0 {
         Some(Unmovable::Seccomp)
@@ -117,7 +119,7 @@ fn check_once(pid: i32, tracer: i32) -> Result<std::result::Result<(), Unmovable
     Ok(reason.map_or(Ok(()), Err))
 }
 
-/// Looks at the registers of a process that stands still: a 64-bit program may run 32-bit code.
+/// Checks the registers of a stopped process: a 64-bit program may run 32-bit code.
 ///
 /// # Errors
 /// If it does.
@@ -125,7 +127,8 @@ pub fn check_registers(registers: &Registers) -> std::result::Result<(), Unmovab
     if registers.is_64_bit() { Ok(()) } else { Err(Unmovable::ThirtyTwoBit) }
 }
 
-/// Whether its program file is one for 32 bits. A file that cannot be read says nothing; the registers will.
+/// Whether the program is a 32-bit ELF file. If the file cannot be read, the registers show it
+/// later.
 fn program_is_32_bit(pid: i32) -> bool {
     const CLASS_32: [u8; 5] = [0x7f, b'E', b'L', b'F', 1];
     let mut begin = [0; 5];
@@ -133,8 +136,9 @@ fn program_is_32_bit(pid: i32) -> bool {
     read.is_ok() && begin == CLASS_32
 }
 
-/// Whether it has called unshare or setns for its children: the first would be pid 1 of a namespace that only
-/// home has. The kernel shows no such namespace before that child is born.
+/// Whether the process called unshare or setns for its children. Its first child would be pid 1 of
+/// a namespace that exists only at home. Until that child exists, the kernel shows no namespace for
+/// children.
 fn children_elsewhere(pid: i32) -> bool {
     let space = |which: &str| std::fs::read_link(format!("/proc/{pid}/ns/{which}"));
     space("pid").is_ok_and(|own| space("pid_for_children").map_or(true, |theirs| theirs != own))
@@ -157,11 +161,12 @@ fn shared_address_space(pid: i32, parent: i32) -> Option<Unmovable> {
 
 fn same_memory(a: i32, b: i32) -> bool {
     const KCMP_VM: i32 = 1;
-    same((a, 0), (b, 0), KCMP_VM)
+    is_same((a, 0), (b, 0), KCMP_VM)
 }
 
-/// Whether two processes, or two descriptors of theirs, have the same thing of this kind; not if that cannot be known.
-fn same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
+/// Whether two processes, or two of their descriptors, share the same object of this kind. False if
+/// the kernel does not tell.
+fn is_same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
     compare(a, b, kind) == Some(true)
 }
 
@@ -172,8 +177,9 @@ fn compare(a: (i32, i32), b: (i32, i32), kind: i32) -> Option<bool> {
     (order >= 0).then_some(order == 0)
 }
 
-/// The numbers that a folder of /proc has, or nothing if it may not be looked at; none if it is gone.
-fn numbers(folder: &str) -> Option<Vec<i32>> {
+/// The numeric entries of a directory of /proc. Empty if it does not exist; `None` if it may not be
+/// read.
+fn numeric_entries(folder: &str) -> Option<Vec<i32>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Vec::new()),
@@ -182,88 +188,91 @@ fn numbers(folder: &str) -> Option<Vec<i32>> {
     Some(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Whether somebody besides one descriptor of a process, itself or another, has the same open file, or may have it: as far as
-/// we see others' processes. `file` is its device and inode. A descriptor that is under way in a socket's queue is not seen.
+/// Whether another descriptor, of this or another process, refers to the same open file
+/// description, or may do so, among the processes that Tern can examine. `file` is its device and
+/// inode. Descriptors in transit in a socket's queue are not found.
 #[must_use]
-pub fn others_have(pid: i32, fd: i32, file: (u64, u64)) -> bool {
+pub fn is_open_elsewhere(pid: i32, fd: i32, file: (u64, u64)) -> bool {
     const KCMP_FILE: i32 = 0;
     let has = |other: i32| {
-        let Some(descriptors) = numbers(&format!("/proc/{other}/fd")) else { return true };
+        let Some(descriptors) = numeric_entries(&format!("/proc/{other}/fd")) else { return true };
         descriptors.into_iter().filter(|theirs| (other, *theirs) != (pid, fd)).any(|theirs| {
             let is_file = std::fs::metadata(format!("/proc/{other}/fd/{theirs}"))
                 .is_ok_and(|found| (found.dev(), found.ino()) == file);
             is_file && compare((pid, fd), (other, theirs), KCMP_FILE) != Some(false)
         })
     };
-    let can_tell = same((pid, fd), (pid, fd), KCMP_FILE);
-    !can_tell || numbers("/proc").is_none_or(|processes| processes.into_iter().any(has))
+    let can_tell = is_same((pid, fd), (pid, fd), KCMP_FILE);
+    !can_tell || numeric_entries("/proc").is_none_or(|processes| processes.into_iter().any(has))
 }
 
-/// Whether another process has the same table of descriptors, or that cannot be known.
+/// Whether another process shares the descriptor table, or that cannot be determined.
 #[must_use]
 pub fn shares_descriptors(pid: i32) -> bool {
     const KCMP_FILES: i32 = 2;
     shares(pid, KCMP_FILES)
 }
 
-/// Whether another process has the same root and working directory, so that either may change them for both; or that cannot be known.
+/// Whether another process shares root and working directory, so that it may change them for both,
+/// or that cannot be determined.
 #[must_use]
-pub fn shares_place(pid: i32) -> bool {
+pub fn shares_fs(pid: i32) -> bool {
     const KCMP_FS: i32 = 3;
     shares(pid, KCMP_FS)
 }
 
 fn shares(pid: i32, what: i32) -> bool {
-    let can_tell = same((pid, 0), (pid, 0), what);
-    let shares = |other: i32| other != pid && same((pid, 0), (other, 0), what);
-    !can_tell || numbers("/proc").is_none_or(|processes| processes.into_iter().any(shares))
+    let can_tell = is_same((pid, 0), (pid, 0), what);
+    let shares = |other: i32| other != pid && is_same((pid, 0), (other, 0), what);
+    !can_tell || numeric_entries("/proc").is_none_or(|processes| processes.into_iter().any(shares))
 }
 
-/// A signal's action as the kernel has it: handler, flags, restorer, mask.
+/// A signal's action in the kernel's form: handler, flags, restorer, mask.
 pub type Action = [u64; 4];
 
-/// How many signals there are.
+/// Number of signals.
 pub const SIGNALS: usize = 64;
 
-/// The handler values that are no handlers.
-pub const DEFAULT: u64 = 0;
-/// See [`DEFAULT`].
-pub const IGNORE: u64 = 1;
+/// The handler value for the default action.
+pub const SIG_DFL: u64 = 0;
+/// The handler value for an ignored signal.
+pub const SIG_IGN: u64 = 1;
 
-/// A process on paper.
+/// The image of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessImage {
     /// [`crate::VERSION`].
     pub version: u16,
-    /// The name that `ps` shows first.
+    /// The process's name (comm).
     pub command: Vec<u8>,
-    /// Start and end of code, data, then: start of the heap, its end, start of the stack, start and end of the
-    /// arguments and of the environment (prctl_mm_map's order, but for its last three).
+    /// Start and end of code and of data, start and end of the heap, start of the stack, start and
+    /// end of the arguments and of the environment (in the order of struct prctl_mm_map, without
+    /// its last three fields).
     pub bounds: [u64; 11],
     /// The auxiliary vector.
     pub auxv: Vec<u8>,
     /// personality(2).
     pub personality: u64,
-    /// What it has registered for with membarrier(2), as that tells it.
-    pub barriers: u32,
-    /// Its limits on memory; one that is missing does not bind it.
+    /// The commands for which it is registered with membarrier(2), as a bit mask.
+    pub membarrier: u32,
+    /// Its limits on memory. A limit that is missing is unlimited.
     pub limits: Vec<Limit>,
-    /// What each signal does, 1 to 64.
+    /// The actions of signals 1 to 64.
     pub actions: Vec<Action>,
     /// The address space.
     pub layout: Layout,
-    /// Its threads, the first one first, unless that has ended.
+    /// Its threads. The first one comes first, unless it has exited.
     pub threads: Vec<ThreadImage>,
 }
 
 impl ProcessImage {
-    /// Reads a process, one of whose threads is under injection, but for its pages and its threads, which have been
-    /// read. Its memory is changed only in our own range.
+    /// Captures a process with one thread under injection. Its layout and threads have been
+    /// captured before. Writes only to Tern's own range.
     ///
     /// # Errors
     /// If it is gone.
     pub fn capture(
-        space: &mut dyn Space,
+        space: &mut dyn InjectedSpace,
         memory: &Memory,
         reserve: Reserve,
         layout: Layout,
@@ -276,42 +285,43 @@ impl ProcessImage {
         let bounds = [f(26), f(27), f(45), f(46), f(47), brk, f(28), f(48), f(49), f(50), f(51)];
         let personality =
             space.call("read the personality", libc::SYS_personality, [0xffff_ffff, 0, 0, 0, 0, 0])?;
-        let barriers = barriers(space)?;
-        let actions = actions(space, memory, reserve)?;
+        let membarrier = membarrier(space)?;
+        let actions = signal_actions(space, memory, reserve)?;
         let command = procfs::status(pid)?.name;
         let auxv = procfs::auxv(pid)?;
         let limits = limits::of(pid)?;
         let version = crate::VERSION;
-        Ok(Self { version, command, bounds, auxv, personality, barriers, limits, actions, layout, threads })
+        Ok(Self { version, command, bounds, auxv, personality, membarrier, limits, actions, layout, threads })
     }
 
-    /// Brings the image of a guest up to date: what a process that runs away from home changes by itself. One of its
-    /// threads is under injection.
+    /// Updates the image of a guest with the state that changes while it runs away from home. One
+    /// of its threads is under injection.
     ///
     /// # Errors
     /// If it is gone.
-    pub fn recapture(
+    pub fn update_guest(
         &mut self,
-        space: &mut dyn Space,
+        space: &mut dyn InjectedSpace,
         layout: Layout,
         threads: Vec<ThreadImage>,
     ) -> Result<()> {
         self.bounds[5] = space.call("read the heap's end", libc::SYS_brk, [0; 6])?;
-        self.barriers = barriers(space)?;
+        self.membarrier = membarrier(space)?;
         (self.layout, self.threads) = (layout, threads);
         Ok(())
     }
 
-    /// Gives a process, whose address space has this layout already and one of whose threads is under injection,
-    /// everything but what is its threads'.
+    /// Restores everything but the threads into a process that already has this layout, and one
+    /// thread under injection.
     ///
-    /// `title` is what `ps` shall show on this node; none at home, where the arguments are the process' own.
+    /// `title` is the command line that `ps` shows on this node; `None` at home, where the process
+    /// has its own arguments.
     ///
     /// # Errors
     /// If the process is gone or a call fails.
     pub fn restore(
         &self,
-        space: &mut dyn Space,
+        space: &mut dyn InjectedSpace,
         memory: &Memory,
         reserve: Reserve,
         title: Option<&str>,
@@ -320,13 +330,14 @@ impl ProcessImage {
         let status = procfs::status(memory.pid())?;
         let there = status.ignored | status.caught;
         for (at, action) in self.actions.iter().enumerate() {
-            if *action != UNCHANGED || is_worth_asking(there, at) {
-                set_action(space, memory, reserve, at as u64 + 1, action)?;
+            if *action != DEFAULT_ACTION || may_differ(there, at) {
+                set_signal_action(space, memory, reserve, at as u64 + 1, action)?;
             }
         }
         self.set_bounds(space, memory, reserve, title)?;
-        for bit in (0..32).map(|at| 1 << at).filter(|bit| self.barriers & bit != 0) {
-            // One that this kernel does not have fails, as its use will.
+        for bit in (0..32).map(|at| 1 << at).filter(|bit| self.membarrier & bit != 0) {
+            // A command that this kernel does not have fails here, and will fail when the program
+            // uses it.
             let _unknown = space.injection().call(libc::SYS_membarrier, [bit.into(), 0, 0, 0, 0, 0])?;
         }
         if let Some(title) = title {
@@ -343,28 +354,34 @@ impl ProcessImage {
             memory.write_forced(scratch, &name)?;
             let args = [libc::PR_SET_NAME as u64, scratch, 0, 0, 0, 0];
             space.call("set the name", libc::SYS_prctl, args)?;
-            limits::impose_all(memory.pid(), &self.limits);
+            limits::set_all(memory.pid(), &self.limits);
         }
         self.lock(space, memory.pid(), status.locked_kib > 0)
     }
 
-    /// Locks the memory that the program has locked, and no other. It fails where this node grants less than home did:
-    /// the memory could be swapped then.
-    fn lock(&self, space: &mut dyn Space, pid: i32, some_is: bool) -> Result<()> {
+    /// Locks the memory that the program has locked, and unlocks all other. If this node's limit is
+    /// lower than home's, the memory stays unlocked and may be swapped.
+    fn lock(&self, space: &mut dyn InjectedSpace, pid: i32, some_is: bool) -> Result<()> {
         if !some_is && !self.layout.regions.iter().any(|region| region.advice.is_locked()) {
             return Ok(());
         }
-        let locked: Vec<_> = procfs::smaps(pid)?.into_iter().filter(|m| Advice::of(m).is_locked()).collect();
+        let locked: Vec<_> =
+            procfs::smaps(pid)?.into_iter().filter(|m| MemoryAdvice::of(m).is_locked()).collect();
         for region in self.layout.regions.iter().filter(|region| region.is_private()) {
             let there = locked.iter().filter(|m| m.start < region.end && region.start < m.end);
-            let same = |m: &&procfs::Mapping| Advice::of(m).lock() == region.advice.lock();
-            let as_it_was: u64 =
-                there.clone().filter(same).map(|m| m.end.min(region.end) - m.start.max(region.start)).sum();
+            let is_same =
+                |m: &&procfs::Mapping| MemoryAdvice::of(m).mlock2_flags() == region.advice.mlock2_flags();
+            let as_it_was: u64 = there
+                .clone()
+                .filter(is_same)
+                .map(|m| m.end.min(region.end) - m.start.max(region.start))
+                .sum();
             let args = |flags| [region.start, region.len(), flags, 0, 0, 0];
-            match region.advice.lock() {
+            match region.advice.mlock2_flags() {
                 Some(_) if as_it_was == region.len() => {}
                 Some(flags) => {
-                    // What must not be read cannot be brought in, and is locked all the same; nor is what comes page by page.
+                    // Memory without access cannot be faulted in, but can be locked on fault. The
+                    // same holds for files that are read page by page from another node.
                     let shown = |file: u32| {
                         self.layout.files.get(file as usize).is_some_and(|file| file.place.is_some())
                     };
@@ -372,7 +389,7 @@ impl ProcessImage {
                     let on_fault = u64::from(region.prot == 0 || comes_later);
                     let done = space.call("lock memory", libc::SYS_mlock2, args(flags | on_fault));
                     if let Err(error) = done {
-                        tracing::warn!(pid, %error, "memory that was locked is not locked here");
+                        tracing::warn!(pid, %error, "cannot lock memory that the program has locked");
                     }
                 }
                 None if there.clone().next().is_none() => {}
@@ -382,18 +399,19 @@ impl ProcessImage {
         Ok(())
     }
 
-    /// At home too: the kernel's idea of the heap's end is not moved by mapping the heap, and a program that
-    /// has given a part of its heap back while it was away would be granted it again without getting it.
+    /// Needed at home too: the kernel does not move its record of the heap's end when the heap is
+    /// mapped. A program that shrank its heap while away would otherwise get brk results for memory
+    /// that is not mapped.
     fn set_bounds(
         &self,
-        space: &mut dyn Space,
+        space: &mut dyn InjectedSpace,
         memory: &Memory,
         reserve: Reserve,
         title: Option<&str>,
     ) -> Result<()> {
         let mut words: Vec<u64> = self.bounds.to_vec();
         if let Some(title) = title {
-            // The title lies at the end of our range, so that `ps` here shows it instead of the arguments.
+            // The title is at the end of the range, and `ps` shows it instead of the arguments.
             let mut title = title.as_bytes().to_vec();
             title.truncate(2000);
             title.push(0);
@@ -416,31 +434,31 @@ impl ProcessImage {
         space.call("set the bounds of memory", libc::SYS_prctl, args).map(drop)
     }
 
-    /// Checks what came from another node.
+    /// Checks an image received from another node.
     ///
     /// # Errors
-    /// With what is wrong.
+    /// With the defect found.
     pub fn check(&self) -> std::result::Result<(), &'static str> {
         self.layout.check()?;
         if self.version != crate::VERSION {
             return Err("an image of another version");
         }
-        if self.limits.iter().any(|limit| !limits::travels(limit.resource)) || self.limits.len() > 8 {
-            return Err("an image with other limits");
+        if self.limits.iter().any(|limit| !limits::is_migrated(limit.resource)) || self.limits.len() > 8 {
+            return Err("an image with unsupported limits");
         }
         if self.actions.len() != SIGNALS || self.command.len() > 64 || self.auxv.len() > 4096 {
-            return Err("an image of the wrong shape");
+            return Err("an image with invalid lengths");
         }
         let own: HashSet<i32> = self.threads.iter().map(|t| t.own_tid).collect();
         let home: HashSet<HomePid> = self.threads.iter().map(|t| t.tid).collect();
         let count = self.threads.len();
-        if count == 0 || count > MOST_THREADS || own.len() != count || home.len() != count {
-            return Err("an image without threads, with too many, or with one twice");
+        if count == 0 || count > MAX_THREADS || own.len() != count || home.len() != count {
+            return Err("an image with no, too many or duplicate threads");
         }
         if own.iter().any(|tid| *tid <= 1) || home.iter().any(|tid| tid.0 <= 1) {
-            return Err("a thread without a number");
+            return Err("a thread with an invalid number");
         }
-        // It may have begun to run such code after it was looked at.
+        // The process may have started to run 32-bit code after it was checked.
         if self.threads.iter().any(|thread| !thread.registers.is_64_bit()) {
             return Err("an image of 32-bit code");
         }
@@ -454,32 +472,37 @@ pub fn is_ignored_by_default(signal: i32) -> bool {
     matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT)
 }
 
-/// The action of a signal that a program has never touched.
-const UNCHANGED: Action = [DEFAULT; 4];
+/// The default action.
+const DEFAULT_ACTION: Action = [SIG_DFL; 4];
 
-/// Whether the action of signal `at + 1` may be another than [`UNCHANGED`]: most calls for the 64 are saved so. The
-/// flags of SIGCHLD count also where its action is the default.
-fn is_worth_asking(changed: u64, at: usize) -> bool {
+/// Whether the action of signal `at + 1` may differ from [`DEFAULT_ACTION`]; this saves most of the
+/// 64 calls. SIGCHLD may have flags even if its handler is the default.
+fn may_differ(changed: u64, at: usize) -> bool {
     changed >> at & 1 == 1 || at as i32 + 1 == libc::SIGCHLD
 }
 
-/// Reads what a process has registered for with membarrier; nothing on kernels before 6.3, which do not tell.
-fn barriers(space: &mut dyn Space) -> Result<u32> {
+/// The commands for which a process is registered with membarrier. Zero on kernels before 6.3,
+/// which do not report them.
+fn membarrier(space: &mut dyn InjectedSpace) -> Result<u32> {
     const GET_REGISTRATIONS: u64 = 1 << 9;
-    let told = space.injection().call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0, 0, 0, 0])?;
-    Ok(u32::try_from(told).unwrap_or(0))
+    let registered = space.injection().call(libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0, 0, 0, 0])?;
+    Ok(u32::try_from(registered).unwrap_or(0))
 }
 
-/// Reads what each signal does.
+/// Reads the actions of all signals.
 ///
 /// # Errors
 /// If the process is gone.
-pub fn actions(space: &mut dyn Space, memory: &Memory, reserve: Reserve) -> Result<Vec<Action>> {
+pub(crate) fn signal_actions(
+    space: &mut dyn InjectedSpace,
+    memory: &Memory,
+    reserve: Reserve,
+) -> Result<Vec<Action>> {
     let scratch = reserve.scratch();
     let status = procfs::status(memory.pid())?;
     let changed = status.ignored | status.caught;
-    let mut all = vec![UNCHANGED; SIGNALS];
-    for (at, action) in all.iter_mut().enumerate().filter(|(at, _)| is_worth_asking(changed, *at)) {
+    let mut all = vec![DEFAULT_ACTION; SIGNALS];
+    for (at, action) in all.iter_mut().enumerate().filter(|(at, _)| may_differ(changed, *at)) {
         let signal = at as u64 + 1;
         space.call("read a signal's action", libc::SYS_rt_sigaction, [signal, 0, scratch, 8, 0, 0])?;
         for (word, at) in action.iter_mut().zip((scratch..).step_by(8)) {
@@ -489,12 +512,12 @@ pub fn actions(space: &mut dyn Space, memory: &Memory, reserve: Reserve) -> Resu
     Ok(all)
 }
 
-/// Sets what a signal does; SIGKILL and SIGSTOP are left out.
+/// Sets the action of a signal, except SIGKILL and SIGSTOP.
 ///
 /// # Errors
 /// If the process is gone.
-pub fn set_action(
-    space: &mut dyn Space,
+pub fn set_signal_action(
+    space: &mut dyn InjectedSpace,
     memory: &Memory,
     reserve: Reserve,
     signal: u64,

@@ -1,9 +1,9 @@
-//! The range that deputy and guest keep free for us, at the same address.
+//! The address range that Tern keeps for itself in deputy and guest, at the same address.
 //!
 //! ```text
 //!  offset     at home                              away
 //!       0     the blob (code)                      the stub: one `syscall` instruction
-//!    2048     code of errands                      the same
+//!    2048     code for batched calls                the same
 //!    4096     mailbox header  ┐ shared with the    scratch for injected calls
 //!    8192     mailbox data    ┘ home shim          scratch
 //!  the last
@@ -12,12 +12,12 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
-use tern_tracee::errand::Desk;
+use tern_tracee::batch::BatchArea;
 use tern_tracee::inject::Injection;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{PAGE, Result};
 
-/// Where the range lies.
+/// The reserved range of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserve {
     /// Its first address.
@@ -27,72 +27,75 @@ pub struct Reserve {
 impl Reserve {
     /// Its length in bytes.
     pub const LEN: u64 = 256 << 10;
-    /// Length of the part behind the code page.
-    pub const ROOM: usize = (Self::LEN - PAGE) as usize;
+    /// Length of the part after the code page.
+    pub const DATA_LEN: usize = (Self::LEN - PAGE) as usize;
 
-    /// Where we ask for room in a process: far from where kernels and allocators put things by themselves, so
-    /// that it is free on every node, and has no neighbours.
-    pub const AREA: u64 = 0x3100_0000_0000;
+    /// The hint address at which the range is mapped: far from all addresses that kernels and
+    /// allocators choose by themselves, so that it is free on every node and has no neighbours.
+    pub const HINT: u64 = 0x3100_0000_0000;
 
-    /// Address behind the last.
+    /// The first address after the range.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.start + Self::LEN
     }
 
-    /// Where the writable part begins.
+    /// Start of the writable part.
     #[must_use]
-    pub fn room(&self) -> u64 {
+    pub fn data_start(&self) -> u64 {
         self.start + PAGE
     }
 
-    /// Where injected calls may put what they point to, a page at most, whatever calls are under way.
+    /// A page for arguments of injected calls, usable whatever calls are pending.
     #[must_use]
     pub fn scratch(&self) -> u64 {
         self.end() - PAGE
     }
 
-    /// Where threads may be sent on errands, whatever calls are under way: a few at a time.
+    /// Space for a few batched calls, usable whatever calls are pending.
     #[must_use]
-    pub fn narrow_desk(&self) -> Desk {
-        Desk { code: self.start + PAGE / 2, start: self.scratch(), end: self.scratch() + PAGE / 2 }
+    pub fn small_batch_area(&self) -> BatchArea {
+        BatchArea { code: self.start + PAGE / 2, start: self.scratch(), end: self.scratch() + PAGE / 2 }
     }
 
-    /// The same while no mailbox is in use in our range: hundreds.
+    /// Space for hundreds of batched calls, usable only while there is no mailbox in the range.
     #[must_use]
-    pub fn wide_desk(&self) -> Desk {
-        Desk { start: self.room() + PAGE, ..self.narrow_desk() }
+    pub fn large_batch_area(&self) -> BatchArea {
+        BatchArea { start: self.data_start() + PAGE, ..self.small_batch_area() }
     }
 
-    /// Whether the two ranges meet.
+    /// Whether the range overlaps `[start, end)`.
     #[must_use]
-    pub fn meets(&self, start: u64, end: u64) -> bool {
+    pub fn overlaps(&self, start: u64, end: u64) -> bool {
         start < self.end() && self.start < end
     }
 
-    /// Chooses a free place in a process, and maps it there: readable and writable, private.
+    /// Maps the range at a free address of the process: private, readable and writable, with an
+    /// executable code page.
     ///
     /// # Errors
-    /// If the process is gone, or will not have so much more address space.
-    pub fn take(injection: &mut Injection) -> Result<Self> {
+    /// If the process is gone, or its address space limit does not allow it.
+    pub fn map_new(injection: &mut Injection) -> Result<Self> {
         let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-        let args = [Self::AREA, Self::LEN, prot, flags, u64::MAX, 0];
+        let args = [Self::HINT, Self::LEN, prot, flags, u64::MAX, 0];
         let reserve = Self { start: injection.must("reserve addresses", libc::SYS_mmap, args)? };
         reserve.protect_code(injection)?;
         Ok(reserve)
     }
 
-    /// Makes the code page of the range, which is mapped, executable.
+    /// Makes the code page of the mapped range executable.
     ///
     /// # Errors
     /// If the process is gone, or the kernel refuses.
     pub fn protect_code(&self, injection: &mut Injection) -> Result<()> {
         let exec = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        injection.must("protect our code", libc::SYS_mprotect, [self.start, PAGE, exec, 0, 0, 0]).map(drop)
+        injection
+            .must("make the reserved code executable", libc::SYS_mprotect, [self.start, PAGE, exec, 0, 0, 0])
+            .map(drop)
     }
 
-    /// Removes the range from a process.
+    /// Unmaps the range.
     ///
     /// # Errors
     /// If the process is gone.
@@ -100,15 +103,15 @@ impl Reserve {
         injection.must("release addresses", libc::SYS_munmap, [self.start, Self::LEN, 0, 0, 0, 0]).map(drop)
     }
 
-    /// The maps without our range. The kernel may have merged a part of it with a neighbour.
+    /// The mappings without Tern's range. The kernel may have merged part of it with a neighbour.
     #[must_use]
-    pub fn without(reserve: Option<Self>, maps: &[Mapping]) -> Vec<Mapping> {
+    pub fn exclude(reserve: Option<Self>, maps: &[Mapping]) -> Vec<Mapping> {
         let mut rest = Vec::with_capacity(maps.len() + 1);
         for m in maps {
-            match reserve.filter(|r| r.meets(m.start, m.end)) {
+            match reserve.filter(|r| r.overlaps(m.start, m.end)) {
                 None => rest.push(m.clone()),
                 Some(r) => {
-                    // Nothing of a file is ever merged with us, so offsets need no care.
+                    // File mappings are never merged with the range, so offsets need no adjustment.
                     rest.extend((m.start < r.start).then(|| Mapping { end: r.start, ..m.clone() }));
                     rest.extend((r.end() < m.end).then(|| Mapping { start: r.end(), ..m.clone() }));
                 }

@@ -1,24 +1,25 @@
-//! One thread: who it is, registers, and what the kernel keeps about its memory.
+//! A thread: its numbers, registers, and the kernel's per-thread state that refers to its memory.
 
 use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
 use tern_ids::HomePid;
-use tern_tracee::errand::{Desk, Errand, MOST_CALLS, Returned, errands};
+use tern_tracee::batch::{BatchArea, BatchResult, InjectBatch, MAX_BATCH_CALLS, run_batches};
 use tern_tracee::inject::Injection;
 use tern_tracee::registers::{Registers, Xstate};
 use tern_tracee::{Error, Memory, Result};
 
-/// A thread on paper.
+/// The image of a thread.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadImage {
-    /// Its number at home: a thread's is taken from the same row as a process', whose first thread has its pid.
+    /// Its number at home. Threads and processes share one number space; a process's first thread
+    /// has its pid.
     pub tid: HomePid,
-    /// Its number as it sees it itself.
+    /// Its number as the process itself sees it.
     pub own_tid: i32,
-    /// General registers, untouched: an interrupted call is shown by `orig_rax` and a restart code in `rax`,
-    /// and the kernel that resumes the thread does the restart.
+    /// General registers, unmodified: an interrupted call shows as `orig_rax` with a restart code
+    /// in `rax`, and the kernel that resumes the thread restarts it.
     pub registers: Registers,
-    /// Extended registers, in the machine's layout.
+    /// Extended registers (XSAVE area), in the machine's layout.
     pub xstate: Xstate,
     /// Blocked signals.
     pub sigmask: u64,
@@ -28,7 +29,7 @@ pub struct ThreadImage {
     pub rseq: (u64, u32, u32),
     /// Head and length of the list of robust futexes.
     pub robust_list: (u64, u64),
-    /// Where the kernel writes 0 and wakes a futex when the thread ends.
+    /// Address at which the kernel writes 0 and wakes a futex when the thread exits.
     pub clear_child_tid: u64,
 }
 
@@ -36,10 +37,11 @@ const RSEQ_FLAG_UNREGISTER: u64 = 1;
 const PR_GET_TID_ADDRESS: u64 = 40;
 const SS_AUTODISARM: u64 = 1 << 31;
 
-/// Reads threads under injection, all of which stand; their numbers at home and their own are given.
+/// Captures threads under injection; all threads of the process are stopped. `numbers` has each
+/// thread's number at home and its own.
 ///
-/// A critical section of rseq in progress is aborted as the kernel does at a preemption: the kernel has not yet looked
-/// when a tracer sees the stop.
+/// If a thread is in a critical section of rseq, the section is aborted, as the kernel does at a
+/// preemption. At a ptrace stop the kernel has not yet done so.
 ///
 /// # Errors
 /// If their process is gone.
@@ -53,28 +55,29 @@ pub fn capture(
     for injection in injections.iter_mut() {
         let area = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
         if area.0 != 0 {
-            // Before it makes a call for us: the kernel sees then that it is not in the section, and forgets it.
-            let mut registers = *injection.before();
+            // Before the thread makes an injected call: the kernel then finds it outside of the
+            // section, and clears it.
+            let mut registers = *injection.saved_registers();
             leave_critical_section(memory, area.0, &mut registers)?;
-            injection.set_before(registers);
+            injection.set_saved_registers(registers);
         }
         areas.push(area);
     }
-    let asked = errands(injections, memory, reserve.wide_desk(), &|_, data| Errand {
+    let results = run_batches(injections, memory, reserve.large_batch_area(), &|_, data| InjectBatch {
         calls: vec![
             (libc::SYS_sigaltstack, [0, data, 0, 0, 0, 0]),
             (libc::SYS_get_robust_list, [0, data + 24, data + 32, 0, 0, 0]),
             (libc::SYS_prctl, [PR_GET_TID_ADDRESS, data + 40, 0, 0, 0, 0]),
         ],
-        ..Errand::default()
+        ..InjectBatch::default()
     })?;
-    let each = injections.iter().zip(numbers).zip(areas).zip(asked);
-    each.map(|(((injection, numbers), area), told)| ThreadImage::of(injection, *numbers, area, told.data))
+    let each = injections.iter().zip(numbers).zip(areas).zip(results);
+    each.map(|(((injection, numbers), area), result)| ThreadImage::of(injection, *numbers, area, result.data))
         .collect()
 }
 
-/// Gives threads under injection, all of which stand, what is theirs but registers and signal masks, which come with their
-/// resumption.
+/// Restores threads under injection, all of which are stopped. Registers and signal masks are set
+/// later, when they resume.
 ///
 /// # Errors
 /// If their process is gone, or a call fails.
@@ -82,12 +85,12 @@ pub fn restore(
     injections: &mut [Injection],
     images: &[&ThreadImage],
     memory: &Memory,
-    desk: Desk,
+    area: BatchArea,
 ) -> Result<()> {
     for (injection, image) in injections.iter().zip(images) {
         injection.stopped()?.set_xstate(&image.xstate)?;
     }
-    let done = errands(injections, memory, desk, &|at, data| images[at].errand(data))?;
+    let done = run_batches(injections, memory, area, &|at, data| images[at].restore_batch(data))?;
     succeeded(
         ["set the signal stack", "set the robust list", "set the tid address", "register rseq"],
         memory,
@@ -96,8 +99,8 @@ pub fn restore(
 }
 
 impl ThreadImage {
-    /// The image of a thread under injection, with its rseq area, of which its kernel has told these words: signal stack,
-    /// list of robust futexes, tid address.
+    /// The image of a thread under injection, from its rseq area and the words that its kernel
+    /// reported: signal stack, robust list, tid address.
     fn of(
         injection: &Injection,
         (tid, own_tid): (HomePid, i32),
@@ -106,12 +109,12 @@ impl ThreadImage {
     ) -> Result<Self> {
         let pid = injection.pid();
         let xstate = injection.stopped()?.xstate()?;
-        let registers = *injection.before();
-        let sigmask = injection.mask();
+        let registers = *injection.saved_registers();
+        let sigmask = injection.saved_mask();
         if !registers.is_64_bit() {
-            return Err(Error::Astray { what: "it runs 32-bit code".into(), pid });
+            return Err(Error::Inconsistent { what: "it runs 32-bit code".into(), pid });
         }
-        // SS_ONSTACK is what the stack pointer says, not a setting.
+        // SS_ONSTACK follows from the stack pointer and is not a setting.
         let flags = flags & 0xffff_ffff & (SS_AUTODISARM | libc::SS_DISABLE as u64);
         Ok(Self {
             tid,
@@ -126,8 +129,8 @@ impl ThreadImage {
         })
     }
 
-    /// The calls by which a thread gets what is its own; its data lies there.
-    fn errand(&self, data: u64) -> Errand {
+    /// The calls that restore a thread. `data` is the address of their data.
+    fn restore_batch(&self, data: u64) -> InjectBatch {
         let (head, len) = self.robust_list;
         let mut calls = vec![
             (libc::SYS_sigaltstack, [data, 0, 0, 0, 0, 0]),
@@ -139,21 +142,21 @@ impl ThreadImage {
             calls.push((libc::SYS_rseq, [area, u64::from(size), 0, u64::from(signature), 0, 0]));
         }
         let [stack, flags, size] = self.alternate_stack;
-        Errand { calls, data: [stack, flags, size, 0, 0, 0] }
+        InjectBatch { calls, data: [stack, flags, size, 0, 0, 0] }
     }
 }
 
-/// Takes back what the kernel would later write into the memory of threads, which is about to go. An unmapped rseq area
-/// would even kill them at their next preemption.
+/// Clears the addresses at which the kernel would later write to threads' memory, before that
+/// memory is unmapped. An unmapped rseq area would kill the thread at its next preemption.
 ///
 /// # Errors
 /// If the process is gone.
-pub fn withdraw(injections: &mut [Injection], memory: &Memory, reserve: Reserve) -> Result<()> {
+pub fn clear_kernel_pointers(injections: &mut [Injection], memory: &Memory, reserve: Reserve) -> Result<()> {
     let mut areas = Vec::with_capacity(injections.len());
     for injection in injections.iter() {
         areas.push(injection.stopped()?.rseq().unwrap_or((0, 0, 0)));
     }
-    let done = errands(injections, memory, reserve.wide_desk(), &|at, _| {
+    let done = run_batches(injections, memory, reserve.large_batch_area(), &|at, _| {
         // sizeof(struct robust_list_head)
         let mut calls =
             vec![(libc::SYS_set_robust_list, [0, 24, 0, 0, 0, 0]), (libc::SYS_set_tid_address, [0; 6])];
@@ -162,13 +165,17 @@ pub fn withdraw(injections: &mut [Injection], memory: &Memory, reserve: Reserve)
             let args = [area, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
             calls.push((libc::SYS_rseq, args));
         }
-        Errand { calls, ..Errand::default() }
+        InjectBatch { calls, ..InjectBatch::default() }
     })?;
     succeeded(["clear the robust list", "clear the tid address", "unregister rseq", ""], memory, &done)
 }
 
-/// Whether none of these calls has failed.
-fn succeeded(operations: [&'static str; MOST_CALLS], memory: &Memory, done: &[Returned]) -> Result<()> {
+/// Returns the error of the first call that failed.
+fn succeeded(
+    operations: [&'static str; MAX_BATCH_CALLS],
+    memory: &Memory,
+    done: &[BatchResult],
+) -> Result<()> {
     let mut calls = done.iter().flat_map(|done| operations.iter().zip(&done.calls));
     match calls.find(|(_, ret)| (-4095..0).contains(*ret)) {
         None => Ok(()),

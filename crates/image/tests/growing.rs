@@ -1,14 +1,15 @@
-//! A region that only grows is not sent again: what is known of it stays known; and what was never touched costs nothing.
+//! A region that grows is not sent again as a whole, and memory that was never touched costs
+//! nothing.
 #![allow(unsafe_code, reason = "memory of this process is mapped and its writes are tracked")]
 
 use tern_image::layout::{Backing, Layout, Region};
-use tern_image::pages::{Finder, Look};
+use tern_image::pages::{PageFinder, Scan};
 use tern_tracee::PAGE;
-use tern_tracee::dirty::Tracker;
+use tern_tracee::write_tracker::WriteTracker;
 
 const SIZE: u64 = 16 * PAGE;
 
-/// As the kernel maps it; at its first call anywhere, with room behind it.
+/// Maps memory as the kernel would: at the first call at any free address, then at `at`.
 fn map(at: u64, length: u64) -> u64 {
     let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
@@ -33,32 +34,33 @@ fn layout(parts: &[(u64, u64)]) -> Layout {
         shared: false,
         grows_down: false,
         no_reserve: false,
-        advice: tern_image::Advice::default(),
+        advice: tern_image::MemoryAdvice::default(),
         backing: Backing::Anonymous,
-        anew: false,
+        remap: false,
     };
     Layout { regions: parts.iter().map(region).collect(), files: Vec::new() }
 }
 
-/// Marked, looked at, and what is new to it too: (anew, forgotten, sent, sent of what is new).
-fn look(finder: &mut Finder, parts: &[(u64, u64)]) -> (Vec<bool>, Look, Vec<(u64, u64)>) {
+/// Marks and scans the layout, and scans new parts. Returns the marks, the scan, and the content of
+/// the new parts.
+fn scan(finder: &mut PageFinder, parts: &[(u64, u64)]) -> (Vec<bool>, Scan, Vec<(u64, u64)>) {
     let mut layout = layout(parts);
-    finder.mark(&mut layout);
-    let look = finder.look(&layout).expect("this process lives");
+    finder.mark_remapped(&mut layout);
+    let scan = finder.scan(&layout).expect("this process lives");
     let mut content = Vec::new();
-    for &rest in &look.fresh {
+    for &rest in &scan.new_parts {
         let mut rest = Some(rest);
         while let Some(now) = rest {
-            let (found, left) = finder.content(now).expect("this process lives");
+            let (found, left) = finder.scan_part(now).expect("this process lives");
             content.extend(found);
             rest = left;
         }
     }
-    (layout.regions.iter().map(|r| r.anew).collect(), look, content)
+    (layout.regions.iter().map(|r| r.remap).collect(), scan, content)
 }
 
 #[test]
-fn what_nobody_has_touched_costs_nothing() {
+fn untouched_memory_costs_nothing() {
     const VAST: u64 = 1 << 40;
     let mut finder = tracking();
     let Some(finder) = &mut finder else { return };
@@ -66,27 +68,27 @@ fn what_nobody_has_touched_costs_nothing() {
     let (first, second) = (start + 3 * PAGE, start + VAST / 2);
     write(first);
     let whole = [(start, start + VAST)];
-    let (_, found, content) = look(finder, &whole);
-    assert_eq!((found.forget, content), (vec![], vec![(first, PAGE)]));
-    // Its neighbour in the same table; and what had none.
+    let (_, found, content) = scan(finder, &whole);
+    assert_eq!((found.discard, content), (vec![], vec![(first, PAGE)]));
+    // A page in the same page table, and one whose table was empty.
     write(first + PAGE);
     write(second);
-    let (_, found, content) = look(finder, &whole);
+    let (_, found, content) = scan(finder, &whole);
     assert_eq!((found.send, content), (vec![(first + PAGE, PAGE)], vec![(second, PAGE)]));
-    // Thrown away, and nothing but that.
+    // All pages are discarded.
     // SAFETY: this test has mapped it.
     unsafe { libc::madvise(start as *mut _, VAST as usize, libc::MADV_DONTNEED) };
-    let (_, found, content) = look(finder, &whole);
+    let (_, found, content) = scan(finder, &whole);
     assert_eq!((found.send, content), (vec![], vec![]));
-    let forgotten = |page: u64| found.forget.iter().any(|&(at, len)| at <= page && page < at + len);
-    assert!(forgotten(first) && forgotten(first + PAGE) && forgotten(second), "{:?}", found.forget);
+    let forgotten = |page: u64| found.discard.iter().any(|&(at, len)| at <= page && page < at + len);
+    assert!(forgotten(first) && forgotten(first + PAGE) && forgotten(second), "{:?}", found.discard);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).unwrap();
     let tables: u64 = tables.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(tables < 10_000, "{tables} KiB of page tables");
 }
 
-/// Addresses without memory behind them.
+/// Reserves addresses without memory.
 fn reserve(length: u64) -> u64 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: new memory.
@@ -97,11 +99,11 @@ fn reserve(length: u64) -> u64 {
     got as u64
 }
 
-/// Of this process; none where the kernel cannot track writes.
-fn tracking() -> Option<Finder> {
+/// A finder for this process; `None` if the kernel cannot track writes.
+fn tracking() -> Option<PageFinder> {
     let me = std::process::id() as i32;
     let call = &mut |nr: i64, a: [u64; 6]| {
-        // SAFETY: userfaultfd and close of what it gives, with integers.
+        // SAFETY: userfaultfd, and close of the descriptor that it returns, take integers.
         let got = unsafe { libc::syscall(nr, a[0], a[1], a[2], a[3], a[4], a[5]) };
         Ok(if got < 0 {
             -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(1))
@@ -109,54 +111,54 @@ fn tracking() -> Option<Finder> {
             got
         })
     };
-    let tracker = Tracker::begin(me, call).ok()?;
-    Finder::new(me, Some(tracker), true).ok()
+    let tracker = WriteTracker::begin(me, call).ok()?;
+    PageFinder::new(me, Some(tracker), true).ok()
 }
 
 #[test]
-fn what_is_known_of_a_region_that_grows_stays_known() {
+fn growing_region_is_not_scanned_again() {
     let Some(mut finder) = tracking() else { return };
     let start = map(0, 4 * SIZE);
-    // The heap, with a hole behind it.
-    // SAFETY: nobody refers to it.
+    // A heap followed by a hole.
+    // SAFETY: nothing refers to this memory.
     unsafe { libc::munmap((start + SIZE) as *mut _, 3 * SIZE as usize) };
     (0..16).for_each(|page| write(start + page * PAGE));
-    let (anew, found, content) = look(&mut finder, &[(start, start + SIZE)]);
-    assert_eq!((anew, content), (vec![true], vec![(start, SIZE)]));
-    assert_eq!((found.forget, found.send), (vec![], vec![]));
+    let (remap, found, content) = scan(&mut finder, &[(start, start + SIZE)]);
+    assert_eq!((remap, content), (vec![true], vec![(start, SIZE)]));
+    assert_eq!((found.discard, found.send), (vec![], vec![]));
 
-    // It has grown, as a region of its own, since the first part is tracked.
+    // It grows by a separate mapping, since the first part is tracked.
     map(start + SIZE, SIZE);
     write(start + 3 * PAGE);
     write(start + SIZE + 5 * PAGE);
     let grown = (start + SIZE, start + 2 * SIZE);
-    let (anew, found, content) = look(&mut finder, &[(start, start + SIZE), grown]);
-    assert_eq!((anew, content), (vec![false, false], vec![(start + SIZE + 5 * PAGE, PAGE)]));
-    assert_eq!((found.forget, found.send), (vec![(start + SIZE, SIZE)], vec![(start + 3 * PAGE, PAGE)]));
+    let (remap, found, content) = scan(&mut finder, &[(start, start + SIZE), grown]);
+    assert_eq!((remap, content), (vec![false, false], vec![(start + SIZE + 5 * PAGE, PAGE)]));
+    assert_eq!((found.discard, found.send), (vec![(start + SIZE, SIZE)], vec![(start + 3 * PAGE, PAGE)]));
 
-    // Now both are tracked, and one.
+    // Now both are tracked, and have merged.
     write(start + SIZE);
     let one = (start, start + 2 * SIZE);
-    let (anew, found, content) = look(&mut finder, &[one]);
-    assert_eq!((anew, content, found.forget), (vec![false], vec![], vec![]));
+    let (remap, found, content) = scan(&mut finder, &[one]);
+    assert_eq!((remap, content, found.discard), (vec![false], vec![], vec![]));
     assert_eq!(found.send, [(start + SIZE, PAGE)]);
 
-    // By something beyond a gap, which is then closed: what was two pieces with content must become one.
+    // A mapping beyond a gap, which is then closed: two pieces with content must become one.
     let far = (start + 2 * SIZE + PAGE, start + 3 * SIZE);
     map(far.0, far.1 - far.0);
     write(far.0);
-    let (anew, _, content) = look(&mut finder, &[one, far]);
-    assert_eq!((anew, content), (vec![false, false], vec![(far.0, PAGE)]));
+    let (remap, _, content) = scan(&mut finder, &[one, far]);
+    assert_eq!((remap, content), (vec![false, false], vec![(far.0, PAGE)]));
     map(start + 2 * SIZE, PAGE);
-    let (anew, found, content) = look(&mut finder, &[(start, start + 3 * SIZE)]);
-    assert_eq!((anew, found.send, found.forget), (vec![true], vec![], vec![(start, 3 * SIZE)]));
+    let (remap, found, content) = scan(&mut finder, &[(start, start + 3 * SIZE)]);
+    assert_eq!((remap, found.send, found.discard), (vec![true], vec![], vec![(start, 3 * SIZE)]));
     assert!(content.iter().any(|&(at, len)| at == start && len >= 2 * SIZE), "{content:?}");
 
-    // Mapped anew at the same place: it is not what it was.
+    // A new mapping at the same address has other content.
     map(start, SIZE);
     write(start + 7 * PAGE);
-    let (anew, found, content) =
-        look(&mut finder, &[(start, start + SIZE), (start + SIZE, start + 3 * SIZE)]);
-    assert_eq!((anew, content), (vec![false, false], vec![(start + 7 * PAGE, PAGE)]));
-    assert_eq!((found.forget, found.send), (vec![(start, SIZE)], vec![]));
+    let (remap, found, content) =
+        scan(&mut finder, &[(start, start + SIZE), (start + SIZE, start + 3 * SIZE)]);
+    assert_eq!((remap, content), (vec![false, false], vec![(start + 7 * PAGE, PAGE)]));
+    assert_eq!((found.discard, found.send), (vec![(start, SIZE)], vec![]));
 }

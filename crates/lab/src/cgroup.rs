@@ -1,8 +1,10 @@
-//! The control groups of a lab: `tern-lab/NAME/{switch,node1,node2,…}` in every hierarchy that is of use.
+//! The control groups of a lab: `tern-lab/NAME/{switch,node1,node2,…}` in every hierarchy that the
+//! lab uses.
 //!
-//! They limit and count CPU time, and they are how a lab is found and ended: each of its processes is in
-//! them from its first instant. A node's processes are in the leaf `main` of its group, so that under
-//! cgroup v2 its daemon can make further groups beside that.
+//! They limit and count CPU time, and they identify a lab's processes: each process is in them from
+//! its creation on, so that a lab can be found and killed. A node's processes are in the leaf
+//! `main` of the node's group, so that under cgroup v2 the node's daemon can create further groups
+//! beside that leaf.
 
 use crate::error::{LabError, Result, Tried};
 use crate::options::Name;
@@ -15,19 +17,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tern_cgroup::hierarchy::{self, Hierarchy, walk};
 
-/// 5 ms: with the kernel's 100 ms a node that has used up its quota answers 69 ms late.
+/// CFS period, 5 ms. With the kernel's default of 100 ms a node that has used up its quota replies
+/// 69 ms late.
 const PERIOD_US: u64 = 5_000;
-/// The least quota that the kernel takes; slower nodes get longer periods.
+/// The smallest quota that the kernel accepts. Slower nodes get longer periods.
 const LEAST_QUOTA_US: u64 = 1_000;
 const TOP: &str = "tern-lab";
 
-/// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2. Those of memory and
-/// freezer too, so that what its nodes make there for their guests is below their own groups, and goes with them.
+/// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2.
+/// Memory and freezer are included so that the groups that nodes create for guests are inside the
+/// nodes' groups and removed with them.
 #[derive(Debug, Clone)]
 pub(crate) struct Hierarchies(Vec<Hierarchy>);
 
 impl Hierarchies {
-    /// Looks them up.
+    /// Finds the mounted hierarchies.
     pub(crate) fn find() -> Result<Self> {
         let mut all = Hierarchy::all().tried(|| "read /proc/self/mountinfo".to_owned())?;
         all.retain(is_of_use);
@@ -56,7 +60,7 @@ fn is_of_use(hierarchy: &Hierarchy) -> bool {
     hierarchy.unified || ["cpu", "cpuacct", "memory", "freezer"].iter().any(|one| hierarchy.has(one))
 }
 
-/// One group, in all hierarchies.
+/// One control group, in all hierarchies.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
     hierarchies: Vec<Hierarchy>,
@@ -68,11 +72,11 @@ impl Group {
         self.hierarchies.iter().map(|h| (h, h.mount.join(&self.path)))
     }
 
-    /// Makes it, with its leaf `main`. `speed` limits it to this many CPUs.
+    /// Creates the group with its leaf `main`. `speed` limits it to this many CPUs.
     pub(crate) fn make(&self, speed: Option<f64>) -> Result<()> {
         for (hierarchy, directory) in self.directories() {
             let leaf = directory.join("main");
-            // Another lab's end may remove the empty parent between two steps of this.
+            // Another lab that goes down may remove the empty parent between two steps of this.
             let mut made = fs::create_dir_all(&leaf);
             for _ in 0..10 {
                 if made.is_ok() {
@@ -88,7 +92,7 @@ impl Group {
         Ok(())
     }
 
-    /// Limits the memory of all that is in it, caches included.
+    /// Limits the memory of all processes in the group, caches included.
     pub(crate) fn limit_memory(&self, bytes: u64) -> Result<()> {
         let Some((hierarchy, directory)) = self.directories().find(|(h, _)| h.has("memory")) else {
             return Err(LabError::Unsupported(
@@ -104,7 +108,8 @@ impl Group {
         write(&file, &bytes.to_string())
     }
 
-    /// `cgroup.procs` of its leaf in each hierarchy: who writes 0 there becomes a member.
+    /// `cgroup.procs` of the leaf in each hierarchy. A process that writes 0 there becomes a
+    /// member.
     pub(crate) fn doors(&self) -> Result<Vec<OwnedFd>> {
         self.directories()
             .map(|(_, directory)| {
@@ -115,7 +120,7 @@ impl Group {
             .collect()
     }
 
-    /// Makes this process a member.
+    /// Moves this process into the group.
     pub(crate) fn join(&self) -> Result<()> {
         for door in self.doors()? {
             rustix::io::write(door, b"0")
@@ -124,7 +129,7 @@ impl Group {
         Ok(())
     }
 
-    /// Its processes and those of the groups in it; none if it does not exist.
+    /// The processes of the group and of the groups below it; empty if the group does not exist.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mut all = BTreeSet::new();
         for (_, directory) in self.directories() {
@@ -136,7 +141,7 @@ impl Group {
         all.into_iter().collect()
     }
 
-    /// Whether any process is in it, visible from this pid namespace or not.
+    /// Whether the group has any process, visible from this pid namespace or not.
     pub(crate) fn occupied(&self) -> bool {
         let mut occupied = false;
         for (_, directory) in self.directories() {
@@ -147,12 +152,14 @@ impl Group {
         occupied
     }
 
-    /// Kills all its processes and waits until they are gone; those that are not after `patience` are returned.
-    pub(crate) fn kill(&self, patience: Duration) -> std::result::Result<(), Vec<i32>> {
-        let end = Instant::now() + patience;
+    /// Kills all processes of the group and waits until they are gone; returns those still alive
+    /// after `timeout`.
+    pub(crate) fn kill(&self, timeout: Duration) -> std::result::Result<(), Vec<i32>> {
+        let end = Instant::now() + timeout;
         loop {
             for (_, directory) in self.directories().filter(|(h, _)| h.unified) {
-                // At once and race-free, since kernel 5.14; what follows does it on others, by and by.
+                // Kills all at once without a race, since kernel 5.14. On older kernels the loop
+                // below does it.
                 let _ = fs::write(directory.join("cgroup.kill"), "1");
             }
             let left = self.processes();
@@ -163,22 +170,22 @@ impl Group {
                 return Err(left);
             }
             for pid in left.iter().filter_map(|p| rustix::process::Pid::from_raw(*p)) {
-                // It may be dead already.
+                // It may have ended already.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Removes it and the groups in it, which must be empty, then its parents if nothing else is in them.
-    /// A group that does not exist is removed already.
-    pub(crate) fn remove(&self, patience: Duration) -> io::Result<()> {
-        let end = Instant::now() + patience;
+    /// Removes the group and the groups below it, which must be empty, then each parent that is
+    /// empty. Succeeds if the group does not exist.
+    pub(crate) fn remove(&self, timeout: Duration) -> io::Result<()> {
+        let end = Instant::now() + timeout;
         for (hierarchy, directory) in self.directories() {
             hierarchy::remove(&directory, end.saturating_duration_since(Instant::now()))?;
             let top = hierarchy.mount.join(TOP);
             for parent in directory.ancestors().skip(1).take_while(|p| p.starts_with(&top)) {
-                // Other labs may be in it.
+                // Fails while the parent holds other labs' groups.
                 if fs::remove_dir(parent).is_err() {
                     break;
                 }
@@ -187,7 +194,7 @@ impl Group {
         Ok(())
     }
 
-    /// CPU time used by its processes, the ended ones included, since the group was made.
+    /// CPU time used by the group's processes, including ended ones, since the group was created.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
         for (hierarchy, directory) in self.directories() {
             if hierarchy.unified {
@@ -224,13 +231,13 @@ fn limit(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
         hand_down(hierarchy, path, "+cpu")?;
         write(&directory.join("cpu.max"), &format!("{quota} {period}"))
     } else {
-        // The period first: a quota is checked against the one that is set.
+        // The period goes first: the kernel checks a quota against the current period.
         write(&directory.join("cpu.cfs_period_us"), &period.to_string())?;
         write(&directory.join("cpu.cfs_quota_us"), &quota.to_string())
     }
 }
 
-/// Version 2 hands a controller down one level at a time.
+/// Enables a controller on each level of the path: version 2 delegates it one level at a time.
 fn hand_down(hierarchy: &Hierarchy, path: &Path, controller: &str) -> Result<()> {
     let mut above = hierarchy.mount.clone();
     for part in path.components() {

@@ -1,5 +1,5 @@
-//! Makes a Tern cluster of a lab's nodes, with the commands that a user would give. All that the lab knows
-//! of Tern is in this file.
+//! Makes a Tern cluster of a lab's nodes, with the commands that a user would run. Only this module
+//! of the lab depends on Tern.
 
 use crate::error::{LabError, Result, Tried};
 use crate::lab::Lab;
@@ -15,13 +15,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long ternd may take to answer, and the nodes to find each other.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Where ternd keeps what it can find out again.
+/// Time for ternd to answer, and for the nodes to discover each other.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// ternd's cache directory: state that ternd can rebuild.
 const CACHE: &str = "/var/cache/tern";
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Configures and starts ternd on all nodes; returns when node 1 says that all are up.
+/// Configures and starts ternd on all nodes. Returns when node 1 reports that all nodes are up.
 pub(crate) fn start(lab: &Lab) -> Result<()> {
     let programs = State::load(lab.name())?.programs();
     check_programs(&programs)?;
@@ -42,11 +42,11 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
     })
 }
 
-/// The nodes are one machine: its speed is measured once, and not by all of them at a time while something else is to be
-/// seen.
+/// Measures the machine's CPU speed once and copies the result to every node's cache. All nodes run
+/// on one machine; measuring on each of them would load it while the lab is in use.
 fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
     let ternd = programs.join("ternd");
-    // As ternd makes it: what it keeps of guests' files is nobody's to look at.
+    // The same mode as ternd uses: the cache holds contents of guests' files.
     let make = |cache: &Path| DirBuilder::new().recursive(true).mode(0o700).create(cache);
     make(Path::new(CACHE)).tried(|| format!("make {CACHE}"))?;
     let file = Path::new(CACHE).join("speed.json");
@@ -65,27 +65,27 @@ fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Starts ternd on a node that is configured; returns when it answers.
+/// Starts ternd on a node that is configured. Returns when ternd answers.
 pub(crate) fn start_daemon(node: &Node) -> Result<()> {
     node.daemon("ternd", &[], "ternd")?;
     wait_for(node, "ternd does not answer", |_| true)
 }
 
-/// Kills ternd and nothing else, and starts it anew.
+/// Kills only ternd and starts it again.
 pub(crate) fn restart_daemon(node: &Node) -> Result<()> {
     let daemons = || -> Result<Vec<i32>> {
         Ok(node.processes()?.into_iter().filter(|&pid| command_name(pid) == "ternd").collect())
     };
     let found = daemons()?;
     if found.is_empty() {
-        let message = "it does not run".to_owned();
+        let message = "it is not running".to_owned();
         return Err(LabError::Failed { what: format!("ternd on node {}", node.number()), message });
     }
     for pid in found.iter().filter_map(|&p| Pid::from_raw(p)) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = kill_process(pid, Signal::KILL);
     }
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + START_TIMEOUT;
     while daemons()?.iter().any(|pid| found.contains(pid)) {
         if Instant::now() > end {
             return Err(LabError::Undying { lab: node.lab.clone(), pids: found });
@@ -113,15 +113,15 @@ fn tern(node: &Node, arguments: &[&str]) -> Result<String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    // The token is a secret: it is not repeated.
+    // Only the first argument is shown: the others may hold the token, which is secret.
     let what = format!("tern {} on node {}", arguments.first().copied().unwrap_or_default(), node.number());
     let said = String::from_utf8_lossy(&output.stderr);
     Err(LabError::Failed { what, message: said.trim().replace('\n', ", ") })
 }
 
-/// Waits until `tern status` of the node is as it should be.
+/// Waits until the node's `tern status` satisfies `good`.
 fn wait_for(node: &Node, else_say: &str, good: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + START_TIMEOUT;
     loop {
         let status = tern(node, &["status", "--json"]);
         if let Ok(status) = status.as_ref().map(|s| serde_json::from_str(s).unwrap_or_default())
@@ -139,7 +139,9 @@ fn wait_for(node: &Node, else_say: &str, good: impl Fn(&serde_json::Value) -> bo
             let said = status.map_or_else(|e| e.to_string(), |s| s.trim().replace('\n', " "));
             return Err(LabError::Failed {
                 what: format!("the cluster of lab {}", node.lab),
-                message: format!("{else_say} after 30 s; tern status: {said}; ternd's last words: {last}"),
+                message: format!(
+                    "{else_say} after 30 s; tern status: {said}; last line of ternd's log: {last}"
+                ),
             });
         }
         thread::sleep(PAUSE);

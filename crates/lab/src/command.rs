@@ -19,12 +19,13 @@ use std::path::PathBuf;
 use std::process::{Child, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// How long a command may go on after it was told to end.
+/// Time that a command has to exit after a terminating signal.
 const LAST_WISHES: Duration = Duration::from_secs(5);
 
 /// A cluster inside this machine.
 ///
-/// Each node is a set of namespaces with its own init, writable layer, share of the CPU and link. Needs root.
+/// Each node is a set of namespaces with its own init, writable layer, share of the CPU and link.
+/// Needs root.
 #[derive(Debug, Parser)]
 #[command(
     name = "lab",
@@ -43,133 +44,138 @@ const LAST_WISHES: Duration = Duration::from_secs(5);
         others: 0 done, 1 not done, 2 wrong command line"
 )]
 pub struct LabArgs {
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: LabCommand,
 }
 
-/// What the lab can do.
+/// The subcommands of `tern lab`.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// Make a cluster, and leave it up.
+    /// Create a cluster and leave it running.
     Up {
-        /// How it shall be.
+        /// The lab's options.
         #[command(flatten)]
         shape: LabShape,
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
     },
-    /// Make a cluster, run a command on node 1, take all down again; ends as the command ends.
+    /// Create a cluster, run a command on node 1, then take the cluster down; exits with the
+    /// command's status.
     Run {
-        /// How it shall be.
+        /// The lab's options.
         #[command(flatten)]
         shape: LabShape,
-        /// Its name; one of its own unless given.
+        /// The lab's name; without it, a unique name.
         #[arg(long, value_name = "NAME")]
         lab: Option<Name>,
-        /// The command.
+        /// The command to run.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Run a command on a node; ends as the command ends.
+    /// Run a command on a node; exits with the command's status.
     Exec {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
-        /// The node.
+        /// The node's number.
         node: u16,
-        /// The command.
+        /// The command to run.
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Run a command natively and in a storm of migrations, and compare.
+    /// Run a command natively and under a storm of migrations, and compare the results.
     ///
-    /// The command runs on node 1 as it is, in an empty folder. Then it runs there with mosrun, and every process that
-    /// it starts is moved to one random node after the other, home included, as long as it lives; the balancer leaves
-    /// these processes alone. Standard output and error, exit status, and the files that it leaves in its folder must
-    /// be the same. It gets no input.
+    /// The command first runs unmodified on node 1, in an empty folder. It then runs there under
+    /// mosrun, and each process that it starts is migrated from one random node to another, home
+    /// included, until the process ends. The balancer does not move these processes. Standard
+    /// output, standard error, exit status and the files left in the folder must be the same in
+    /// both runs. Standard input is empty.
     Storm(StormArgs),
-    /// Cut a node's cables, or what goes between two nodes, silently.
+    /// Cut a node's cables, or the traffic between two nodes, without notifying either end.
     Cut {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
-        /// The node.
+        /// The node's number.
         node: u16,
-        /// The other node.
+        /// The other node's number.
         other: Option<u16>,
-        /// Only what goes from the one to the other.
+        /// Cut only the direction from the first node to the second.
         #[arg(long, requires = "other")]
         one_way: bool,
     },
-    /// Heal a node's cables, or what goes between two nodes, or all.
+    /// Restore a node's cables, the traffic between two nodes, or everything that was cut.
     Heal {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
-        /// The node.
+        /// The node's number; without it, everything is restored.
         node: Option<u16>,
-        /// The other node.
+        /// The other node's number.
         other: Option<u16>,
-        /// Only what goes from the one to the other.
+        /// Restore only the direction from the first node to the second.
         #[arg(long, requires = "other")]
         one_way: bool,
     },
-    /// Kill a node: its links, then every process.
+    /// Kill a node: take down its links, then kill every process.
     Kill {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
-        /// The node.
+        /// The node's number.
         node: u16,
     },
-    /// Boot a node again, its files as they are.
+    /// Reboot a node; its files are kept.
     Restart {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
-        /// The node.
+        /// The node's number.
         node: u16,
-        /// Kill and start only its ternd.
+        /// Kill and start only the node's ternd.
         #[arg(long)]
         daemon_only: bool,
     },
-    /// Take it down, whatever is left of it.
+    /// Take the lab down, also if only parts of it remain.
     Down {
-        /// Its name.
+        /// The lab's name.
         #[command(flatten)]
         which: Which,
     },
 }
 
-/// How a lab shall be.
+/// The options of a lab.
 #[derive(Debug, Args)]
 pub struct LabShape {
-    /// Nodes, 1 to 64; without it, as many as there are speeds, or 2.
+    /// Number of nodes, 1 to 64; without it, one per given speed, or 2.
     #[arg(long, short, value_name = "N")]
     pub nodes: Option<u16>,
-    /// CPUs of this machine for each node, or one number for all; scaled down to 3/4 of the machine.
+    /// CPUs of this machine for each node, or one number for all nodes; scaled down to 3/4 of the
+    /// machine.
     #[arg(long, value_name = "S,…", value_delimiter = ',')]
     pub speed: Vec<f64>,
-    /// MiB of memory for each node; without it, as much as the machine.
+    /// MiB of memory for each node; without it, as much as the machine has.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(64..))]
     pub memory: Option<u64>,
-    /// Directories of this machine that are the same in all nodes, as on a shared file system; others are each node's own.
+    /// Directories of this machine that all nodes share, as on a shared file system; all others are
+    /// private to each node.
     #[arg(long, value_name = "DIR,…", value_delimiter = ',')]
     pub shared: Vec<PathBuf>,
-    /// switch, hub or p2p, then :RATE,DELAY,LOSS, as in switch:1gbit,0.2ms,1%; the delay is one way.
+    /// switch, hub or p2p, then :RATE,DELAY,LOSS, as in switch:1gbit,0.2ms,1%; the delay is one
+    /// way.
     #[arg(long, default_value = "switch", value_name = "LINK")]
     pub link: Link,
-    /// Lose the same frames each time.
+    /// Seed for frame loss: the same seed loses the same frames.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Start no ternd: bare nodes.
+    /// Create bare nodes: start no ternd.
     #[arg(long)]
     pub bare: bool,
 }
 
-/// Which lab.
+/// Selects a lab.
 #[derive(Debug, Args)]
 pub struct Which {
     /// The lab's name.
@@ -194,11 +200,12 @@ impl LabShape {
     }
 }
 
-/// Does it. For `run` and `exec` of a command that died by a signal, this process dies by the same signal
-/// instead of returning. The caller has one thread.
+/// Runs a `tern lab` command. If the command of `run` or `exec` died by a signal, this process dies
+/// by the same signal instead of returning. The caller must be single-threaded.
 ///
 /// # Errors
-/// Those of [`LabError`]; a message has been written for `run` and `exec`, whose exit code is 125 then.
+/// Those of [`LabError`]. For `run` and `exec` this function prints the error and returns exit code
+/// 125.
 pub fn run(command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::Up { shape, which } => up(shape.options(which.lab)),
@@ -251,7 +258,8 @@ fn or_125(result: Result<u8, LabError>) -> Result<ExitCode> {
     }
 }
 
-/// An interrupt also ends the programs that the lab runs: their failure is not the cause.
+/// An interrupt also ends the programs that the lab runs. Their failure is then not the cause to
+/// report.
 fn die_if_interrupted(error: &LabError) {
     if let LabError::Interrupted(signal) = error {
         signals::die_of(*signal);
@@ -291,16 +299,17 @@ fn up(options: Options) -> Result<ExitCode> {
         text += &format!("node{} {} speed {:.3}\n", node.number(), node.address(), lab.speed(node.number())?);
     }
     lab.keep();
-    // Whoever does not read it has the lab all the same.
+    // A failed write is ignored: the lab is up all the same.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the command's exit code, the lab being down.
+/// Creates a lab, runs the command in it, takes the lab down, and returns the command's exit code.
 pub(crate) fn run_in(options: &Options, command: &[OsString]) -> Result<u8, LabError> {
     signals::expect_children();
     signals::note_interrupts();
-    // So that the nodes' inits become our zombies, not those of the machine's init, and are gone when we are.
+    // The nodes' inits become zombies of this process, not of the machine's init, and vanish when
+    // it ends.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let (program, arguments) = split(command)?;
     let lab = Lab::up(options)?;
@@ -317,7 +326,7 @@ pub(crate) fn run_in(options: &Options, command: &[OsString]) -> Result<u8, LabE
     let status = match end {
         End::Ended(status) => status,
         End::Outlasted(signal) => {
-            // Going down has ended it.
+            // Taking the lab down has killed it.
             let _ = child.wait();
             bury();
             return Err(LabError::Interrupted(signal));
@@ -331,7 +340,7 @@ pub(crate) fn run_in(options: &Options, command: &[OsString]) -> Result<u8, LabE
     }
 }
 
-/// Waits for the inits that have become this process's children; they are dead, or about to be.
+/// Reaps the inits that were reparented to this process. They are dead or about to die.
 fn bury() {
     let end = Instant::now() + Duration::from_secs(1);
     while let Ok(ended) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -347,11 +356,11 @@ fn bury() {
 /// How the wait for the command ended.
 enum End {
     Ended(ExitStatus),
-    /// It was told to end by this signal, and did not.
+    /// The command was sent this signal and did not exit in time.
     Outlasted(i32),
 }
 
-/// Waits for the command, passing on what ends programs.
+/// Waits for the command and forwards terminating signals to it.
 fn attend(child: &mut Child) -> End {
     let pidfd = Pid::from_raw(child.id() as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let mut last: Option<(Instant, i32)> = None;
@@ -360,14 +369,14 @@ fn attend(child: &mut Child) -> End {
             return End::Ended(status);
         }
         if let Some(Received { signal, from_process }) = signals::take_noted() {
-            // The terminal has sent it to the command as well.
+            // The terminal has already sent this signal to the command.
             if from_process
                 && let Some(pidfd) = &pidfd
                 && let Some(signal) = Signal::from_named_raw(signal)
             {
                 let _ = pidfd_send_signal(pidfd, signal);
             }
-            // An interrupt from the keyboard is the command's own business, as that of a shell's job is.
+            // A keyboard interrupt is left to the command, as a shell leaves it to its job.
             if from_process || signal != libc::SIGINT {
                 last = Some((Instant::now() + LAST_WISHES, signal));
             }
@@ -377,7 +386,8 @@ fn attend(child: &mut Child) -> End {
         {
             return End::Outlasted(signal);
         }
-        // A signal that comes between the look above and this wait is seen a little later.
+        // A signal that arrives between the check above and this wait is noticed when the wait
+        // times out.
         let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         let mut fds: Vec<_> = pidfd.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&moment));

@@ -1,5 +1,6 @@
-//! A program in a node: it runs there as if started there, and this process stands for it here: it stops
-//! when the program stops, passes on the signals that it gets, and ends as the program ends.
+//! Runs a program in a node as if it had been started there. This process is its proxy: it stops
+//! when the program stops, forwards the signals that it receives, and exits with the program's
+//! status.
 
 use crate::cgroup::Hierarchies;
 use crate::error::{Result, Tried};
@@ -16,19 +17,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-/// As a shell says it.
+/// The exit code of a shell for a missing program.
 const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
 
-/// Whether the program keeps this process as its parent, and its terminal.
+/// Whether the program stays a child of this process, with its terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     Attached,
     Detached,
 }
 
-/// Runs the program in the node, with this process's environment, directory, terminal and open standard
-/// files; returns its exit code, or ends this process by the signal that ended it. The caller has one thread.
+/// Runs the program in the node with this process's environment, directory, terminal and standard
+/// files. Returns the program's exit code, or ends this process by the signal that ended it. The
+/// caller must be single-threaded.
 pub(crate) fn enter(lab: &Name, node: u16, how: How, program: &OsStr, arguments: &[OsString]) -> Result<u8> {
     let state = State::load(lab)?;
     let init = state.init(node)?.open().tried(|| format!("find node {node}"))?;
@@ -58,10 +60,11 @@ pub(crate) fn enter(lab: &Name, node: u16, how: How, program: &OsStr, arguments:
         }
     };
     let pid = Pid::from_child(&child);
-    // The pipes, if any, are the program's: it must be the only one to hold them.
+    // By now this process must not hold the program's pipes: the program must be their only holder.
     let status = attend(pid, &all)?;
     if had_terminal {
-        // An interactive shell has taken it for its jobs, and could not name us, who are outside its namespace.
+        // An interactive shell has put its jobs into the foreground. It cannot restore this process
+        // group, which is outside its pid namespace.
         let _ = rustix::termios::tcsetpgrp(std::io::stdin(), rustix::process::getpgrp());
     }
     match (status.exit_status(), status.terminating_signal()) {
@@ -79,13 +82,13 @@ fn attend(child: Pid, all: &Mask) -> Result<WaitStatus> {
             if !status.stopped() {
                 return Ok(status);
             }
-            // So that the shell which started us sees its job stop.
+            // Stop this process too, so that the shell that started it sees its job stop.
             let _ = kill_process(rustix::process::getpid(), Signal::STOP);
             let _ = kill_process(child, Signal::CONT);
             continue;
         }
         let received = all.wait();
-        // What the terminal sends, it sends to the child as well.
+        // The terminal sends its signals to the child as well, so those are not forwarded.
         if received.from_process
             && received.signal != libc::SIGCHLD
             && let Some(signal) = Signal::from_named_raw(received.signal)
@@ -95,12 +98,13 @@ fn attend(child: Pid, all: &Mask) -> Result<WaitStatus> {
     }
 }
 
-/// Whether this process is in the foreground of the terminal that is its standard input.
+/// Whether this process is in the foreground group of the terminal on its standard input.
 fn holds_terminal() -> bool {
     rustix::termios::tcgetpgrp(std::io::stdin()).is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
-/// The tools come first: what was built just now, not what the machine has installed.
+/// Puts the tools' directory first, so that fresh builds take precedence over the machine's
+/// installed programs.
 fn search_path(programs: &Path) -> OsString {
     let mut path = programs.as_os_str().to_owned();
     path.push(":");

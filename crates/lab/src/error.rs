@@ -1,9 +1,10 @@
-//! What can go wrong with a lab.
+//! The errors of this crate.
 
 use crate::options::Name;
 use std::io;
 
-/// Why the lab did not do it. Unless a variant says otherwise, a failed [`crate::Lab::up`] leaves nothing behind.
+/// Why an operation on a lab failed. Unless a variant says otherwise, a failed [`crate::Lab::up`]
+/// leaves nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// The caller is not root.
@@ -12,78 +13,78 @@ pub enum LabError {
          does not give; try sudo"
     )]
     NotRoot,
-    /// An option or argument makes no sense; the text says which.
+    /// An option or argument is invalid; the text says which.
     #[error("{0}")]
     BadOption(String),
     /// A program that the lab runs is not installed.
     #[error("the program {program} is missing; Debian has it in the package {package}")]
     MissingProgram {
-        /// Its name.
+        /// The program's name.
         program: &'static str,
-        /// Where Debian has it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// No binary that can be started as init.
+    /// No binary was found that can be started as init.
     #[error("no program tern beside {beside}; build it with cargo build, or name it in TERN_LAB_HELPER")]
     NoHelper {
-        /// Where it was looked for.
+        /// The path beside which the lab searched.
         beside: String,
     },
-    /// There is no such lab.
+    /// No lab of that name exists.
     #[error("no lab named {0} is up; start it with: tern lab up --lab {0}")]
     NotUp(Name),
-    /// There is one already.
+    /// A lab of that name exists already.
     #[error("a lab named {0} is up already; take it down with: tern lab down --lab {0}")]
     AlreadyUp(Name),
     /// The node's number is not in this lab.
     #[error("there is no node {node} in this lab of {nodes}")]
     NoNode {
-        /// What was asked for.
+        /// The requested node.
         node: u16,
-        /// How many there are.
+        /// Number of nodes in the lab.
         nodes: u16,
     },
-    /// The node was killed.
+    /// The node is down.
     #[error("node {0} is down; bring it back with: tern lab restart {0}")]
     NodeDown(u16),
-    /// The kernel or the machine's set-up lacks something.
+    /// The kernel or the machine's configuration lacks a feature.
     #[error("{0}")]
     Unsupported(String),
-    /// One of the lab's own processes failed.
+    /// One of the lab's helper processes failed.
     #[error("{what} failed: {message}")]
     Failed {
-        /// Which.
+        /// The process.
         what: String,
-        /// What it said.
+        /// Its error message.
         message: String,
     },
-    /// A signal asked for the end.
+    /// A signal interrupted the operation.
     #[error("interrupted by signal {0}")]
     Interrupted(i32),
-    /// Some processes did not die within the time allowed. They, and their control group, are still there.
+    /// Some processes did not die in time. They, and their control group, still exist.
     #[error("these processes of lab {lab} do not die: {pids:?}; try tern lab down again")]
     Undying {
         /// The lab.
         lab: Name,
-        /// As the machine numbers them.
+        /// Their pids on the machine.
         pids: Vec<i32>,
     },
-    /// The kernel said no.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// What it said.
+        /// The error from the kernel.
         source: io::Error,
     },
 }
 
-/// The crate's results.
+/// A result with this crate's error.
 pub(crate) type Result<T> = std::result::Result<T, LabError>;
 
-/// Says what was tried when it fails.
+/// Adds the attempted operation to an I/O error.
 pub(crate) trait Tried<T> {
-    /// `what` follows the word "cannot".
+    /// `what` follows the word "cannot" in the message.
     fn tried(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Cutting and healing cables. A cut is silent, as a pulled cable: nothing is told to either end.
+//! Cutting and restoring cables. A cut is silent, like a pulled cable: neither end is notified.
 
 use crate::error::{LabError, Result};
 use crate::link::Shape;
@@ -8,26 +8,26 @@ use crate::topology::Port;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// What can be cut.
+/// A cable, or a direction of one, that can be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cable {
     /// All of a node's cables.
     Node(u16),
-    /// What goes directly between two nodes, in either direction.
+    /// The traffic directly between two nodes, in both directions.
     Pair(u16, u16),
-    /// What goes directly from the first to the second; not back. Nodes with cables to each of the others (`p2p`) have
-    /// none that could be cut so.
+    /// The traffic directly from the first node to the second, but not back. A `p2p` link, with a
+    /// cable for each pair of nodes, does not support this.
     OneWay(u16, u16),
 }
 
 impl Cable {
-    /// Between two nodes, in whichever order.
+    /// The pair of these two nodes, in either order.
     pub fn between(a: u16, b: u16) -> Self {
         Self::Pair(a.min(b), a.max(b))
     }
 
-    /// Whether both nodes exist, and differ.
+    /// Checks that the nodes exist and differ.
     pub(crate) fn check(self, state: &State) -> Result<()> {
         match self {
             Self::Node(node) => state.node(node).map(|_| ()),
@@ -41,7 +41,7 @@ impl Cable {
         }
     }
 
-    /// Whether it has this node at one end.
+    /// Whether one end of the cable is at this node.
     pub(crate) fn touches(self, node: u16) -> bool {
         match self {
             Self::Node(n) => n == node,
@@ -50,7 +50,7 @@ impl Cable {
     }
 }
 
-/// Makes the network match `cuts`; the state holds what it is now, and is changed to match.
+/// Makes the network match `cuts`. `state` holds the current cuts, and is updated to match.
 pub(crate) fn change(state: &mut State, cuts: BTreeSet<Cable>) -> Result<()> {
     let plan = state.plan();
     let switch = state.switch()?;
@@ -72,7 +72,8 @@ pub(crate) fn change(state: &mut State, cuts: BTreeSet<Cable>) -> Result<()> {
     Ok(())
 }
 
-/// For a node whose ports were made just now: first the blocks, then the links that are not cut.
+/// Applies the cuts to a node whose ports were just created: first the blocks, then the links that
+/// are not cut.
 pub(crate) fn connect(state: &State, node: u16) -> Result<()> {
     let plan = state.plan();
     let switch = state.switch()?;
@@ -87,7 +88,7 @@ pub(crate) fn connect(state: &State, node: u16) -> Result<()> {
     netns::batch(switch, Program::Ip, &lines)
 }
 
-/// Takes all of a node's ports down at once, whatever is cut: before it is killed, so that no last word escapes.
+/// Takes all of a node's ports down before the node is killed, so that it sends no last packet.
 pub(crate) fn silence(state: &State, node: u16) -> Result<()> {
     let lines: Vec<_> = state.plan().ports_of(node).map(|p| format!("link set {} down", p.port)).collect();
     netns::batch(state.switch()?, Program::Ip, &lines)
@@ -101,7 +102,7 @@ fn port_line(port: &Port, cuts: &BTreeSet<Cable>) -> String {
     format!("link set {} {}", port.port, if cut { "down" } else { "up" })
 }
 
-/// Whether frames on a shared segment are kept from going this way.
+/// Whether frames on a shared segment are blocked in this direction.
 fn blocked(state: &State, cuts: &BTreeSet<Cable>, from: &Port, to: &Port) -> bool {
     let (from, to) = (from.node, to.node);
     state.link.shape != Shape::P2p

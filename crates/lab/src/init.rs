@@ -1,17 +1,18 @@
-//! The lab's own programs, all of them the `tern` binary under the name `tern-lab-init`.
+//! The lab's helper programs. All of them are the `tern` binary under the name `tern-lab-init`.
 //!
 //! | role | where | what |
 //! |---|---|---|
 //! | `switch LAB` | new net and mount namespaces | holds the switch and the tmpfs of all layers |
 //! | `wire LAB` | the switch's network namespace | delay, loss, hubs |
-//! | `node LAB N` | joins the node's groups, then new namespaces | bears `pid1`, and ends |
-//! | `pid1 LAB N` | the node | mounts its files, then reaps |
-//! | `enter LAB N PROGRAM …` | the machine | runs a program in the node and ends as it ends |
+//! | `node LAB N` | joins the node's groups, then new namespaces | starts `pid1`, and exits |
+//! | `pid1 LAB N` | the node | mounts the node's files, then reaps children |
+//! | `enter LAB N PROGRAM …` | the machine | runs a program in the node and exits with its status |
 //! | `daemon LAB N PROGRAM …` | the machine | runs `spawn PROGRAM …` in the node |
-//! | `spawn PROGRAM …` | the node | leaves the program to init |
+//! | `spawn PROGRAM …` | the node | starts the program as a child of init |
 //! | `keeper LAB` | the machine | takes the lab down when its owner dies |
 //!
-//! Those that stay say `ready` on their standard output, or `failed` and why, and then close it.
+//! Long-running helpers print `ready`, or `failed` and the reason, to standard output, and then
+//! close it.
 
 use crate::cgroup::Hierarchies;
 use crate::error::{LabError, Result, Tried};
@@ -28,11 +29,13 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// `argv[0]` of the lab's own programs: a binary that is called by this name must call [`init_main`].
+/// `argv[0]` of the lab's helper programs. A binary started under this name must call
+/// [`init_main`].
 pub const INIT_NAME: &str = "tern-lab-init";
 
-/// Does what the command line says, as one of the lab's own programs; returns the exit code. To be called,
-/// before anything else and while the process has one thread, when the last part of `argv[0]` is [`INIT_NAME`].
+/// Runs as the helper program that the command line names, and returns the exit code. Must be
+/// called first, while the process is single-threaded, when the last component of `argv[0]` is
+/// [`INIT_NAME`].
 pub fn init_main() -> u8 {
     signals::expect_children();
     let mut words = std::env::args_os().skip(1);
@@ -41,7 +44,7 @@ pub fn init_main() -> u8 {
     match role_of(&role.to_string_lossy(), &rest) {
         Ok(code) => code,
         Err(error) => {
-            // The first is for the lab, the second for people; each of them may be closed.
+            // Standard output is read by the lab, standard error by the user. Either may be closed.
             let _ = writeln!(std::io::stdout(), "failed {error}");
             let _ = writeln!(std::io::stderr(), "tern lab: {error}");
             125
@@ -49,7 +52,7 @@ pub fn init_main() -> u8 {
     }
 }
 
-/// A command that starts one of them.
+/// A command that starts a helper program.
 pub(crate) fn command(helper: &Path, role: &str, lab: &Name) -> Command {
     let mut command = Command::new(helper);
     command.arg0(INIT_NAME).arg(role).arg(lab.as_str());
@@ -78,13 +81,13 @@ fn role_of(role: &str, rest: &[OsString]) -> Result<u8> {
 }
 
 fn bad_call() -> LabError {
-    LabError::BadOption(format!("{INIT_NAME} is for the lab's own use; see tern lab --help"))
+    LabError::BadOption(format!("{INIT_NAME} is only started by the lab; see tern lab --help"))
 }
 
-/// Tells the owner that all is well, and lets go of what connects us with it.
+/// Reports success to the owner, and closes the standard files that connect this process with it.
 fn ready() -> Result<()> {
     let said = writeln!(std::io::stdout(), "ready");
-    // The owner may have died; its keeper sees to the rest.
+    // The owner may have died; its keeper cleans up in that case.
     drop(said);
     let null =
         File::options().read(true).write(true).open("/dev/null").tried(|| "open /dev/null".to_owned())?;
@@ -113,12 +116,13 @@ fn run_wire(lab: &Name) -> Result<u8> {
     Ok(0)
 }
 
-/// Makes the namespaces and the node's first process, tells its pid as this machine sees it, and ends.
+/// Creates the namespaces and the node's first process, reports that process's pid on this machine,
+/// and exits.
 fn bear(lab: &Name, node: u16) -> Result<u8> {
     let state = State::load(lab)?;
     let switch = state.switch()?.open().tried(|| "find the switch".to_owned())?;
     Hierarchies::find()?.part(lab, &format!("node{node}")).join()?;
-    // From there the layers are seen.
+    // The layers are visible in the switch's mount namespace.
     spaces::join_mounts(&switch).tried(|| "enter the switch's mount namespace".to_owned())?;
     let new = UnshareFlags::NEWNS
         | UnshareFlags::NEWNET
@@ -130,7 +134,7 @@ fn bear(lab: &Name, node: u16) -> Result<u8> {
     init.arg(node.to_string())
         .env_clear()
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    // Init says nothing before the end of this pipe, which is the end of this process.
+    // Init waits for the end of this pipe, that is for the end of this process, before it reports.
     let init = init.stdin(Stdio::piped()).spawn().tried(|| "start init".to_owned())?;
     writeln!(std::io::stdout(), "pid {}", init.id()).tried(|| "tell init's pid".to_owned())?;
     Ok(0)
@@ -138,7 +142,7 @@ fn bear(lab: &Name, node: u16) -> Result<u8> {
 
 fn pid1(lab: &Name, node: u16) -> Result<u8> {
     rustix::thread::set_name(c"tern-lab-init").tried(|| "take a name".to_owned())?;
-    // Blocked, so that none is missed between two waits.
+    // Blocked, so that no SIGCHLD is missed between two waits.
     let children = Mask::only(libc::SIGCHLD);
     children.set();
     let state = State::load(lab)?;
@@ -151,7 +155,7 @@ fn pid1(lab: &Name, node: u16) -> Result<u8> {
     }
 }
 
-/// Starts a program with a session of its own and ends, which leaves it to the node's init.
+/// Starts a program in a new session and exits, so that the node's init adopts the program.
 fn spawn(program: &OsStr, arguments: &[OsString]) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());

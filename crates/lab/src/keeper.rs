@@ -1,5 +1,5 @@
-//! The keeper: a process outside the lab that holds the other end of its owner's pipe, and takes the lab down
-//! if the owner dies without having done so, of whatever.
+//! The keeper: a process outside the lab that holds the other end of a pipe to the lab's owner, and
+//! takes the lab down if the owner dies, for any reason, without having done so.
 
 use crate::error::{Result, Tried};
 use crate::options::Name;
@@ -16,21 +16,22 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts one for this lab.
+    /// Starts a keeper for this lab.
     pub(crate) fn start(helper: &Path, lab: &Name) -> Result<Self> {
         let mut command = init::command(helper, "keeper", lab);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-        // Whoever kills our process group, or hangs up our terminal, shall not get it as well.
+        // A signal to our process group, or a hangup of our terminal, must not reach the keeper.
         spaces::in_own_session(&mut command);
         let mut child = command.spawn().tried(|| format!("start {}", helper.display()))?;
         let line = child.stdin.take();
         Ok(Self { child, line })
     }
 
-    /// The lab is to stay, or is gone: nothing to keep. Returns when the keeper has ended.
+    /// Ends the keeper, because the lab is to stay up or is already gone. Returns when the keeper
+    /// has exited.
     pub(crate) fn dismiss(&mut self) {
         if let Some(mut line) = self.line.take() {
-            // If it is gone, so be it.
+            // An error means that the keeper has exited already.
             let _ = line.write_all(b".");
             drop(line);
             let _ = self.child.wait();
@@ -41,7 +42,7 @@ impl Keeper {
 /// The keeper's side.
 pub(crate) fn main(lab: &Name) -> Result<u8> {
     let mut byte = [0];
-    // A byte dismisses it; the end of the pipe, or an error of it, means that the owner has died.
+    // A byte dismisses the keeper. End of file or an error means that the owner has died.
     if !matches!(std::io::stdin().read(&mut byte), Ok(1)) {
         lab::down(lab)?;
     }

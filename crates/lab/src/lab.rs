@@ -1,4 +1,4 @@
-//! A whole lab: up, faults, down.
+//! The life cycle of a lab: creation, faults, removal.
 
 use crate::cgroup::Hierarchies;
 use crate::error::{LabError, Result, Tried};
@@ -21,15 +21,16 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long processes may take to die, and groups to become empty.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a group may stay busy after its last process was killed, before it is asked for others.
+/// Time for processes to die, and for groups to become empty.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a group to become empty after its processes were killed, before it is scanned for new
+/// ones.
 const RELUCTANCE: Duration = Duration::from_millis(100);
-/// How long the wire may take to find a port.
-const WIRE_PATIENCE: Duration = Duration::from_secs(5);
+/// Time for the wire to find a port.
+const WIRE_START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A lab that is up. One that was made by [`Lab::up`] goes down when it is dropped, or when this process dies
-/// of whatever; see [`Lab::keep`].
+/// A running lab. One created by [`Lab::up`] is taken down when it is dropped, or when this process
+/// dies for any reason; see [`Lab::keep`].
 #[derive(Debug)]
 pub struct Lab {
     name: Name,
@@ -42,10 +43,10 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes a lab.
+    /// Creates a lab.
     ///
     /// # Errors
-    /// Any; nothing is left then.
+    /// Any of [`LabError`]; the failed lab is removed.
     pub fn up(options: &Options) -> Result<Self> {
         must_be_root()?;
         options.check()?;
@@ -76,7 +77,7 @@ impl Lab {
             nodes: speeds.each.iter().map(|&speed| NodeState { speed, init: None }).collect(),
             cuts: BTreeSet::new(),
         };
-        // From here on its end takes everything down again.
+        // From here on, dropping `lab` takes everything down.
         let mut lab = Self {
             name: options.name.clone(),
             plan: state.plan(),
@@ -94,10 +95,10 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A lab that somebody made; it stays up whatever happens to this.
+    /// Opens a lab that already exists. Dropping the value does not take the lab down.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No lab has that name.
     pub fn open(name: &Name) -> Result<Self> {
         must_be_root()?;
         let state = State::load(name)?;
@@ -127,7 +128,7 @@ impl Lab {
         let switch = self.start(init::command(&self.helper, "switch", &self.name))?;
         state.switch = Some(switch);
         let link = state.link;
-        // A hub's shared rate, and losses that follow a seed, are beyond netem.
+        // netem cannot do a hub's shared rate, nor losses that follow a seed.
         state.netem =
             link.needs_wire() && link.shape != Shape::Hub && state.seed.is_none() && has_netem(switch);
         let wired = wired(&state);
@@ -150,21 +151,21 @@ impl Lab {
         Ok(())
     }
 
-    /// Starts one of the lab's own processes that stay as long as the lab.
+    /// Starts a helper process that runs as long as the lab.
     fn start(&mut self, mut command: Command) -> Result<Process> {
-        let (child, mut said) = start(&mut command)?;
+        let (child, mut output) = start(&mut command)?;
         let pid = child.id() as i32;
         self.children.push(child);
-        hear(&mut said, "ready")?;
+        read_line_after(&mut output, "ready")?;
         Process::now(pid).tried(|| "find a process of the lab".to_owned())
     }
 
-    /// Its name.
+    /// The lab's name.
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// One of its nodes, counted from 1. Whether there is one of that number shows when it is used.
+    /// The node with this number, counted from 1. The number is checked only when the node is used.
     pub fn node(&self, number: u16) -> Node {
         Node {
             lab: self.name.clone(),
@@ -174,12 +175,12 @@ impl Lab {
         }
     }
 
-    /// All of its nodes, those that are down as well.
+    /// All nodes, including those that are down.
     pub fn nodes(&self) -> impl Iterator<Item = Node> {
         (1..=self.nodes).map(|n| self.node(n))
     }
 
-    /// The speed of a node in CPUs, as it was scaled.
+    /// The speed of a node in CPUs, after scaling.
     ///
     /// # Errors
     /// No such node, or the lab is down.
@@ -188,22 +189,22 @@ impl Lab {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
-        let lock = state::lock(&self.name, PATIENCE)?;
+        let lock = state::lock(&self.name, EXIT_TIMEOUT)?;
         if lock.is_none() {
-            let message = "another process has been changing it for 10 s".to_owned();
+            let message = "another process has held its lock for 10 s".to_owned();
             return Err(LabError::Failed { what: format!("locking lab {}", self.name), message });
         }
         let mut state = State::load(&self.name)?;
         let result = change(&mut state);
-        // What was done before a failure is remembered as well.
+        // Saved even after a failure: some changes may have been made.
         state.save()?;
         result
     }
 
-    /// Cuts a cable, silently; nothing happens if it is cut already.
+    /// Cuts a cable without notifying either end. Does nothing if it is cut already.
     ///
     /// # Errors
-    /// No such node, or the lab is down; or a half of a pair may be cut.
+    /// No such node, or the lab is down. A pair may then be cut in one direction only.
     pub fn cut(&self, cable: Cable) -> Result<()> {
         self.change(|state| {
             cable.check(state)?;
@@ -213,7 +214,7 @@ impl Lab {
         })
     }
 
-    /// Heals a cable; of a node: also its cables to single others.
+    /// Restores a cable. For a node, this includes its cables to single other nodes.
     ///
     /// # Errors
     /// As with [`Lab::cut`].
@@ -229,7 +230,7 @@ impl Lab {
         })
     }
 
-    /// Heals all that is cut.
+    /// Restores everything that was cut.
     ///
     /// # Errors
     /// The lab is down.
@@ -237,20 +238,21 @@ impl Lab {
         self.change(|state| faults::change(state, BTreeSet::new()))
     }
 
-    /// Kills a node as a power cut does: first its links, so that the others hear no last word of it, then
-    /// every process. Its writable layer stays. Nothing happens if it is down already.
+    /// Kills a node as a power failure does: first its links, so that no last packet reaches the
+    /// others, then every process. Its writable layer stays. Does nothing if the node is down
+    /// already.
     ///
     /// # Errors
-    /// No such node; or some of its processes do not die.
+    /// No such node, or some of its processes do not die.
     pub fn kill(&self, node: u16) -> Result<()> {
         self.change(|state| kill(state, node))
     }
 
-    /// Boots a node again with its writable layer as it is, killing it first if it is up. What is cut stays
-    /// cut. If the lab is a Tern cluster, its ternd is started.
+    /// Boots a node with its existing writable layer, killing it first if it is up. Cut cables stay
+    /// cut. If the lab is a Tern cluster, the node's ternd is started.
     ///
     /// # Errors
-    /// No such node, or it does not start; it is down then.
+    /// No such node, or it does not start; the node is then down.
     pub fn restart(&self, node: u16) -> Result<()> {
         let daemon = self.change(|state| {
             kill(state, node)?;
@@ -265,7 +267,7 @@ impl Lab {
         if daemon { cluster::start_daemon(&self.node(node)) } else { Ok(()) }
     }
 
-    /// Kills ternd (SIGKILL) on a node, nothing else, and starts it anew.
+    /// Kills ternd (SIGKILL) on a node, nothing else, and starts it again.
     ///
     /// # Errors
     /// No ternd runs there, or it does not start.
@@ -282,7 +284,7 @@ impl Lab {
         }
     }
 
-    /// Takes it down, and says whether that worked.
+    /// Takes the lab down and reports failures, unlike dropping it.
     ///
     /// # Errors
     /// Some of its processes do not die.
@@ -294,7 +296,8 @@ impl Lab {
     fn end(&mut self) -> Result<()> {
         let result = down(&self.name);
         for child in &mut self.children {
-            // Otherwise it would be a zombie of ours; after a failure it may still run.
+            // Reaped, as it would otherwise remain a zombie. After a failure it may still be
+            // running.
             let _ = if result.is_ok() { child.wait().map(Some) } else { child.try_wait() };
         }
         if let Some(mut keeper) = self.keeper.take() {
@@ -314,22 +317,23 @@ impl Drop for Lab {
     }
 }
 
-/// Takes a lab down: all its processes, control groups, networks, layers and files. One that is not up, or
-/// only in part, is no error.
+/// Takes a lab down: all its processes, control groups, networks, layers and files. A lab that is
+/// not up, or only partly up, is no error.
 ///
 /// # Errors
-/// Not root; or some processes do not die within 10 s.
+/// The caller is not root, or some processes do not die within 10 s.
 pub fn down(name: &Name) -> Result<()> {
     must_be_root()?;
-    // Who holds it longer than this is stuck, and shall not keep the lab from ending.
-    let lock = state::lock(name, PATIENCE);
+    // A process that holds the lock for longer is stuck, and must not prevent the removal.
+    let lock = state::lock(name, EXIT_TIMEOUT);
     if let Ok(hierarchies) = Hierarchies::find() {
         let group = hierarchies.lab(name);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + EXIT_TIMEOUT;
         loop {
-            group.kill(PATIENCE).map_err(|pids| LabError::Undying { lab: name.clone(), pids })?;
-            // One that was born just before may become a member between the two: then it is killed as well. As soon
-            // as a group is gone, none joins any more, and who cannot join ends.
+            group.kill(EXIT_TIMEOUT).map_err(|pids| LabError::Undying { lab: name.clone(), pids })?;
+            // A process forked just before the kill may join the group before its removal; the next
+            // round kills it. Once a group is removed, no process can join it, and a helper that
+            // cannot join exits.
             match group.remove(RELUCTANCE) {
                 Err(_) if Instant::now() < end => {}
                 removed => break removed.tried(|| format!("remove the control groups of lab {name}"))?,
@@ -345,17 +349,17 @@ fn must_be_root() -> Result<()> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err(LabError::NotRoot) }
 }
 
-/// Takes the name; what a crash has left under it is removed first.
+/// Reserves the name. Remains of a crashed lab of that name are removed first.
 fn claim(name: &Name, hierarchies: &Hierarchies) -> Result<()> {
     let taken = || LabError::AlreadyUp(name.clone());
-    // Asked before the directory: inside a node of this lab, that is not to be seen.
+    // Checked before the directory: inside a node of this lab the directory is not visible.
     if hierarchies.lab(name).occupied() {
         return Err(taken());
     }
     if state::claim(name)? {
         return Ok(());
     }
-    // Another process may be making it just now.
+    // Another process may be creating the lab right now.
     if state::lock(name, Duration::ZERO)?.is_none() {
         return Err(taken());
     }
@@ -363,7 +367,7 @@ fn claim(name: &Name, hierarchies: &Hierarchies) -> Result<()> {
     if state::claim(name)? { Ok(()) } else { Err(taken()) }
 }
 
-/// The binary to start as init and its kin.
+/// Finds the binary to start as init and the other helpers.
 fn find_helper(options: &Options) -> Result<PathBuf> {
     if let Some(helper) = options.helper.clone().or_else(|| env::var_os("TERN_LAB_HELPER").map(PathBuf::from))
     {
@@ -374,7 +378,7 @@ fn find_helper(options: &Options) -> Result<PathBuf> {
     if here.file_name().is_some_and(|own| names.iter().any(|n| own == *n)) {
         return Ok(here);
     }
-    // Tests are in target/debug/deps, below the programs.
+    // Test binaries are in target/debug/deps, one level below the programs.
     let places = here.ancestors().skip(1).take(2);
     let mut candidates = places.flat_map(|place| names.map(|name| place.join(name)));
     let missing = || LabError::NoHelper { beside: here.display().to_string() };
@@ -385,7 +389,7 @@ fn has_netem(switch: Process) -> bool {
     let line = "qdisc add dev lo root netem delay 1ms".to_owned();
     let found = netns::batch(switch, Program::Tc, &[line]).is_ok();
     if found {
-        // It does no harm there either.
+        // A failed removal is harmless.
         let _ = netns::batch(switch, Program::Tc, &["qdisc del dev lo root".to_owned()]);
     }
     found
@@ -395,32 +399,31 @@ fn wired(state: &State) -> bool {
     state.link.needs_wire() && !state.netem
 }
 
-/// Starts one of the lab's own processes, which will say on its standard output how it goes.
+/// Starts a helper process, which reports its result on standard output.
 fn start(command: &mut Command) -> Result<(Child, BufReader<ChildStdout>)> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
     spaces::in_own_session(command);
     let mut child = command.spawn().tried(|| format!("start {}", command.get_program().to_string_lossy()))?;
     match child.stdout.take() {
-        Some(said) => Ok((child, BufReader::new(said))),
-        None => {
-            Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).tried(|| "hear a process".to_owned())
-        }
+        Some(output) => Ok((child, BufReader::new(output))),
+        None => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
+            .tried(|| "read from a process of the lab".to_owned()),
     }
 }
 
-/// The next line that it says, without this word at its beginning.
-fn hear(said: &mut BufReader<ChildStdout>, word: &str) -> Result<String> {
+/// Reads the helper's next line and returns it without this leading word.
+fn read_line_after(output: &mut BufReader<ChildStdout>, word: &str) -> Result<String> {
     let mut line = String::new();
-    said.read_line(&mut line).tried(|| "hear a process of the lab".to_owned())?;
+    output.read_line(&mut line).tried(|| "read from a process of the lab".to_owned())?;
     let line = line.trim_end();
     if let Some(rest) = line.strip_prefix(word) {
         return Ok(rest.trim().to_owned());
     }
-    let message = line.strip_prefix("failed ").unwrap_or("it ended without a word").to_owned();
+    let message = line.strip_prefix("failed ").unwrap_or("it exited without a message").to_owned();
     Err(LabError::Failed { what: "a process of the lab".to_owned(), message })
 }
 
-/// Boots these nodes, all at the same time. Their ports are left down.
+/// Boots these nodes in parallel. Their ports are left down.
 fn start_nodes(state: &mut State, numbers: &[u16]) -> Result<()> {
     let (plan, wired, switch) = (state.plan(), wired(state), state.switch()?);
     let mut births = Vec::new();
@@ -431,8 +434,8 @@ fn start_nodes(state: &mut State, numbers: &[u16]) -> Result<()> {
         let mut command = init::command(&state.helper, "node", &state.name);
         births.push(start(command.arg(number.to_string()))?);
     }
-    for (&number, (child, said)) in numbers.iter().zip(&mut births) {
-        let pid = hear(said, "pid ")?.parse::<i32>().unwrap_or(-1);
+    for (&number, (child, output)) in numbers.iter().zip(&mut births) {
+        let pid = read_line_after(output, "pid ")?.parse::<i32>().unwrap_or(-1);
         state.node_mut(number)?.init = Some(Process::now(pid).tried(|| format!("find node {number}"))?);
         child.wait().tried(|| "wait for a process of the lab".to_owned())?;
     }
@@ -443,11 +446,11 @@ fn start_nodes(state: &mut State, numbers: &[u16]) -> Result<()> {
     }
     netns::batch(switch, Program::Ip, &plugs)?;
     netns::batch(switch, Program::Tc, &shapes)?;
-    for (&number, (_, said)) in numbers.iter().zip(&mut births) {
+    for (&number, (_, output)) in numbers.iter().zip(&mut births) {
         let init = state.init(number)?;
         netns::batch(init, Program::Ip, &plan.node_lines(number, wired))?;
         netns::batch(init, Program::Tc, &plan.node_shape_lines(number))?;
-        hear(said, "ready")?;
+        read_line_after(output, "ready")?;
     }
     state.save()
 }
@@ -456,25 +459,26 @@ fn wait_for_wire(state: &State, node: u16) -> Result<()> {
     let (Some(wire), switch) = (state.wire, state.switch()?) else { return Ok(()) };
     let plan = state.plan();
     let ports: Vec<_> = plan.ports_of(node).map(|p| p.port.as_str()).collect();
-    if wire::wait_for_ports(switch, wire, &ports, WIRE_PATIENCE)? {
+    if wire::wait_for_ports(switch, wire, &ports, WIRE_START_TIMEOUT)? {
         return Ok(());
     }
-    Err(LabError::Failed { what: "the wire".to_owned(), message: format!("it does not carry node {node}") })
+    Err(LabError::Failed { what: "the wire".to_owned(), message: format!("it does not serve node {node}") })
 }
 
 fn kill(state: &mut State, node: u16) -> Result<()> {
     let Some(init) = state.node(node)?.init else { return Ok(()) };
-    // A node whose init was killed by somebody else has no ports any more.
+    // If another process killed the node's init, the node's ports are gone already.
     if init.alive() {
         faults::silence(state, node)?;
         init.kill();
     }
     let group = Hierarchies::find()?.part(&state.name, &format!("node{node}"));
-    group.kill(PATIENCE).map_err(|pids| LabError::Undying { lab: state.name.clone(), pids })?;
+    group.kill(EXIT_TIMEOUT).map_err(|pids| LabError::Undying { lab: state.name.clone(), pids })?;
     state.node_mut(node)?.init = None;
     let plan = state.plan();
     for port in plan.ports_of(node) {
-        // The kernel removes them with the node's namespace, a little later than it might be restarted.
+        // The kernel removes them with the node's namespace, possibly only after a restart needs
+        // their names.
         let _ = netns::batch(state.switch()?, Program::Ip, &[format!("link del {}", port.port)]);
     }
     Ok(())

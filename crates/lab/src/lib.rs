@@ -1,8 +1,8 @@
-//! A cluster inside one machine: what the README's first command starts, what tests use, what benchmarks
-//! measure.
+//! Runs a cluster inside one machine, for the README's first command, for tests and for benchmarks.
 //!
-//! Each node is a set of namespaces (pid, mount, net, uts, ipc) with a small init of ours as its pid 1, a
-//! writable layer of its own over the machine's files, a share of the CPU, and a link to the others.
+//! Each node is a set of namespaces (pid, mount, net, uts, ipc) with a small init as its pid 1, a
+//! private writable layer over the machine's files, a share of the CPU, and network links to the
+//! other nodes.
 //!
 //! ```text
 //!        node1            node2             each: init = pid 1, overlay root, cgroup with quota
@@ -15,12 +15,13 @@
 //!   └───────────────────────────────┘
 //! ```
 //!
-//! Nothing of a lab exists outside its namespaces but its directory `/run/tern-lab/NAME` and its control
-//! groups `tern-lab/NAME`, and every process of a lab is in those groups: so [`down`] finds all of it, even
-//! after its owner was killed. A keeper process does that at once when the owner of a [`Lab`] dies.
+//! Outside its namespaces, a lab consists only of its directory `/run/tern-lab/NAME` and its
+//! control groups `tern-lab/NAME`. Every process of a lab is in those groups, so [`down`] finds all
+//! of them even after the owner was killed. A keeper process calls [`down`] as soon as the owner of
+//! a [`Lab`] dies.
 //!
-//! The lab starts programs of its own (init, switch, wire, …) by running the `tern` binary under the name
-//! `tern-lab-init`; that binary must call [`init_main`] then.
+//! The lab starts its helper programs (init, switch, wire, …) by running the `tern` binary under
+//! the name `tern-lab-init`. A binary started under that name must call [`init_main`].
 #![deny(unsafe_code)]
 
 mod cgroup;
@@ -45,7 +46,7 @@ mod root;
 // Signal masks and handlers.
 #[allow(unsafe_code, reason = "signal masks and handlers")]
 mod signals;
-// What happens between fork and exec, and leaving namespaces.
+// Code that runs between fork and exec, and unshare.
 #[allow(unsafe_code, reason = "namespaces and pre_exec")]
 mod spaces;
 mod state;

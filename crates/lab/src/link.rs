@@ -1,4 +1,4 @@
-//! What connects the nodes: `switch|hub|p2p[:RATE[,DELAY[,LOSS]]]`, as `switch:1gbit,0.2ms,1%`.
+//! The links between nodes: `switch|hub|p2p[:RATE[,DELAY[,LOSS]]]`, as in `switch:1gbit,0.2ms,1%`.
 
 use crate::error::LabError;
 use serde::{Deserialize, Serialize};
@@ -6,40 +6,40 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How the cables run.
+/// The shape of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
     /// A cable from each node to a switch; each has its own rate in each direction.
     #[default]
     Switch,
-    /// One medium that all share, with one rate for all of them together.
+    /// One medium shared by all nodes, with one rate for all of them together.
     Hub,
-    /// A cable between each two nodes, each with its own rate.
+    /// A cable between each pair of nodes, each with its own rate.
     P2p,
 }
 
-/// What connects the nodes of a lab.
+/// The links between the nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Link {
-    /// How the cables run.
+    /// The shape of the network.
     pub shape: Shape,
     /// Bits per second, 1 kbit to 100 Gbit; `None`: as fast as the machine.
     pub rate: Option<u64>,
-    /// From node to node, one way: a round trip takes twice as long. At most 10 s.
+    /// One-way delay from node to node; a round trip takes twice as long. At most 10 s.
     pub delay: Duration,
-    /// The share of frames that get lost, 0 to 1.
+    /// The share of frames that are lost, 0 to 1.
     pub loss: f64,
 }
 
 impl Link {
-    /// Whether the kernel's switch and TBF do not suffice.
+    /// Whether the link needs more than the kernel's bridge and TBF.
     pub(crate) fn needs_wire(&self) -> bool {
         self.shape == Shape::Hub || !self.delay.is_zero() || self.loss > 0.0
     }
 
     pub(crate) fn most_nodes(&self) -> u16 {
-        // Each two nodes have a cable and a bridge: 120 of them for 16 nodes.
+        // Each pair of nodes has a cable and a bridge: 120 of them for 16 nodes.
         if self.shape == Shape::P2p { 16 } else { u16::MAX }
     }
 }
@@ -81,10 +81,10 @@ impl FromStr for Link {
             "switch" => Shape::Switch,
             "hub" => Shape::Hub,
             "p2p" => Shape::P2p,
-            other => return Err(bad(format!("no link is called {other:?}"))),
+            other => return Err(bad(format!("unknown link {other:?}"))),
         };
         let mut link = Self { shape, ..Self::default() };
-        // Each part is known by its unit, so that any of them may be left out.
+        // Each part is identified by its unit, so that any of them may be omitted.
         for part in rest.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let unit_at = part.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(part.len());
             let (number, unit) = part.split_at(unit_at);
@@ -100,7 +100,7 @@ impl FromStr for Link {
                 "ms" => link.delay = time(1e-3),
                 "s" => link.delay = time(1.0),
                 "%" => link.loss = number / 100.0,
-                _ => return Err(bad(format!("{part:?} has no unit that is known"))),
+                _ => return Err(bad(format!("{part:?} has an unknown unit"))),
             }
         }
         if link.rate.is_some_and(|r| !(1_000..=100_000_000_000).contains(&r)) {

@@ -1,4 +1,5 @@
-//! One segment as the wire sees it: which frame goes where, and when. No I/O, and no clock of its own.
+//! One segment of the wire: decides where and when each frame is delivered. No I/O, and no clock of
+//! its own.
 
 use crate::link::{Link, Shape};
 use rand::rngs::StdRng;
@@ -6,20 +7,22 @@ use rand::{RngExt, SeedableRng};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Bytes under way on one segment; what comes beyond that is lost, as in a switch whose memory is full.
+/// Maximum number of bytes in flight on one segment. Further frames are lost, as in a switch with
+/// full buffers.
 const MOST_UNDER_WAY: usize = 64 << 20;
-/// How long a frame may wait for a hub to become free, as behind TBF's `latency`.
+/// Longest time that a frame waits for a hub to become free, like TBF's `latency`. Later frames are
+/// lost.
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
-/// Hardware addresses remembered.
+/// Maximum number of MAC addresses remembered.
 const MOST_ADDRESSES: usize = 4096;
 const ETHERNET_HEADER: usize = 14;
 
-/// A frame that has arrived.
+/// A frame to be delivered.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// The ports it leaves by.
+    /// The ports to send it to.
     pub(crate) to: Vec<usize>,
-    /// As it was offered, with whatever precedes its Ethernet header.
+    /// The frame as passed to `offer`, with the bytes before its Ethernet header.
     pub(crate) frame: Box<[u8]>,
 }
 
@@ -31,7 +34,8 @@ pub(crate) struct Medium {
     delay: Duration,
     loss: f64,
     rate: Option<u64>,
-    /// Each port has its own dice, so that what one node loses does not depend on when others send.
+    /// Each port has its own generator, so that one node's losses do not depend on when other nodes
+    /// send.
     dice: HashMap<usize, StdRng>,
     addresses: HashMap<[u8; 6], usize>,
     busy_until: Option<Instant>,
@@ -50,7 +54,7 @@ impl Medium {
             learns: !hub,
             delay: link.delay,
             loss: link.loss,
-            // Switches and cables have their rate in tc.
+            // For switches and point-to-point cables, tc limits the rate.
             rate: link.rate.filter(|_| hub),
             dice,
             addresses: HashMap::new(),
@@ -61,7 +65,7 @@ impl Medium {
         }
     }
 
-    /// A frame has come in by this port.
+    /// Accepts a frame that came in on this port.
     pub(crate) fn offer(&mut self, now: Instant, from: usize, frame: &[u8]) {
         let Some(ethernet) = frame.get(self.header..).filter(|e| e.len() >= ETHERNET_HEADER) else { return };
         let (Some(&destination), Some(&source)) =
@@ -72,7 +76,8 @@ impl Medium {
         if self.learns && (self.addresses.len() < MOST_ADDRESSES || self.addresses.contains_key(&source)) {
             self.addresses.insert(source, from);
         }
-        // The dice are thrown for each frame, lost for whatever reason or not: always the same ones.
+        // One random number is drawn per frame, even if the frame is lost otherwise, so the
+        // sequence is the same.
         let lost = self.loss > 0.0 && self.dice.get_mut(&from).is_some_and(|d| d.random::<f64>() < self.loss);
         let mut leaves = now;
         if let Some(rate) = self.rate {
@@ -81,7 +86,7 @@ impl Medium {
                 return;
             }
             leaves = start + Duration::from_secs_f64(ethernet.len() as f64 * 8.0 / rate as f64);
-            // A lost frame has used the medium, too.
+            // A lost frame occupies the medium, too.
             self.busy_until = Some(leaves);
         }
         if lost || self.bytes + frame.len() > MOST_UNDER_WAY {
@@ -98,12 +103,12 @@ impl Medium {
         self.under_way.push_back((leaves + self.delay, Arrival { to, frame: frame.into() }));
     }
 
-    /// When the next frame arrives.
+    /// When the next frame is to be delivered.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.under_way.front().map(|(due, _)| *due)
     }
 
-    /// The next frame, if it has arrived by now.
+    /// The next frame, if it is due by now.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Arrival> {
         let (due, _) = self.under_way.front()?;
         if *due > now {
@@ -141,7 +146,7 @@ mod tests {
         medium.offer(start + Duration::from_millis(1), 1, &frame(2, 4, 100));
         assert_eq!(medium.due(), Some(start + Duration::from_millis(5)));
         assert_eq!(medium.take(start + Duration::from_millis(4)), None);
-        // Nobody knew 4 yet; 2 had been seen at port 0.
+        // Address 4 was unknown at first; 2 had been seen at port 0.
         assert_eq!(targets(&mut medium, start + Duration::from_millis(6)), [vec![1, 2], vec![0]]);
         assert_eq!((medium.due(), medium.bytes), (None, 0));
     }
@@ -163,7 +168,7 @@ mod tests {
     fn a_hub_carries_one_frame_at_a_time() {
         let now = Instant::now();
         let mut medium = medium("hub:8mbit", 1);
-        // 1000 bytes take 1 ms, whoever sends them.
+        // 1000 bytes take 1 ms, from any sender.
         medium.offer(now, 0, &frame(1, 2, 1000));
         medium.offer(now, 1, &frame(1, 4, 1000));
         assert_eq!(targets(&mut medium, now + Duration::from_micros(1500)).len(), 1);
@@ -171,7 +176,7 @@ mod tests {
         for _ in 0..1000 {
             medium.offer(now, 0, &frame(1, 2, 1000));
         }
-        // What would wait longer than 50 ms is lost.
+        // Frames that would wait longer than 50 ms are lost.
         assert!(medium.under_way.len() < 60, "{}", medium.under_way.len());
     }
 

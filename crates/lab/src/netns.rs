@@ -8,14 +8,14 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Output, Stdio};
 
-/// The network namespace that a process of the lab is in.
+/// The network namespace of a process of the lab.
 pub(crate) fn of(process: Process) -> Result<OwnedFd> {
     let at = format!("/proc/{}/ns/net", process.pid);
     let file = File::open(&at).tried(|| format!("open {at}"))?;
     Ok(file.into())
 }
 
-/// Which of the programs.
+/// One of the two programs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Program {
     Ip,
@@ -32,7 +32,7 @@ impl Program {
 
     fn command(self) -> Command {
         let mut command = Command::new(self.name());
-        // They are in sbin, which the PATH of a plain user's sudo may lack.
+        // They are in sbin, which may be missing from PATH when a user runs sudo.
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{path}:/usr/sbin:/sbin")).stdin(Stdio::null());
         command
@@ -43,7 +43,7 @@ impl Program {
     }
 }
 
-/// Whether both are installed.
+/// Checks that both programs are installed.
 pub(crate) fn check_programs() -> Result<()> {
     for program in [Program::Ip, Program::Tc] {
         let run = program.command().arg("-V").output();
@@ -52,7 +52,7 @@ pub(crate) fn check_programs() -> Result<()> {
     Ok(())
 }
 
-/// Runs all these lines; an error at the first that fails.
+/// Runs all these lines; returns an error for the first that fails.
 pub(crate) fn batch(process: Process, program: Program, lines: &[String]) -> Result<()> {
     if lines.is_empty() {
         return Ok(());
@@ -62,14 +62,14 @@ pub(crate) fn batch(process: Process, program: Program, lines: &[String]) -> Res
     spaces::in_network(&mut command, of(process)?);
     let mut child = command.spawn().map_err(|_e| program.missing())?;
     if let Some(mut input) = child.stdin.take() {
-        // If it stops reading it says why, below.
+        // If the program stops reading, it reports the reason, which is read below.
         let _ = input.write_all((lines.join("\n") + "\n").as_bytes());
     }
     let output = child.wait_with_output().tried(|| format!("wait for {}", program.name()))?;
     if output.status.success() { Ok(()) } else { Err(failed(program, lines, &output)) }
 }
 
-/// What one command prints, or its failure.
+/// Runs one command and returns its output.
 pub(crate) fn ask(process: Process, program: Program, args: &[&str]) -> Result<String> {
     let mut command = program.command();
     command.args(args);

@@ -1,4 +1,4 @@
-//! One node of a lab, and what can be run in it.
+//! One node of a lab, and the ways to run programs in it.
 
 use crate::cgroup::Hierarchies;
 use crate::error::{LabError, Result, Tried};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A node. It may be up or down, and change without notice: it is only a name.
+/// A node, by name. It may be up or down, and may change state at any time.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub(crate) lab: Name,
@@ -32,19 +32,21 @@ impl Node {
         self.address
     }
 
-    /// A command that runs this program in the node: a process of its pid, mount, net, uts and ipc namespaces
-    /// and of its control groups. The program is looked for in the node, the lab's own directory of programs
-    /// first; directory, environment and standard files are passed on, and so are the exit status, a death by
-    /// signal, and signals sent to the child (SIGKILL, too). The child's pid is that of a process outside that
-    /// stands for it. Exit codes of its own: 127 no such program, 126 it cannot be run, 125 no such node.
+    /// Returns a command that runs this program in the node: in its pid, mount, net, uts and ipc
+    /// namespaces and in its control groups. The program is searched for in the node, first in the
+    /// lab's own directory of programs. Working directory, environment and standard files are
+    /// passed on. So are the exit status, a death by signal, and signals sent to the child,
+    /// including SIGKILL. The child's pid is that of a proxy process outside the node. The proxy's
+    /// own exit codes: 127 no such program, 126 it cannot be run, 125 no such node.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = init::command(&self.helper, "enter", &self.lab);
         command.arg(self.number.to_string()).arg(program);
         command
     }
 
-    /// Starts a program that stays: a child of the node's init, in a session of its own, its output appended
-    /// to `LOG.log` in the node's directory on the machine ([`Node::directory`]). Returns when it runs.
+    /// Starts a daemon: a child of the node's init, in a new session, with its output appended to
+    /// `LOG.log` in the node's directory on the machine ([`Node::directory`]). Returns when the
+    /// daemon is running.
     ///
     /// # Errors
     /// The program cannot be started, or the node is down.
@@ -74,7 +76,7 @@ impl Node {
         state::node_directory(&self.lab, self.number)
     }
 
-    /// A file of the node as the machine sees it.
+    /// The path on the machine of a file in the node.
     ///
     /// # Errors
     /// The node is down.
@@ -84,7 +86,7 @@ impl Node {
             .join(inside.strip_prefix("/").unwrap_or(inside)))
     }
 
-    /// The pid of the node's init, as the machine numbers it.
+    /// The pid of the node's init on the machine.
     ///
     /// # Errors
     /// The node is down.
@@ -92,15 +94,15 @@ impl Node {
         Ok(State::load(&self.lab)?.init(self.number)?.pid)
     }
 
-    /// All processes of the node, as the machine numbers them.
+    /// The pids on the machine of all processes of the node.
     ///
     /// # Errors
-    /// There are no control groups.
+    /// The machine has no control groups.
     pub fn processes(&self) -> Result<Vec<i32>> {
         Ok(Hierarchies::find()?.part(&self.lab, &format!("node{}", self.number)).processes())
     }
 
-    /// CPU time used in the node since the lab was made, by processes that have ended as well.
+    /// CPU time used in the node since the lab was created, including that of ended processes.
     ///
     /// # Errors
     /// The lab is down.

@@ -1,4 +1,4 @@
-//! What a lab shall be like, checked before anything is made.
+//! The options of a lab, checked before anything is created.
 
 use crate::error::{LabError, Result};
 use crate::link::Link;
@@ -8,28 +8,29 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Most nodes of one lab.
+/// Maximum number of nodes in a lab.
 const MOST_NODES: u16 = 64;
-/// The share of the machine's CPUs that one lab may have: 1.5 of two. What is left answers the keyboard and
-/// carries the packets.
+/// The share of the machine's CPUs that one lab may use: 1.5 of two. The rest is for the user's
+/// terminal and for forwarding packets.
 const SHARE: f64 = 0.75;
 
-/// The name of a lab: 1 to 40 letters, digits and hyphens. Several labs live side by side under different names.
+/// The name of a lab: 1 to 40 letters, digits and hyphens. Labs with different names can run at the
+/// same time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
 impl Name {
-    /// A name that no other lab of this machine has: the prefix, the process id and a counter.
+    /// A name unique on this machine: the prefix, the process id and a counter.
     ///
     /// # Errors
-    /// The prefix is no name, or too long.
+    /// The prefix is not a valid name, or too long.
     pub fn unique(prefix: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)).parse()
     }
 
-    /// Its text.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -75,32 +76,35 @@ impl From<Name> for String {
     }
 }
 
-/// What a lab shall be like.
+/// The options of a lab.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Under which name others find it.
+    /// The lab's name, by which other processes find it.
     pub name: Name,
-    /// 1 to 64 (with point-to-point cables: 16).
+    /// Number of nodes, 1 to 64 (with point-to-point cables: 16).
     pub nodes: u16,
-    /// The speed of each node in CPUs of this machine: none (all alike), one for all, or one each. Scaled
-    /// down together if they add up to more than three quarters of the machine.
+    /// The speed of each node in CPUs of this machine. Empty: all nodes equal; one value: for all
+    /// nodes; else one value per node. All are scaled down if they add up to more than three
+    /// quarters of the machine.
     pub speeds: Vec<f64>,
     /// Bytes of memory that each node has; `None`: as much as the machine.
     pub memory: Option<u64>,
-    /// Directories of the machine that are its own in each node, and so the same: as a file system that nodes share.
+    /// Directories of the machine that all nodes share, as on a shared file system.
     pub shared: Vec<PathBuf>,
-    /// What connects the nodes.
+    /// The links between the nodes.
     pub link: Link,
-    /// Makes losses the same each time. With a seed, the user-space wire is used even where the kernel has netem.
+    /// Makes losses reproducible. With a seed, the user-space wire is used even where the kernel
+    /// has netem.
     pub seed: Option<u64>,
-    /// Whether to make a Tern cluster of the nodes: configure ternd and start it in each.
+    /// Whether to make a Tern cluster of the nodes: configure and start ternd in each.
     pub daemon: bool,
-    /// The binary to start as init; `None`: `TERN_LAB_HELPER`, or this program, or the `tern` beside it.
+    /// The binary to start as init; `None`: `TERN_LAB_HELPER`, or this program, or the `tern`
+    /// beside it.
     pub helper: Option<PathBuf>,
 }
 
 impl Default for Options {
-    /// Two nodes named `lab` on an unlimited switch, nothing running in them.
+    /// Two nodes without ternd, on an unlimited switch; the lab is named `lab`.
     fn default() -> Self {
         Self {
             name: Name::default(),
@@ -117,10 +121,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Two nodes, nothing running in them, under a name that starts like this and is nobody else's.
+    /// Two nodes without ternd, in a lab with a unique name that starts with this prefix.
     ///
     /// # Errors
-    /// The prefix is no name.
+    /// The prefix is not a valid name.
     pub fn unique(prefix: &str) -> Result<Self> {
         Ok(Self { name: Name::unique(prefix)?, ..Self::default() })
     }
@@ -137,14 +141,14 @@ impl Options {
     }
 }
 
-/// The speed of each node, and whether it is less than what was asked for.
+/// The speed of each node, and whether the requested speeds were scaled down.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Speeds {
     pub(crate) each: Vec<f64>,
     pub(crate) scaled: bool,
 }
 
-/// Works out each node's share of a machine with this many CPUs.
+/// Computes each node's share of a machine with this many CPUs.
 pub(crate) fn speeds(asked: &[f64], nodes: u16, cpus: usize) -> Result<Speeds> {
     let nodes = usize::from(nodes);
     let cpus = cpus as f64;
@@ -157,7 +161,7 @@ pub(crate) fn speeds(asked: &[f64], nodes: u16, cpus: usize) -> Result<Speeds> {
         many if many.len() == nodes => many.to_vec(),
         many => {
             return Err(LabError::BadOption(format!(
-                "{} speeds for {nodes} nodes; give one, or one each",
+                "{} speeds for {nodes} nodes; give one speed, or one per node",
                 many.len()
             )));
         }

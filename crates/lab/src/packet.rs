@@ -4,14 +4,15 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// The `virtio_net_hdr` before each frame, read or written: it says what the sender left to the hardware
-/// (checksums, segmentation), so that the receiver's kernel knows.
+/// Length of the `virtio_net_hdr` before each frame, read or written. It tells the receiver's
+/// kernel which work (checksums, segmentation) the sender left to the hardware.
 pub(crate) const HEADER: usize = 10;
 
-/// For both directions: some 50 ms at 1 Gbit/s, with the kernel's overhead for each frame.
+/// Socket buffer in bytes, for each direction: about 50 ms at 1 Gbit/s, with the kernel's overhead
+/// per frame.
 const BUFFER: libc::c_int = 32 << 20;
 
-/// The number of an interface in this network namespace; `None` if there is none of that name.
+/// The index of an interface in this network namespace; `None` if no interface has that name.
 pub(crate) fn index_of(interface: &str) -> Option<i32> {
     let name = CString::new(interface).ok()?;
     // SAFETY: the name is a C string that lives for the call.
@@ -19,13 +20,13 @@ pub(crate) fn index_of(interface: &str) -> Option<i32> {
     i32::try_from(index).ok().filter(|i| *i > 0)
 }
 
-/// Opens a non-blocking socket that reads and writes whole frames, each after a [`HEADER`], on the interface
-/// with this number. It does not read what it has written.
+/// Opens a non-blocking socket that reads and writes whole frames, each after a [`HEADER`], on the
+/// interface with this index. The socket does not receive the frames that it sent.
 pub(crate) fn open(index: i32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers. Protocol 0: nothing is received before bind says from where.
+    // SAFETY: no pointers. With protocol 0 nothing is received before bind sets the interface.
     let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     set(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
     set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;

@@ -1,11 +1,11 @@
-//! A process of this machine that is remembered, known again by its start time when its number is reused.
+//! A reference to a process of this machine, with its start time so that a reused pid is detected.
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A process, as this machine numbers it.
+/// A process, by its pid on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -14,37 +14,38 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process that has this number now.
+    /// The process that has this pid now.
     pub(crate) fn now(pid: i32) -> io::Result<Self> {
         Ok(Self { pid, started: started(pid)? })
     }
 
-    /// Whether it still runs; a zombie does not.
+    /// Whether the process is running. A zombie is not.
     pub(crate) fn alive(self) -> bool {
         started(self.pid).is_ok_and(|s| s == self.started)
     }
 
-    /// A descriptor of it. `NotFound` if it has ended.
+    /// Opens a pidfd of the process. `NotFound` if it has ended.
     pub(crate) fn open(self) -> io::Result<OwnedFd> {
         let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::NotFound)?;
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-        // Only now is it certain whom the descriptor means.
+        // Checked after the open: if the process is alive now, the descriptor refers to it.
         if self.alive() { Ok(fd) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Kills it, if it is there.
+    /// Kills the process, if it still exists.
     pub(crate) fn kill(self) {
         if let Ok(fd) = self.open() {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
         }
     }
 }
 
-/// When the process with this number started; `NotFound` for none and for a zombie.
+/// The start time of the process with this pid; `NotFound` if there is none or it is a zombie.
 fn started(pid: i32) -> io::Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command name is in parentheses and may contain anything: the fields are counted from its end.
+    // The command name is in parentheses and may contain any character, so fields are counted from
+    // its end.
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     let mut fields = after.split_whitespace();
     let state = fields.next().unwrap_or("Z");
@@ -55,7 +56,7 @@ fn started(pid: i32) -> io::Result<u64> {
     }
 }
 
-/// The command name of the process with this number, empty if there is none.
+/// The command name of the process with this pid; empty if there is none.
 pub(crate) fn command_name(pid: i32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }

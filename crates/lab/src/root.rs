@@ -1,5 +1,5 @@
-//! A node's file tree: the machine's own files under a writable layer of the node's, with its own /proc,
-//! /sys, /run and /dev/shm. Runs in the node's init, before anything else does.
+//! A node's file tree: the machine's files under the node's writable layer, with a private /proc,
+//! /sys, /run and /dev/shm. Built by the node's init before it does anything else.
 
 use crate::error::{LabError, Result, Tried};
 use crate::options::Name;
@@ -14,18 +14,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tern_cgroup::mounts::{self, Mount};
 
-/// Where the lab's tmpfs is, in the mount namespace of the switch: the writable layers of all nodes. They
-/// survive the nodes, and end with the switch.
+/// The mount point, in the switch's mount namespace, of the lab's tmpfs with the writable layers of
+/// all nodes. The layers survive the nodes, and are lost when the switch ends.
 pub(crate) fn layers(lab: &Name) -> PathBuf {
     state::directory(lab).join("layers")
 }
 
-/// What a freshly installed machine would not have: the machine's own Tern, if it is a member of a cluster.
+/// The machine's own Tern state. It is removed from a node's layer at the node's first boot.
 const NOT_THE_NODES: [&str; 4] = ["/etc/tern", "/etc/mosix.map", "/var/lib/tern", "/var/cache/tern"];
-/// Below these, every node has its own.
+/// Directories below which every node has private mounts.
 const OWN: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
-/// Mounts it and makes it this process's root.
+/// Mounts the node's file tree and makes it this process's root.
 pub(crate) fn build(state: &State, node: u16) -> Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .tried(|| "make the mounts private".to_owned())?;
@@ -46,25 +46,25 @@ pub(crate) fn build(state: &State, node: u16) -> Result<()> {
     own.write(fresh)
 }
 
-/// Opens `/`, for going there again once it is no longer the root.
+/// Opens a directory such as `/`, so that it can be entered after it is no longer the root.
 fn open_directory(path: &Path) -> Result<std::os::fd::OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .tried(|| format!("open {}", path.display()))
 }
 
-/// Mounts the rest, and changes the root.
+/// Mounts the private file systems, and changes the root.
 fn enter(root: &Path) -> Result<()> {
     let old = open_directory(Path::new("/"))?;
     let new = open_directory(root)?;
     fchdir(&new).tried(|| "enter the node's root".to_owned())?;
     pivot_root(".", ".").tried(|| "make the node's root the root".to_owned())?;
-    // Sources are seen from the old root, where we stand; targets from the new one, so that no symbolic link
-    // leads out of it.
+    // Mount sources are resolved from the old root, which is the current directory; targets from
+    // the new root, so that no symbolic link leads out of it.
     fchdir(&old).tried(|| "return to the old root".to_owned())?;
     let tried = |at: &str| format!("mount {at} in the node");
     let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", safe, None).tried(|| tried("/proc"))?;
-    // Anew, since it shows the devices of the network namespace that mounts it.
+    // A new mount, because sysfs shows the devices of the mounting process's network namespace.
     mount("sysfs", "/sys", "sysfs", safe, None).tried(|| tried("/sys"))?;
     if Path::new("sys/fs/cgroup").exists() {
         mount_bind_recursive("./sys/fs/cgroup", "/sys/fs/cgroup").tried(|| tried("/sys/fs/cgroup"))?;
@@ -81,14 +81,14 @@ fn enter(root: &Path) -> Result<()> {
         tmpfs("/dev/shm", "1777").tried(|| tried("/dev/shm"))?;
     }
     if Path::new("/dev/mqueue").is_dir() {
-        // Not every kernel has it.
+        // Not every kernel supports mqueue.
         let _ = mount("mqueue", "/dev/mqueue", "mqueue", safe, None);
     }
     unmount(".", UnmountFlags::DETACH).tried(|| "leave the old root".to_owned())?;
     rustix::process::chdir("/").tried(|| "go to the root".to_owned())
 }
 
-/// Mounts `lower` at `at`, changes going to `layer`.
+/// Mounts an overlay of `lower` at `at`, with `layer` as the upper layer.
 fn overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
     let (upper, work) = (layer.join("upper"), layer.join("work"));
     for directory in [&upper, &work] {
@@ -112,7 +112,8 @@ fn overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
         .tried(|| format!("mount an overlay over {}", lower.display()))
 }
 
-/// Whether a mount of the machine must be mounted in the node as well, to show the same files.
+/// Whether one of the machine's mounts must also be mounted in the node, so that the node sees the
+/// same files.
 fn carried_over(mount: &Mount, layer: &Path) -> bool {
     let virtual_kinds = [
         "proc",
@@ -132,8 +133,8 @@ fn carried_over(mount: &Mount, layer: &Path) -> bool {
         && !layer.starts_with(&mount.at)
 }
 
-/// Shows a mount of the machine in the node, changes going to the node's layer where that is possible, and
-/// as it is where not. One that cannot be shown at all is left out: the node works without it.
+/// Mounts one of the machine's mounts in the node: as an overlay with the node's layer if possible,
+/// else as a bind mount. If both fail the mount is left out; the node works without it.
 fn carry_over(mount: &Mount, layer: &Path, root: &Path) {
     let Ok(below) = mount.at.strip_prefix("/") else { return };
     let at = root.join(below);
@@ -143,7 +144,7 @@ fn carry_over(mount: &Mount, layer: &Path, root: &Path) {
     let _ = mount_bind(&mount.at, &at);
 }
 
-/// Shows a directory of the machine as it is.
+/// Bind-mounts a directory of the machine in the node.
 fn share(shared: &Path, root: &Path) -> Result<()> {
     let tried = || format!("show {} in the node", shared.display());
     let below = shared.strip_prefix("/").map_err(std::io::Error::other).tried(tried)?;
@@ -159,7 +160,7 @@ fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// What makes a machine this machine and no other.
+/// The identity of a node as a machine: host name, `/etc/hosts`, machine id, boot id.
 struct Own<'a> {
     state: &'a State,
     node: u16,
@@ -167,7 +168,7 @@ struct Own<'a> {
 }
 
 impl Own<'_> {
-    /// `fresh`: it boots for the first time.
+    /// Writes the node's identity. `fresh`: the node boots for the first time.
     fn write(&self, fresh: bool) -> Result<()> {
         let write = |at: &str, text: String| fs::write(at, text).tried(|| format!("write {at} in the node"));
         let name = format!("node{}", self.node);
@@ -175,7 +176,7 @@ impl Own<'_> {
         for directory in ["/run/lock", "/run/user"] {
             fs::create_dir_all(directory).tried(|| format!("make {directory} in the node"))?;
         }
-        // Each start of a node is a boot.
+        // Each start of a node is a boot, with a new boot id.
         let boot_id = "/proc/sys/kernel/random/boot_id";
         write("/run/boot-id", format!("{}\n", self.boot_id))?;
         mount_bind("/run/boot-id", boot_id).tried(|| format!("mount {boot_id} in the node"))?;
@@ -206,17 +207,18 @@ impl Own<'_> {
     }
 }
 
-/// Since Linux 6.14 each pid namespace has its own, and begins with the most; before, it is the machine's.
+/// Raises pid_max. Since Linux 6.14 each pid namespace has its own; on older kernels it is the
+/// machine's.
 fn raise_pid_max() {
     let at = "/proc/sys/kernel/pid_max";
     let now = fs::read_to_string(at).ok().and_then(|t| t.trim().parse::<u32>().ok());
     if now.is_some_and(|n| n < 4_194_304) {
-        // A node works with few pids as well.
+        // A failure is harmless: a node works with few pids as well.
         let _ = fs::write(at, "4194304");
     }
 }
 
-/// For the switch: a mount namespace with the tmpfs for all layers.
+/// Gives the switch a mount namespace with the tmpfs for all layers.
 pub(crate) fn hold_layers(lab: &Name) -> Result<()> {
     let at = layers(lab);
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)

@@ -1,4 +1,5 @@
-//! Signals of the lab's own processes: waiting for them, noting them, dying of them.
+//! Signal handling in the lab's own processes: waiting for signals, recording them, and dying by
+//! one.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -19,7 +20,7 @@ impl Mask {
         }
     }
 
-    /// This one only.
+    /// Only this signal.
     pub(crate) fn only(signal: i32) -> Self {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the set; sigaddset refuses a number that is no signal.
@@ -31,7 +32,8 @@ impl Mask {
         }
     }
 
-    /// Blocks these signals only, in the calling thread; returns what was blocked before. Async-signal-safe.
+    /// Sets the calling thread's signal mask to this set and returns the previous mask.
+    /// Async-signal-safe.
     pub(crate) fn set(&self) -> Self {
         let mut old = *self;
         // SAFETY: both sets are initialised and live for the call.
@@ -39,11 +41,11 @@ impl Mask {
         old
     }
 
-    /// Waits for one of these signals, which must be blocked.
+    /// Waits for one of these signals. They must be blocked.
     pub(crate) fn wait(&self) -> Received {
         loop {
             let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-            // SAFETY: the set is initialised, and `info` has room for what the kernel writes.
+            // SAFETY: the set is initialised, and `info` has room for the siginfo that the kernel writes.
             let signal = unsafe { libc::sigwaitinfo(&raw const self.0, info.as_mut_ptr()) };
             if signal > 0 {
                 // SAFETY: sigwaitinfo has filled it in.
@@ -54,19 +56,20 @@ impl Mask {
     }
 }
 
-/// A signal that has come.
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) signal: i32,
-    /// Sent by a process (kill), not by the kernel (the terminal, which sends it to the whole foreground).
+    /// Whether a process sent it (kill). The kernel sends a terminal's signals to the whole
+    /// foreground group.
     pub(crate) from_process: bool,
 }
 
 const FROM_PROCESS: i32 = 0x100;
 static NOTED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on SIGINT, SIGTERM and SIGHUP do not end this process but are noted. Programs that it starts are
-/// not affected.
+/// From this call on, SIGINT, SIGTERM and SIGHUP are recorded and no longer end this process.
+/// Programs that it starts are not affected.
 pub(crate) fn note_interrupts() {
     extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
         // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
@@ -94,24 +97,25 @@ fn decode(noted: i32) -> Option<Received> {
     (noted != 0).then_some(Received { signal: noted & 0xff, from_process: noted & FROM_PROCESS != 0 })
 }
 
-/// The signal that was noted last, if any; it stays noted.
+/// The last recorded signal, if any. It stays recorded.
 pub(crate) fn noted() -> Option<Received> {
     decode(NOTED.load(Ordering::SeqCst))
 }
 
-/// The same, and forgets it.
+/// Returns the last recorded signal and clears it.
 pub(crate) fn take_noted() -> Option<Received> {
     decode(NOTED.swap(0, Ordering::SeqCst))
 }
 
-/// Children shall be waited for, whatever the parent of this process thought of them.
+/// Resets SIGCHLD to its default, so that children can be waited for even if the parent had ignored
+/// it.
 pub(crate) fn expect_children() {
     // SAFETY: sets a default disposition.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Ends this process by the signal that ended its child, so that whoever waits for it sees the same. Leaves
-/// no core file: the child has left one.
+/// Ends this process by the signal that ended its child, so that its parent sees the same wait
+/// status. Leaves no core file: the child has left one.
 pub(crate) fn die_of(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain calls with valid arguments.
@@ -123,6 +127,7 @@ pub(crate) fn die_of(signal: i32) -> ! {
     let open = Mask::only(signal);
     // SAFETY: the set is initialised.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const open.0, ptr::null_mut()) };
-    // Not reached for a signal that kills; for any other, this is what a shell would say.
+    // Reached only if the signal does not kill. The exit code is then the one that a shell would
+    // return.
     std::process::exit(128 + signal)
 }

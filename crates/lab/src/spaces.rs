@@ -1,4 +1,4 @@
-//! Into and out of namespaces, and what happens between fork and exec.
+//! Joining and unsharing namespaces, and the code that runs between fork and exec.
 
 use crate::signals::Mask;
 use rustix::process::Signal;
@@ -12,23 +12,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Takes this process, which has one thread, out of these namespaces into new ones.
+/// Moves this process, which must be single-threaded, into new namespaces.
 pub(crate) fn leave(flags: UnshareFlags) -> io::Result<()> {
     // SAFETY: the flags used here (namespaces) do not unshare memory or descriptors.
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
-/// Moves this process into the mount namespace of that one.
+/// Moves this process into the mount namespace of another process.
 pub(crate) fn join_mounts(process: &OwnedFd) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::MOUNT)?)
 }
 
-/// From now on children of this process are born in the pid namespace of that one.
+/// From now on, children of this process are created in the pid namespace of the given process.
 pub(crate) fn bear_children_in(process: &OwnedFd) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::PROCESS_ID)?)
 }
 
-/// The command shall run in this network namespace, and otherwise here.
+/// Makes the command run in this network namespace; its other namespaces stay the caller's.
 pub(crate) fn in_network(command: &mut Command, network: OwnedFd) {
     // SAFETY: one system call.
     unsafe {
@@ -38,9 +38,10 @@ pub(crate) fn in_network(command: &mut Command, network: OwnedFd) {
     }
 }
 
-/// The command shall have a session of its own, without a terminal.
+/// Makes the command run in a new session without a controlling terminal.
 pub(crate) fn in_own_session(command: &mut Command) {
-    // SAFETY: one system call. It fails only for the leader of a process group, which a fresh child is not.
+    // SAFETY: one system call. It fails only for the leader of a process group, which a fresh child
+    // is not.
     unsafe {
         command.pre_exec(|| {
             rustix::process::setsid()?;
@@ -49,30 +50,32 @@ pub(crate) fn in_own_session(command: &mut Command) {
     }
 }
 
-/// All that a command needs to become a process of a node; opened beforehand, while it can be found.
+/// Descriptors and paths that a command needs to become a process of a node, opened before the
+/// fork.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// A descriptor of the node's init.
     pub(crate) init: OwnedFd,
     /// `cgroup.procs` of the node's groups, open for writing.
     pub(crate) groups: Vec<OwnedFd>,
-    /// Where it should be, if that exists in the node; else it is in `/`.
+    /// The command's working directory; `/` if this does not exist in the node.
     pub(crate) directory: CString,
 }
 
-/// The command shall run in the node, with this signal mask. It must be born in the node's pid namespace
-/// ([`bear_children_in`]), and is killed when its parent, the calling thread, dies.
+/// Makes the command run in the node with this signal mask. It must be created in the node's pid
+/// namespace ([`bear_children_in`]), and is killed when its parent, the calling thread, dies.
 pub(crate) fn in_node(command: &mut Command, entry: Entry, mask: Mask) {
     let spaces = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::NETWORK
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-    // SAFETY: system calls only, on what was made before the fork; nothing allocates or takes a lock.
+    // SAFETY: only system calls on data prepared before the fork; nothing allocates or takes a
+    // lock.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             for group in &entry.groups {
-                // 0 means the writer.
+                // 0 stands for the writing process.
                 rustix::io::write(group, b"0")?;
             }
             move_into_thread_name_spaces(entry.init.as_fd(), spaces)?;

@@ -1,5 +1,5 @@
-//! What a lab remembers of itself, in `/run/tern-lab/NAME/state.json`, so that `tern lab exec` and the
-//! others find it from any process.
+//! A lab's persistent state, in `/run/tern-lab/NAME/state.json`, so that `tern lab exec` and the
+//! other commands can find the lab from any process.
 
 use crate::error::{LabError, Result, Tried};
 use crate::faults::Cable;
@@ -18,39 +18,39 @@ use std::time::{Duration, Instant};
 
 const ALL: &str = "/run/tern-lab";
 
-/// A lab as it is.
+/// The state of a lab.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) name: Name,
     pub(crate) link: Link,
     pub(crate) seed: Option<u64>,
-    /// Whether ternd belongs in each node.
+    /// Whether ternd runs in each node.
     pub(crate) daemon: bool,
-    /// Directories of the machine that are the same in all nodes.
+    /// Directories of the machine that all nodes share.
     #[serde(default)]
     pub(crate) shared: Vec<PathBuf>,
-    /// What init and its kin are started from.
+    /// The binary from which init and the other helpers are started.
     pub(crate) helper: PathBuf,
-    /// The kernel's netem is used for delay and loss.
+    /// Whether the kernel's netem provides delay and loss.
     pub(crate) netem: bool,
     pub(crate) switch: Option<Process>,
     pub(crate) wire: Option<Process>,
-    /// Node 1 first.
+    /// The nodes, node 1 first.
     pub(crate) nodes: Vec<NodeState>,
     pub(crate) cuts: BTreeSet<Cable>,
 }
 
-/// One node of it.
+/// The state of one node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct NodeState {
     /// In CPUs.
     pub(crate) speed: f64,
-    /// Its pid 1; `None` while it is down.
+    /// The node's pid 1; `None` while the node is down.
     pub(crate) init: Option<Process>,
 }
 
 impl State {
-    /// What is written there.
+    /// Reads the lab's state file.
     pub(crate) fn load(name: &Name) -> Result<Self> {
         let at = directory(name).join("state.json");
         match fs::read(&at) {
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// Writes it; readers see the old or the new, never a half.
+    /// Replaces the state file atomically.
     pub(crate) fn save(&self) -> Result<()> {
         let at = directory(&self.name).join("state.json");
         let new = at.with_extension("new");
@@ -68,12 +68,12 @@ impl State {
         fs::write(&new, text).and_then(|()| fs::rename(&new, &at)).tried(|| format!("write {}", at.display()))
     }
 
-    /// What is connected to what.
+    /// The lab's network topology.
     pub(crate) fn plan(&self) -> Plan {
         Plan::new(&self.name, &self.link, self.count())
     }
 
-    /// How many nodes.
+    /// Number of nodes.
     pub(crate) fn count(&self) -> u16 {
         u16::try_from(self.nodes.len()).unwrap_or(u16::MAX)
     }
@@ -84,14 +84,14 @@ impl State {
         found.ok_or(LabError::NoNode { node: number, nodes: self.count() })
     }
 
-    /// The same, to change it.
+    /// The node with this number, mutable.
     pub(crate) fn node_mut(&mut self, number: u16) -> Result<&mut NodeState> {
         let nodes = self.count();
         let found = usize::from(number).checked_sub(1).and_then(|at| self.nodes.get_mut(at));
         found.ok_or(LabError::NoNode { node: number, nodes })
     }
 
-    /// Pid 1 of that node, if it is up.
+    /// Pid 1 of that node; an error if the node is down.
     pub(crate) fn init(&self, number: u16) -> Result<Process> {
         self.node(number)?.init.filter(|p| p.alive()).ok_or(LabError::NodeDown(number))
     }
@@ -101,7 +101,7 @@ impl State {
         self.switch.ok_or_else(|| LabError::NotUp(self.name.clone()))
     }
 
-    /// Where the tools and ternd are: beside the helper.
+    /// The directory of the tools and ternd: that of the helper.
     pub(crate) fn programs(&self) -> PathBuf {
         self.helper.parent().map_or_else(|| PathBuf::from("/"), Path::to_path_buf)
     }
@@ -112,12 +112,12 @@ pub(crate) fn directory(name: &Name) -> PathBuf {
     Path::new(ALL).join(name.as_str())
 }
 
-/// The directory of one of its nodes, for what the machine shall see: logs.
+/// The directory of one node on the machine, for logs.
 pub(crate) fn node_directory(name: &Name, node: u16) -> PathBuf {
     directory(name).join(format!("node{node}"))
 }
 
-/// Makes the directory of a lab; false if it is there already.
+/// Creates the directory of a lab; returns false if it exists already.
 pub(crate) fn claim(name: &Name) -> Result<bool> {
     let at = directory(name);
     for _ in 0..10 {
@@ -125,7 +125,7 @@ pub(crate) fn claim(name: &Name) -> Result<bool> {
         match fs::create_dir(&at) {
             Ok(()) => return Ok(true),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-            // Another lab's end has removed the empty parent just now.
+            // Another lab that went down has just removed the empty parent.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e).tried(|| format!("make {}", at.display())),
         }
@@ -133,7 +133,7 @@ pub(crate) fn claim(name: &Name) -> Result<bool> {
     Err(io::Error::from(io::ErrorKind::NotFound)).tried(|| format!("make {}", at.display()))
 }
 
-/// Removes the directory of a lab, if it is there.
+/// Removes the directory of a lab, if it exists.
 pub(crate) fn remove(name: &Name) -> Result<()> {
     let at = directory(name);
     match fs::remove_dir_all(&at) {
@@ -142,19 +142,20 @@ pub(crate) fn remove(name: &Name) -> Result<()> {
         }
         _ => {}
     }
-    // Other labs may be in it.
+    // Fails while it holds other labs' directories.
     let _ = fs::remove_dir(ALL);
     Ok(())
 }
 
-/// Held by whoever changes a lab.
+/// The lock that a process holds while it changes a lab.
 #[derive(Debug)]
 pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read")] File);
 
-/// Waits for the lock of a lab for at most `patience`; `None` if another still holds it then.
-pub(crate) fn lock(name: &Name, patience: Duration) -> Result<Option<Lock>> {
+/// Waits for the lock of a lab for at most `timeout`; `None` if another process still holds it
+/// then.
+pub(crate) fn lock(name: &Name, timeout: Duration) -> Result<Option<Lock>> {
     let at = directory(name);
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     loop {
         let file = match File::open(&at) {
             Ok(file) => file,

@@ -1,15 +1,17 @@
-//! `tern lab storm`: a command natively, then in a storm of migrations, and in what that differs.
+//! `tern lab storm`: runs a command natively, then in a storm of migrations, and compares the
+//! results.
 //!
 //! ```text
 //!  machine                     node 1 of a lab
 //!  start ── tern lab storm ──▶ inside ── run natively ─▶ what it leaves ┐
 //!           --inside …            └───── mosrun, moved ─▶ what it leaves ┴ left ─▶ report
-//!                                         by mover, which kin feeds
+//!                                         by mover, on processes found by kin
 //! ```
 //!
-//! The part in the node sees processes under the numbers that they and ternd know, and is the subreaper of all that
-//! the command starts, so that nothing of it escapes the storm, or outlives it. The command is locked (`mosrun -L`):
-//! the balancer leaves it and its children alone, only the storm moves them, and what is counted is the storm's.
+//! The part in the node sees processes under the same pids as they and ternd do. It is the
+//! subreaper of all processes that the command starts, so that none of them escapes the storm or
+//! outlives it. The command is locked (`mosrun -L`): the balancer does not move it or its children,
+//! so that the storm makes all moves, and the counts are exact.
 
 mod every;
 mod kin;
@@ -41,48 +43,49 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// In so many runs one after the other something must be moved, or the command is too quick for a storm.
+/// Maximum number of consecutive runs without a move; after that the command counts as too quick
+/// for a storm.
 const CALM: u32 = 5;
 
-/// What the storm shall be like.
+/// The options of a storm.
 #[derive(Debug, Args)]
 pub struct StormArgs {
-    /// A lab: one that is up is used, else it is made and taken down again.
+    /// The lab to use; if none of that name is up, one is created and taken down again.
     #[arg(long, value_name = "NAME")]
     lab: Option<Name>,
-    /// Nodes, if a lab is made; 3 unless given.
+    /// Number of nodes if a lab is created; default 3.
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=64))]
     nodes: Option<u16>,
-    /// How long a process is left alone between two moves.
+    /// Pause between two moves of a process.
     #[arg(long, value_name = "MS..MS", default_value_t)]
     every: Every,
-    /// Decides pauses and places, as far as the command's own timing lets it.
+    /// Seed for pauses and destinations. The command's own timing still makes runs differ.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Run the command again until so many moves have been made.
+    /// Run the command again until this many moves have been made.
     #[arg(long, value_name = "N", default_value_t = 1)]
     moves: u64,
     /// Begin each run in a copy of this folder instead of an empty one.
     #[arg(long, value_name = "DIR")]
     copy: Option<PathBuf>,
-    /// Seconds after which a run is taken to hang, and killed.
+    /// Seconds after which a run counts as hung and is killed.
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
     /// Print the result as one line of JSON.
     #[arg(long)]
     json: bool,
-    /// This is the part in the node.
+    /// Run the part of the storm that is inside the node.
     #[arg(long, hide = true)]
     inside: bool,
-    /// The command.
+    /// The command to run.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Does it; returns the exit code. The caller has one thread.
+/// Runs a storm and returns the exit code. The caller must be single-threaded.
 ///
 /// # Errors
-/// Those of the lab; the command cannot be run; or a signal asked for the end.
+/// Those of the lab; the command cannot be run; or a signal interrupts the storm.
 pub(crate) fn start(args: &StormArgs) -> Result<u8> {
     if args.inside {
         return inside(args);
@@ -107,13 +110,12 @@ pub(crate) fn start(args: &StormArgs) -> Result<u8> {
     let state = State::load(lab.name())?;
     let nodes = state.count();
     if !state.daemon || nodes < 2 {
-        let said = format!("lab {name} has no two nodes with ternd; give another name with --lab");
+        let said = format!("lab {name} does not have two nodes with ternd; give another name with --lab");
         return Err(LabError::BadOption(said));
     }
     if args.nodes.is_some_and(|asked| asked != nodes) {
-        let said = format!(
-            "lab {name} is up with {nodes} nodes; leave --nodes away, or give another name with --lab"
-        );
+        let said =
+            format!("lab {name} is up with {nodes} nodes; omit --nodes, or give another name with --lab");
         return Err(LabError::BadOption(said));
     }
     signals::expect_children();
@@ -124,7 +126,7 @@ pub(crate) fn start(args: &StormArgs) -> Result<u8> {
 }
 
 impl StormArgs {
-    /// The command line of the part in the node.
+    /// The command line for the part in the node.
     fn words(&self, nodes: u16, copy: Option<PathBuf>) -> Vec<OsString> {
         let mut words: Vec<OsString> = ["tern", "lab", "storm", "--inside"].map(OsString::from).into();
         let mut option = |name: &str, value: String| words.extend([name.into(), value.into()]);
@@ -147,7 +149,7 @@ impl StormArgs {
     }
 }
 
-/// The part in the node.
+/// The part of the storm that runs inside the node.
 fn inside(args: &StormArgs) -> Result<u8> {
     signals::expect_children();
     signals::note_interrupts();
@@ -166,9 +168,9 @@ fn inside(args: &StormArgs) -> Result<u8> {
     Ok(report.exit_code())
 }
 
-/// Where the command runs, and what its runs have left; gone at the end.
+/// The folder where the command runs, and the results of its runs. Removed on drop.
 ///
-/// Each run is in the same folder, so that a path in its output says nothing of which run it was.
+/// All runs use the same path, so that a path in the output does not depend on the run.
 #[derive(Debug)]
 struct Bed {
     place: PathBuf,
@@ -178,14 +180,15 @@ struct Bed {
 
 impl Bed {
     fn make(args: &StormArgs) -> Result<Self> {
-        // The number is this process's in the node: nobody else's there.
+        // The pid is unique in the node.
         let place = std::env::temp_dir().join(format!("tern-storm-{}", std::process::id()));
         let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place).tried(|| format!("make {}", place.display()))?;
         Ok(Self { place, limit: Duration::from_secs(args.limit), copy: args.copy.clone() })
     }
 
-    /// Runs the command, and keeps what it leaves as `as_`: its folder, and its output beside that.
+    /// Runs the command, and keeps its results under the name `as_`: its folder, with the output
+    /// files beside it.
     fn run(&self, as_: &str, words: &[OsString], storm: Option<Weather>) -> Result<(End, PathBuf)> {
         let (work, kept) = (self.place.join("work"), self.place.join(as_));
         for folder in [&work, &kept] {
@@ -203,7 +206,7 @@ impl Bed {
     fn compare(&self, args: &StormArgs) -> Result<Report> {
         let (native, native_kept) = self.run("native", &args.command, None)?;
         if native.hung {
-            let said = format!("the command has {}; give it more with --limit", native.status);
+            let said = format!("the command has {}; raise the limit with --limit", native.status);
             return Err(LabError::BadOption(said));
         }
         let words = args.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>();
@@ -260,7 +263,7 @@ fn differences(native: (&End, &Path), storm: (&End, &Path)) -> Result<Vec<Differ
     Ok(all)
 }
 
-/// Copies what is in a folder, with everything that belongs to it.
+/// Copies the contents of a folder, with owners, permissions and times.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
     let good = status.tried(|| "run cp".to_owned())?.success();
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_part_in_the_node_is_told_everything() {
+    fn inner_command_receives_all_options() {
         let given =
             ["storm", "--seed", "7", "--every", "5..9ms", "--moves", "40", "--limit", "9", "--json", "--"];
         let read = |words: &[OsString]| Line::try_parse_from(words).unwrap().storm;

@@ -1,28 +1,29 @@
-//! What is connected to what, under which names and addresses; and the lines for `ip` and `tc` that make it
-//! so. Nothing here does anything.
+//! The network topology of a lab, with names and addresses, and the `ip` and `tc` command lines
+//! that create it. Functions here only compute text.
 //!
-//! Each network interface of a node is one end of a veth pair, whose other end, the port, is in the switch's
-//! network namespace. Ports of one segment are joined by a bridge, or by the wire process.
+//! Each network interface of a node is one end of a veth pair. The other end, the port, is in the
+//! switch's network namespace. The ports of one segment are joined by a bridge or by the wire
+//! process.
 
 use crate::link::{Link, Shape};
 use crate::options::Name;
 use std::net::Ipv4Addr;
 
-/// Where frames disappear: pairs of nodes are cut by sending what they send each other into it, since kernels
-/// need not have a "drop" action for tc.
+/// The interface that discards frames. To cut a pair of nodes, frames between them are redirected
+/// to it, because not every kernel has the "drop" action for tc.
 const HOLE: &str = "hole";
 
 /// One network interface of a node and the port it is plugged into.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Port {
-    /// Which of the bridges or media, counted from 0.
+    /// The bridge or medium, counted from 0.
     pub(crate) segment: usize,
     pub(crate) node: u16,
-    /// Its name in the node.
+    /// The interface's name in the node.
     pub(crate) interface: String,
     /// The name of the other end, in the switch.
     pub(crate) port: String,
-    /// The hardware address in the node.
+    /// The MAC address in the node.
     pub(crate) mac: String,
     /// With point-to-point cables: the node at the other end.
     pub(crate) peer: Option<u16>,
@@ -37,7 +38,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Works it out; always the same for the same lab.
+    /// Computes the topology; the same arguments always give the same result.
     pub(crate) fn new(lab: &Name, link: &Link, nodes: u16) -> Self {
         let octet = octet(lab);
         let mut ports = Vec::new();
@@ -64,12 +65,13 @@ impl Plan {
         self.ports.iter().filter(move |p| p.node == node)
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     pub(crate) fn segments(&self) -> usize {
         self.ports.iter().map(|p| p.segment + 1).max().unwrap_or(0)
     }
 
-    /// For `ip` in the switch, once. `wired`: the wire process joins the ports, not bridges.
+    /// Lines for `ip` in the switch, run once. `wired`: the wire process joins the ports instead of
+    /// bridges.
     pub(crate) fn switch_lines(&self, wired: bool) -> Vec<String> {
         let mut lines = vec![
             format!("link add {HOLE} type veth peer name {HOLE}-end"),
@@ -77,14 +79,16 @@ impl Plan {
             format!("link set {HOLE}-end addrgenmode none up"),
         ];
         for segment in 0..if wired { 0 } else { self.segments() } {
-            // Snooping would hold back multicast until somebody asks for it; no simple switch does.
+            // With snooping, a bridge withholds multicast until a host joins the group; a simple
+            // switch does not.
             lines.push(format!("link add br{segment} type bridge mcast_snooping 0"));
             lines.push(format!("link set br{segment} addrgenmode none up"));
         }
         lines
     }
 
-    /// For `ip` in the switch: cables to a node whose init has this pid. The ports are left down.
+    /// Lines for `ip` in the switch: the cables to the node whose init has this pid. The ports are
+    /// left down.
     pub(crate) fn plug_lines(&self, node: u16, init: i32, wired: bool) -> Vec<String> {
         let mut lines = Vec::new();
         for Port { segment, interface, port, mac, .. } in self.ports_of(node) {
@@ -95,7 +99,8 @@ impl Plan {
         lines
     }
 
-    /// For `tc` in the switch: how frames go to this node. `netem`: the kernel makes delay and loss.
+    /// Lines for `tc` in the switch: shaping of frames to this node. `netem`: the kernel makes
+    /// delay and loss.
     pub(crate) fn shape_lines(&self, node: u16, netem: bool) -> Vec<String> {
         let mut lines = Vec::new();
         for Port { port, .. } in self.ports_of(node) {
@@ -114,12 +119,13 @@ impl Plan {
         lines
     }
 
-    /// For `ip` in the node.
+    /// Lines for `ip` in the node.
     pub(crate) fn node_lines(&self, node: u16, wired: bool) -> Vec<String> {
         let own = self.address(node);
         let mut lines = vec!["link set lo up".to_owned()];
         for Port { interface, peer, .. } in self.ports_of(node) {
-            // Nothing is sent unasked: seeded losses hit the same frames each time.
+            // The interface sends nothing on its own, so that seeded losses hit the same frames
+            // each time.
             lines.push(format!("link set {interface} addrgenmode none"));
             if self.small_frames(wired) {
                 lines.push(format!("link set {interface} gso_max_segs 1"));
@@ -133,12 +139,13 @@ impl Plan {
         lines
     }
 
-    /// For `tc` in the node: how fast it sends.
+    /// Lines for `tc` in the node: its sending rate.
     pub(crate) fn node_shape_lines(&self, node: u16) -> Vec<String> {
         self.ports_of(node).filter_map(|p| self.bucket(&format!("{} root", p.interface))).collect()
     }
 
-    /// For `tc` in the switch: frames from `from` no longer reach `to` through a shared segment, or do again.
+    /// A line for `tc` in the switch that blocks or unblocks frames from `from` to `to` on a shared
+    /// segment.
     pub(crate) fn block_line(&self, from: &Port, to: &Port, block: bool) -> String {
         let Port { port, .. } = to;
         let pref = from.node;
@@ -153,16 +160,16 @@ impl Plan {
         }
     }
 
-    /// Whether the node must send frames as they go over a real cable, not 64 KiB at a time. Such a frame would
-    /// be lost, or hold a hub, as a whole; and if TBF has to cut it up, because it is larger than the bucket,
-    /// TCP believes that it has left, and floods the queue (measured at 20 Mbit/s: more retransmissions than
-    /// segments).
+    /// Whether the node must send frames of the size of a real cable's, not 64 KiB at a time. A 64
+    /// KiB frame would be lost, or occupy a hub, as a whole. If it is larger than TBF's bucket, TBF
+    /// splits it, TCP counts it as sent, and TCP then floods the queue (measured at 20 Mbit/s: more
+    /// retransmissions than segments).
     fn small_frames(&self, wired: bool) -> bool {
         wired && (self.link.loss > 0.0 || self.link.shape == Shape::Hub)
             || self.link.rate.is_some_and(|rate| bucket_size(rate) < 66_000)
     }
 
-    /// The rate's qdisc; none for a hub, whose one rate is the medium's.
+    /// The qdisc that limits the rate; `None` for a hub, where the medium enforces one shared rate.
     fn bucket(&self, place: &str) -> Option<String> {
         let rate = self.link.rate.filter(|_| self.link.shape != Shape::Hub)?;
         let burst = bucket_size(rate);
@@ -170,7 +177,8 @@ impl Plan {
     }
 }
 
-/// Bytes in 2 ms, but at least two frames. A larger bucket makes slow links look fast.
+/// Bucket size in bytes: 2 ms of traffic, but at least two frames. A larger bucket makes slow links
+/// look fast.
 fn bucket_size(rate: u64) -> u64 {
     (rate / 8 / 500).max(3_100)
 }
@@ -184,7 +192,7 @@ fn port(octet: u8, segment: usize, node: u16, peer: Option<u16>) -> Port {
     Port { segment, node, interface: format!("eth{index}"), port, mac, peer }
 }
 
-/// 16 to 215, from the name by FNV-1a.
+/// 16 to 215, from the lab's name by FNV-1a.
 fn octet(lab: &Name) -> u8 {
     let hash =
         lab.as_str().bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));

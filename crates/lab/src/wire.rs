@@ -1,5 +1,6 @@
-//! The wire: a process in the switch's network namespace that carries each frame from port to port, late,
-//! or not at all. It stands in for netem, and is the hub.
+//! The wire: a process in the switch's network namespace that forwards each frame from port to
+//! port, with the configured delay and loss. It replaces netem where that is missing, and
+//! implements hubs.
 
 use crate::error::{Result, Tried};
 use crate::medium::Medium;
@@ -15,24 +16,27 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest frame with its header: 64 KiB of segments that the receiver's kernel cuts up, and all headers.
+/// The longest frame with its header: 64 KiB of segments that the receiver's kernel splits, plus
+/// all headers.
 const LONGEST: usize = packet::HEADER + 65_536 + 256;
-/// Frames taken from one port before the others have their turn.
+/// Maximum number of frames read from one port before the other ports are served.
 const TURN: usize = 64;
-/// How often to look for a port that is not there, as that of a node that is down.
+/// Interval at which missing ports, such as those of a node that is down, are looked up again.
 const LOOK: Duration = Duration::from_millis(10);
 
 struct Port {
     name: String,
     medium: usize,
-    /// The interface's number and the socket on it; a node that comes back has a new one.
+    /// The interface's index and the socket on it. A restarted node has a new interface.
     socket: Option<(i32, OwnedFd)>,
-    /// It was down when it was last heard of: cut, or gone. The socket revives with its interface, but is
-    /// told nothing when that goes away for good.
+    /// The last read failed: the interface is down or removed, and the kernel does not report
+    /// which. If it is only down, the socket works again later; if it was removed, `find` finds
+    /// another index and opens a new socket.
     doubtful: bool,
 }
 
-/// Carries frames until killed. The caller has put this process into the switch's network namespace.
+/// Forwards frames until killed. The caller has put this process into the switch's network
+/// namespace.
 pub(crate) fn main(lab: &Name) -> Result<()> {
     let state = State::load(lab)?;
     let plan = state.plan();
@@ -48,7 +52,7 @@ pub(crate) fn main(lab: &Name) -> Result<()> {
             Medium::new(&plan.link, members, seed, packet::HEADER)
         })
         .collect();
-    // The kernel would otherwise wake us up to 50 µs late to save power.
+    // With the default timer slack, the kernel may wake this thread up to 50 µs late to save power.
     rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).tried(|| "set the timer slack".to_owned())?;
     let mut buffer = vec![0; LONGEST];
     let mut look = Instant::now();
@@ -75,7 +79,7 @@ pub(crate) fn main(lab: &Name) -> Result<()> {
         for medium in &mut media {
             while let Some(arrival) = medium.take(Instant::now()) {
                 for (_, socket) in arrival.to.iter().filter_map(|&to| ports[to].socket.as_ref()) {
-                    // What does not go out now is lost, as on any wire.
+                    // A frame that cannot be sent now is lost, as on any wire.
                     let _ = rustix::io::write(socket, &arrival.frame);
                 }
             }
@@ -94,7 +98,8 @@ fn find(port: &mut Port) {
     }
 }
 
-/// Waits until a frame comes in or is due, or it is time to look for missing ports.
+/// Waits until a frame arrives or is due for delivery, or until missing ports must be looked up
+/// again.
 fn wait(ports: &[Port], media: &[Medium]) -> Result<()> {
     let now = Instant::now();
     let mut until = media.iter().filter_map(Medium::due).min();
@@ -113,14 +118,14 @@ fn wait(ports: &[Port], media: &[Medium]) -> Result<()> {
     }
 }
 
-/// Waits until the wire listens on these ports of the switch; false if it does not within `patience`.
+/// Waits until the wire listens on these ports of the switch; returns false after `timeout`.
 pub(crate) fn wait_for_ports(
     switch: Process,
     wire: Process,
     ports: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<bool> {
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     let listing = netns::ask(switch, netns::Program::Ip, &["-o", "link", "show"])?;
     // "7: p1@if2: <BROADCAST…"
     let index = |port: &str| {
@@ -145,7 +150,7 @@ pub(crate) fn wait_for_ports(
     }
 }
 
-/// The wire shall be started in the network namespace of the switch.
+/// Makes the wire start in the network namespace of the switch.
 pub(crate) fn place(command: &mut std::process::Command, switch: Process) -> Result<()> {
     spaces::in_network(command, netns::of(switch)?);
     Ok(())

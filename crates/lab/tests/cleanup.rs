@@ -1,4 +1,4 @@
-//! Nothing is left behind, however a lab ends. Needs root.
+//! A lab leaves nothing behind, however it ends. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod trial;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tern_lab::{Lab, LabError, Name};
 use trial::{assert_gone, lab, options, program, says, traces, wait_until};
 
-/// Takes the lab down when a test fails.
+/// Takes the lab down when dropped, also if the test fails.
 struct Broom(Name);
 
 impl Drop for Broom {
@@ -23,7 +23,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// `tern-lab run` of a command that takes its time; returns when that runs.
+/// Starts `tern-lab run` of a long command. Returns when the command is running.
 fn running(name: &Name) -> Child {
     let words = ["run", "--bare", "--link", "switch:1ms", "--", "sh", "-c", "setsid sleep 1000 & sleep 1000"];
     let child = program(&words, name).stdin(Stdio::null()).spawn().unwrap();
@@ -134,7 +134,7 @@ fn down_finds_what_a_killed_owner_and_keeper_have_left() {
     let name = Name::unique("test").unwrap();
     let _broom = Broom(name.clone());
     let mut child = running(&name);
-    // Stopped first, so that the keeper cannot hear of the owner's end.
+    // The keeper is killed first, so that it cannot react to the owner's end.
     let found = traces(&name);
     let keeper = found.iter().find(|t| t.contains(" keeper ")).unwrap();
     let keeper = Pid::from_raw(keeper.split(' ').next().unwrap().parse().unwrap()).unwrap();
@@ -146,7 +146,7 @@ fn down_finds_what_a_killed_owner_and_keeper_have_left() {
         assert!(program(&["down"], &name).status().unwrap().success());
     }
     assert_gone(&name);
-    // Also if somebody starts it anew instead.
+    // The same, but the next command is `up` instead of `down`.
     let mut child = running(&name);
     let found = traces(&name);
     let keeper = found.iter().find(|t| t.contains(" keeper ")).unwrap();
@@ -189,7 +189,7 @@ fn an_interrupted_start_leaves_all_or_nothing() {
         let _broom = Broom(name.clone());
         let mut child =
             program(&["up", "--bare", "--nodes", "3"], &name).stdout(Stdio::null()).spawn().unwrap();
-        // Wherever that finds it: each moment must do.
+        // The signal may arrive at any step of the start.
         std::thread::sleep(Duration::from_millis(millis));
         let _ =
             kill_process(Pid::from_child(&child), if millis % 2 == 0 { Signal::KILL } else { Signal::TERM });

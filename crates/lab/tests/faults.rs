@@ -21,12 +21,12 @@ fn a_cut_is_silent_and_heals() {
         let mut buffer = [0; 16];
         assert_eq!(near.read(&mut buffer).unwrap(), 5);
         lab.cut(Cable::Node(2)).unwrap();
-        // Its last words: data, and the end of the connection.
+        // Data and the end of the connection, sent during the cut.
         far.write_all(b"bye").unwrap();
         drop(far);
         near.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
-        let heard = near.read(&mut buffer);
-        assert!(heard.as_ref().is_err_and(timed_out), "{link}: {heard:?}");
+        let received = near.read(&mut buffer);
+        assert!(received.as_ref().is_err_and(timed_out), "{link}: {received:?}");
         assert!(!reach(&lab, 1, 2), "{link}");
         lab.heal(Cable::Node(2)).unwrap();
         near.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -61,7 +61,7 @@ fn two_nodes_can_be_cut_from_each_other_only() {
 fn one_direction_can_be_cut_alone() {
     for link in ["switch", "hub"] {
         let lab = lab(link, 3);
-        // They know each other's address from now on; to ask for it takes both directions.
+        // Fills both nodes' ARP caches: an ARP exchange needs both directions.
         assert!(reach(&lab, 1, 2) && reach(&lab, 2, 1), "{link}");
         lab.cut(Cable::OneWay(1, 2)).unwrap();
         assert!(!reach(&lab, 1, 2) && reach(&lab, 2, 1), "{link}");
@@ -96,8 +96,8 @@ fn a_killed_node_says_no_last_word_and_comes_back_with_its_files() {
         assert!(matches!(two.init_pid(), Err(LabError::NodeDown(2))));
         assert_eq!(sh(&two, "true").status.code(), Some(125));
         near.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
-        let heard = near.read(&mut [0; 16]);
-        assert!(heard.as_ref().is_err_and(timed_out), "{link}: {heard:?}");
+        let received = near.read(&mut [0; 16]);
+        assert!(received.as_ref().is_err_and(timed_out), "{link}: {received:?}");
         assert!(reach(&lab, 1, 3), "{link}");
         lab.kill(2).unwrap();
         lab.restart(2).unwrap();

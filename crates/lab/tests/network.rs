@@ -1,4 +1,4 @@
-//! What lies between the nodes: reach, rate, delay and loss. Needs root.
+//! The network between nodes: reachability, rate, delay and loss. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod trial;
@@ -25,7 +25,7 @@ fn rate(lab: &Lab, bytes: usize) -> f64 {
     let (mut near, mut far) = connection(&lab.node(1), &lab.node(2), 5001);
     let sender = std::thread::spawn(move || near.write_all(&vec![7; bytes]).unwrap());
     let mut buffer = vec![0; 65_536];
-    // Without the first tenth, which may come out of full buckets.
+    // The first tenth is not counted: it may be sent out of full buckets.
     let (mut got, mut start) = (0, None);
     loop {
         let n = far.read(&mut buffer).unwrap();
@@ -88,12 +88,12 @@ fn a_delay_is_felt_both_ways() {
     }
 }
 
-/// Which of 300 datagrams from node 1 arrive at node 2.
+/// The numbers of the datagrams, of 300 from node 1, that arrive at node 2.
 fn arrivals(seed: u64) -> Vec<usize> {
     let options = Options { seed: Some(seed), ..trial::options("switch:,20%", 2) };
     let lab = up(&options);
     let (one, two) = (lab.node(1), lab.node(2));
-    // Nobody asks for addresses, so that these frames are the only ones.
+    // With a static neighbour entry there is no ARP traffic, so the datagrams are the only frames.
     let mac = says(&two, "cat /sys/class/net/eth0/address");
     says(&one, &format!("ip neigh replace {} lladdr {mac} dev eth0 nud permanent", two.address()));
     let (near, far) = (datagrams(&one, 0), datagrams(&two, 9));

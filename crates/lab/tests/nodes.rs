@@ -1,4 +1,4 @@
-//! What a node is: files, namespaces, processes and CPU of its own. Needs root.
+//! Nodes have private files, namespaces, processes and CPU shares. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod trial;
@@ -28,7 +28,7 @@ fn a_file_made_on_one_node_is_not_on_another() {
         assert!(!Path::new(at).exists(), "{at} is on the machine");
     }
     assert_eq!(std::fs::read_to_string(one.path("/etc/tern-lab-test").unwrap()).unwrap(), "mine\n");
-    // The machine's own files are there, and survive their removal in a node.
+    // The machine's files are visible in nodes, and survive their removal in a node.
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     says(&one, &format!("rm {own}"));
     says(&two, &format!("cat {own}"));
@@ -51,7 +51,7 @@ fn each_node_is_a_machine_of_its_own() {
         assert_eq!(says(&node, "cat /proc/1/comm"), "tern-lab-init");
         assert!(says(&node, "cat /etc/hosts").contains(&format!("{} {name}", node.address())));
         assert_eq!(says(&node, "ls /sys/class/net | tr '\\n' ' '"), "eth0 lo");
-        // It is a member of the pid namespace: /proc knows it under its own number.
+        // The process is in the node's pid namespace: /proc lists it under its pid there.
         assert_eq!(
             says(&node, "sed -n 's/^Pid:[[:space:]]*//p' /proc/$$/status; echo $$")
                 .lines()
@@ -95,7 +95,7 @@ fn what_a_command_is_given_reaches_it() {
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("/usr/bin\nblue two words\n{text}"));
-    // A directory that the node does not have.
+    // The node does not have the caller's working directory.
     let here = std::env::temp_dir().join(lab.name().as_str());
     let output = {
         std::fs::create_dir(&here).unwrap();
@@ -150,7 +150,7 @@ fn a_slow_node_gets_less_cpu() {
     let used = |n| lab.node(n).cpu_time().unwrap();
     wait_until("both work", || used(1) > Duration::from_millis(50) && used(2) > Duration::from_millis(50));
     let (start, before) = (Instant::now(), [used(1), used(2)]);
-    // Over at least two seconds, a hundred times the longest period.
+    // At least two seconds, a hundred times the longest period.
     wait_until("they have worked for a while", || start.elapsed() > Duration::from_secs(2));
     let shares: Vec<_> = [1, 2]
         .map(|n| (used(n) - before[usize::from(n) - 1]).as_secs_f64() / start.elapsed().as_secs_f64())

@@ -11,14 +11,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use trial::{lab, program};
 
-/// What the terminal shows.
+/// The terminal's output.
 struct Screen {
     lines: Receiver<Vec<u8>>,
     text: String,
 }
 
 impl Screen {
-    /// Waits until it shows this after all that was waited for before.
+    /// Waits until the output contains this text after the text of the previous wait.
     fn wait_for(&mut self, what: &str) {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -55,7 +55,8 @@ fn a_shell_in_a_node_has_job_control() {
         });
     }
     let mut child = shell.spawn().unwrap();
-    // What is left of the slave's descriptors here would keep the terminal open.
+    // Remaining descriptors of the terminal's slave side in this process would keep the terminal
+    // open.
     drop(shell);
     let mut keyboard = File::from(master);
     let mut screen = keyboard.try_clone().unwrap();
@@ -79,7 +80,8 @@ fn a_shell_in_a_node_has_job_control() {
     screen.wait_for("Stopped");
     screen.wait_for("node1> ");
     key("jobs -l; fg\n");
-    // Both of them say so, but only then does the shell let it go on.
+    // `jobs -l` and `fg` both print the command. After `fg` has printed it, the shell continues the
+    // job.
     screen.wait_for("sleep 1000");
     screen.wait_for("sleep 1000");
     let in_front = || trial::says(&lab.node(1), "ps -eo stat,comm | grep sleep; :").contains("S+");

@@ -1,4 +1,4 @@
-//! Prints how fast a CPU of this machine is, and how long it took to find out.
+//! Prints the speed of this machine's CPU, and how long the measurement took.
 #![allow(clippy::print_stdout, reason = "it is what it is for")]
 
 use std::time::Instant;

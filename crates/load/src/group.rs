@@ -1,9 +1,10 @@
-//! The control groups that limit this node: its quota of CPU time, its memory, and what it has used. Version 1, version
-//! 2, and both at a time.
+//! The control groups that limit this node: its CPU quota, its memory, and its CPU time so far.
+//! Version 1, version 2, and both at a time.
 //!
-//! Limits are those of the daemon's own group and of all above it that can be seen: guests are put beside the daemon,
-//! so these bind what a newcomer gets. What the node as a whole has used is told by the group of its first process, if
-//! the node is a container; a machine asks `/proc/stat` ([`crate::demand`]).
+//! Limits are those of the daemon's own group and of all visible groups above it: guests are put
+//! next to the daemon, so these limits apply to an arriving guest. For a container, the CPU time of
+//! the whole node is that of the group of its first process; for a machine, it is read from
+//! `/proc/stat` ([`crate::demand`]).
 
 use crate::task::keyed;
 use std::fs;
@@ -11,42 +12,43 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tern_cgroup::Hierarchy;
 
-/// The groups of one hierarchy that hold this node, the innermost first.
+/// The groups of one hierarchy that contain this node, innermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Chain {
+struct GroupChain {
     unified: bool,
     groups: Vec<PathBuf>,
 }
 
-/// The groups that hold this node.
+/// The groups that contain this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Groups {
-    cpu: Vec<Chain>,
-    memory: Vec<Chain>,
-    /// The group of everything in this container, in each hierarchy that counts its CPU time.
-    container: Vec<Chain>,
+    cpu: Vec<GroupChain>,
+    memory: Vec<GroupChain>,
+    /// The group of everything in this container, in each hierarchy that accounts its CPU time.
+    container: Vec<GroupChain>,
 }
 
-/// What control groups allow of memory.
+/// A memory limit set by control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryLimit {
-    /// Bytes that may be used.
+    /// Bytes that may be used in total.
     pub total: u64,
-    /// Bytes that may still be used, caches given up.
+    /// Bytes that may still be used, if caches are dropped.
     pub free: u64,
 }
 
-/// What control groups allow of memory and of swap.
+/// Memory and swap limits set by control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Of memory.
+    /// Limit of memory.
     pub memory: Option<MemoryLimit>,
-    /// Of swap.
+    /// Limit of swap.
     pub swap: Option<MemoryLimit>,
 }
 
 impl Groups {
-    /// Looks them up. Where there are none, or they cannot be read, there are no limits.
+    /// Finds the groups of this process. Where there are none, or they cannot be read, there are no
+    /// limits.
     #[must_use]
     pub fn of_this_process() -> Self {
         let all = Hierarchy::all().unwrap_or_default();
@@ -55,13 +57,15 @@ impl Groups {
         Self::find(&all, &own, in_container().then_some(first.as_str()))
     }
 
-    /// Those of a process whose `/proc/PID/cgroup` says `own`, in a container whose first process's says `first`.
+    /// The groups of a process with the `/proc/PID/cgroup` text `own`, in a container whose first
+    /// process has the text `first`.
     fn find(all: &[Hierarchy], own: &str, first: Option<&str>) -> Self {
         let mut found = Self::default();
         for hierarchy in all {
             if let Some(group) = hierarchy.group_of(own) {
-                let chain = Chain::from(hierarchy, &group);
-                // Version 2 has both, where they are handed down that far: it is asked for the files.
+                let chain = GroupChain::from(hierarchy, &group);
+                // Version 2 may have both controllers, if they are enabled down to this group: its
+                // files are tried.
                 if hierarchy.has("cpu") || hierarchy.unified {
                     found.cpu.push(chain.clone());
                 }
@@ -71,47 +75,48 @@ impl Groups {
             }
             let counts = hierarchy.has("cpuacct") || hierarchy.unified;
             if let Some(mut group) = first.filter(|_| counts).and_then(|text| hierarchy.group_of(text)) {
-                // A lab's and ours: who makes groups beside himself is in a leaf of this name.
+                // In a lab, and with ternd, a process that creates groups beside its own is in a
+                // leaf of this name.
                 if group != hierarchy.mount && group.ends_with("main") {
                     group.pop();
                 }
-                // The first group of all is the machine's, and tells nothing of a container.
-                if !is_machines(&group, hierarchy.unified) {
-                    found.container.push(Chain { unified: hierarchy.unified, groups: vec![group] });
+                // The root group is the machine's, and does not account this container.
+                if !is_root_group(&group, hierarchy.unified) {
+                    found.container.push(GroupChain { unified: hierarchy.unified, groups: vec![group] });
                 }
             }
         }
         found
     }
 
-    /// How many CPUs' worth of time the groups allow, if they limit it: the least of them.
+    /// The smallest CPU quota of the groups, in CPUs, if there is one.
     #[must_use]
     pub fn quota(&self) -> Option<f64> {
         let quotas = self.cpu.iter().flat_map(|chain| {
             chain.groups.iter().filter_map(|group| match chain.unified {
-                true => quota_2(&read(group, "cpu.max")?),
-                false => quota_1(&read(group, "cpu.cfs_quota_us")?, &read(group, "cpu.cfs_period_us")?),
+                true => quota_from_v2(&read(group, "cpu.max")?),
+                false => quota_from_v1(&read(group, "cpu.cfs_quota_us")?, &read(group, "cpu.cfs_period_us")?),
             })
         });
         quotas.min_by(f64::total_cmp)
     }
 
-    /// What the groups allow of memory and swap: the least of them.
+    /// The smallest memory and swap limits of the groups.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let mut limits = Limits::default();
         for chain in &self.memory {
             for group in &chain.groups {
-                let one = if chain.unified { limits_2(group) } else { limits_1(group) };
-                limits.memory = least(limits.memory, one.memory);
-                limits.swap = least(limits.swap, one.swap);
+                let one = if chain.unified { limits_v2(group) } else { limits_v1(group) };
+                limits.memory = min_limit(limits.memory, one.memory);
+                limits.swap = min_limit(limits.swap, one.swap);
             }
         }
         limits
     }
 
-    /// CPU time that everything in this container has used, the ended included. Nothing on a machine, or where no group
-    /// counts it.
+    /// CPU time used by everything in this container, including ended processes. `None` on a
+    /// machine, or where no group accounts it.
     #[must_use]
     pub fn used(&self) -> Option<Duration> {
         self.container.iter().find_map(|chain| {
@@ -123,7 +128,7 @@ impl Groups {
         })
     }
 
-    /// Where this container's own pressure is told: a group of version 2.
+    /// The version 2 group with this container's own pressure files.
     #[must_use]
     pub fn pressure(&self) -> Option<&Path> {
         let group = self.container.iter().find(|chain| chain.unified)?.groups.first()?;
@@ -131,22 +136,22 @@ impl Groups {
     }
 }
 
-impl Chain {
+impl GroupChain {
     fn from(hierarchy: &Hierarchy, group: &Path) -> Self {
         let groups = group.ancestors().take_while(|above| above.starts_with(&hierarchy.mount));
         Self { unified: hierarchy.unified, groups: groups.map(Path::to_owned).collect() }
     }
 }
 
-/// Whether this process sees only a part of the machine's processes: its pid namespace is not the first, whose inode
-/// is the kernel's PROC_PID_INIT_INO.
+/// Whether this process sees only a part of the machine's processes: its PID namespace is not the
+/// initial one, whose inode is the kernel's PROC_PID_INIT_INO.
 #[must_use]
 pub fn in_container() -> bool {
     fs::read_link("/proc/self/ns/pid").is_ok_and(|to| to.as_os_str() != "pid:[4026531836]")
 }
 
-/// Files that only a hierarchy's first group has, or that it alone lacks.
-fn is_machines(group: &Path, unified: bool) -> bool {
+/// Whether a group is the root group of its hierarchy, by files that only root groups have or lack.
+fn is_root_group(group: &Path, unified: bool) -> bool {
     if unified { !group.join("cgroup.type").exists() } else { group.join("release_agent").exists() }
 }
 
@@ -158,25 +163,25 @@ fn number(group: &Path, file: &str) -> Option<u64> {
     read(group, file)?.trim().parse().ok()
 }
 
-/// Of `cpu.cfs_quota_us` and `cpu.cfs_period_us`; -1 is no limit.
-fn quota_1(quota: &str, period: &str) -> Option<f64> {
-    share(quota.trim().parse().ok()?, period.trim().parse().ok()?)
+/// The quota in CPUs from `cpu.cfs_quota_us` and `cpu.cfs_period_us`; -1 is no limit.
+fn quota_from_v1(quota: &str, period: &str) -> Option<f64> {
+    quota_cpus(quota.trim().parse().ok()?, period.trim().parse().ok()?)
 }
 
-/// Of `cpu.max`: quota, or `max`, and period.
-fn quota_2(text: &str) -> Option<f64> {
+/// The quota in CPUs from `cpu.max`, which has the quota (or `max`) and the period.
+fn quota_from_v2(text: &str) -> Option<f64> {
     let (quota, period) = text.trim().split_once(' ')?;
-    share(quota.parse().ok()?, period.parse().ok()?)
+    quota_cpus(quota.parse().ok()?, period.parse().ok()?)
 }
 
-fn share(quota: i64, period: i64) -> Option<f64> {
+fn quota_cpus(quota: i64, period: i64) -> Option<f64> {
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }
 
-/// What is as large as this is how version 1 says that there is no limit.
+/// Version 1 reports a limit at least this large if there is none.
 const NO_LIMIT: u64 = 1 << 60;
 
-fn limits_1(group: &Path) -> Limits {
+fn limits_v1(group: &Path) -> Limits {
     let stat = read(group, "memory.stat").unwrap_or_default();
     let cached = reclaimable(&stat, &["total_inactive_file ", "total_active_file "]);
     let used = number(group, "memory.usage_in_bytes").unwrap_or(0);
@@ -185,22 +190,22 @@ fn limits_1(group: &Path) -> Limits {
     let both = number(group, "memory.memsw.limit_in_bytes").filter(|&limit| limit < NO_LIMIT);
     let swapped = keyed(&stat, "total_swap ").unwrap_or(0);
     Limits {
-        memory: limit.or(both).map(|total| left(total, used, cached)),
-        swap: both.map(|both| left(both.saturating_sub(limit.unwrap_or(0)), swapped, 0)),
+        memory: limit.or(both).map(|total| remaining(total, used, cached)),
+        swap: both.map(|both| remaining(both.saturating_sub(limit.unwrap_or(0)), swapped, 0)),
     }
 }
 
-fn limits_2(group: &Path) -> Limits {
+fn limits_v2(group: &Path) -> Limits {
     let stat = read(group, "memory.stat").unwrap_or_default();
     let cached = reclaimable(&stat, &["inactive_file ", "active_file ", "slab_reclaimable "]);
     let used = number(group, "memory.current").unwrap_or(0);
     let swapped = number(group, "memory.swap.current").unwrap_or(0);
-    // `max` is no number. Above `high` a group is slowed down until it is below.
+    // `max` does not parse as a number. Above `high` a group is throttled until it is below.
     let of = |file| number(group, file);
     let limit = of("memory.max").into_iter().chain(of("memory.high")).min();
     Limits {
-        memory: limit.map(|total| left(total, used, cached)),
-        swap: of("memory.swap.max").map(|total| left(total, swapped, 0)),
+        memory: limit.map(|total| remaining(total, used, cached)),
+        swap: of("memory.swap.max").map(|total| remaining(total, swapped, 0)),
     }
 }
 
@@ -208,11 +213,11 @@ fn reclaimable(stat: &str, keys: &[&str]) -> u64 {
     keys.iter().filter_map(|key| keyed(stat, key)).fold(0, u64::saturating_add)
 }
 
-fn left(total: u64, used: u64, cached: u64) -> MemoryLimit {
+fn remaining(total: u64, used: u64, cached: u64) -> MemoryLimit {
     MemoryLimit { total, free: total.saturating_sub(used.saturating_sub(cached)) }
 }
 
-fn least(a: Option<MemoryLimit>, b: Option<MemoryLimit>) -> Option<MemoryLimit> {
+fn min_limit(a: Option<MemoryLimit>, b: Option<MemoryLimit>) -> Option<MemoryLimit> {
     match (a, b) {
         (Some(a), Some(b)) => Some(MemoryLimit { total: a.total.min(b.total), free: a.free.min(b.free) }),
         (one, other) => one.or(other),
@@ -225,7 +230,7 @@ mod tests {
     use proptest::prelude::*;
     use tern_cgroup::mounts::Mount;
 
-    /// A tree of files that is gone when it is dropped.
+    /// A tree of files that is removed when dropped.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -242,7 +247,7 @@ mod tests {
         fn hierarchy(&self, below: &str, kind: &str, options: &[&str]) -> Hierarchy {
             let options = options.iter().map(|&o| o.to_owned()).collect();
             let mount = Mount { at: self.0.join(below), root: "/".into(), kind: kind.to_owned(), options };
-            Hierarchy::of_mount(&mount).unwrap()
+            Hierarchy::from_mount(&mount).unwrap()
         }
     }
 
@@ -253,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lab_node_of_version_1_with_an_empty_version_2() {
+    fn lab_node_in_v1_with_an_empty_v2_hierarchy() {
         let tree = Tree::new(
             "v1",
             &[
@@ -295,17 +300,17 @@ mod tests {
         assert_eq!(limits.memory, Some(MemoryLimit { total: 1_000_000, free: 300_000 + 131_080 }));
         assert_eq!(limits.swap, Some(MemoryLimit { total: 500_000, free: 400_000 }));
 
-        // On the machine itself, with the daemon in no group.
+        // On the machine itself, with the daemon in the root group.
         let own = "4:memory:/\n2:cpuacct:/\n1:cpu:/\n0::/\n";
         let groups = Groups::find(&all, own, None);
         assert_eq!((groups.quota(), groups.used(), groups.pressure()), (None, None, None));
         assert_eq!(groups.limits(), Limits::default());
-        // In a pid namespace without a group of its own: the machine's is not taken for its.
+        // In a PID namespace without a group of its own: the machine's group is not used for it.
         assert_eq!(Groups::find(&all, own, Some(own)).used(), None);
     }
 
     #[test]
-    fn a_container_of_version_2() {
+    fn container_in_v2() {
         let tree = Tree::new(
             "v2",
             &[
@@ -332,15 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn no_quota_is_no_quota() {
-        assert_eq!(quota_1("-1\n", "100000\n"), None);
-        assert_eq!(quota_1("1000", "0"), None);
-        assert_eq!(quota_2("max 100000\n"), None);
-        assert_eq!(quota_2("65000 100000\n"), Some(0.65));
+    fn missing_quota_is_recognised() {
+        assert_eq!(quota_from_v1("-1\n", "100000\n"), None);
+        assert_eq!(quota_from_v1("1000", "0"), None);
+        assert_eq!(quota_from_v2("max 100000\n"), None);
+        assert_eq!(quota_from_v2("65000 100000\n"), Some(0.65));
     }
 
     #[test]
-    fn this_machine_can_be_asked() {
+    fn this_machine_can_be_read() {
         let groups = Groups::of_this_process();
         assert!(groups.quota().is_none_or(|quota| quota > 0.0));
         let _ = (groups.limits(), groups.used());
@@ -348,15 +353,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_can_harm(a in ".{0,40}", b in "[-0-9 max]{0,30}") {
-            for quota in [quota_1(&a, &b), quota_1(&b, &a), quota_2(&a), quota_2(&b)].into_iter().flatten() {
+        fn arbitrary_text_is_harmless(a in ".{0,40}", b in "[-0-9 max]{0,30}") {
+            for quota in [quota_from_v1(&a, &b), quota_from_v1(&b, &a), quota_from_v2(&a), quota_from_v2(&b)].into_iter().flatten() {
                 prop_assert!(quota > 0.0 && quota.is_finite());
             }
         }
 
         #[test]
-        fn what_is_left_is_not_more_than_there_is(total: u64, used: u64, cached: u64) {
-            prop_assert!(left(total, used, cached).free <= total);
+        fn free_memory_does_not_exceed_the_total(total: u64, used: u64, cached: u64) {
+            prop_assert!(remaining(total, used, cached).free <= total);
         }
     }
 }

@@ -1,23 +1,24 @@
-//! What a node has, how busy it is, and what its processes ask for. Reads `/proc` and control groups; knows no other
-//! node.
+//! Measures a node's capacity and load, and what its processes use and demand. Reads `/proc` and
+//! control groups; does not communicate with other nodes.
 //!
-//! * [`sampler`]: once a second, the [`Sample`] that the cluster hears of
+//! * [`sampler`]: once a second, the [`Sample`] that is published to the cluster
 //!   * [`demand`]: how many threads run or wait for a CPU
 //!   * [`group`]: the control groups that limit this node: its quota, its memory
-//!   * [`memory`]: memory and swap for a newcomer
-//!   * [`pressure`]: stalls, and how much of the time goes to paging
-//! * [`speed`]: how fast a CPU is, measured once
-//! * [`processes`]: what single processes use and ask for
-//! * [`link`]: what it costs to talk to another node, from measurements of the caller's
-//! * [`task`]: the texts of `/proc/PID`
-//! * [`smooth`]: means that forget
+//!   * [`memory`]: memory and swap available to an arriving process
+//!   * [`pressure`]: stalls, and the time lost to paging
+//! * [`speed`]: the speed of a CPU, measured once
+//! * [`processes`]: what single processes use and demand
+//! * [`link`]: the cost of communication with another node, from the caller's measurements
+//! * [`task`]: parsers of the files in `/proc/PID`
+//! * [`moving_average`]: exponential moving averages
 //!
-//! **Units.** Speed 10,000 is a standard CPU, load 100 is one standard CPU kept busy. A node's [`speed`](Sample::speed)
-//! is what one thread gets there when it is alone: that of one of its CPUs, or the quota's share of it where the quota
-//! is less than one CPU. [`cpus`](Sample::cpus) is how many such threads it carries, never less than 1 and not always
-//! whole. So `speed * cpus` is all that the node can do, and `load = demand * 100 * 10000 / (speed * cpus)`.
+//! **Units.** Speed 10,000 is a standard CPU, load 100 is one busy standard CPU. A node's
+//! [`speed`](Sample::speed) is what one thread gets there when it is alone: the speed of one CPU,
+//! or the quota's share of it where the quota is less than one CPU. [`cpus`](Sample::cpus) is how
+//! many such threads the node can run, at least 1 and possibly fractional. So `speed * cpus` is the
+//! node's capacity, and `load = demand * 100 * 10000 / (speed * cpus)`.
 //!
-//! Why demand is counted as it is, and what it costs: docs/design/load.md.
+//! Why demand is measured this way, and what it costs: docs/design/load.md.
 #![forbid(unsafe_code)]
 
 mod clock;
@@ -25,15 +26,15 @@ pub mod demand;
 pub mod group;
 pub mod link;
 pub mod memory;
+pub mod moving_average;
 pub mod pressure;
 mod procdir;
 pub mod processes;
 pub mod sampler;
-pub mod smooth;
 pub mod speed;
 pub mod task;
 
-pub use link::LinkCost;
-pub use processes::{Process, Processes, Rates, Which};
+pub use link::LinkEstimate;
+pub use processes::{ProcessRates, ProcessSample, ProcessScanner, ScanScope};
 pub use sampler::{Sample, Sampler};
 pub use speed::Calibration;

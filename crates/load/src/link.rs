@@ -1,46 +1,50 @@
-//! What it costs to talk to another node. Who has a link measures; here it is smoothed.
+//! The cost of communication with another node. The owner of the link measures it; this module
+//! smooths the results.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A link's round trip and throughput; 0 is not known yet.
+/// Round-trip time and throughput of a link; 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct LinkCost {
-    /// A round trip, in microseconds.
+pub struct LinkEstimate {
+    /// Round-trip time, in microseconds.
     pub rtt_us: u32,
-    /// What goes through it one way, in bytes per second.
+    /// Throughput one way, in bytes per second.
     pub bytes_per_s: u64,
 }
 
-/// What is shorter measures round trips, buffers and the preparation of a move, not the link: half a megabyte that a busy
-/// node takes in in a quarter of a second came over a link of any speed.
-const LEAST_TRANSFER: u64 = 8 << 20;
-/// Of a shorter round trip, half is believed at once; of a longer one, a sixteenth: it is more often an end that was busy
-/// than a way that has become longer, and what is asked for is the way.
-const SHORTER: f64 = 2.0;
-const LONGER: f64 = 16.0;
-/// One new transfer in 3: they are rare, and each is a mean in itself.
-const TRANSFERS: f64 = 3.0;
+/// The shortest transfer that measures a link. Shorter ones measure round trips, buffers and the
+/// preparation of a move: half a megabyte that a busy node receives in a quarter of a second may
+/// have come over a link of any speed.
+const MIN_TRANSFER_LEN: u64 = 8 << 20;
+/// Weights of a new round-trip time: a half if it is shorter than the average, a sixteenth if it is
+/// longer. A longer one is more often due to a busy end than to a slower path, and the path is to
+/// be measured.
+const SHORTER_RTT_WEIGHT: f64 = 2.0;
+const LONGER_RTT_WEIGHT: f64 = 16.0;
+/// Weight of a new transfer: one third. Transfers are rare, and each is an average in itself.
+const TRANSFER_WEIGHT: f64 = 3.0;
 
-impl LinkCost {
-    /// Takes in one measured round trip.
-    pub fn round_trip(&mut self, took: Duration) {
-        // Rounded up: 0 would say that it is not known.
+impl LinkEstimate {
+    /// Adds a measured round-trip time.
+    pub fn add_round_trip(&mut self, took: Duration) {
+        // Rounded up, because 0 means unknown.
         let micros = (took.as_nanos().div_ceil(1000)).clamp(1, u32::MAX.into()) as f64;
-        let one_in = if micros < self.rtt_us.into() { SHORTER } else { LONGER };
-        self.rtt_us = follow(self.rtt_us.into(), micros, one_in) as u32;
+        let weight = if micros < self.rtt_us.into() { SHORTER_RTT_WEIGHT } else { LONGER_RTT_WEIGHT };
+        self.rtt_us = smooth(self.rtt_us.into(), micros, weight) as u32;
     }
 
-    /// Takes in a transfer; short ones say nothing and are passed over.
-    pub fn transfer(&mut self, bytes: u64, took: Duration) {
-        if bytes < LEAST_TRANSFER {
+    /// Adds a measured transfer; short ones are ignored.
+    pub fn add_transfer(&mut self, bytes: u64, took: Duration) {
+        if bytes < MIN_TRANSFER_LEN {
             return;
         }
         let rate = (bytes as f64 / took.as_secs_f64().max(1e-6)).max(1.0);
-        self.bytes_per_s = follow(self.bytes_per_s as f64, rate, TRANSFERS) as u64;
+        self.bytes_per_s = smooth(self.bytes_per_s as f64, rate, TRANSFER_WEIGHT) as u64;
     }
 
-    /// How long that many bytes take, the round trip included; nothing if the link has not been measured.
+    /// How long a transfer takes, including the round trip; `None` if the link has not been
+    /// measured.
     #[must_use]
     pub fn time_for(&self, bytes: u64) -> Option<Duration> {
         if self.bytes_per_s == 0 {
@@ -51,8 +55,8 @@ impl LinkCost {
     }
 }
 
-fn follow(old: f64, new: f64, one_in: f64) -> f64 {
-    if old == 0.0 { new } else { (old + (new - old) / one_in).round().max(1.0) }
+fn smooth(old: f64, new: f64, weight: f64) -> f64 {
+    if old == 0.0 { new } else { (old + (new - old) / weight).round().max(1.0) }
 }
 
 #[cfg(test)]
@@ -61,39 +65,39 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_first_is_believed_and_outliers_fade() {
-        let mut link = LinkCost::default();
+    fn first_rtt_is_taken_whole_and_outliers_decay() {
+        let mut link = LinkEstimate::default();
         assert_eq!(link.time_for(1), None);
-        link.round_trip(Duration::from_micros(200));
+        link.add_round_trip(Duration::from_micros(200));
         assert_eq!(link.rtt_us, 200);
-        link.round_trip(Duration::from_micros(1000));
+        link.add_round_trip(Duration::from_micros(1000));
         assert_eq!(link.rtt_us, 250);
         for _ in 0..5 {
-            link.round_trip(Duration::from_micros(200));
+            link.add_round_trip(Duration::from_micros(200));
         }
         assert!(link.rtt_us.abs_diff(200) <= 4, "{link:?}");
-        // One in three comes from an end that had something else to do.
+        // One measurement in three is from a busy end.
         for round in 0..300 {
-            link.round_trip(Duration::from_micros(if round % 3 == 0 { 5000 } else { 200 }));
+            link.add_round_trip(Duration::from_micros(if round % 3 == 0 { 5000 } else { 200 }));
         }
         assert!(link.rtt_us < 600, "{link:?}");
         for _ in 0..60 {
-            link.round_trip(Duration::from_micros(5000));
+            link.add_round_trip(Duration::from_micros(5000));
         }
         assert!(link.rtt_us > 4500, "a way that has become longer is not believed: {link:?}");
-        link.round_trip(Duration::ZERO);
+        link.add_round_trip(Duration::ZERO);
         assert_ne!(link.rtt_us, 0);
     }
 
     #[test]
-    fn throughput_is_that_of_long_transfers() {
-        let mut link = LinkCost::default();
-        link.transfer(1000, Duration::from_secs(1));
+    fn throughput_uses_only_long_transfers() {
+        let mut link = LinkEstimate::default();
+        link.add_transfer(1000, Duration::from_secs(1));
         assert_eq!(link.bytes_per_s, 0);
-        link.transfer(10_000_000, Duration::from_secs(1));
+        link.add_transfer(10_000_000, Duration::from_secs(1));
         assert_eq!(link.bytes_per_s, 10_000_000);
         for _ in 0..12 {
-            link.transfer(100_000_000, Duration::from_secs(1));
+            link.add_transfer(100_000_000, Duration::from_secs(1));
         }
         assert!(link.bytes_per_s > 98_000_000, "{link:?}");
         link.rtt_us = 500;
@@ -103,21 +107,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_stays_between_what_was_measured(rtts in prop::collection::vec(1u64..10_000_000, 1..50)) {
-            let mut link = LinkCost::default();
+        fn rtt_stays_within_the_measured_range(rtts in prop::collection::vec(1u64..10_000_000, 1..50)) {
+            let mut link = LinkEstimate::default();
             for &rtt in &rtts {
-                link.round_trip(Duration::from_micros(rtt));
+                link.add_round_trip(Duration::from_micros(rtt));
             }
             let (low, high) = (*rtts.iter().min().unwrap(), *rtts.iter().max().unwrap());
             prop_assert!((low..=high).contains(&u64::from(link.rtt_us)));
         }
 
         #[test]
-        fn nothing_measured_can_harm(bytes in any::<u64>(), nanos in any::<u64>(), ask in any::<u64>()) {
-            let mut link = LinkCost::default();
-            link.transfer(bytes, Duration::from_nanos(nanos));
-            link.transfer(bytes, Duration::from_nanos(nanos));
-            link.round_trip(Duration::from_nanos(nanos));
+        fn extreme_measurements_are_harmless(bytes in any::<u64>(), nanos in any::<u64>(), ask in any::<u64>()) {
+            let mut link = LinkEstimate::default();
+            link.add_transfer(bytes, Duration::from_nanos(nanos));
+            link.add_transfer(bytes, Duration::from_nanos(nanos));
+            link.add_round_trip(Duration::from_nanos(nanos));
             let _time = link.time_for(ask);
             prop_assert!(link.rtt_us > 0);
         }

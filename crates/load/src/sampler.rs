@@ -1,36 +1,36 @@
-//! What the cluster hears of this node, taken once a second.
+//! The sample of this node that is published to the cluster, taken once a second.
 
-use crate::demand::Demand;
+use crate::demand::DemandMeter;
 use crate::group::Groups;
-use crate::memory::Memory;
-use crate::pressure::{Pressure, Stalls};
-use crate::smooth::Smooth;
-use crate::speed::STANDARD;
+use crate::memory::NodeMemory;
+use crate::moving_average::MovingAverage;
+use crate::pressure::{Pressure, StallMeter};
+use crate::speed::STANDARD_SPEED;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A node, as it is now.
+/// A node's current state.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// 100 is one standard CPU kept busy: less on a fast node and on one of many CPUs. Smoothed: it has followed a
-    /// change by 80 % after 2 s, and by 91 % after 3 s.
+    /// 100 is one busy standard CPU: less on a fast node and on one with many CPUs. Smoothed: after
+    /// a change it has reached 80 % of it in 2 s, and 91 % in 3 s.
     pub load: u32,
-    /// Threads that run or wait for a CPU, on average; smoothed as the load.
+    /// Average number of threads that run or wait for a CPU; smoothed like the load.
     pub demand: f32,
-    /// What one thread gets here when it is alone; 10,000 is a standard CPU.
+    /// Speed that one thread gets here when it is alone; 10,000 is a standard CPU.
     pub speed: u32,
-    /// How many threads of that speed it carries: at least 1, and not always whole.
+    /// How many threads of that speed it can run: at least 1, possibly fractional.
     pub cpus: f32,
-    /// CPUs that it sees.
+    /// Number of CPUs that it may use.
     pub online: u32,
-    /// CPUs' worth of time that control groups allow, if they limit it.
+    /// CPU quota of the control groups, in CPUs, if there is one.
     pub quota: Option<f32>,
-    /// For a newcomer.
-    pub memory: Memory,
-    /// Nothing where the kernel does not tell.
+    /// Memory available to an arriving process.
+    pub memory: NodeMemory,
+    /// PSI pressure; `None` where the kernel does not report it.
     pub pressure: Option<Pressure>,
-    /// Percent of its time that it can use: 100 unless it pages.
+    /// Percentage of its time that it can use: 100 unless it pages.
     pub utilisability: u8,
 }
 
@@ -39,42 +39,44 @@ pub struct Sample {
 pub struct Sampler {
     speed: u32,
     groups: Groups,
-    demand: Demand,
-    stalls: Stalls,
-    smooth: Smooth,
+    demand: DemandMeter,
+    stalls: StallMeter,
+    smooth: MovingAverage,
     before: Option<Instant>,
 }
 
-/// A process that starts or ends shows within 2 or 3 s, and a turn of the scheduler does not.
-const LOAD_MEMORY: Duration = Duration::from_millis(1250);
+/// Time constant of the load: a process that starts or ends shows within 2 or 3 s, a scheduler time
+/// slice does not.
+const LOAD_TIME_CONSTANT: Duration = Duration::from_millis(1250);
 
 impl Sampler {
-    /// `speed` is that of one CPU of this machine, as [`Calibration`](crate::Calibration) has found it, or as its owner
-    /// has set it.
+    /// `speed` is that of one CPU of this machine, as measured by
+    /// [`Calibration`](crate::Calibration) or set by the owner.
     #[must_use]
     pub fn new(speed: u32) -> Self {
         let groups = Groups::of_this_process();
         Self {
             speed,
-            demand: Demand::new(groups.clone()),
-            stalls: Stalls::new(groups.pressure()),
+            demand: DemandMeter::new(groups.clone()),
+            stalls: StallMeter::new(groups.pressure()),
             groups,
-            smooth: Smooth::new(LOAD_MEMORY),
+            smooth: MovingAverage::new(LOAD_TIME_CONSTANT),
             before: None,
         }
     }
 
-    /// Another speed of one CPU, from the next sample on.
+    /// Sets the speed of one CPU, from the next sample on.
     pub fn set_speed(&mut self, speed: u32) {
         self.speed = speed;
     }
 
-    /// What has been since the last call; once a second is meant. The first finds no load.
+    /// Samples the time since the last call; to be called once a second. The first sample has a
+    /// load of 0.
     pub fn sample(&mut self) -> Sample {
         let now = Instant::now();
         let span = self.before.map_or(Duration::from_secs(1), |before| now.duration_since(before));
         if let Some(demand) = self.demand.read() {
-            self.smooth.take(demand, span);
+            self.smooth.add(demand, span);
         }
         self.before = Some(now);
         let (pressure, utilisability) = self.stalls.read(span);
@@ -89,28 +91,28 @@ impl Sampler {
             cpus: cpus as f32,
             online,
             quota: quota.map(|quota| quota as f32),
-            memory: Memory::of(&meminfo, &self.groups.limits()).unwrap_or_default(),
+            memory: NodeMemory::of(&meminfo, &self.groups.limits()).unwrap_or_default(),
             pressure,
             utilisability,
         }
     }
 }
 
-/// CPUs that this process may use.
+/// Number of CPUs that this process may use.
 fn online() -> u32 {
     rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1)
 }
 
-/// Speed of a thread that is alone, and how many of them there can be.
+/// Speed of a single thread, and how many such threads the node can run.
 fn capacity(one: u32, online: u32, quota: Option<f64>) -> (u32, f64) {
     let allowed = quota.unwrap_or(f64::INFINITY).min(online.into());
     let speed = (f64::from(one) * allowed.min(1.0)).round() as u32;
     (speed.max(1), allowed.max(1.0))
 }
 
-/// The load that so many threads make.
+/// The load caused by this many threads.
 fn load(demand: f64, speed: u32, cpus: f64) -> u32 {
-    (demand * 100.0 * f64::from(STANDARD) / (f64::from(speed) * cpus)).round() as u32
+    (demand * 100.0 * f64::from(STANDARD_SPEED) / (f64::from(speed) * cpus)).round() as u32
 }
 
 #[cfg(test)]
@@ -119,7 +121,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn faster_and_larger_nodes_show_less() {
+    fn faster_and_larger_nodes_have_less_load() {
         assert_eq!(load(1.0, 10_000, 1.0), 100);
         assert_eq!(load(4.0, 10_000, 2.0), 200);
         assert_eq!(load(1.0, 20_000, 1.0), 50);
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_below_one_cpu_slows_and_above_it_counts() {
+    fn quota_below_one_cpu_reduces_speed_and_above_it_cpus() {
         assert_eq!(capacity(10_000, 2, None), (10_000, 2.0));
         assert_eq!(capacity(10_000, 2, Some(0.65)), (6_500, 1.0));
         assert_eq!(capacity(10_000, 2, Some(1.5)), (10_000, 1.5));
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_asked_and_its_sample_can_be_sent() {
+    fn this_machine_can_be_sampled_and_its_sample_serialized() {
         let mut sampler = Sampler::new(12_000);
         assert_eq!(sampler.sample().load, 0);
         std::thread::sleep(Duration::from_millis(50));
@@ -150,9 +152,9 @@ mod tests {
     }
 
     proptest! {
-        /// What the two numbers multiply to is what there is to be had.
+        /// Speed times CPUs is the capacity that the quota allows.
         #[test]
-        fn capacity_is_what_the_quota_allows(one in 100u32..100_000, online in 1u32..512, quota in 0.01f64..600.0) {
+        fn capacity_is_limited_by_the_quota(one in 100u32..100_000, online in 1u32..512, quota in 0.01f64..600.0) {
             let (speed, cpus) = capacity(one, online, Some(quota));
             let there = f64::from(one) * quota.min(online.into());
             prop_assert!((f64::from(speed) * cpus / there - 1.0).abs() < 0.51 / (0.01 * 100.0));

@@ -1,36 +1,38 @@
-//! How fast one CPU of this machine is, by work of our own: whole numbers, floating point, memory.
+//! Measures the speed of one CPU of this machine with three kinds of work: integers, floating
+//! point, memory.
 //!
-//! **The standard**, 10,000, is a core of the machine on which this was written: an AMD EPYC of family 26 (2.6 GHz
-//! nominal), in a virtual machine, with nothing else running. The work's best times there are the constants of
-//! [`work::ALL`].
+//! **The standard**, 10,000, is a core of an AMD EPYC of family 26 (2.6 GHz nominal), in a virtual
+//! machine with no other load. The best times of the work on it are the constants of [`work::ALL`].
 //!
-//! Only this thread's own CPU time counts, so that a quota or other programs do not slow the work down; and of many
-//! short rounds the best, since others can disturb a core (its caches, its twin). What can help it is a clock that
-//! is raised for a moment (12 % were seen): so the time is cut into parts, and the median of their bests is taken. All
-//! this takes about [`MOST`] of CPU time, once: the result is kept, and holds for the same processor and kernel.
+//! Only this thread's CPU time counts, so that a quota or other programs do not slow the work down.
+//! The best of many short rounds is taken, since other programs can disturb a core (its caches, its
+//! SMT sibling). A core can also be faster than usual while its clock is boosted (by 12 % in
+//! measurements), so the time is divided into parts, and the median of their best rounds is used.
+//! All this takes about [`MEASURE_TIME`] of CPU time, once: the result is stored, and is valid for
+//! the same processor and kernel.
 
 mod work;
 
-use crate::clock::own_time;
+use crate::clock::thread_cpu_time;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::Duration;
 
 /// The speed of a standard CPU.
-pub const STANDARD: u32 = 10_000;
-/// CPU time for all rounds together.
-pub const MOST: Duration = Duration::from_millis(1000);
-/// The time is cut into so many parts.
-const PARTS: usize = 7;
-/// Another number for another kind of work: what was kept no longer holds.
-const WORK: u32 = 1;
+pub const STANDARD_SPEED: u32 = 10_000;
+/// CPU time of a whole measurement.
+pub const MEASURE_TIME: Duration = Duration::from_millis(1000);
+/// Number of parts into which a measurement is divided.
+const PART_COUNT: usize = 7;
+/// Version of the work: stored results of another version are not valid.
+const WORK_VERSION: u32 = 1;
 
-/// A measured speed, and what it was measured on.
+/// A measured speed, and where it was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Of one CPU, with no quota; 10,000 is the standard.
+    /// Speed of one CPU, without a quota; 10,000 is the standard.
     pub speed: u32,
-    /// Which work it was.
+    /// Version of the work that was measured.
     pub work: u32,
     /// The processor's name.
     pub processor: String,
@@ -39,47 +41,47 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Measures. Keeps one CPU busy for up to [`MOST`], and longer by the clock where others want it as well or a quota
-    /// holds it back.
+    /// Measures the speed. Uses up to [`MEASURE_TIME`] of CPU time on one CPU, and more wall time
+    /// if other programs use it as well or a quota limits it.
     #[must_use]
     pub fn measure() -> Self {
         let mut work = work::Work::new();
-        let mut speeds = [(); PARTS].map(|()| speed(&best(&mut work, MOST / PARTS as u32)));
+        let mut speeds = [(); PART_COUNT].map(|()| speed(&best(&mut work, MEASURE_TIME / PART_COUNT as u32)));
         speeds.sort_unstable();
         let (processor, kernel) = machine();
-        Self { speed: speeds[PARTS / 2], work: WORK, processor, kernel }
+        Self { speed: speeds[PART_COUNT / 2], work: WORK_VERSION, processor, kernel }
     }
 
-    /// Whether it was measured on a machine like this.
+    /// Whether the result is valid on this machine.
     #[must_use]
-    pub fn holds_here(&self) -> bool {
+    pub fn is_valid_here(&self) -> bool {
         let (processor, kernel) = machine();
-        self.work == WORK && self.speed > 0 && self.processor == processor && self.kernel == kernel
+        self.work == WORK_VERSION && self.speed > 0 && self.processor == processor && self.kernel == kernel
     }
 }
 
-/// The shortest round of each kind, within so much CPU time.
-fn best(work: &mut work::Work, most: Duration) -> [Duration; 3] {
+/// The shortest round of each kind within `most` of CPU time.
+fn best(work: &mut work::Work, limit: Duration) -> [Duration; 3] {
     let mut best = [Duration::MAX; 3];
-    let began = own_time();
-    while own_time().saturating_sub(began) < most {
+    let began = thread_cpu_time();
+    while thread_cpu_time().saturating_sub(began) < limit {
         for (kind, best) in work::ALL.iter().zip(&mut best) {
-            let start = own_time();
+            let start = thread_cpu_time();
             (kind.round)(work);
-            *best = (*best).min(own_time().saturating_sub(start));
+            *best = (*best).min(thread_cpu_time().saturating_sub(start));
         }
     }
     best
 }
 
-/// The geometric mean: no kind of work outweighs the others.
+/// The geometric mean, so that no kind of work outweighs the others.
 fn speed(best: &[Duration; 3]) -> u32 {
     let ratios = work::ALL
         .iter()
         .zip(best)
         .map(|(kind, best)| kind.standard.as_secs_f64() / best.as_secs_f64().max(1e-9));
     let product: f64 = ratios.product();
-    (product.cbrt() * f64::from(STANDARD)).round().max(1.0) as u32
+    (product.cbrt() * f64::from(STANDARD_SPEED)).round().max(1.0) as u32
 }
 
 fn machine() -> (String, String) {
@@ -88,11 +90,12 @@ fn machine() -> (String, String) {
     (processor(&processors), kernel)
 }
 
-const LONGEST_NAME: usize = 200;
+const MAX_NAME_LEN: usize = 200;
 
-/// The first processor's name, with what tells apart those of the same name.
+/// The first processor's name, with the fields that distinguish processors of the same name.
 fn processor(cpuinfo: &str) -> String {
-    // Virtual machines call many a processor the same; other architectures name an implementer and a part.
+    // Virtual machines use one name for many processors; other architectures name an implementer
+    // and a part.
     const KEYS: [&str; 8] = [
         "model name",
         "cpu family",
@@ -108,7 +111,7 @@ fn processor(cpuinfo: &str) -> String {
         let (key, value) = line.split_once(':')?;
         KEYS.contains(&key.trim()).then(|| value.trim())
     });
-    values.collect::<Vec<_>>().join(" / ").chars().take(LONGEST_NAME).collect()
+    values.collect::<Vec<_>>().join(" / ").chars().take(MAX_NAME_LEN).collect()
 }
 
 #[cfg(test)]
@@ -117,19 +120,19 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_standard_is_the_standard() {
+    fn standard_times_give_the_standard_speed() {
         let standard = work::ALL.map(|kind| kind.standard);
-        assert_eq!(speed(&standard), STANDARD);
-        assert_eq!(speed(&standard.map(|time| time / 2)), 2 * STANDARD);
+        assert_eq!(speed(&standard), STANDARD_SPEED);
+        assert_eq!(speed(&standard.map(|time| time / 2)), 2 * STANDARD_SPEED);
         let slow_memory = [standard[0], standard[1], standard[2] * 8];
-        assert_eq!(speed(&slow_memory), STANDARD / 2);
+        assert_eq!(speed(&slow_memory), STANDARD_SPEED / 2);
         assert!(speed(&[Duration::ZERO; 3]) > 0 && speed(&[Duration::MAX; 3]) > 0);
     }
 
-    /// Two measurements agree, whatever else this machine does meanwhile: but not while a neighbour has the other half of a core for one of
-    /// them only.
+    /// Two consecutive measurements agree, whatever else this machine does, unless a neighbour uses
+    /// the core's SMT sibling during only one of them.
     #[test]
-    fn it_is_the_same_twice_and_holds_here() {
+    fn measurements_agree_and_are_valid_here() {
         let all: Vec<_> = (0..6).map(|_| Calibration::measure()).collect();
         let agree = |two: &[Calibration]| {
             let ratio = f64::from(two[0].speed) / f64::from(two[1].speed);
@@ -137,16 +140,16 @@ mod tests {
         };
         assert!(all.windows(2).any(agree), "{all:?}");
         let first = all[0].clone();
-        assert!(first.holds_here());
+        assert!(first.is_valid_here());
         let kept = serde_json::to_string(&first).unwrap();
         assert_eq!(serde_json::from_str::<Calibration>(&kept).unwrap(), first);
         let elsewhere = Calibration { kernel: "5.15".to_owned(), ..first.clone() };
-        let before = Calibration { work: WORK - 1, ..first };
-        assert!(!elsewhere.holds_here() && !before.holds_here());
+        let before = Calibration { work: WORK_VERSION - 1, ..first };
+        assert!(!elsewhere.is_valid_here() && !before.is_valid_here());
     }
 
     #[test]
-    fn processors_have_names() {
+    fn processor_names_are_parsed() {
         let text = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t\t: 2\ncpu MHz\t: 2596.1\n\nprocessor\t: 1\nmodel\t: 3\n";
         assert_eq!(processor(text), "AMD EPYC / 2");
         assert_eq!(processor(""), "");
@@ -154,8 +157,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_can_harm(text in "(model name|model)?[ :a-zé\n]{0,300}") {
-            prop_assert!(processor(&text).chars().count() <= LONGEST_NAME);
+        fn arbitrary_text_is_harmless(text in "(model name|model)?[ :a-zé\n]{0,300}") {
+            prop_assert!(processor(&text).chars().count() <= MAX_NAME_LEN);
         }
     }
 }

@@ -1,44 +1,44 @@
-//! The texts of `/proc/PID`, as numbers. Bytes, because a command's name need not be UTF-8 and is the program's own
-//! to choose.
+//! Parses the files of `/proc/PID`. Input is bytes, because a command's name is chosen by the
+//! program and need not be UTF-8.
 
-/// Clock ticks in a second, as `/proc` counts them; Linux has never shown another number.
+/// Clock ticks per second in `/proc` (USER_HZ); 100 on all Linux systems.
 pub const TICKS: u64 = 100;
 
-/// `/proc/PID/stat`, as far as it is of use.
+/// The used fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stat {
-    /// The name, at most 15 bytes from the kernel.
+pub struct ProcStat {
+    /// Its name; the kernel stores at most 15 bytes.
     pub command: String,
-    /// `R`, `S`, `D`, `Z` …
+    /// State: `R`, `S`, `D`, `Z` …
     pub state: char,
-    /// Parent.
+    /// Parent PID.
     pub parent: i32,
     /// Process group.
     pub group: i32,
     /// Session.
     pub session: i32,
-    /// It has a controlling terminal.
+    /// Whether it has a controlling terminal.
     pub terminal: bool,
-    /// A thread of the kernel's own.
-    pub of_kernel: bool,
+    /// Whether it is a kernel thread.
+    pub is_kernel_thread: bool,
     /// User and system time, in ticks.
     pub ticks: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
-    /// When it was started, in ticks since boot; with the pid it names one process for good.
+    /// Start time, in ticks since boot; unique together with the PID.
     pub start: u64,
-    /// Pages in memory.
+    /// Pages resident in memory.
     pub resident_pages: u64,
 }
 
-/// The kernel's flag for its own threads (PF_KTHREAD).
-const OF_KERNEL: u64 = 0x0020_0000;
+/// The kernel's flag of kernel threads (PF_KTHREAD).
+const PF_KTHREAD: u64 = 0x0020_0000;
 
-impl Stat {
-    /// Nothing if the text is cut off or is something else.
+impl ProcStat {
+    /// `None` if the text is truncated or malformed.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
-        // The name in parentheses may hold anything, parentheses too.
+        // The name in parentheses may contain anything, including parentheses.
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
         let command = String::from_utf8_lossy(text.get(open + 1..close)?).chars().take(64).collect();
@@ -53,7 +53,7 @@ impl Stat {
             group: id(2)?,
             session: id(3)?,
             terminal: id(4)? != 0,
-            of_kernel: number(6)? & OF_KERNEL != 0,
+            is_kernel_thread: number(6)? & PF_KTHREAD != 0,
             ticks: number(11)?.saturating_add(number(12)?),
             threads: number(17)?.try_into().ok()?,
             start: number(19)?,
@@ -62,69 +62,70 @@ impl Stat {
     }
 }
 
-/// `schedstat` of a thread: all that its scheduler has counted since it was born.
+/// `schedstat` of a thread: the scheduler's counters since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Turns {
+pub struct SchedStat {
     /// Time on a CPU, in nanoseconds.
-    pub run: u64,
-    /// Time runnable but not on a CPU, in nanoseconds; that of waiting for a quota, too. It is added when the wait
-    /// ends.
-    pub wait: u64,
-    /// How often it was given a CPU.
-    pub turns: u64,
+    pub run_ns: u64,
+    /// Time runnable but not on a CPU, in nanoseconds, including waiting for a quota. It is added
+    /// when the wait ends.
+    pub wait_ns: u64,
+    /// How often it was scheduled on a CPU.
+    pub timeslices: u64,
 }
 
-impl Turns {
-    /// Nothing if it is something else; all zero where the kernel does not count.
+impl SchedStat {
+    /// `None` if the text is malformed; all zero where the kernel does not count.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let mut numbers = std::str::from_utf8(text).ok()?.split_whitespace().map(str::parse);
         let mut next = || numbers.next()?.ok();
-        Some(Self { run: next()?, wait: next()?, turns: next()? })
+        Some(Self { run_ns: next()?, wait_ns: next()?, timeslices: next()? })
     }
 
-    /// What it would have used with a CPU of its own, in nanoseconds.
+    /// CPU time that it would have used with a CPU of its own, in nanoseconds.
     #[must_use]
-    pub fn wanted(&self) -> u64 {
-        self.run.saturating_add(self.wait)
+    pub fn demand_ns(&self) -> u64 {
+        self.run_ns.saturating_add(self.wait_ns)
     }
 
-    /// What came since. A number that has fallen began anew: another thread has its id.
+    /// Counted since `before`. If a counter has fallen, another thread has the same ID,
+    /// and counts from 0.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        if self.run < before.run || self.wait < before.wait {
+        if self.run_ns < before.run_ns || self.wait_ns < before.wait_ns {
             return *self;
         }
-        let turns = self.turns.saturating_sub(before.turns);
-        Self { run: self.run - before.run, wait: self.wait - before.wait, turns }
+        let timeslices = self.timeslices.saturating_sub(before.timeslices);
+        Self { run_ns: self.run_ns - before.run_ns, wait_ns: self.wait_ns - before.wait_ns, timeslices }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self {
-            run: self.run.saturating_add(other.run),
-            wait: self.wait.saturating_add(other.wait),
-            turns: self.turns.saturating_add(other.turns),
+            run_ns: self.run_ns.saturating_add(other.run_ns),
+            wait_ns: self.wait_ns.saturating_add(other.wait_ns),
+            timeslices: self.timeslices.saturating_add(other.timeslices),
         }
     }
 }
 
-/// `/proc/PID/io`: calls that read and write, files and pipes and sockets alike, and their bytes.
+/// `/proc/PID/io`: read and write calls on files, pipes and sockets, and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Io {
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Calls that read.
+    /// Read calls.
     pub reads: u64,
-    /// Calls that write.
+    /// Write calls.
     pub writes: u64,
 }
 
 impl Io {
-    /// Nothing if one of them is missing.
+    /// `None` if a field is missing.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
@@ -137,27 +138,27 @@ impl Io {
         })
     }
 
-    /// Reads and writes.
+    /// Read and write calls.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.reads.saturating_add(self.writes)
     }
 
-    /// Both ways.
+    /// Bytes read and written.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.read_bytes.saturating_add(self.written_bytes)
     }
 }
 
-/// Real user of `/proc/PID/status`.
+/// The real user in `/proc/PID/status`.
 #[must_use]
 pub fn real_user(status: &[u8]) -> Option<u32> {
     let text = String::from_utf8_lossy(status);
     keyed(&text, "Uid:")?.try_into().ok()
 }
 
-/// The number after a word at the beginning of a line.
+/// The number after a key at the beginning of a line.
 pub(crate) fn keyed(text: &str, key: &str) -> Option<u64> {
     let mut words = text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace();
     words.next()?.parse().ok()
@@ -173,49 +174,49 @@ mod tests {
         18446744073709551615 94127000711168 94127000731049 140727176550432 0 0 0 0 0 0 0 0 0 17 0\n";
 
     #[test]
-    fn the_kernels_texts_are_read() {
-        let stat = Stat::parse(STAT).unwrap();
-        assert_eq!((stat.command.as_str(), stat.state, stat.of_kernel), ("cat", 'R', false));
+    fn kernel_texts_are_parsed() {
+        let stat = ProcStat::parse(STAT).unwrap();
+        assert_eq!((stat.command.as_str(), stat.state, stat.is_kernel_thread), ("cat", 'R', false));
         assert_eq!((stat.parent, stat.group, stat.session), (3674, 3675, 28326));
         assert_eq!((stat.ticks, stat.threads, stat.start, stat.resident_pages), (12, 2, 2553052, 409));
         let kthread =
             b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 18446744073709551615 0";
-        assert!(Stat::parse(kthread).unwrap().of_kernel);
+        assert!(ProcStat::parse(kthread).unwrap().is_kernel_thread);
         let io = b"rchar: 6976\nwchar: 12\nsyscr: 10\nsyscw: 2\nread_bytes: 0\nwrite_bytes: 0\n";
         let io = Io::parse(io).unwrap();
         assert_eq!((io.calls(), io.bytes()), (12, 6988));
-        let turns = Turns::parse(b"56732187 2135641926 28\n").unwrap();
-        assert_eq!((turns.wanted(), turns.turns), (2_192_374_113, 28));
+        let timeslices = SchedStat::parse(b"56732187 2135641926 28\n").unwrap();
+        assert_eq!((timeslices.demand_ns(), timeslices.timeslices), (2_192_374_113, 28));
         assert_eq!(real_user(b"Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(1000));
     }
 
     #[test]
-    fn a_wild_name_does_not_confuse() {
+    fn name_with_parentheses_is_parsed() {
         let rest = "S 7 1 1 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 1 0 4711 1 1";
-        let stat = Stat::parse(&[b"12 (a) R 99 (b\xff) ", rest.as_bytes()].concat()).unwrap();
+        let stat = ProcStat::parse(&[b"12 (a) R 99 (b\xff) ", rest.as_bytes()].concat()).unwrap();
         assert_eq!((stat.parent, stat.start, stat.ticks), (7, 4711, 200));
         assert_eq!(stat.command, "a) R 99 (b\u{fffd}");
-        assert_eq!(Stat::parse(b"12 )a( S 1"), None);
+        assert_eq!(ProcStat::parse(b"12 )a( S 1"), None);
     }
 
     #[test]
-    fn who_has_taken_a_threads_id_begins_anew() {
-        let of = |run, wait, turns| Turns { run, wait, turns };
+    fn counters_of_a_reused_thread_id_restart() {
+        let of = |run_ns, wait_ns, timeslices| SchedStat { run_ns, wait_ns, timeslices };
         assert_eq!(of(10, 5, 2).since(&of(4, 5, 1)), of(6, 0, 1));
         assert_eq!(of(3, 5, 1).since(&of(4, 5, 9)), of(3, 5, 1));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_can_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            let _ = (Stat::parse(&bytes), Turns::parse(&bytes), Io::parse(&bytes), real_user(&bytes));
+        fn arbitrary_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = (ProcStat::parse(&bytes), SchedStat::parse(&bytes), Io::parse(&bytes), real_user(&bytes));
         }
 
         #[test]
-        fn no_change_of_a_real_text_can_harm(at in 0..STAT.len(), byte in any::<u8>(), cut in 0..STAT.len()) {
+        fn corrupted_real_text_is_harmless(at in 0..STAT.len(), byte in any::<u8>(), cut in 0..STAT.len()) {
             let mut text = STAT.to_vec();
             text[at] = byte;
-            let _ = (Stat::parse(&text), Stat::parse(&text[..cut]));
+            let _ = (ProcStat::parse(&text), ProcStat::parse(&text[..cut]));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! In a container with half a CPU, and its own processes: so many busy loops are so many threads of demand, whatever
-//! else this machine does.
+//! In a container with half a CPU and its own processes, demand equals the number of busy loops,
+//! whatever else this machine does.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -16,18 +16,18 @@ use tern_load::{Sample, Sampler};
 
 const QUOTA_US: u32 = 10_000;
 const PERIOD_US: u32 = 20_000;
-/// What the test inside is told by.
+/// Environment variable that marks the test process inside the container.
 const INSIDE: &str = "TERN_LOAD_INSIDE";
 
-/// Groups of this test's own, in all hierarchies that limit or count CPU time.
+/// This test's groups, in all hierarchies that limit or account CPU time.
 struct Groups(Vec<PathBuf>);
 
 impl Groups {
-    /// With half a CPU.
+    /// Creates groups limited to half a CPU.
     fn make() -> Self {
         let name = format!("tern-load-test-{}", std::process::id());
-        let of_use = |h: &Hierarchy| h.unified || h.has("cpu") || h.has("cpuacct");
-        let all: Vec<Hierarchy> = Hierarchy::all().unwrap().into_iter().filter(of_use).collect();
+        let is_useful = |h: &Hierarchy| h.unified || h.has("cpu") || h.has("cpuacct");
+        let all: Vec<Hierarchy> = Hierarchy::all().unwrap().into_iter().filter(is_useful).collect();
         let groups = Self(all.iter().map(|h| h.mount.join(&name)).collect());
         for (one, group) in all.iter().zip(&groups.0) {
             fs::create_dir(group).unwrap();
@@ -52,7 +52,7 @@ impl Drop for Groups {
 }
 
 #[test]
-fn a_containers_demand_is_its_own_threads() {
+fn container_demand_is_that_of_its_own_threads() {
     assert!(rustix::process::geteuid().is_root(), "namespaces and control groups need root");
     let groups = Groups::make();
     let script = "for group; do echo 0 > $group/cgroup.procs; done; \
@@ -68,7 +68,7 @@ fn a_containers_demand_is_its_own_threads() {
     assert!(status.success());
 }
 
-/// Processes that end with it.
+/// Processes that are killed when this is dropped.
 struct Loops(Vec<Child>);
 
 impl Loops {
@@ -87,7 +87,7 @@ impl Drop for Loops {
     }
 }
 
-/// Samples each second until two in a row are so.
+/// Samples once a second until `holds` is true of two samples in a row.
 fn until(sampler: &mut Sampler, what: &str, holds: impl Fn(&Sample) -> bool) -> Sample {
     let end = Instant::now() + Duration::from_secs(60);
     let mut row = 0;
@@ -118,7 +118,7 @@ fn inside() {
     );
     assert_eq!(first.quota, Some(0.5));
 
-    // At half of 20,000 a thread is a load of 100. Who sleeps is none.
+    // At half of 20,000 a thread is a load of 100; a sleeping process is none.
     let sleepers = Loops::start(30, "exec sleep 1000");
     until(&mut sampler, "asleep", |s| s.load < 5);
     for number in [1_usize, 4] {
@@ -130,7 +130,7 @@ fn inside() {
     }
     drop(sleepers);
 
-    // Threads count as processes do.
+    // Threads count like processes.
     let go_on = Arc::new(AtomicBool::new(true));
     let busy = || {
         let go_on = Arc::clone(&go_on);
@@ -144,7 +144,7 @@ fn inside() {
     }
     until(&mut sampler, "no threads", |s| s.load < 5);
 
-    // And those that do not live until they are looked at. By their counters alone they make a load of 7.
+    // So do processes that end before they are read. Their counters alone would give a load of 7.
     let short = Loops::start(1, "while :; do timeout 0.1 sh -c 'while :; do :; done'; done");
     until(&mut sampler, "short lives", |s| (60..=200).contains(&s.load));
     drop(short);

@@ -1,44 +1,44 @@
-//! The half that runs commands of other nodes, for their users.
+//! The away half: runs commands of other nodes, as their users.
 //!
 //! ```text
-//!  ternd ──socket──▶ door ──▶ one thread a connection: begin, and then command after command
-//!                                ├▶ slots   whether there is room, and whose turn it is
-//!                                ├▶ owner   whether who owns the node leaves any
-//!                                ├▶ rooms   what the commands of its home see
-//!                                └▶ job     streams, signals and the end of one command
+//!  ternd ──connection──▶ control socket ──▶ one thread each: a handshake, then command by command
+//!                                            ├▶ slots       free slots, and their queue
+//!                                            ├▶ capacity    what the node's owner leaves free
+//!                                            ├▶ containers  the containers of the homes
+//!                                            └▶ job         streams, signals, end of a command
 //! ```
 
+mod capacity;
+pub(crate) mod containers;
 pub(crate) mod job;
-mod owner;
-pub(crate) mod rooms;
 mod slots;
 
-use crate::board::Board;
-use crate::shared::Shared;
-use crate::words::{Ask, Said, Signal, VERSION, Who, kind};
+use crate::job_table::JobTable;
+use crate::messages::{Credentials, ExecReply, ExecRequest, Signal, Task, VERSION, kind};
+use crate::shared_dirs::SharedDirs;
 use anyhow::{Context, Result, bail};
-use job::{Dialect, Job};
-use owner::Owner;
-use rooms::Rooms;
-use slots::{Claim, Slot, Slots};
+use capacity::OwnerCapacity;
+use containers::Containers;
+use job::{Job, PeerProtocol};
+use slots::{QueuedSlot, Slot, Slots};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_control::shared::SharedRoot;
+use tern_control::shared::SharedDirId;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_node::Config;
 use tern_node::map::Map;
 use tern_wire::{Identity, Link, LinkError, ServerTls};
 
-/// How long a handshake may take, and a word to leave.
-const SOON: Duration = Duration::from_secs(10);
+/// Time limit for the handshake, and for sending a reply.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection that runs nothing is kept: longer than the other half keeps it.
-const IDLE: Duration = Duration::from_secs(300);
+/// How long an idle connection is kept: longer than the home half keeps it.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How often who waits for room looks whether he is still waited for.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often a queued request checks whether its home has disconnected.
+const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The away half of a node.
 #[derive(Debug)]
@@ -46,113 +46,122 @@ pub(crate) struct Away {
     node: NodeId,
     config: Config,
     tls: ServerTls,
-    rooms: Rooms,
+    containers: Containers,
     slots: Arc<Slots>,
-    owner: Owner,
-    shared: Shared,
-    board: Arc<Board>,
+    capacity: OwnerCapacity,
+    shared: SharedDirs,
+    jobs: Arc<JobTable>,
 }
 
 impl Away {
-    /// That of this node.
-    pub(crate) fn new(config: Config, identity: &Identity, board: Arc<Board>) -> Result<Self> {
-        let (jobs, user_jobs) = (config.file.mexec_jobs, config.file.mexec_user_jobs);
-        let slots = Arc::new(Slots::new(jobs, user_jobs, config.guest_cpus));
+    /// The away half of this node.
+    pub(crate) fn new(config: Config, identity: &Identity, jobs: Arc<JobTable>) -> Result<Self> {
+        let (max, max_per_user) = (config.file.mexec_jobs, config.file.mexec_user_jobs);
+        let slots = Arc::new(Slots::new(max, max_per_user, config.guest_cpus));
         Ok(Self {
             node: identity.node(),
             tls: identity.cluster_server()?,
-            rooms: Rooms::new(config.clone()),
+            containers: Containers::new(config.clone()),
             slots,
-            owner: Owner::new(&config),
-            shared: Shared::new(&config),
-            board,
+            capacity: OwnerCapacity::new(&config),
+            shared: SharedDirs::new(&config),
+            jobs,
             config,
         })
     }
 
-    /// Ends what is not used any more. To be called now and then.
-    pub(crate) fn tidy(&self) {
-        self.rooms.tidy();
+    /// Stops containers that are not used any more. Call this periodically.
+    pub(crate) fn reap_idle(&self) {
+        self.containers.reap_idle();
     }
 
-    /// One connection, from its handshake to its end.
+    /// Serves one connection, from its handshake to its end.
     pub(crate) fn serve(&self, socket: TcpStream) -> Result<()> {
-        let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
+        let mut link = Link::accept(socket, &self.tls, Instant::now() + SEND_TIMEOUT)?;
         let home = link.peer_node().context("the peer is no node")?;
-        let shared = match ask(&mut link, SOON)? {
-            Some(Ask::Begin { version: VERSION, shared }) => shared,
-            Some(Ask::Begin { version, .. }) => {
-                let said =
+        let shared = match receive(&mut link, SEND_TIMEOUT)? {
+            Some(ExecRequest::Hello { version: VERSION, shared }) => shared,
+            Some(ExecRequest::Hello { version, .. }) => {
+                let message =
                     format!("node {} speaks version {VERSION} of mexec, the other {version}", self.node);
-                return say(&mut link, &Said::Refused(Refusal::new(RefusalKind::Unsupported, said)));
+                return send(&mut link, &ExecReply::Refused(Refusal::new(RefusalKind::Unsupported, message)));
             }
-            _ => bail!("it does not begin"),
+            _ => bail!("its first frame is no handshake"),
         };
-        say(&mut link, &Said::Begun)?;
-        let mut claim = None;
+        send(&mut link, &ExecReply::HelloOk)?;
+        let mut queued = None;
         loop {
-            match ask(&mut link, IDLE)? {
-                Some(Ask::Run(task, who)) => {
-                    let who = self.as_here(who);
-                    self.slots.close(!self.owner.spares());
-                    let turn = claim.take().and_then(Claim::slot).or_else(|| self.slots.take(who.uid));
-                    match self.admit(home, &who) {
-                        Err(refusal) => say(&mut link, &Said::Refused(refusal))?,
-                        Ok(()) => match turn {
-                            None => say(&mut link, &Said::Full)?,
-                            Some(slot) => self.run(&mut link, (home, &shared), &task, &who, slot)?,
+            match receive(&mut link, IDLE_TIMEOUT)? {
+                Some(ExecRequest::Run(task, credentials)) => {
+                    let credentials = self.squash_root_groups(credentials);
+                    self.slots.set_closed(!self.capacity.is_available());
+                    let slot = queued
+                        .take()
+                        .and_then(QueuedSlot::accept)
+                        .or_else(|| self.slots.try_acquire(credentials.uid));
+                    match self.admit(home, &credentials) {
+                        Err(refusal) => send(&mut link, &ExecReply::Refused(refusal))?,
+                        Ok(()) => match slot {
+                            None => send(&mut link, &ExecReply::NoSlot)?,
+                            Some(slot) => self.run(&mut link, (home, &shared), &task, &credentials, slot)?,
                         },
                     }
                 }
-                Some(Ask::Wait { uid, has }) => {
-                    let waiting = self.slots.wait(uid, has);
-                    while !waiting.has_come(LOOK) {
-                        self.slots.close(!self.owner.spares());
-                        // Who gives up closes the connection.
+                Some(ExecRequest::WaitForSlot { uid, usage }) => {
+                    let waiting = self.slots.enqueue(uid, usage);
+                    while !waiting.wait_for_offer(QUEUE_CHECK_INTERVAL) {
+                        self.slots.set_closed(!self.capacity.is_available());
+                        // A home that does not wait any more closes the connection.
                         let Some(frame) = link.receive()? else { continue };
                         match (frame.kind, tern_wire::decode(&frame.payload)) {
-                            (kind::ASK, Ok(Ask::Has(has))) => self.slots.hear(uid, has),
-                            _ => bail!("it says something else while it waits"),
+                            (kind::EXEC_REQUEST, Ok(ExecRequest::UpdateUsage(usage))) => {
+                                self.slots.update_usage(uid, usage);
+                            }
+                            _ => bail!("it sent another request while it waits"),
                         }
                     }
-                    claim = Some(waiting);
-                    say(&mut link, &Said::Room)?;
+                    queued = Some(waiting);
+                    send(&mut link, &ExecReply::SlotOffered)?;
                 }
-                Some(Ask::Has(_)) => {}
-                Some(Ask::Begin { .. }) => bail!("it begins twice"),
+                Some(ExecRequest::UpdateUsage(_)) => {}
+                Some(ExecRequest::Hello { .. }) => bail!("it sent a second handshake"),
                 None => return Ok(()),
             }
         }
     }
 
-    /// Who somebody of another node is here: as with files, nobody has root's group if nobody is root.
-    fn as_here(&self, who: Who) -> Who {
-        // That root himself runs nothing is said to him.
-        if who.uid != 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
-            let (uid, gid, groups) = tern_node::without_root((who.uid, who.gid, who.groups));
-            return Who { uid, gid, groups };
+    /// The identity of another node's user on this node. As for files, root's groups are dropped if
+    /// root is squashed.
+    fn squash_root_groups(&self, credentials: Credentials) -> Credentials {
+        // Root itself is kept here, and refused in `admit`, with a message.
+        if credentials.uid != 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
+            let Credentials { uid, gid, groups } = credentials;
+            let (uid, gid, groups) = tern_node::squash_root((uid, gid, groups));
+            return Credentials { uid, gid, groups };
         }
-        who
+        credentials
     }
 
-    /// Whether a command of this user from that node is run here.
-    fn admit(&self, home: NodeId, who: &Who) -> Result<(), Refusal> {
+    /// Whether this node runs a command of this user from that home.
+    fn admit(&self, home: NodeId, credentials: &Credentials) -> Result<(), Refusal> {
         let me = self.node;
-        let refused = |said: String| Refusal::new(RefusalKind::Unavailable, said);
-        if !self.config.guests || tern_node::settings(&self.config.run_dir).block {
+        let unavailable = |message: String| Refusal::new(RefusalKind::Unavailable, message);
+        if !self.config.guests || tern_node::read_settings(&self.config.run_dir).block {
             let hint = "mosctl noblock, on that node, or guests = true in its ternd.toml";
-            return Err(refused(format!("node {me} takes no work of other nodes")).hint(hint));
+            return Err(unavailable(format!("node {me} takes no work of other nodes")).hint(hint));
         }
         if !Map::read(&self.config.map).is_ok_and(|map| map.contains(home)) {
-            return Err(refused(format!("node {home} is not in node {me}'s map")).hint("tern status"));
+            return Err(unavailable(format!("node {home} is not in node {me}'s map")).hint("tern status"));
         }
-        if !rustix::process::geteuid().is_root() && rustix::process::geteuid().as_raw() != who.uid {
-            let said = format!("node {me} is a plain user's, and runs his commands only");
-            return Err(Refusal::new(RefusalKind::NotAllowed, said));
+        if !rustix::process::geteuid().is_root() && rustix::process::geteuid().as_raw() != credentials.uid {
+            let message = format!("node {me} runs as a plain user, and runs that user's commands only");
+            return Err(Refusal::new(RefusalKind::NotAllowed, message));
         }
-        if who.uid == 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
-            let said = format!("root of another node is nobody on node {me}");
-            return Err(Refusal::new(RefusalKind::NotAllowed, said).hint("mfs_squash_root in its ternd.toml"));
+        if credentials.uid == 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
+            let message = format!("root of another node is nobody on node {me}");
+            return Err(
+                Refusal::new(RefusalKind::NotAllowed, message).hint("mfs_squash_root in its ternd.toml")
+            );
         }
         Ok(())
     }
@@ -160,61 +169,62 @@ impl Away {
     fn run(
         &self,
         link: &mut Link,
-        (home, shared): (NodeId, &[SharedRoot]),
-        task: &crate::words::Task,
-        who: &Who,
+        (home, shared): (NodeId, &[SharedDirId]),
+        task: &Task,
+        credentials: &Credentials,
         slot: Slot,
     ) -> Result<()> {
-        let room = self.rooms.of(home, || self.shared.same(shared));
-        let begun = room.and_then(|room| Job::begin(task, who, room));
-        let mut job = match begun {
+        let container = self.containers.get(home, || self.shared.common_with(shared));
+        let started = container.and_then(|container| Job::start(task, credentials, container));
+        let mut job = match started {
             Ok(job) => job,
             Err(error) => {
-                tracing::warn!(%home, "a command cannot be begun: {error:#}");
-                let said = format!("node {} cannot run it: {error:#}", self.node);
-                return say(link, &Said::Refused(Refusal::new(RefusalKind::Unavailable, said)));
+                tracing::warn!(%home, "a command cannot be started: {error:#}");
+                let message = format!("node {} cannot run it: {error:#}", self.node);
+                return send(link, &ExecReply::Refused(Refusal::new(RefusalKind::Unavailable, message)));
             }
         };
-        let entry = self.board.add(task, who.uid, Some(home));
-        entry.runs(self.node);
-        let said = job.attend(link, &ToHome(self.node))?;
+        let entry = self.jobs.add(task, credentials.uid, Some(home));
+        entry.set_running(self.node);
+        let reply = job.run(link, &HomePeer(self.node))?;
         drop(entry);
-        // Before its home hears of the end, and asks for room for the next.
+        // Before its home receives the end, and requests a slot for the next command.
         drop(slot);
-        say(link, &said)
+        send(link, &reply)
     }
 }
 
-/// How a command's home is spoken to from this node.
-pub(crate) struct ToHome(pub(crate) NodeId);
+/// The peer of a command that its home node has sent here.
+pub(crate) struct HomePeer(pub(crate) NodeId);
 
-impl Dialect for ToHome {
-    fn started(&self) -> Result<(u8, Vec<u8>)> {
-        Ok((kind::SAID, tern_wire::encode(&Said::Started(self.0))?))
+impl PeerProtocol for HomePeer {
+    fn encode_started(&self) -> Result<(u8, Vec<u8>)> {
+        Ok((kind::EXEC_REPLY, tern_wire::encode(&ExecReply::Started(self.0))?))
     }
 
-    fn signal(&self, said: &[u8]) -> Result<Signal> {
-        Ok(tern_wire::decode(said)?)
+    fn decode_signal(&self, payload: &[u8]) -> Result<Signal> {
+        Ok(tern_wire::decode(payload)?)
     }
 }
 
-/// The next ask; none if the other half has ended the connection, or was silent for so long.
-fn ask(link: &mut Link, patience: Duration) -> Result<Option<Ask>> {
+/// The next request; `None` if the home half has closed the connection, or was silent for
+/// `timeout`.
+fn receive(link: &mut Link, timeout: Duration) -> Result<Option<ExecRequest>> {
     loop {
-        let frame = match link.recv(Instant::now() + patience) {
+        let frame = match link.recv(Instant::now() + timeout) {
             Err(LinkError::Closed | LinkError::Timeout) => return Ok(None),
             frame => frame?,
         };
         match frame.kind {
-            kind::ASK => return Ok(Some(tern_wire::decode(&frame.payload)?)),
-            // What was under way when its command ended.
-            kind::DATA | kind::END | kind::TAKEN | kind::SIGNAL | kind::WINDOW | kind::BEAT => {}
-            other => bail!("a piece of kind {other} where something is asked"),
+            kind::EXEC_REQUEST => return Ok(Some(tern_wire::decode(&frame.payload)?)),
+            // Frames that were in flight when the command ended.
+            kind::DATA | kind::END | kind::CREDIT | kind::SIGNAL | kind::WINDOW | kind::HEARTBEAT => {}
+            other => bail!("a frame of kind {other} instead of a request"),
         }
     }
 }
 
-fn say(link: &mut Link, said: &Said) -> Result<()> {
-    let bytes = tern_wire::encode(said)?;
-    Ok(link.send(kind::SAID, 0, &[&bytes], Instant::now() + SOON)?)
+fn send(link: &mut Link, reply: &ExecReply) -> Result<()> {
+    let bytes = tern_wire::encode(reply)?;
+    Ok(link.send(kind::EXEC_REPLY, 0, &[&bytes], Instant::now() + SEND_TIMEOUT)?)
 }

@@ -1,40 +1,44 @@
-//! The half that finds a node for each command of this one, and stands between it and its caller.
+//! The home half: places each command of this node, and relays between the command and its caller.
 //!
 //! ```text
-//!  mexec ──Order──▶ caller: one thread each
-//!                     ├▶ gate     so many of a user's at a time are looked for a node for
-//!                     ├▶ choice   which node, by what is known of all
-//!                     ├▶ waiting  until a node has room;  line: whose turn it is to have this one
-//!                     ├▶ classes  how long such commands took
-//!                     ├▶ links    to that node's away half
-//!                     └▶ relay    streams, signals and the end
+//!  mexec ──JobRequest──▶ caller: one thread each
+//!                     ├▶ admission  limits the placement searches of each user
+//!                     ├▶ ranking    ranks the nodes by their load
+//!                     ├▶ slot_wait  waits for a slot; queue: for this node's own slots
+//!                     ├▶ classes    run times of such commands
+//!                     ├▶ links      connections to the nodes' away halves
+//!                     └▶ relay      streams, signals and the end
 //! ```
 
+mod admission;
 mod caller;
-mod choice;
+mod clamp;
 mod classes;
-mod gate;
-mod honest;
-mod line;
+mod cluster_view;
 mod links;
+mod queue;
+mod ranking;
 pub(crate) mod relay;
-mod running;
-mod view;
-mod waiting;
+mod slot_wait;
+mod usage;
 
-use crate::board::Board;
+use crate::frames::{self, LocalFrame};
+use crate::job_table::JobTable;
 use crate::lock;
-use crate::pieces::{self, Piece};
-use crate::words::{Ask, Order, Said, TOLD, Wait, Where, Who, Why, kind};
+use crate::messages::{
+    Credentials, ExecReply, ExecRequest, JobRequest, PendingReason, Placement, PlacementReason,
+    WANTS_PROGRESS, kind,
+};
+use admission::AdmissionLimit;
 use anyhow::{Context, Result, bail};
 use caller::Caller;
-use choice::{Known, Wish};
-use classes::Classes;
-use gate::Gate;
-use line::Line;
-use links::Links;
-use running::{Counted, Running};
+use classes::CommandClasses;
+use cluster_view::ClusterView;
+use links::NodeLinks;
+use queue::LocalQueue;
+use ranking::{Constraint, NodeInfo};
 use rustix::event::{PollFd, PollFlags, poll};
+use slot_wait::WaitOutcome;
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -43,164 +47,177 @@ use tern_control::{Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_node::Config;
 use tern_wire::{Identity, Link};
-use view::View;
-use waiting::Waited;
+use usage::{RunningCommand, UsageTracker};
 
-/// How long a caller may take to say what he wants, and a node to say whether it runs it: its first command has a room made for it.
-const SOON: Duration = Duration::from_secs(20);
+/// Time limit for a caller's request, and for a node's reply to a request. A node's first command
+/// needs a new container.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Enough of each user that each node always knows of somebody who waits for room there.
-const LOOKED_FOR: u32 = 8;
+/// The maximum number of concurrent placement searches of a user: enough that each node always has
+/// a queued request of the user.
+const MAX_USER_SEARCHES: u32 = 8;
 
-/// The most commands of one user at a time: less than there are in all, so that nobody keeps others out.
-const MOST: u32 = 2048;
+/// The maximum number of commands of one user at a time: less than the number of connections, so
+/// that no user locks others out.
+const MAX_USER_COMMANDS: u32 = 2048;
 
-/// How long a node that refused a command, or was lost with it, is not asked for that again. It may wait for hours for room elsewhere.
-const AGAIN: Duration = Duration::from_secs(10);
+/// How long a node that refused a command, or was lost with it, is not asked again to run it. The
+/// command may wait for hours for a slot on another node.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The home half of a node.
 #[derive(Debug)]
 pub(crate) struct Home {
     me: NodeId,
     config: Config,
-    view: View,
-    links: Links,
-    classes: Classes,
-    running: Running,
-    /// One at a time chooses: when home has room for one, it is one who sees that.
+    view: ClusterView,
+    links: NodeLinks,
+    classes: CommandClasses,
+    usage: UsageTracker,
+    /// Held while a caller chooses a node, so that only one caller sees a free slot of this node.
     choosing: Mutex<()>,
-    line: Line,
-    gate: Gate,
-    callers: Gate,
-    board: Arc<Board>,
+    queue: LocalQueue,
+    searches: AdmissionLimit,
+    commands: AdmissionLimit,
+    jobs: Arc<JobTable>,
 }
 
-/// How a command's time on a node has ended.
-pub(crate) enum Outcome {
-    /// All has been said to the caller.
-    Over,
-    /// There is no room.
-    Full,
-    /// It was not run there: the node refuses, or cannot be reached.
-    Not(Refusal),
-    /// The node is gone, and nothing of it has been passed on: it may be run again if it is repeatable.
-    Lost,
-    /// The node is gone, and something of it has been passed on.
+/// The outcome of an attempt to run a command on a node.
+pub(crate) enum RunOutcome {
+    /// The command has ended, and the caller has all replies.
+    Finished,
+    /// The node has no free slot.
+    NoSlot,
+    /// It was not run: the node has refused it, or cannot be reached.
+    NotRun(Refusal),
+    /// The node is lost, and nothing was relayed to the caller. A repeatable command may be run
+    /// again.
+    NodeLost,
+    /// The node is lost, and something was relayed to the caller.
     Cut,
 }
 
-/// The nodes that a command is not to be sent to for now.
+/// Nodes that a command is not sent to for a while.
 #[derive(Debug, Default)]
-struct Lost(HashMap<NodeId, Instant>);
+struct ExcludedNodes(HashMap<NodeId, Instant>);
 
-impl Lost {
+impl ExcludedNodes {
     fn insert(&mut self, node: NodeId) {
         self.0.insert(node, Instant::now());
     }
 
     fn contains(&self, node: NodeId) -> bool {
-        self.0.get(&node).is_some_and(|since| since.elapsed() < AGAIN)
+        self.0.get(&node).is_some_and(|since| since.elapsed() < RETRY_INTERVAL)
     }
 }
 
 impl Home {
-    /// That of this node.
-    pub(crate) fn new(config: Config, identity: Identity, board: Arc<Board>) -> Self {
+    /// The home half of this node.
+    pub(crate) fn new(config: Config, identity: Identity, jobs: Arc<JobTable>) -> Self {
         let me = identity.node();
         Self {
             me,
-            view: View::new(&config),
-            links: Links::new(&config, identity),
-            // As many as other nodes run at once.
-            classes: Classes::new(1 + std::thread::available_parallelism().map_or(1, usize::from)),
-            running: Running::new(me),
+            view: ClusterView::new(&config),
+            links: NodeLinks::new(&config, identity),
+            // The number of commands that other nodes run at once.
+            classes: CommandClasses::new(1 + std::thread::available_parallelism().map_or(1, usize::from)),
+            usage: UsageTracker::new(me),
             choosing: Mutex::default(),
-            line: Line::default(),
-            gate: Gate::new(LOOKED_FOR),
-            callers: Gate::new(MOST),
-            board,
+            queue: LocalQueue::default(),
+            searches: AdmissionLimit::new(MAX_USER_SEARCHES),
+            commands: AdmissionLimit::new(MAX_USER_COMMANDS),
+            jobs,
             config,
         }
     }
 
-    /// Serves one caller, from his order to its command's end.
+    /// Serves one caller, from its request to the end of its command.
     pub(crate) fn serve(&self, mut socket: UnixStream) -> Result<()> {
-        let who = tern_node::caller(&socket)?;
-        socket.set_read_timeout(Some(SOON))?;
-        let Piece { kind: kind::ORDER, stream, bytes } = pieces::hear(&mut socket)? else {
-            bail!("no order")
+        let (pid, uid, gid, groups) = tern_node::peer_credentials(&socket)?;
+        socket.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        let LocalFrame { kind: kind::JOB_REQUEST, stream, payload } = frames::read_frame(&mut socket)? else {
+            bail!("no job request was received")
         };
-        let mut order: Order = pieces::read(&bytes)?;
-        let (pid, who) = (who.0, Who { uid: who.1, gid: who.2, groups: who.3 });
-        let Some(_counted) = self.callers.enter((who.uid, None), Duration::ZERO) else {
-            let said = format!("{MOST} commands of this user are placed from this node already");
-            let refused = Said::Refused(Refusal::new(RefusalKind::Unavailable, said));
-            return Ok(pieces::say(&mut socket, kind::SAID, &refused)?);
+        let mut request: JobRequest = frames::decode(&payload)?;
+        let credentials = Credentials { uid, gid, groups };
+        let Some(_permit) = self.commands.acquire((uid, None), Duration::ZERO) else {
+            let message =
+                format!("{MAX_USER_COMMANDS} commands of this user are placed from this node already");
+            let refused = ExecReply::Refused(Refusal::new(RefusalKind::Unavailable, message));
+            return Ok(frames::write_message(&mut socket, kind::EXEC_REPLY, &refused)?);
         };
-        if who.uid != 0 {
-            honest::hold(&mut order.task, pid)?;
+        if uid != 0 {
+            clamp::clamp(&mut request.task, pid)?;
         }
-        let entry = self.board.add(&order.task, who.uid, None);
-        let mut caller = Caller { socket, pid, who, told: stream == TOLD, entry, entered: None, turn: None };
-        match self.place(&order, &mut caller) {
+        let entry = self.jobs.add(&request.task, uid, None);
+        let wants_progress = stream == WANTS_PROGRESS;
+        let mut caller =
+            Caller { socket, pid, credentials, wants_progress, entry, permit: None, queue_place: None };
+        match self.place(&request, &mut caller) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let refusal = error.downcast::<Refusal>();
                 let refusal =
                     refusal.unwrap_or_else(|e| Refusal::new(RefusalKind::Internal, format!("{e:#}")));
-                caller.say(&Said::Refused(refusal))
+                caller.reply(&ExecReply::Refused(refusal))
             }
         }
     }
 
-    /// Finds a node that runs it, and sees it through.
-    fn place<'a>(&'a self, order: &Order, caller: &mut Caller<'a>) -> Result<()> {
-        let best = matches!(order.r#where, Where::Best);
-        // It is one of those until it has ended.
-        let short = best.then(|| self.classes.short(caller.who.uid, &order.class)).flatten();
-        let wish = match &order.r#where {
-            Where::Best => {
-                Wish::Any { short: short.is_some(), need: self.classes.need(caller.who.uid, &order.class) }
+    /// Finds a node that runs the command, and relays until it has ended.
+    fn place<'a>(&'a self, request: &JobRequest, caller: &mut Caller<'a>) -> Result<()> {
+        let uid = caller.credentials.uid;
+        let class = &request.class;
+        let is_best = matches!(request.placement, Placement::Best);
+        // Counts as a running short command until this is dropped.
+        let short = is_best.then(|| self.classes.permit_short(uid, class)).flatten();
+        let constraint = match &request.placement {
+            Placement::Best => {
+                Constraint::Any { is_short: short.is_some(), cpu_need: self.classes.cpu_need(uid, class) }
             }
-            Where::Among(nodes) => Wish::Among(nodes.clone()),
+            Placement::Among(nodes) => Constraint::Among(nodes.clone()),
         };
-        let (mut lost, mut why) = (Lost::default(), None);
-        let mut again = None;
-        // Who waits for nobody is not to wait for those who do either.
-        let small = best && self.classes.small(caller.who.uid, &order.class).is_some();
-        if !wish.stays(self.me) && !small {
-            caller.enter(&self.gate, wish.only())?;
+        let (mut excluded, mut refusal) = (ExcludedNodes::default(), None);
+        let mut requeued = None;
+        // A command that will not wait for a slot must not wait for the searches of others either.
+        let is_light = is_best && self.classes.permit_light(uid, class).is_some();
+        if !constraint.stays_home(self.me) && !is_light {
+            caller.admit(&self.searches, constraint.single_node())?;
         }
         let since = Instant::now();
         loop {
             let choosing = lock(&self.choosing);
-            let (mut now, later) = match self.candidates(&wish, (&lost, since)) {
-                Err(error) => return Err(why.map_or(error, anyhow::Error::from)),
+            let (mut now, later) = match self.candidates(&constraint, (&excluded, since)) {
+                Err(error) => return Err(refusal.map_or(error, anyhow::Error::from)),
                 Ok(candidates) => candidates,
             };
-            if !wish.stays(self.me) && !self.is_turn(caller) {
+            if !constraint.stays_home(self.me) && !self.is_next(caller) {
                 now.retain(|node| *node != self.me);
             }
-            let is_home = now.first() == Some(&self.me);
-            let mut counted = is_home.then(|| self.count_here(caller.who.uid));
+            let is_home_first = now.first() == Some(&self.me);
+            let mut running = is_home_first.then(|| self.start_here(uid));
             drop(choosing);
             let mut outcome = None;
             for node in now {
                 if node == self.me {
-                    let now = counted.take();
-                    let Some(counted) = now
-                        .map_or_else(|| self.room_here(&wish, (&lost, since), caller), |now| Ok(Some(now)))?
+                    let taken = running.take();
+                    let Some(running) = taken.map_or_else(
+                        || self.try_start_here(&constraint, (&excluded, since), caller),
+                        |running| Ok(Some(running)),
+                    )?
                     else {
                         continue;
                     };
-                    return self.here(order, again.unwrap_or_else(|| wish.why(true)), caller, counted);
+                    let reason = requeued.unwrap_or_else(|| constraint.reason(true));
+                    return self.run_here(request, reason, caller, running);
                 }
-                match self.on(node, order, again.unwrap_or_else(|| wish.why(false)), caller)? {
-                    Outcome::Full => {}
-                    // It is not asked again for now, and neither is it waited for.
-                    Outcome::Not(refusal) => {
-                        lost.insert(node);
-                        why = Some(refusal);
+                let reason = requeued.unwrap_or_else(|| constraint.reason(false));
+                match self.run_on(node, request, reason, caller)? {
+                    RunOutcome::NoSlot => {}
+                    // It is excluded for a while, also from the wait for a slot.
+                    RunOutcome::NotRun(why) => {
+                        excluded.insert(node);
+                        refusal = Some(why);
                     }
                     other => {
                         outcome = Some((node, other));
@@ -209,155 +226,181 @@ impl Home {
                 }
             }
             if outcome.is_none() {
-                // What needs next to nothing waits for nobody.
-                let small = best.then(|| self.classes.small(caller.who.uid, &order.class)).flatten();
-                if small.is_some() && later.contains(&self.me) {
-                    return self.here(order, Why::Short, caller, self.count_here(caller.who.uid));
+                // A command that needs next to no CPU time does not wait for a slot.
+                let light = is_best.then(|| self.classes.permit_light(uid, class)).flatten();
+                if light.is_some() && later.contains(&self.me) {
+                    return self.run_here(request, PlacementReason::Short, caller, self.start_here(uid));
                 }
-                let later: Vec<_> = later.into_iter().filter(|node| !lost.contains(*node)).collect();
-                outcome = match self.wait(&wish, &later, (&mut lost, since), caller)? {
-                    Waited::Room(node, link) => {
-                        let why = again.unwrap_or(Why::Room);
-                        Some((node, self.over(node, *link, order, why, caller)?))
+                let later: Vec<_> = later.into_iter().filter(|node| !excluded.contains(*node)).collect();
+                outcome = match self.wait_for_slot(&constraint, &later, (&mut excluded, since), caller)? {
+                    WaitOutcome::Slot(node, link) => {
+                        let reason = requeued.unwrap_or(PlacementReason::FirstSlot);
+                        Some((node, self.run_over(node, *link, request, reason, caller)?))
                     }
-                    Waited::Change => None,
-                    Waited::Nobody => {
+                    WaitOutcome::Changed => None,
+                    WaitOutcome::NoNodes => {
                         let none = || {
                             Refusal::new(RefusalKind::Unavailable, "no node can run it").hint("tern status")
                         };
-                        return Err(why.take().unwrap_or_else(none).into());
+                        return Err(refusal.take().unwrap_or_else(none).into());
                     }
                 };
             }
             match outcome {
-                Some((_, Outcome::Over)) => return Ok(()),
-                Some((node, Outcome::Lost)) if order.repeatable => {
-                    lost.insert(node);
-                    again = Some(Why::Again(node));
-                    caller.enter(&self.gate, wish.only())?;
+                Some((_, RunOutcome::Finished)) => return Ok(()),
+                Some((node, RunOutcome::NodeLost)) if request.repeatable => {
+                    excluded.insert(node);
+                    requeued = Some(PlacementReason::Requeued(node));
+                    caller.admit(&self.searches, constraint.single_node())?;
                 }
-                Some((node, Outcome::Lost | Outcome::Cut)) => return caller.say(&Said::Lost(node)),
-                Some((node, Outcome::Not(refusal))) => {
-                    lost.insert(node);
-                    why = Some(refusal);
+                Some((node, RunOutcome::NodeLost | RunOutcome::Cut)) => {
+                    return caller.reply(&ExecReply::NodeLost(node));
                 }
-                Some((_, Outcome::Full)) | None => {}
+                Some((node, RunOutcome::NotRun(why))) => {
+                    excluded.insert(node);
+                    refusal = Some(why);
+                }
+                Some((_, RunOutcome::NoSlot)) | None => {}
             }
         }
     }
 
-    /// What is known of this node, and of those that it trusts.
-    fn known(&self) -> Result<Vec<Known>> {
-        let mut nodes = self.view.nodes(|node| self.running.on(node))?;
+    /// The state of this node and of those that it trusts.
+    fn known_nodes(&self) -> Result<Vec<NodeInfo>> {
+        let mut nodes = self.view.nodes(|node| self.usage.on_node(node))?;
         nodes.retain(|node| node.node == self.me || self.config.trusts(node.node));
         Ok(nodes)
     }
 
-    fn known_of(&self, node: NodeId) -> Option<Known> {
-        self.known().ok()?.into_iter().find(|known| known.node == node)
+    fn known_node(&self, node: NodeId) -> Option<NodeInfo> {
+        self.known_nodes().ok()?.into_iter().find(|known| known.node == node)
     }
 
-    /// The nodes to ask now, and those that may have room later.
-    fn candidates(&self, wish: &Wish, (lost, since): (&Lost, Instant)) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
-        let mut known = self.known()?;
-        known.retain(|known| !lost.contains(known.node));
-        let (now, later) = (choice::order(&known, self.me, wish, since.elapsed()), choice::fit(&known, wish));
+    /// The nodes to ask now, and those that may have a slot later.
+    fn candidates(
+        &self,
+        constraint: &Constraint,
+        (excluded, since): (&ExcludedNodes, Instant),
+    ) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+        let mut known = self.known_nodes()?;
+        known.retain(|known| !excluded.contains(known.node));
+        let (now, later) = (
+            ranking::rank(&known, self.me, constraint, since.elapsed()),
+            ranking::eligible(&known, constraint),
+        );
         if later.is_empty() {
-            let said = "none of the nodes asked for is up and trusted";
-            return Err(Refusal::new(RefusalKind::Unavailable, said)
+            let message = "none of the nodes asked for is up and trusted";
+            return Err(Refusal::new(RefusalKind::Unavailable, message)
                 .hint("tern status, which lists them")
                 .into());
         }
         Ok((now, later))
     }
 
-    /// Whether it is this caller's turn to have room here.
-    fn is_turn(&self, caller: &Caller<'_>) -> bool {
-        self.line.is_turn(caller.who.uid, caller.turn.as_ref(), &|uid| self.running.share(uid, None))
+    /// Whether this caller is next for a slot of this node.
+    fn is_next(&self, caller: &Caller<'_>) -> bool {
+        self.queue.is_next(caller.credentials.uid, caller.queue_place.as_ref(), &|uid| {
+            self.usage.of_user(uid, None)
+        })
     }
 
-    /// Room here for who was elsewhere first, where there was none: meanwhile others may have taken it.
-    fn room_here(
+    /// Takes a slot of this node after other nodes were asked first. Others may have taken it
+    /// meanwhile.
+    fn try_start_here(
         &self,
-        wish: &Wish,
-        lost: (&Lost, Instant),
+        constraint: &Constraint,
+        excluded: (&ExcludedNodes, Instant),
         caller: &Caller<'_>,
-    ) -> Result<Option<Counted<'_>>> {
+    ) -> Result<Option<RunningCommand<'_>>> {
         let _choosing = lock(&self.choosing);
-        let has_room = self.candidates(wish, lost)?.0.contains(&self.me);
-        Ok((has_room && self.is_turn(caller)).then(|| self.count_here(caller.who.uid)))
+        let has_slot = self.candidates(constraint, excluded)?.0.contains(&self.me);
+        Ok((has_slot && self.is_next(caller)).then(|| self.start_here(caller.credentials.uid)))
     }
 
-    fn count_here(&self, uid: u32) -> Counted<'_> {
-        self.line.give(uid);
-        self.running.count(self.me, uid)
+    fn start_here(&self, uid: u32) -> RunningCommand<'_> {
+        self.queue.record_served(uid);
+        self.usage.start(self.me, uid)
     }
 
-    /// The caller becomes the command; it counts until that ends.
-    fn here(&self, order: &Order, why: Why, caller: &mut Caller<'_>, counted: Counted<'_>) -> Result<()> {
+    /// Lets the caller execute the command itself. The command counts as running until it ends.
+    fn run_here(
+        &self,
+        request: &JobRequest,
+        reason: PlacementReason,
+        caller: &mut Caller<'_>,
+        running: RunningCommand<'_>,
+    ) -> Result<()> {
         let pid =
             rustix::process::Pid::from_raw(caller.pid).context("the caller is of another pid namespace")?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        caller.chosen(self.me, why)?;
-        caller.say(&Said::Here)?;
-        let begun = Instant::now();
+        caller.set_placed(self.me, reason)?;
+        caller.reply(&ExecReply::RunLocally)?;
+        let started = Instant::now();
         while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {}
-        let wall = begun.elapsed();
-        let need = self.known_of(self.me).map_or(wall, |known| known.alone(wall));
-        self.classes.took(caller.who.uid, &order.class, wall, need);
-        counted.used(need);
-        self.line.wake(&|uid| self.running.share(uid, None));
+        let wall = started.elapsed();
+        let need = self.known_node(self.me).map_or(wall, |known| known.standard_time(wall));
+        self.classes.record(caller.credentials.uid, &request.class, wall, need);
+        running.finish(need);
+        self.queue.wake_next(&|uid| self.usage.of_user(uid, None));
         Ok(())
     }
 
-    /// Runs it on that node, if there is room.
-    fn on(&self, node: NodeId, order: &Order, why: Why, caller: &mut Caller<'_>) -> Result<Outcome> {
-        caller.waits(Wait::Node(node))?;
-        match self.links.to(node) {
-            Ok(link) => self.over(node, link, order, why, caller),
+    /// Runs the command on another node, if that has a free slot.
+    fn run_on(
+        &self,
+        node: NodeId,
+        request: &JobRequest,
+        reason: PlacementReason,
+        caller: &mut Caller<'_>,
+    ) -> Result<RunOutcome> {
+        caller.set_pending(PendingReason::NodeReply(node))?;
+        match self.links.get(node) {
+            Ok(link) => self.run_over(node, link, request, reason, caller),
             Err(error) => {
-                let said = format!("node {node} cannot be asked: {error:#}");
-                Ok(Outcome::Not(Refusal::new(RefusalKind::Unavailable, said)))
+                let message = format!("node {node} cannot be reached: {error:#}");
+                Ok(RunOutcome::NotRun(Refusal::new(RefusalKind::Unavailable, message)))
             }
         }
     }
 
-    fn over(
+    fn run_over(
         &self,
         node: NodeId,
         mut link: Link,
-        order: &Order,
-        why: Why,
+        request: &JobRequest,
+        reason: PlacementReason,
         caller: &mut Caller<'_>,
-    ) -> Result<Outcome> {
-        let uid = caller.who.uid;
-        let counted = self.running.count(node, uid);
-        let run = Ask::Run(Box::new(order.task.clone()), caller.who.clone());
-        match links::ask(&mut link, &run, Instant::now() + SOON) {
-            Ok(Said::Full) => {
-                self.links.keep(node, link);
-                Ok(Outcome::Full)
+    ) -> Result<RunOutcome> {
+        let uid = caller.credentials.uid;
+        let running = self.usage.start(node, uid);
+        let run = ExecRequest::Run(Box::new(request.task.clone()), caller.credentials.clone());
+        match links::call(&mut link, &run, Instant::now() + REQUEST_TIMEOUT) {
+            Ok(ExecReply::NoSlot) => {
+                self.links.put_back(node, link);
+                Ok(RunOutcome::NoSlot)
             }
-            Ok(Said::Refused(refusal)) => Ok(Outcome::Not(refusal)),
-            Ok(said @ (Said::Started(_) | Said::NotStarted(..))) => {
-                caller.chosen(node, why)?;
-                // Who has input for it has to hear at once that it runs; and what was taken of that cannot be had again.
-                let held = order.repeatable && !order.task.input;
-                let (outcome, ended) = relay::relay(&mut link, &mut caller.socket, said, held)?;
-                if let Some(ended) = ended {
-                    let used = Duration::from_micros(ended.cpu);
-                    let used = self.known_of(node).map_or(used, |known| Known::standard(known.speed, used));
-                    counted.used(used);
-                    self.classes.took(uid, &order.class, Duration::from_micros(ended.wall), used);
-                    self.links.keep(node, link);
+            Ok(ExecReply::Refused(refusal)) => Ok(RunOutcome::NotRun(refusal)),
+            Ok(reply @ (ExecReply::Started(_) | ExecReply::StartFailed(..))) => {
+                caller.set_placed(node, reason)?;
+                // Input is requested by `Started`, so that must not be held back; and input that
+                // was consumed cannot be sent again.
+                let holds_output = request.repeatable && !request.task.forwards_stdin;
+                let (outcome, report) = relay::relay(&mut link, &mut caller.socket, reply, holds_output)?;
+                if let Some(report) = report {
+                    let used = Duration::from_micros(report.cpu_us);
+                    let used =
+                        self.known_node(node).map_or(used, |known| NodeInfo::to_standard(known.speed, used));
+                    running.finish(used);
+                    self.classes.record(uid, &request.class, Duration::from_micros(report.wall_us), used);
+                    self.links.put_back(node, link);
                 }
                 Ok(outcome)
             }
-            Ok(said) => bail!("node {node} says {said:?} where a command was to be run"),
-            // It may have begun.
+            Ok(reply) => bail!("node {node} sent an unexpected reply to a run request: {reply:?}"),
+            // The command may have been started.
             Err(error) => {
-                tracing::info!(%node, "lost with a command asked for: {error:#}");
-                Ok(Outcome::Lost)
+                tracing::info!(%node, "lost while a command was requested: {error:#}");
+                Ok(RunOutcome::NodeLost)
             }
         }
     }

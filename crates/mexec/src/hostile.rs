@@ -1,15 +1,17 @@
-//! What hostile peers may say, as the fuzz targets and the tests have it said: `crates/mexec/fuzz`.
+//! Entry points for fuzzing and tests that feed the two halves with input of hostile peers:
+//! `crates/mexec/fuzz`.
 //!
-//! Bytes are what a peer says: pieces, each with its kind, its stream and its length (two bytes, the lower one first) before it.
+//! The input of a peer is encoded as frames with a short header: kind, stream and length (two
+//! bytes, little endian).
 
-use crate::away::job::Job;
-use crate::away::{ToHome, rooms::Room};
-use crate::home::Outcome;
+use crate::away::containers::Container;
+use crate::away::{HomePeer, job::Job};
+use crate::container::{InitEvent, LaunchRequest};
+use crate::frames::{self, FrameReader, LocalFrame};
+use crate::gatekeeper::ClientPeer;
+use crate::home::RunOutcome;
 use crate::home::relay::relay;
-use crate::outside::FromOutside;
-use crate::pieces::{self, Inbox, Piece};
-use crate::room::{News, Order};
-use crate::words::{Ask, Said, Signal, Task, Who, Window, kind};
+use crate::messages::{Credentials, ExecReply, ExecRequest, JobRequest, Signal, Task, WindowSize, kind};
 use anyhow::{Context, Result, ensure};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fs::File;
@@ -21,39 +23,39 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_ids::NodeId;
-use tern_wire::limits::PREAMBLE;
+use tern_wire::limits::PREAMBLE_LEN;
 use tern_wire::{Authority, ClientTls, Identity, Link, Preamble, ServerTls};
 
-/// How long two ends of one machine may take.
-const SOON: Duration = Duration::from_secs(20);
+/// Time limit for operations between two ends on one machine.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Whose files and commands it is about.
+/// The node that plays all roles.
 const NODE: NodeId = NodeId(1);
 
-/// The pieces in these bytes; what is cut off is left.
-fn split(mut bytes: &[u8]) -> impl Iterator<Item = Piece> {
+/// Decodes the frames of such input. An incomplete frame at the end is ignored.
+fn decode_frames(mut bytes: &[u8]) -> impl Iterator<Item = LocalFrame> {
     std::iter::from_fn(move || {
         let ([kind, stream, low, high], rest) = bytes.split_first_chunk::<4>()?;
         let (payload, rest) = rest.split_at_checked(u16::from_le_bytes([*low, *high]).into())?;
         bytes = rest;
-        Some(Piece { kind: *kind, stream: *stream, bytes: payload.to_vec() })
+        Some(LocalFrame { kind: *kind, stream: *stream, payload: payload.to_vec() })
     })
 }
 
-/// Reads the bytes as those of a socket, in parts of this size and all at once: both find the same. Each piece is read as what its kind
-/// says; how many there were.
+/// Parses the bytes as received from a socket, in parts of this size and at once, and checks that
+/// both give the same frames. Decodes each frame by its kind. Returns the number of frames.
 ///
 /// # Panics
-/// If something is wrong with what reads them.
+/// If the parser misbehaves.
 #[must_use]
-pub fn words(bytes: &[u8], size: usize) -> usize {
-    let (mut inbox, mut found) = (Inbox::default(), Vec::new());
+pub fn parse(bytes: &[u8], size: usize) -> usize {
+    let (mut reader, mut frames) = (FrameReader::default(), Vec::new());
     'all: for mut part in bytes.chunks(size.max(1)) {
         while !part.is_empty() {
-            assert!(inbox.fill(&mut part).is_ok_and(|open| open));
+            assert!(reader.fill(&mut part).is_ok_and(|open| open));
             loop {
-                match inbox.piece() {
-                    Ok(Some(piece)) => found.push(piece),
+                match reader.next_frame() {
+                    Ok(Some(frame)) => frames.push(frame),
                     Ok(None) => break,
                     Err(_) => break 'all,
                 }
@@ -61,142 +63,151 @@ pub fn words(bytes: &[u8], size: usize) -> usize {
         }
     }
     let mut rest = bytes;
-    for piece in &found {
-        assert!(pieces::hear(&mut rest).is_ok_and(|heard| heard == *piece));
-        let _sound = piece.is_sound();
-        match piece.kind {
-            kind::ORDER => survives::<crate::words::Order>(&piece.bytes, |order| drop(order.task.shown(99))),
-            kind::ASK => survives::<Ask>(&piece.bytes, |_| {}),
-            kind::SAID => survives::<Said>(&piece.bytes, |_| {}),
-            kind::SIGNAL => survives::<Signal>(&piece.bytes, |_| {}),
-            kind::WINDOW => survives::<Window>(&piece.bytes, |_| {}),
+    for frame in &frames {
+        assert!(frames::read_frame(&mut rest).is_ok_and(|read| read == *frame));
+        let _valid = frame.is_valid();
+        match frame.kind {
+            kind::JOB_REQUEST => {
+                round_trip::<JobRequest>(&frame.payload, |request| drop(request.task.summary(99)));
+            }
+            kind::EXEC_REQUEST => round_trip::<ExecRequest>(&frame.payload, |_| {}),
+            kind::EXEC_REPLY => round_trip::<ExecReply>(&frame.payload, |_| {}),
+            kind::SIGNAL => round_trip::<Signal>(&frame.payload, |_| {}),
+            kind::WINDOW => round_trip::<WindowSize>(&frame.payload, |_| {}),
             _ => {}
         }
     }
-    assert!(pieces::hear(&mut rest).is_err());
-    found.len()
+    assert!(frames::read_frame(&mut rest).is_err());
+    frames.len()
 }
 
-/// What can be read is read as the same when it is said again.
-fn survives<T: Serialize + DeserializeOwned + PartialEq>(bytes: &[u8], look: impl FnOnce(&T)) {
-    let Ok(message) = pieces::read::<T>(bytes) else { return };
-    look(&message);
-    let again = tern_wire::encode(&message).ok().and_then(|bytes| pieces::read::<T>(&bytes).ok());
+/// Checks that a message, if it can be decoded, survives encoding.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq>(bytes: &[u8], inspect: impl FnOnce(&T)) {
+    let Ok(message) = frames::decode::<T>(bytes) else { return };
+    inspect(&message);
+    let again = tern_wire::encode(&message).ok().and_then(|bytes| frames::decode::<T>(&bytes).ok());
     assert!(again.is_some_and(|again| again == message));
 }
 
-/// Two halves, each of which hears what is said instead of the other.
+/// Both halves, each of which is fed with input instead of the other's messages.
 #[derive(Debug)]
 pub struct Halves {
     listener: TcpListener,
     client: ClientTls,
     server: ServerTls,
-    room: Arc<Room>,
+    container: Arc<Container>,
 }
 
 impl Halves {
-    /// Halves of nodes that are on this machine.
+    /// Both halves on this machine.
     ///
     /// # Errors
-    /// If there can be no identity, or no connection.
+    /// If an identity or a connection cannot be created.
     pub fn new() -> Result<Self> {
-        let identity = Identity::issued_by(&Authority::create("hostile")?, NODE)?;
-        let (orders, theirs) = UnixStream::pair()?;
-        thread::spawn(move || be_room(theirs));
+        let identity = Identity::issued_by_authority(&Authority::create("hostile")?, NODE)?;
+        let (socket, container_end) = UnixStream::pair()?;
+        thread::spawn(move || fake_container(container_end));
         let process = Command::new("true").stdin(Stdio::null()).spawn()?;
         Ok(Self {
             listener: TcpListener::bind("127.0.0.1:0")?,
             client: identity.cluster_client(NODE)?,
             server: identity.cluster_server()?,
-            room: Arc::new(Room::of(orders, None, process)),
+            container: Arc::new(Container::new(socket, None, process)),
         })
     }
 
-    /// Two ends of a link.
+    /// The two ends of a new link.
     pub(crate) fn link(&self) -> Result<(Link, Link)> {
         let address = self.listener.local_addr()?.to_string();
         thread::scope(|scope| {
-            let near = scope
-                .spawn(move || Link::connect(&address, Preamble::Exec, &self.client, Instant::now() + SOON));
+            let client_end = scope.spawn(move || {
+                Link::connect(&address, Preamble::Exec, &self.client, Instant::now() + TIMEOUT)
+            });
             let (mut socket, _) = self.listener.accept()?;
-            socket.read_exact(&mut [0; PREAMBLE])?;
-            let far = Link::accept(socket, &self.server, Instant::now() + SOON)?;
-            Ok((near.join().ok().context("no end of a link")??, far))
+            socket.read_exact(&mut [0; PREAMBLE_LEN])?;
+            let server_end = Link::accept(socket, &self.server, Instant::now() + TIMEOUT)?;
+            Ok((client_end.join().ok().context("no end of a link")??, server_end))
         })
     }
 
-    /// The first byte says whom these are said to: a relay, with what the caller says after what its node says, or a job; whether anything
-    /// became of it.
+    /// Feeds input to one of the halves. The first byte selects it: a relay, with input of the node
+    /// and then of the caller, or a job. Returns whether the input had any effect.
     ///
     /// # Errors
-    /// If something is wrong with who hears them.
-    pub fn hear(&self, bytes: &[u8]) -> Result<bool> {
-        let Some(([how, low, high], rest)) = bytes.split_first_chunk::<3>() else { return Ok(false) };
-        if how & 1 == 1 {
-            return self.job(rest, how & 2 == 2);
+    /// If the half misbehaves.
+    pub fn feed(&self, bytes: &[u8]) -> Result<bool> {
+        let Some(([flags, low, high], rest)) = bytes.split_first_chunk::<3>() else { return Ok(false) };
+        if flags & 1 == 1 {
+            return self.job(rest, flags & 2 == 2);
         }
         let (node, caller) = rest.split_at(rest.len().min(u16::from_le_bytes([*low, *high]).into()));
-        Ok(self.relay(node, caller, how & 2 == 2)? > 0)
+        Ok(self.relay(node, caller, flags & 2 == 2)? > 0)
     }
 
-    /// The node that runs a command says the first of these, and its caller the second; how many pieces have reached the caller.
+    /// Relays input of a node that runs a command, and of the command's caller. Returns the number
+    /// of frames that have reached the caller.
     ///
     /// # Errors
-    /// If something is wrong with the relay.
-    pub fn relay(&self, node: &[u8], caller: &[u8], holds: bool) -> Result<usize> {
-        let (mut near, mut far) = self.link()?;
-        for piece in split(node) {
-            far.queue(piece.kind, piece.stream.into(), &[&piece.bytes])?;
+    /// If the relay misbehaves.
+    pub fn relay(&self, node: &[u8], caller: &[u8], holds_output: bool) -> Result<usize> {
+        let (mut local_end, mut remote_end) = self.link()?;
+        for frame in decode_frames(node) {
+            remote_end.queue(frame.kind, frame.stream.into(), &[&frame.payload])?;
         }
-        drop(far);
-        let (mut socket, mut theirs) = UnixStream::pair()?;
-        for piece in split(caller) {
-            theirs.write_all(&pieces::whole(piece.kind, piece.stream, &piece.bytes))?;
+        drop(remote_end);
+        let (mut socket, mut caller_end) = UnixStream::pair()?;
+        for frame in decode_frames(caller) {
+            caller_end.write_all(&frames::encode_frame(frame.kind, frame.stream, &frame.payload))?;
         }
-        let mut takes = theirs.try_clone()?;
-        let taken = thread::spawn(move || {
+        let mut caller_reader = caller_end.try_clone()?;
+        let received = thread::spawn(move || {
             let mut all = Vec::new();
-            takes.read_to_end(&mut all).map(|_| all)
+            caller_reader.read_to_end(&mut all).map(|_| all)
         });
-        let outcome = relay(&mut near, &mut socket, Said::Started(NODE), holds);
+        let outcome = relay(&mut local_end, &mut socket, ExecReply::Started(NODE), holds_output);
         drop(socket);
-        let taken = taken.join().ok().context("nobody takes it")??;
-        let (mut rest, mut count) = (&taken[..], 0);
+        let received = received.join().ok().context("the reader has panicked")??;
+        let (mut rest, mut count) = (&received[..], 0);
         while !rest.is_empty() {
-            pieces::hear(&mut rest)?;
+            frames::read_frame(&mut rest)?;
             count += 1;
         }
-        let is_lost = matches!(outcome, Ok((Outcome::Lost, _)));
-        ensure!(!is_lost || holds && count == 0, "of what may be run again somebody has heard");
+        let is_lost = matches!(outcome, Ok((RunOutcome::NodeLost, _)));
+        ensure!(!is_lost || holds_output && count == 0, "output of a repeatable command was relayed");
         Ok(count)
     }
 
-    /// The home of a command, or a client outside, says these to the node that runs it; whether that has heard of its end.
+    /// Feeds input of a command's home (or of an outside client) to the job that runs the command.
+    /// Returns whether the job has reported its exit.
     ///
     /// # Errors
-    /// If there is no link or no command.
+    /// If no link or job can be created.
     pub fn job(&self, home: &[u8], is_outside: bool) -> Result<bool> {
-        let (mut near, mut far) = self.link()?;
-        for piece in split(home) {
-            near.queue(piece.kind, piece.stream.into(), &[&piece.bytes])?;
+        let (mut local_end, mut remote_end) = self.link()?;
+        for frame in decode_frames(home) {
+            local_end.queue(frame.kind, frame.stream.into(), &[&frame.payload])?;
         }
-        let who = Who { uid: 0, gid: 0, groups: Vec::new() };
-        let mut job = Job::begin(&Task { input: true, ..task(&["cat"]) }, &who, self.room.clone())?;
-        let said = thread::scope(|scope| {
-            // Takes what it says until it ends.
-            scope.spawn(move || while near.recv(Instant::now() + SOON).is_ok() {});
-            let said = match is_outside {
-                true => job.attend(&mut far, &FromOutside::default()),
-                false => job.attend(&mut far, &ToHome(NODE)),
+        let credentials = Credentials { uid: 0, gid: 0, groups: Vec::new() };
+        let mut job = Job::start(
+            &Task { forwards_stdin: true, ..task(&["cat"]) },
+            &credentials,
+            self.container.clone(),
+        )?;
+        let reply = thread::scope(|scope| {
+            // Reads what the job sends, until the link is closed.
+            scope.spawn(move || while local_end.recv(Instant::now() + TIMEOUT).is_ok() {});
+            let reply = match is_outside {
+                true => job.run(&mut remote_end, &ClientPeer::default()),
+                false => job.run(&mut remote_end, &HomePeer(NODE)),
             };
-            drop(far);
-            said
+            drop(remote_end);
+            reply
         });
-        Ok(matches!(said, Ok(Said::Ended(_))))
+        Ok(matches!(reply, Ok(ExecReply::Exited(_))))
     }
 }
 
-/// A command with nothing but its words.
+/// A command with nothing but its arguments.
 pub(crate) fn task(words: &[&str]) -> Task {
     Task {
         program: words[0].into(),
@@ -209,26 +220,27 @@ pub(crate) fn task(words: &[&str]) -> Task {
         signals: (0, 0),
         pid: 1,
         terminal: None,
-        input: false,
-        joined: false,
-        scratch: false,
+        forwards_stdin: false,
+        merges_stderr: false,
+        private_tmp: false,
     }
 }
 
-/// Stands for a room: its commands say something, take what comes within a moment, and end.
-fn be_room(mut executor: UnixStream) {
-    while let Ok(Some(order)) = Order::hear(&mut executor) {
+/// A fake container, in which each command writes some output, reads signals for a moment, and
+/// exits.
+fn fake_container(mut executor: UnixStream) {
+    while let Ok(Some(request)) = LaunchRequest::receive(&mut executor) {
         thread::spawn(move || {
-            let [input, output, error, line] = order.descriptors;
-            let mut line = UnixStream::from(line);
-            let _gone = line.write_all(&News::Started.to_bytes());
+            let [input, output, error, init] = request.fds;
+            let mut init = UnixStream::from(init);
+            let _gone = init.write_all(&InitEvent::Started.to_bytes());
             let _gone = File::from(output).write_all(b"output");
             drop(error);
             let mut signal = [0; 5];
-            let _none = line.set_read_timeout(Some(Duration::from_millis(2)));
-            let _none = line.read(&mut signal);
+            let _none = init.set_read_timeout(Some(Duration::from_millis(2)));
+            let _none = init.read(&mut signal);
             drop(input);
-            let _gone = line.write_all(&News::Ended(7 << 8, 1).to_bytes());
+            let _gone = init.write_all(&InitEvent::Exited(7 << 8, 1).to_bytes());
         });
     }
 }

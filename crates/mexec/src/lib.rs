@@ -1,69 +1,72 @@
-//! mexec: commands that are placed, not moved. A build is thousands of short processes that read and write much; each is begun on
-//! the node that runs it best, sees its home's files there through MFS, and stays until it ends.
+//! mexec: remote execution of commands that are placed on a node and not migrated afterwards. A
+//! build is thousands of short processes that do much I/O. Each is started on the node that runs it
+//! best, accesses its home's files there through MFS, and stays until it ends.
 //!
 //! ```text
-//!  mexec ─▶ home half ══ mutual TLS ══▶ away half ─▶ room (home's files) ─▶ the command, as its user
-//!           chooses, relays            has so much room, gives it out fairly
+//!  mexec ─▶ home half ══ mutual TLS ══▶ away half ─▶ container (home's files) ─▶ the command
+//!           chooses, relays            has slots, assigns them fairly
 //! ```
-//! Both halves are one program, `tern-exec`, beside ternd, which it outlives; so is the gatekeeper ([`outside`]), to whom machines that are in
-//! no cluster bring their commands. What they say to each other is in [`words`]; why it is so
-//! in docs/design/placing.md.
+//! Both halves are in one program, `tern-exec`, which runs beside ternd and outlives it. So is the
+//! gatekeeper ([`gatekeeper`]), which accepts commands from machines outside the cluster. The
+//! messages are in [`messages`]. docs/design/placing.md explains the design.
 #![deny(unsafe_code)]
 
 mod away;
-mod board;
+mod container;
+mod credit;
+mod fairness;
+pub mod frames;
+pub mod gatekeeper;
+mod heartbeat;
 mod home;
 pub mod hostile;
-mod lock_step;
-pub mod outside;
-pub mod pieces;
-mod room;
-mod shared;
-mod turns;
-pub mod words;
+mod job_table;
+pub mod messages;
+mod shared_dirs;
 
-pub use room::run as be_room;
+pub use container::run as run_container;
 
 use anyhow::{Context, Result};
 use away::Away;
-use board::Board;
 use home::Home;
+use job_table::JobTable;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tern_control::door::{Door, not_here};
+use tern_control::control_socket::{ControlSocket, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_node::Config;
 use tern_wire::Identity;
 
-/// The socket to which `mexec` speaks, in the node's run directory.
+/// The socket that `mexec` connects to, in the node's run directory.
 pub const SOCKET: &str = "mexec";
 
-/// The most connections of other nodes, and of callers here; each has a thread.
-const MOST: usize = 4096;
+/// The maximum number of connections of other nodes, and of callers here. Each has a thread.
+const MAX_CONNECTIONS: usize = 4096;
 
-/// The stack of such a thread.
-const STACK: usize = 256 << 10;
+/// Stack size of a connection's thread, in bytes.
+const STACK_SIZE: usize = 256 << 10;
 
-/// Serves both halves of this node for ever: callers at `socket`, and connections that ternd passes on at `door`.
+/// Serves both halves of this node for ever: callers at `socket`, and connections that ternd passes
+/// on at `control`.
 ///
 /// # Errors
-/// If it cannot begin; nothing is left then.
-pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
-    // Of one that was killed while no ternd was there.
-    tern_cgroup::guests::tidy();
+/// If it cannot start, or `control` fails.
+pub fn serve(config: Config, control: &ControlSocket, socket: UnixListener) -> Result<()> {
+    // Removes the control groups of a predecessor that was killed while ternd was not running.
+    tern_cgroup::guests::remove_if_empty();
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
-    let board = Arc::new(Board::default());
-    let away = Arc::new(Away::new(config.clone(), &identity, board.clone())?);
-    let home = Arc::new(Home::new(config, identity, board.clone()));
+    let jobs = Arc::new(JobTable::default());
+    let away = Arc::new(Away::new(config.clone(), &identity, jobs.clone())?);
+    let home = Arc::new(Home::new(config, identity, jobs.clone()));
     let callers = Arc::new(AtomicUsize::new(0));
     let accept = move || {
         loop {
             match socket.accept() {
                 Ok((caller, _)) => {
                     let home = home.clone();
-                    in_thread("caller", &callers, move || home.serve(caller));
+                    spawn("caller", &callers, move || home.serve(caller));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a caller cannot be accepted");
@@ -75,34 +78,35 @@ pub fn serve(config: Config, door: &Door, socket: UnixListener) -> Result<()> {
     std::thread::Builder::new().name("callers".into()).spawn(accept)?;
     let connections = Arc::new(AtomicUsize::new(0));
     loop {
-        door.wait(&[], Duration::from_secs(60))?;
-        while let Some(caller) = door.next() {
+        control.wait(&[], Duration::from_secs(60))?;
+        while let Some(caller) = control.accept() {
             match caller.request() {
                 ShimRequest::Connection => {
-                    if let Some(socket) = caller.connection() {
+                    if let Some(socket) = caller.receive_connection() {
                         let away = away.clone();
-                        in_thread("connection", &connections, move || away.serve(socket));
+                        spawn("connection", &connections, move || away.serve(socket));
                     }
                 }
-                ShimRequest::Placed => caller.answer(&ShimReply::Placed(board.rows())),
-                _ => caller.answer(&not_here()),
+                ShimRequest::Placed => caller.reply(&ShimReply::Placed(jobs.rows())),
+                _ => caller.reply(&not_held()),
             }
         }
-        away.tidy();
+        away.reap_idle();
     }
 }
 
-/// Does something in a thread of its own, among so many; else it is dropped, which closes its connection.
-fn in_thread(name: &str, count: &Arc<AtomicUsize>, work: impl FnOnce() -> Result<()> + Send + 'static) {
+/// Runs `work` in a thread of its own, if fewer than the maximum number run. Otherwise drops it,
+/// which closes its connection.
+fn spawn(name: &str, count: &Arc<AtomicUsize>, work: impl FnOnce() -> Result<()> + Send + 'static) {
     struct Counted(Arc<AtomicUsize>);
     impl Drop for Counted {
         fn drop(&mut self) {
             self.0.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    if count.fetch_add(1, Ordering::AcqRel) >= MOST {
+    if count.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
         count.fetch_sub(1, Ordering::AcqRel);
-        return tracing::warn!("{MOST} connections; one was closed");
+        return tracing::warn!("{MAX_CONNECTIONS} connections are open; a further one was closed");
     }
     let counted = Counted(count.clone());
     let work = move || {
@@ -111,12 +115,12 @@ fn in_thread(name: &str, count: &Arc<AtomicUsize>, work: impl FnOnce() -> Result
             tracing::info!("a connection has ended: {error:#}");
         }
     };
-    if let Err(error) = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(work) {
+    if let Err(error) = std::thread::Builder::new().name(name.into()).stack_size(STACK_SIZE).spawn(work) {
         tracing::warn!(%error, "no thread for a connection");
     }
 }
 
-/// A lock whose holder cannot leave it half changed, or has ended with the process.
+/// Locks a mutex. Poison is ignored: no holder leaves the data in an inconsistent state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

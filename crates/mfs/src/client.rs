@@ -1,50 +1,30 @@
-//! The half that shows all nodes' files as one tree: a FUSE file system in a process of its own, which needs no ternd.
+//! The client: a FUSE file system that shows the files of all nodes as one tree. It runs in a
+//! process of its own and does not need ternd.
 //!
 //! ```text
-//!  kernel ─▶ fuse   one of its threads hears the ask
-//!              └▶ calls  what is to be done for it
-//!              └▶ tree   whose files, which inode, again if the server has forgotten it
-//!                   └▶ peer   takes a lane, asks, waits for the answer
+//!  kernel ─▶ fuse         a thread reads a request from /dev/fuse
+//!              └▶ calls   handles it
+//!              └▶ tree    finds node and inode; looks the object up again if the server lost it
+//!                   └▶ connection   sends the request to the node, waits for the reply
 //! ```
 
-mod attributes;
-mod belief;
-mod calls;
-mod change;
-mod content;
-mod extended;
+mod cache;
+mod caller;
+mod cluster_map;
+mod connection;
 mod fuse;
-mod handle;
 #[doc(hidden)]
 pub mod hostile;
-mod inode;
-mod interrupts;
-mod lasting;
-mod listing;
-mod locks;
-mod magic;
-mod maker;
-mod map;
-mod names;
-mod opening;
-mod owed;
-mod passthrough;
-mod peer;
-mod people;
-mod pins;
-mod sound;
-mod told;
+mod root_links;
 mod traffic;
 mod tree;
-mod unsaved;
-mod ways;
 
 use crate::message::Purpose;
 use anyhow::{Context, Result};
-use belief::Forgetting;
-use calls::Mounted;
+use cache::invalidator::Invalidator;
+use connection::peer::MountContext;
+use fuse::calls::MountedTree;
 use fuser::{MountOption, SessionACL};
-use peer::Common;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, fsconfig_create, fsconfig_set_flag,
@@ -59,28 +39,30 @@ use tern_node::Config;
 use tern_wire::Identity;
 use tree::Tree;
 
-/// Threads that hear the kernel. Each waits for its call's answer, so this is also how many calls can be under way: more than a build has on one
-/// node that does not answer any more, so that files of others are there meanwhile. They begin when they are needed (third_party/fuser/TERN.md).
+/// Threads that read FUSE requests. Each waits for its request's reply, so this also bounds the
+/// requests in flight. A build has fewer processes than this, so requests for other nodes still
+/// find a thread when one node is unresponsive. fuser starts threads on demand
+/// (third_party/fuser/TERN.md).
 const THREADS: usize = 128;
 
 /// How a tree is mounted.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What `df` and `mount` show as its source.
+    /// Source that `df` and `mount` show.
     pub source: String,
-    /// Nothing can be changed through it.
+    /// Mount read only.
     pub read_only: bool,
-    /// A guest on a file's own node has that open itself.
+    /// A guest on a file's own node opens that file directly.
     pub dfsa: bool,
-    /// How long a call waits for a node that does not answer.
-    pub patience: Duration,
-    /// What it is for. In that of a room what is believed is believed until it is asked back, and `fsync` of the root has all seen that was done
-    /// before it.
+    /// How long a call waits for a node that does not respond.
+    pub timeout: Duration,
+    /// The use of the tree. A container's tree caches under renewable leases until they are
+    /// recalled, and `fsync` of its root makes all earlier changes visible.
     pub purpose: Purpose,
 }
 
-/// A mounted tree that nobody serves yet.
-pub struct Session(fuser::Session<Mounted>);
+/// A mounted tree that is not served yet.
+pub struct Session(fuser::Session<MountedTree>);
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -88,22 +70,23 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Mounts the tree. Who looks into it now waits for [`Session::serve`].
+/// Mounts the tree. Accesses to it block until [`Session::serve`] runs.
 ///
 /// # Errors
-/// With a sentence why not; nothing is mounted then.
+/// With a sentence that says why; nothing is mounted then.
 pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
     let (tree, mut fuser) = prepare(config, options)?;
-    let cannot = || format!("cannot mount at {}", at.display());
+    let failure = || format!("cannot mount at {}", at.display());
     let session = if rustix::process::geteuid().is_root() {
-        // What a plain user's tree says of others is not believed. And without dfsa no process gains by going to its files.
+        // ternd ignores reports from a plain user's tree. Without dfsa no process gains by
+        // migrating to its files.
         if options.dfsa {
-            traffic::tell(&tree);
+            traffic::start_reporting(&tree);
         }
-        let device = mount_as_root(at, options).with_context(cannot)?;
-        fuser::Session::from_fd(Mounted(tree.clone()), device, SessionACL::All, fuser)
+        let device = mount_as_root(at, options).with_context(failure)?;
+        fuser::Session::from_fd(MountedTree(tree.clone()), device, SessionACL::All, fuser)
     } else {
-        // A plain user's tree is his own, and fusermount3 mounts it for him.
+        // A plain user's tree is private, and fusermount3 mounts it.
         fuser.mount_options = vec![
             MountOption::FSName(options.source.clone()),
             MountOption::Subtype("mfs".into()),
@@ -112,61 +95,61 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
             MountOption::NoSuid,
             if options.read_only { MountOption::RO } else { MountOption::RW },
         ];
-        fuser::Session::new(Mounted(tree.clone()), at, &fuser)
+        fuser::Session::new(MountedTree(tree.clone()), at, &fuser)
     };
     let root = rustix::fs::open(at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let session = begin(&tree, session.with_context(cannot)?, &root)?;
-    if options.purpose == Purpose::Room {
-        crate::descriptors();
+    let session = start_session(&tree, session.with_context(failure)?, &root)?;
+    if options.purpose == Purpose::Container {
+        crate::raise_descriptor_limit();
         let at = at.to_owned();
-        let looks = move || tree.pins.are_in(&at);
-        std::thread::Builder::new().name("pins".into()).spawn(looks).context("no thread")?;
+        let open_mount = move || tree.pins.set_mount_point(&at);
+        std::thread::Builder::new().name("pins".into()).spawn(open_mount).context("cannot start a thread")?;
     }
     Ok(session)
 }
 
-/// Makes a tree that is mounted nowhere: who has its root sees it, and nobody else. It is gone with the last who has that, or with the session. Of root
-/// only.
+/// Creates a tree that is mounted nowhere, and returns its root: only holders of that descriptor
+/// can access the tree. It is gone with the last such descriptor, or with the session. Needs root.
 ///
 /// # Errors
-/// With a sentence why not.
-pub fn detached(config: &Config, options: &Options) -> Result<(Session, OwnedFd)> {
+/// With a sentence that says why.
+pub fn mount_detached(config: &Config, options: &Options) -> Result<(Session, OwnedFd)> {
     let (tree, fuser) = prepare(config, options)?;
-    let (device, root) = mount_nowhere(options).context("cannot make a tree that is mounted nowhere")?;
-    let session = fuser::Session::from_fd(Mounted(tree.clone()), device, SessionACL::All, fuser)?;
-    Ok((begin(&tree, session, &root)?, root))
+    let (device, root) = create_detached(options).context("cannot create a detached mount")?;
+    let session = fuser::Session::from_fd(MountedTree(tree.clone()), device, SessionACL::All, fuser)?;
+    Ok((start_session(&tree, session, &root)?, root))
 }
 
 fn prepare(config: &Config, options: &Options) -> Result<(Arc<Tree>, fuser::Config)> {
     let identity = Identity::load(&config.config_dir)
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
-    let common = Common {
+    let context = MountContext {
         identity,
         map: config.map.clone(),
         session: rand::random(),
-        patience: options.patience,
+        timeout: options.timeout,
         purpose: options.purpose,
-        forgetting: Forgetting::default(),
+        invalidator: Invalidator::default(),
     };
     let mut fuser = fuser::Config::default();
     fuser.n_threads = Some(THREADS);
     fuser.clone_fd = true;
-    Ok((Arc::new(Tree::new(common, config, options.dfsa)), fuser))
+    Ok((Arc::new(Tree::new(context, config, options.dfsa)), fuser))
 }
 
-fn begin(tree: &Tree, session: fuser::Session<Mounted>, root: &OwnedFd) -> Result<Session> {
-    // What nobody serves yet says which device it is without being asked anything.
-    let how = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
-    if let Ok(is) = rustix::fs::statx(root, "", how, StatxFlags::INO) {
-        tree.device.is(is.stx_dev_major, is.stx_dev_minor);
+fn start_session(tree: &Tree, session: fuser::Session<MountedTree>, root: &OwnedFd) -> Result<Session> {
+    // AT_STATX_DONT_SYNC returns the device without a request to the tree, which is not served yet.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC.cast_unsigned());
+    if let Ok(stat) = rustix::fs::statx(root, "", flags, StatxFlags::INO) {
+        tree.device.set(stat.stx_dev_major, stat.stx_dev_minor);
     }
-    let device = session.as_fd().try_clone_to_owned().context("cannot keep the connection to the kernel")?;
-    tree.forgetting.through(session.notifier(), device);
+    let device = session.as_fd().try_clone_to_owned().context("cannot duplicate the FUSE device")?;
+    tree.invalidator.attach(session.notifier(), device);
     Ok(Session(session))
 }
 
-/// The device of a tree that is mounted nowhere, and its root.
-fn mount_nowhere(options: &Options) -> Result<(OwnedFd, OwnedFd)> {
+/// The FUSE device and the root of a tree that is mounted nowhere.
+fn create_detached(options: &Options) -> Result<(OwnedFd, OwnedFd)> {
     let device = open_device()?;
     let tree = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let tree = tree.as_fd();
@@ -188,25 +171,25 @@ fn open_device() -> Result<OwnedFd> {
         .context("cannot open /dev/fuse; try: modprobe fuse")
 }
 
-/// Mounts a tree of the kind `fuse.mfs`, by which it is known: fuser itself would make it `fuse`.
+/// Mounts a tree with the type `fuse.mfs`, which identifies it; fuser would mount it as `fuse`.
 fn mount_as_root(at: &Path, options: &Options) -> Result<OwnedFd> {
     let device = open_device()?;
-    let said = format!(
+    let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
         device.as_raw_fd()
     );
     let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
     flags.set(MountFlags::RDONLY, options.read_only);
-    rustix::mount::mount(&*options.source, at, "fuse.mfs", flags, &*CString::new(said)?)?;
+    rustix::mount::mount(&*options.source, at, "fuse.mfs", flags, &*CString::new(data)?)?;
     Ok(device)
 }
 
 impl Session {
-    /// Serves it until it is unmounted.
+    /// Serves the tree until it is unmounted.
     ///
     /// # Errors
-    /// If the kernel speaks no more with us.
+    /// If reading from the FUSE device fails.
     pub fn serve(self) -> Result<()> {
-        self.0.run().context("the kernel has ended it")
+        self.0.run().context("the FUSE session has failed")
     }
 }

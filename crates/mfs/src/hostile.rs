@@ -1,6 +1,7 @@
-//! Bytes as frames, for what reads those of hostile peers.
+//! Splits fuzzer input into frames.
 
-/// Each with its length before it in two bytes, the lower one first; what is cut off is left.
+/// Frames, each preceded by its length in two bytes, little-endian. An incomplete frame at the end
+/// is dropped.
 pub(crate) fn frames(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (length, rest) = bytes.split_first_chunk()?;

@@ -1,4 +1,5 @@
-//! tern-mfs: both halves of MFS. `mount.mfs` and ternd start it; it is of no use by hand.
+//! tern-mfs: the client and the server of MFS. `mount.mfs` and ternd start it; do not run it by
+//! hand.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
@@ -7,98 +8,103 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tern_control::door::Door;
+use tern_control::control_socket::ControlSocket;
 use tern_ids::NodeId;
 use tern_mfs::client::{self, Options};
 use tern_mfs::message::Purpose;
-use tern_mfs::{homes, serve};
+use tern_mfs::{guest_tree, serve};
 use tern_node::{Config, config};
 
 #[derive(Debug, Parser)]
 #[command(version, about)]
-struct Words {
-    /// The directory of ternd.toml.
+struct Args {
+    /// Directory of ternd.toml.
     #[arg(long, value_name = "DIRECTORY")]
     config: Option<PathBuf>,
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// Serve this node's files to the others; ternd passes connections on.
+enum Command {
+    /// Serve this node's files to other nodes; ternd passes connections on.
     Serve,
-    /// Show a node's files to its guests on this one, who map them; asked by shims.
+    /// Serve a home's files, read only, to its guests on this node, which map them. Shims ask for
+    /// it.
     Homes {
-        /// Whose.
+        /// The home node.
         home: u16,
     },
-    /// Mount the tree of all nodes' files, and serve it to this kernel.
+    /// Mount the tree of all nodes' files.
     Mount {
-        /// Where.
+        /// Mount point.
         at: PathBuf,
-        /// What mount shows as its source.
+        /// Source that mount and df show.
         #[arg(long, default_value = "mymfs")]
         source: String,
-        /// Nothing can be changed through it.
+        /// Mount read only.
         #[arg(long)]
         read_only: bool,
-        /// Whether guests have files of their own node open themselves, if they are in this tree.
+        /// Whether guests open files of their own node directly when these are in this tree (0 or
+        /// 1).
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
         dfsa: u8,
-        /// Seconds that a call waits for a node that does not answer.
+        /// Seconds that a call waits for a node that does not respond.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: u64,
-        /// What is believed is believed until it is asked back; fsync of the root has all seen that was done before.
+        /// Cache under renewable leases, until they are recalled. fsync of the root makes all
+        /// earlier changes visible.
         #[arg(long)]
-        lasting: bool,
+        renewable: bool,
     },
 }
 
-/// As getpriority(2).
+/// Nice value (getpriority(2)).
 const NICE: i32 = -10;
 
 fn main() -> ExitCode {
-    let words = Words::parse();
+    let args = Args::parse();
     let filter = std::env::var("TERN_LOG").unwrap_or_else(|_| "info,fuser=error".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    // Programs stand still while their files are asked for: as shims. Only root may; what cannot be is no harm.
+    // Programs wait for this process, as they do for shims. Only root may lower the nice value;
+    // without it the process is only slower.
     let _refused = rustix::process::setpriority_process(None, NICE);
-    match run(words) {
+    match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("failed {error:#}"));
+            report(&format!("failed {error:#}"));
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(words: Words) -> Result<()> {
-    let directory = words.config.map_or_else(config::config_dir, Ok)?;
+fn run(args: Args) -> Result<()> {
+    let directory = args.config.map_or_else(config::config_dir, Ok)?;
     let config = Config::load(&directory)?;
-    match words.what {
-        What::Serve => {
-            let door = config.mfs_door();
-            // What one before us has promised is to be held.
-            let is_first = std::fs::remove_file(&door).is_err();
-            let door = Door::at(door).context("cannot listen")?;
-            say("ready");
-            serve::run(config, &door, is_first)
+    match args.command {
+        Command::Serve => {
+            let socket = config.mfs_socket();
+            // A stale socket means that an earlier server has granted leases, which must be
+            // honoured.
+            let is_first = std::fs::remove_file(&socket).is_err();
+            let socket = ControlSocket::bind(socket).context("cannot listen")?;
+            report("ready");
+            serve::run(config, &socket, is_first)
         }
-        What::Homes { home } => homes::run(&config, NodeId(home), || say("ready")),
-        What::Mount { at, source, read_only, dfsa, timeout, lasting } => {
-            let patience = Duration::from_secs(timeout);
-            let purpose = if lasting { Purpose::Room } else { Purpose::All };
-            let options = Options { source, read_only, dfsa: dfsa == 1, patience, purpose };
+        Command::Homes { home } => guest_tree::run(&config, NodeId(home), || report("ready")),
+        Command::Mount { at, source, read_only, dfsa, timeout, renewable } => {
+            let timeout = Duration::from_secs(timeout);
+            let purpose = if renewable { Purpose::Container } else { Purpose::All };
+            let options = Options { source, read_only, dfsa: dfsa == 1, timeout, purpose };
             let session = client::mount(&config, &at, &options)?;
-            say("ready");
+            report("ready");
             session.serve()
         }
     }
 }
 
-/// Answers whoever started us, who may be gone.
-fn say(line: &str) {
+/// Writes a status line to the process that started this one, and ignores that it may be gone.
+fn report(line: &str) {
     let _gone = writeln!(std::io::stdout(), "{line}");
 }

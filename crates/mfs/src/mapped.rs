@@ -1,8 +1,9 @@
-//! Files that this node's programs may store to although they have closed them.
+//! Detects when a closed file is no longer mapped writable by any program of this node.
 //!
-//! A mapping of a file that the kernel reads and writes itself (passthrough) outlives that file: the kernel keeps one of its own for it. Whether
-//! anybody has such a file open for writing, or mapped so, the kernel knows, and refuses a lease of its own then (fcntl(2): `F_SETLEASE`
-//! with `F_RDLCK`).
+//! With FUSE passthrough the mapping of a file outlives the FUSE file: the kernel keeps a reference
+//! to the backing file. The kernel refuses a read lease (fcntl(2): `F_SETLEASE` with `F_RDLCK`)
+//! while any process has the file open for writing or mapped writable, so a file is polled by
+//! trying to take such a lease.
 
 use rustix::fs::{Mode, OFlags, open};
 use std::io;
@@ -10,40 +11,41 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Which signal tells of a lease (asm-generic/fcntl.h).
+/// Sets the signal that announces a lease break (asm-generic/fcntl.h).
 const F_SETSIG: libc::c_int = 10;
 
-/// How often it is looked whether a file is mapped yet.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often each file is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The way to those that are looked after; each has something that is dropped when nobody can store to its file any more.
+/// Sends files to the polling thread, each with a value that is dropped when no process can store
+/// to the file any more.
 #[derive(Debug)]
-pub(crate) struct Mapped<T>(Sender<(OwnedFd, T)>);
+pub(crate) struct MappedFiles<T>(Sender<(OwnedFd, T)>);
 
-impl<T: Send + 'static> Mapped<T> {
-    /// Begins to look after them, as whoever this process is.
+impl<T: Send + 'static> MappedFiles<T> {
+    /// Starts the polling thread, which runs with this process's credentials.
     ///
     /// # Errors
-    /// If there is no thread for it.
-    pub(crate) fn look_after() -> io::Result<Self> {
-        let (tell, closed) = channel();
-        std::thread::Builder::new().name("mapped".into()).spawn(move || look(&closed))?;
-        Ok(Self(tell))
+    /// If the thread cannot be started.
+    pub(crate) fn start() -> io::Result<Self> {
+        let (sender, closed) = channel();
+        std::thread::Builder::new().name("mapped".into()).spawn(move || poll(&closed))?;
+        Ok(Self(sender))
     }
 
-    /// Looks after a file from now on, by a descriptor of `O_PATH`.
-    pub(crate) fn take(&self, file: OwnedFd, until: T) {
-        let _no_thread = self.0.send((file, until));
+    /// Polls a file, given as an `O_PATH` descriptor, from now on.
+    pub(crate) fn watch(&self, file: OwnedFd, guard: T) {
+        let _ended = self.0.send((file, guard));
     }
 }
 
-fn look<T>(closed: &Receiver<(OwnedFd, T)>) {
+fn poll<T>(closed: &Receiver<(OwnedFd, T)>) {
     let mut all: Vec<(OwnedFd, T)> = Vec::new();
     loop {
         let next = if all.is_empty() {
             closed.recv().map_err(|_no_more| RecvTimeoutError::Disconnected)
         } else {
-            closed.recv_timeout(LOOK)
+            closed.recv_timeout(POLL_INTERVAL)
         };
         match next {
             Ok(one) => all.push(one),
@@ -55,25 +57,27 @@ fn look<T>(closed: &Receiver<(OwnedFd, T)>) {
 }
 
 /// The path of one of our own descriptors.
-pub(crate) fn of_ours(fd: &OwnedFd) -> String {
+pub(crate) fn proc_fd_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Whether anybody on this node has it open for writing, or mapped so. Who is not known not to may have.
+/// Whether any process on this node has the file open for writing or mapped writable. True also if
+/// that cannot be determined.
 fn is_open_for_writing(file: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    !open(of_ours(file), flags, Mode::empty()).is_ok_and(|file| is_leased(&file).is_ok())
+    !open(proc_fd_path(file), flags, Mode::empty()).is_ok_and(|file| take_lease(&file).is_ok())
 }
 
-/// Takes a lease of the kernel's on it, and lets go of it at once.
-#[expect(unsafe_code, reason = "no safe wrapper knows F_SETLEASE")]
-fn is_leased(file: &OwnedFd) -> io::Result<()> {
-    // Who opens it meanwhile has the kernel tell us, by a signal of which nothing comes.
-    for (command, word) in
+/// Takes a lease of the kernel on the file, and releases it at once.
+#[expect(unsafe_code, reason = "F_SETLEASE has no safe wrapper")]
+fn take_lease(file: &OwnedFd) -> io::Result<()> {
+    // A process that opens the file meanwhile breaks the lease; the kernel then sends SIGURG, which
+    // is ignored by default.
+    for (command, argument) in
         [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_RDLCK), (libc::F_SETLEASE, libc::F_UNLCK)]
     {
         // SAFETY: all three take a number, and the descriptor is open.
-        if unsafe { libc::fcntl(file.as_raw_fd(), command, word) } < 0 {
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } < 0 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -86,7 +90,7 @@ mod tests {
     use std::fs::{File, OpenOptions};
 
     #[test]
-    fn who_has_it_open_or_mapped_to_write_is_seen() {
+    fn writable_opens_and_mappings_are_detected() {
         let path = std::env::temp_dir().join(format!("tern-mapped-{}", std::process::id()));
         std::fs::write(&path, [0; 4096]).unwrap();
         let fd = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -109,7 +113,7 @@ mod tests {
     impl Mapping {
         fn of(file: &File) -> Self {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: where the kernel likes, and nobody reads or writes there.
+            // SAFETY: the kernel chooses the address, and nothing reads or writes the mapping.
             let at = unsafe {
                 libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
             };
@@ -121,7 +125,7 @@ mod tests {
     #[expect(unsafe_code, reason = "a mapping")]
     impl Drop for Mapping {
         fn drop(&mut self) {
-            // SAFETY: it is ours, and nobody uses it.
+            // SAFETY: the mapping is ours, and nothing uses it.
             unsafe { libc::munmap(self.0, 4096) };
         }
     }

@@ -1,76 +1,78 @@
-//! What the client of a file system and the node that has the files say to each other.
+//! Messages between the client half of a mounted tree and the node that has the files.
 //!
 //! ```text
-//!  client ── Ask, and what is to be written ──▶ server      frame 1, its tag counts the asks of this lane
-//!         ◀─ Answer, and what was read ────────             frame 2, with the ask's tag
+//!  client ── Request, data to write ──▶ server    frame kind 1, tag: number of the request
+//!         ◀─ Reply, data read ────────           frame kind 2, same tag
 //! ```
-//! On slow links either may be packed (`packing.rs`). A connection is a *lane*: one ask at a time, so that many run at once on many lanes. All lanes of one mounted tree are
-//! one *session*, which holds its objects and open files, and outlives its lanes for a while: after a broken connection the
-//! client asks again under the same number, and what was done already is not done twice.
+//! Either frame may be packed on slow links (`packing.rs`). A connection carries one request at a
+//! time; a client opens several connections to run requests in parallel. All connections of one
+//! mounted tree belong to one *session*. The session holds the tree's objects and open files, and
+//! outlives its connections for a while. After a broken connection the client repeats the request
+//! under the same number, and the server does not execute it twice.
 //!
-//! Before each answer stands a number: how many leases this session was asked for by then. On the ear it is that of the last that goes
-//! with the answer, and of all before it.
+//! Each reply begins with a recall count: the number of leases recalled from this session so far.
+//! On the callback channel it is the number of the last recall in this reply.
 
-mod deed;
-mod extended;
+mod op;
+mod xattr;
 
-pub use deed::Deed;
-pub use extended::Extended;
+pub use op::Op;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+pub use xattr::XattrKinds;
 
-/// The kind of a frame that asks.
-pub const ASK: u8 = 1;
+/// Frame kind of a request.
+pub const REQUEST_FRAME: u8 = 1;
 
-/// The kind of a frame that answers.
-pub const ANSWER: u8 = 2;
+/// Frame kind of a reply.
+pub const REPLY_FRAME: u8 = 2;
 
-/// The version of all this. A node that speaks another one is told so.
+/// Version of this protocol. A server refuses a client that uses another one.
 pub const VERSION: u16 = 8;
 
-/// The most bytes that are read or written at once.
-pub const MOST_DATA: usize = 1 << 20;
+/// Maximum number of bytes read or written by one request.
+pub const MAX_DATA: usize = 1 << 20;
 
-/// How large a file may be whose content comes with the answer to an open.
-pub const SMALL: usize = 64 << 10;
+/// Maximum size in bytes of a file whose content is sent with the reply to an open.
+pub const MAX_INLINE_CONTENT: usize = 64 << 10;
 
-/// The most entries that are looked up by one [`Deed::ReadDir`].
-pub const MOST_LOOKED_UP: usize = 512;
+/// Maximum number of entries looked up by one [`Op::ReadDir`].
+pub const MAX_READDIR_LOOKUPS: usize = 512;
 
-/// The most steps that go with an ask.
-pub const MOST_STEPS: usize = 256;
+/// Maximum number of dentry checks in a request.
+pub const MAX_DENTRY_CHECKS: usize = 256;
 
-/// The most groups of a caller: the kernel's own limit.
-pub const MOST_GROUPS: usize = 65_536;
+/// Maximum number of supplementary groups of a caller: the kernel's own limit (`NGROUPS_MAX`).
+pub const MAX_GROUPS: usize = 65_536;
 
-/// A file, directory or link that the session holds, by the server's number.
+/// A file, directory or link held by the session: a number chosen by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Object(pub u64);
 
-/// The directory where the export begins; every session holds it.
+/// The root directory of the export, which every session holds.
 pub const ROOT: Object = Object(0);
 
-/// An open file or directory of the session.
+/// An open file or directory of the session: a number chosen by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Opened(pub u64);
+pub struct OpenId(pub u64);
 
-/// One name in a directory, or the target of a symbolic link.
+/// One path component, the target of a symbolic link, or the name of an extended attribute.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name(Vec<u8>);
 
 impl Name {
-    /// As the kernel takes it.
+    /// The name as the kernel takes it.
     #[must_use]
     pub fn as_os(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
 
-    /// Whether it is one step down, and nothing else: not empty, not `.` or `..`, without `/` and zero bytes, and not
-    /// longer than 255 bytes.
+    /// Whether it is exactly one path component: not empty, not `.` or `..`, without `/` and NUL
+    /// bytes, and at most 255 bytes long.
     #[must_use]
-    pub fn is_one_step(&self) -> bool {
+    pub fn is_component(&self) -> bool {
         let name = &self.0[..];
         !matches!(name, b"" | b"." | b"..")
             && name.len() <= 255
@@ -96,233 +98,247 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Who wants it, as the client's kernel says.
+/// User and groups of the calling process, as reported by the client's kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Caller {
-    /// The user.
+pub struct Credentials {
+    /// User ID.
     pub uid: u32,
-    /// His first group.
+    /// Primary group ID.
     pub gid: u32,
-    /// His other groups.
+    /// Supplementary group IDs.
     pub groups: Vec<u32>,
 }
 
-/// One ask.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Ask {
-    /// The first on a connection: which lane of which session this is.
+pub enum Request {
+    /// The first request on a connection: attaches it to a session.
     Begin {
         /// [`VERSION`].
         version: u16,
-        /// Chosen by the client, for as long as the tree is mounted.
+        /// Session ID, chosen at random by the client when the tree is mounted.
         session: [u8; 16],
-        /// Counted from 0.
-        lane: u16,
-        /// Its asks up to this number are given up: the client has no answer to that one, and what it has opened is to be
-        /// closed. 0 if there is none.
-        given_up: u64,
-        /// It is the ear: on it the client is asked for its leases ([`Ask::Hear`]), and nothing else is done.
-        ear: bool,
-        /// What the tree is for.
+        /// Number of the connection in its session, from 0.
+        connection: u16,
+        /// The client has abandoned its requests on this connection up to this number, and has not
+        /// received the last one's reply: the server closes the file that it opened. 0 if none was
+        /// abandoned.
+        abandoned: u64,
+        /// This is the callback channel: it carries lease recalls ([`Request::WaitForRecalls`]) and
+        /// nothing else.
+        is_callback: bool,
+        /// Purpose of the mounted tree.
         purpose: Purpose,
     },
-    /// Do something, if these steps still lead where they did ([`Answer::Elsewhere`] if not).
-    Do {
-        /// For whom.
-        caller: Caller,
-        /// The steps of paths that the client's kernel may have gone on its own word.
-        steps: Vec<Step>,
-        /// What is said besides.
-        beside: Beside,
-        /// What.
-        deed: Deed,
+    /// Performs an operation, if all dentry checks hold; otherwise the reply is
+    /// [`Reply::StaleDentry`].
+    Call {
+        /// On whose behalf.
+        caller: Credentials,
+        /// Cached dentries by which the client's kernel may have resolved the path.
+        checks: Vec<DentryCheck>,
+        /// Pending releases and forgets.
+        piggyback: Piggyback,
+        /// The operation.
+        op: Op,
     },
-    /// Nothing but what goes besides.
-    Release(Beside),
-    /// Its lasting leases are to hold for another term.
+    /// Carries only pending releases and forgets.
+    Release(Piggyback),
+    /// Renews all renewable leases of the session for another term.
     Renew,
-    /// It believes nothing of these any more, and waits for the next that are asked back.
-    Hear {
-        /// What it was asked for last.
-        given_back: Vec<Lease>,
+    /// Returns recalled leases, and waits for the next recalls.
+    WaitForRecalls {
+        /// Leases recalled by the previous reply: the client's caches no longer rely on them.
+        returned: Vec<Lease>,
     },
 }
 
-/// What a mounted tree is for.
+/// Purpose of a mounted tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// For everybody, as `/mfs`.
+    /// For all users, as `/mfs`.
     All,
-    /// For the commands that another node has placed: it goes by lasting leases where it can have them ([`Attributes::lasts`]).
-    Room,
-    /// For guests, who map files of their homes from it: what they have so is theirs to read also when a home's files are nobody else's any more
-    /// (`mosctl nomfs`).
+    /// For the container of commands placed by another node: it uses renewable leases where it can
+    /// ([`Attributes::is_renewable`]).
+    Container,
+    /// For guests that map files of their home. Files that are already open stay readable after the
+    /// home stops exporting its files (`mosctl nomfs`).
     Guests,
 }
 
-/// A name that the client's kernel may have believed to mean an object.
+/// A cached dentry to revalidate: a name that the client's kernel may have resolved without a
+/// request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
-    /// In which directory.
+pub struct DentryCheck {
+    /// The directory.
     pub dir: Object,
-    /// Which name.
+    /// The name in it.
     pub name: Name,
-    /// What it was.
-    pub is: Object,
+    /// The object to which the client's kernel resolved it.
+    pub object: Object,
 }
 
-/// What goes with an ask, so that nobody need wait for it. Heard once, however often the ask is sent.
+/// Pending releases and forgets, sent along with another request. The server applies them once,
+/// however often the request is sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beside {
-    /// The client knows these no more: as many look-ups of each are taken back.
+pub struct Piggyback {
+    /// Objects forgotten by the client's kernel, each with the number of lookups to subtract (as in
+    /// `FUSE_FORGET`).
     pub forgotten: Vec<(Object, u64)>,
-    /// The session lets go of these.
+    /// Resources to release.
     pub released: Vec<Release>,
 }
 
-/// What a session lets go of. It may be said again, in any order: the numbers are never used for something else.
+/// A resource that a session releases. Releasing it twice, or in any order, is harmless: numbers
+/// are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Release {
     /// An open file.
-    File(Opened),
-    /// This owner has closed a descriptor of the file, and so lost all its record locks.
-    Owner(FileKey, u64),
+    File(OpenId),
+    /// A lock owner: it has closed a descriptor of the file, and so lost all its record locks on
+    /// it.
+    LockOwner(FileKey, u64),
 }
 
-/// A moment, as `struct timespec` has it.
+/// A point in time, as `struct timespec`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moment {
-    /// Since 1970; negative before.
+pub struct Timespec {
+    /// Seconds since 1970; negative before.
     pub seconds: i64,
-    /// 0 to 999,999,999.
+    /// Nanoseconds, 0 to 999,999,999.
     pub nanos: u32,
 }
 
-/// A time that is to be set.
+/// A timestamp to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
-    /// The server's now.
+    /// The server's current time.
     Now,
-    /// That one.
-    To(Moment),
+    /// The given time.
+    To(Timespec),
 }
 
-/// What is to change of a file.
+/// Attributes to change; those that are `None` stay as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
+pub struct AttributeChange {
     /// Permissions.
     pub mode: Option<u32>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Length.
+    /// Size in bytes.
     pub size: Option<u64>,
-    /// When it was last read.
-    pub read: Option<SetTime>,
-    /// When it was last written.
-    pub written: Option<SetTime>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last modification of the content.
+    pub mtime: Option<SetTime>,
 }
 
-/// A lock, or none.
+/// Kind of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockKind {
-    /// With others who read.
+    /// Read lock.
     Shared,
-    /// Alone.
+    /// Write lock.
     Exclusive,
-    /// None any more.
+    /// No lock.
     Unlocked,
 }
 
-/// Which file of a node it is, for as long as it is there.
+/// Identifies a file of a node, for as long as the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileKey {
-    /// The file system as a whole, where that has several devices (overlayfs, btrfs); the same after a restart.
+    /// The file system, where that spans several devices (overlayfs, btrfs); stable across restarts
+    /// of the server.
     pub volume: u64,
-    /// The device, as the server's kernel numbers it.
+    /// Device number on the server.
     pub device: u64,
-    /// The file's number on it.
+    /// Inode number on the device.
     pub inode: u64,
 }
 
-/// One lease of a file: the next one of the same file has another number.
+/// One lease of a file. A later lease of the same file has another number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Of which.
-    pub of: FileKey,
+    /// The file.
+    pub file: FileKey,
     /// Counted by the server.
     pub number: u64,
-    /// It is asked back for a change that has been made already, by a local program: nobody waits.
-    pub is_late: bool,
+    /// The lease is recalled for a change that a local program has already made: nothing waits for
+    /// its return.
+    pub is_after_change: bool,
 }
 
-/// What a file is like.
+/// Attributes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
-    /// Which it is.
+    /// The file.
     pub key: FileKey,
-    /// When it was made, by the file system; with the number it is the file's identity. Zero if that is not known.
-    pub born: Moment,
-    /// Kind and permissions, as `st_mode`.
+    /// Creation time; with the inode number it identifies the file. Zero if the file system has
+    /// none.
+    pub btime: Timespec,
+    /// Type and permissions, as `st_mode`.
     pub mode: u32,
-    /// Names that it has.
-    pub links: u32,
+    /// Number of hard links.
+    pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Blocks of 512 bytes.
+    /// Number of 512-byte blocks.
     pub blocks: u64,
-    /// How much is best read at once.
+    /// Preferred I/O size in bytes.
     pub block_size: u32,
-    /// Last read.
-    pub read: Moment,
-    /// Last written.
-    pub written: Moment,
-    /// Last changed in any way.
-    pub changed: Moment,
-    /// Its extended attributes.
-    pub extended: Extended,
-    /// Milliseconds for which it stays so, but for what this session changes itself: a lease. 0 is none.
+    /// Last access.
+    pub atime: Timespec,
+    /// Last modification of the content.
+    pub mtime: Timespec,
+    /// Last change of the inode.
+    pub ctime: Timespec,
+    /// Kinds of extended attributes that it has.
+    pub xattrs: XattrKinds,
+    /// Term of the lease in milliseconds: until then only this session changes the file. 0 means no
+    /// lease.
     pub lease: u32,
-    /// The lease lasts: it can be renewed, with all others that do, and is asked back for whatever changes the file, also when its
-    /// term is over.
-    pub lasts: bool,
-    /// A change that comes now would change `changed` too: the clock of the file system has moved on since the last one.
-    pub settled: bool,
+    /// The lease is renewable: [`Request::Renew`] renews it together with the session's others, and
+    /// it is recalled for any change of the file even after its term has ended.
+    pub is_renewable: bool,
+    /// The clock of the file system has advanced since the last change, so that a further change
+    /// would set another ctime.
+    pub is_settled: bool,
 }
 
-/// An object that was looked up, which counts as one look-up of it.
+/// An object found by a lookup. The server counts one lookup of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Which.
+    /// The object.
     pub object: Object,
-    /// What it is like now.
+    /// Its current attributes.
     pub attributes: Attributes,
 }
 
-/// One entry of a directory.
+/// A directory entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct DirEntry {
     /// Its name.
     pub name: Name,
-    /// Its number on the server's file system.
+    /// Inode number on the server's file system.
     pub inode: u64,
-    /// Its kind, as the upper bits of `st_mode`; 0 if the file system does not say.
+    /// File type, as the upper bits of `st_mode`; 0 if the file system does not report it.
     pub kind: u32,
-    /// Where to read on after it.
-    pub after: u64,
-    /// What it is, if that was asked for and can be said.
+    /// Where to continue reading after this entry.
+    pub cookie: u64,
+    /// The object, if lookups were requested and this one succeeded.
     pub found: Option<Found>,
 }
 
-/// `statfs`.
+/// Result of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as in struct statvfs")]
-pub struct Space {
+pub struct FsStats {
     pub blocks: u64,
     pub free: u64,
     pub available: u64,
@@ -333,77 +349,80 @@ pub struct Space {
     pub fragment_size: u32,
 }
 
-/// One answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
-    /// To `Begin`: whether the session is new to the server, which then holds nothing of it but the root.
+pub enum Reply {
+    /// To [`Request::Begin`].
     Begun {
-        /// It is new.
-        fresh: bool,
-        /// Another one after the server's machine was reset: what was not on its disk is gone then.
-        boot: String,
+        /// The session is new to the server, which holds only its root.
+        is_new: bool,
+        /// Boot ID of the server's machine. Another one means that data not synced to disk is lost.
+        boot_id: String,
     },
-    /// It is done. What was read or linked to follows, if there is any.
+    /// Success. The data read or the target of the link follows, if the operation has any.
     Done,
-    /// An object, and the directory where it was found. The name holds as long as the directory's lease.
+    /// An object, and the attributes of the directory in which it was found. The name is valid for
+    /// the directory's lease.
     Found(Found, Attributes),
-    /// Nothing has this name, in a directory that is like this; said to who goes by lasting leases.
-    Nothing(Attributes),
-    /// What it is like.
+    /// The name does not exist in the directory with these attributes. Sent only under a renewable
+    /// lease of the directory.
+    NotFound(Attributes),
+    /// Attributes of the object.
     Attributes(Attributes),
-    /// A file was opened, which is like this. Its whole content follows, if it was asked for and is small.
-    Opened(Opened, Attributes),
-    /// A file was made, or was there, and was opened; and its directory.
-    Created(Found, Opened, Attributes),
+    /// A file was opened and has these attributes. Its content follows, if it was requested and is
+    /// small.
+    FileOpened(OpenId, Attributes),
+    /// A file was created, or existed, and was opened; then the directory's attributes.
+    Created(Found, OpenId, Attributes),
     /// A name was removed.
     Removed {
-        /// What had it.
-        gone: Option<FileKey>,
-        /// The directory now.
+        /// The file that it named.
+        removed: Option<FileKey>,
+        /// The directory's attributes after that.
         dir: Attributes,
     },
-    /// So many bytes were written, or that is the place.
+    /// Number of bytes written or copied, or the offset found.
     Count(u64),
-    /// What has the new name now, and what has the old one if they were exchanged.
+    /// A name was renamed.
     Renamed {
-        /// The new one.
+        /// The file that has the new name now.
         moved: Option<FileKey>,
-        /// The old one.
-        back: Option<FileKey>,
-        /// What had the new name.
-        gone: Option<FileKey>,
-        /// The directories now: where it was, and where it is.
+        /// The file that has the old name now, if the two were exchanged.
+        exchanged: Option<FileKey>,
+        /// The file that had the new name before.
+        replaced: Option<FileKey>,
+        /// Attributes after that: of the source and of the target directory.
         dirs: [Attributes; 2],
     },
     /// Entries of a directory.
     Entries {
-        /// None if there are no more.
-        entries: Vec<Entry>,
-        /// For how many milliseconds the names hold.
+        /// Empty at the end of the directory.
+        entries: Vec<DirEntry>,
+        /// For how many milliseconds the names are valid.
         lease: u32,
-        /// There are no more after these.
-        ends: bool,
+        /// These are the last entries.
+        is_end: bool,
     },
-    /// Room.
-    Space(Space),
-    /// The lock in the way, or `Unlocked`.
-    InTheWay {
-        /// What it is.
+    /// Space of the file system.
+    FsStats(FsStats),
+    /// The conflicting lock, or `Unlocked` if there is none.
+    LockConflict {
+        /// Kind of the lock.
         kind: LockKind,
         /// First byte.
         start: u64,
-        /// Last byte; `u64::MAX` for all that follow.
+        /// Last byte; `u64::MAX` for the end of the file and beyond.
         end: u64,
     },
-    /// Leases of these files are asked back; none if there was nothing to ask for a while.
+    /// Recalled leases; empty if there were none for a while.
     Recalled(Vec<Lease>),
-    /// It failed, with an error number of Linux.
+    /// The operation failed with this Linux error number.
     Failed(i32),
-    /// The server holds this object or file no more; look it up again.
+    /// The server no longer holds this object or open file; the client must look it up again.
     Forgotten,
-    /// A step does not lead where the client believed. Nothing was done.
-    Elsewhere,
-    /// The server does not speak with this client at all; a sentence why.
+    /// A dentry check failed. Nothing was done.
+    StaleDentry,
+    /// The server refuses this client; a sentence that says why.
     Refused(String),
 }
 
@@ -412,13 +431,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_step_is_one_step() {
+    fn only_a_single_component_is_a_component() {
         for good in ["a", "...", ".a", "a b", "-"] {
-            assert!(Name::from(OsStr::new(good)).is_one_step(), "{good}");
+            assert!(Name::from(OsStr::new(good)).is_component(), "{good}");
         }
         let long = "x".repeat(256);
         for bad in ["", ".", "..", "a/b", "/", "a\0", &long] {
-            assert!(!Name::from(OsStr::new(bad)).is_one_step(), "{bad:?}");
+            assert!(!Name::from(OsStr::new(bad)).is_component(), "{bad:?}");
         }
     }
 }

@@ -1,43 +1,44 @@
-//! The half that has the files: a process of its own beside ternd, which passes connections on to it.
+//! The server half: a process beside ternd, which passes connections on to it.
 //!
 //! ```text
-//!  ternd ──socket──▶ door ──▶ one thread a lane: hear an ask, become the caller, do it, answer
+//!  ternd ──socket──▶ door ──▶ a thread per connection: receive, impersonate, perform, reply
 //! ```
-//! It outlives ternd. Sessions outlive their connections for [`Serving::patience`], so that a client whose link broke finds its
-//! files open and its locks held; after that they go, and all locks with them.
+//! The server outlives ternd. A session outlives its connections for [`Server::session_timeout`],
+//! so that a client whose link broke finds its files open and its locks held. After that the
+//! session and all its locks are released.
 
-mod acting;
 mod budget;
 mod export;
+mod fanotify;
+mod guest_files;
 #[doc(hidden)]
 pub mod hostile;
+mod impersonate;
 mod leases;
 mod locks;
-mod near;
-mod notice;
 mod passthrough;
 mod perform;
 mod release;
 mod session;
-mod shared;
+mod shared_fs;
 mod stat;
 
-use crate::message::{ANSWER, ASK, Answer, Ask, Beside, Caller, Purpose, VERSION};
-use crate::{keep_alive, lock, packing, send};
-use acting::Acting;
+use crate::message::{Credentials, Piggyback, Purpose, REPLY_FRAME, REQUEST_FRAME, Reply, Request, VERSION};
+use crate::{lock, packing, send, set_keepalive};
 use anyhow::{Context, Result};
-use budget::Budget;
-use leases::Leases;
-use near::Guests;
-use perform::{Fault, Performance};
+use budget::FdBudget;
+use guest_files::GuestFiles;
+use impersonate::Impersonation;
+use leases::LeaseTable;
+use perform::{OpContext, OpError};
 use rustix::io::Errno;
-use session::{Lane, MOST_LANES, Session, SharedLane};
+use session::{MAX_CONNECTIONS_PER_SESSION, ReplyCache, Session, SharedReplyCache};
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tern_control::door::{Door, not_here};
+use tern_control::control_socket::{ControlSocket, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_ids::NodeId;
 use tern_node::Config;
@@ -46,411 +47,437 @@ use tern_wire::{Identity, Link, LinkError, ServerTls};
 
 pub(crate) use export::Export;
 
-/// How long nothing of an answer may leave, and how long a handshake may take to be made.
-const SOON: Duration = Duration::from_secs(10);
+/// How long sending a reply may make no progress, and how long a handshake may take.
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long who listens for leases that are asked back is left without a word.
-const QUIET: Duration = Duration::from_millis(500);
+/// How long a request on the callback channel waits for a recall before an empty reply is sent.
+const RECALL_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The most lanes in all; each has a thread.
-const MOST_CONNECTIONS: usize = 2048;
+/// Maximum number of connections in all; each has a thread.
+const MAX_CONNECTIONS: usize = 2048;
 
-/// The most mounted trees of one node: its namespaces may have one each.
-const MOST_SESSIONS: usize = 64;
+/// Maximum number of mounted trees per node: each of its namespaces may have one.
+const MAX_SESSIONS_PER_NODE: usize = 64;
 
-/// How far apart it is looked for files that have been removed, at least: the second look lets go of those that nobody has open.
-const LOOK: Duration = Duration::from_secs(4);
+/// Minimum interval between checks for removed files. The second check forgets those that are not
+/// open.
+const REMOVED_CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
-/// To look for them takes one part in so many of a processor at most.
-const REST: u32 = 500;
+/// A check for removed files is followed by a pause of at least this many times its CPU time.
+const REMOVED_CHECK_PAUSE: u32 = 500;
 
-type Key = (NodeId, [u8; 16]);
+type SessionKey = (NodeId, [u8; 16]);
 
-/// The whole server.
+/// The server.
 #[derive(Debug)]
-struct Serving {
+struct Server {
     node: NodeId,
     config: Config,
     export: Export,
-    leases: Arc<Leases>,
+    leases: Arc<LeaseTable>,
     tls: ServerTls,
-    budget: Arc<Budget>,
-    /// This boot of the machine.
-    boot: String,
+    budget: Arc<FdBudget>,
+    /// Boot ID of this machine.
+    boot_id: String,
     /// How long a session may be without a connection.
-    patience: Duration,
-    sessions: Mutex<HashMap<Key, Arc<Session>>>,
-    /// Others may reach this node's files (`mosctl nomfs`, `mfs`).
-    open: AtomicBool,
-    connections: AtomicUsize,
-    /// Open for guests of this node.
-    guests: Guests,
+    session_timeout: Duration,
+    sessions: Mutex<HashMap<SessionKey, Arc<Session>>>,
+    /// Other nodes may access this node's files (`mosctl nomfs`, `mfs`).
+    is_exporting: AtomicBool,
+    connection_count: AtomicUsize,
+    /// Files open for guests of this node.
+    guests: GuestFiles,
 }
 
-/// Serves this node's files for ever. The first server since the node was started has nobody's promises to hold.
+/// Serves this node's files for ever. `is_first`: no server ran before since the node was started,
+/// so no earlier lease can be valid.
 ///
 /// # Errors
-/// If it cannot begin; nothing is left then.
-pub fn run(config: Config, door: &Door, is_first: bool) -> Result<()> {
+/// If the server cannot start.
+pub fn run(config: Config, door: &ControlSocket, is_first: bool) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let identity = Identity::load(&config.config_dir).context("this node has no usable identity")?;
-    let serving = Arc::new(Serving {
+    let server = Arc::new(Server {
         node: identity.node(),
         export: Export {
-            read_only: config.file.mfs_read_only.unwrap_or(false),
-            squash_root: config.file.mfs_squash_root.unwrap_or(false),
+            is_read_only: config.file.mfs_read_only.unwrap_or(false),
+            squashes_root: config.file.mfs_squash_root.unwrap_or(false),
             paths: config.file.mfs_paths.clone().unwrap_or_default(),
         },
-        leases: Arc::new(Leases::new(is_first)),
+        leases: Arc::new(LeaseTable::new(is_first)),
         tls: identity.cluster_server()?,
-        // The rest is for connections, and for what is open during a call.
-        budget: Budget::new(crate::descriptors() / 4 * 3),
-        boot: boot(),
-        patience: Duration::from_secs(config.give_up_after.into()),
+        // The other descriptors are for connections, and for files opened during a request.
+        budget: FdBudget::new(crate::raise_descriptor_limit() / 4 * 3),
+        boot_id: boot_id(),
+        session_timeout: Duration::from_secs(config.give_up_after.into()),
         sessions: Mutex::default(),
-        // What is changed from now on is said at the door.
-        open: AtomicBool::new(!tern_node::settings(&config.run_dir).no_mfs),
-        connections: AtomicUsize::new(0),
-        guests: Guests::default(),
+        // Later changes are sent by ternd.
+        is_exporting: AtomicBool::new(!tern_node::read_settings(&config.run_dir).no_mfs),
+        connection_count: AtomicUsize::new(0),
+        guests: GuestFiles::default(),
         config,
     });
-    if serving.config.file.mfs_notices.unwrap_or(true) {
-        serving.leases.listen();
+    if server.config.file.mfs_notices.unwrap_or(true) {
+        server.leases.watch_local_changes();
     }
-    serving.leases.look_after_mapped().context("no thread")?;
-    let mut look = Instant::now();
+    server.leases.watch_mapped().context("cannot start a thread")?;
+    let mut next_check = Instant::now();
     loop {
         door.wait(&[], Duration::from_secs(5))?;
-        while let Some(caller) = door.next() {
+        while let Some(caller) = door.accept() {
             match caller.request() {
                 ShimRequest::Connection => {
-                    if let Some(socket) = caller.connection() {
-                        serving.take(socket);
+                    if let Some(socket) = caller.receive_connection() {
+                        server.accept(socket);
                     }
                 }
                 ShimRequest::OpenFile { .. } | ShimRequest::OpenShared { .. } => {
-                    serving.open_for_guest(caller);
+                    server.open_for_guest(caller);
                 }
-                ShimRequest::FileBehind { .. } => serving.give_behind(caller),
-                ShimRequest::Files { open } => {
-                    serving.open.store(*open, Ordering::Release);
+                ShimRequest::BackingFile { .. } => server.send_backing_file(caller),
+                ShimRequest::ServeFiles { open } => {
+                    server.is_exporting.store(*open, Ordering::Release);
                     if !*open {
-                        serving.guests.send_home();
-                        // What others believe they would read for their term.
-                        serving.leases.recall_all();
+                        server.guests.revoke_all();
+                        // A client would rely on a lease for its whole term.
+                        server.leases.recall_all();
                     }
-                    caller.answer(&ShimReply::Done);
+                    caller.reply(&ShimReply::Done);
                 }
-                _ => caller.answer(&not_here()),
+                _ => caller.reply(&not_held()),
             }
         }
-        serving.tidy();
-        if Instant::now() >= look {
-            look = Instant::now() + serving.let_go_of_removed();
+        server.expire_sessions();
+        if Instant::now() >= next_check {
+            next_check = Instant::now() + server.forget_removed();
         }
     }
 }
 
-/// What the calling thread has used.
-fn processor_time() -> Duration {
+/// CPU time used by the calling thread.
+fn cpu_time() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(used).unwrap_or_default()
 }
 
-/// What is another one after each boot. If that cannot be known, each server is taken for one of a boot of its own.
-fn boot() -> String {
+/// A string that changes with each boot. If it cannot be read, each server is treated as if the
+/// machine had booted anew.
+fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.unwrap_or_else(|_unreadable| rand::random::<u64>().to_string())
 }
 
-impl Serving {
-    fn take(self: &Arc<Self>, socket: TcpStream) {
-        if self.connections.load(Ordering::Acquire) >= MOST_CONNECTIONS {
-            tracing::warn!("too many connections; one was closed");
+impl Server {
+    fn accept(self: &Arc<Self>, socket: TcpStream) {
+        if self.connection_count.load(Ordering::Acquire) >= MAX_CONNECTIONS {
+            tracing::warn!("too many connections: a new one was closed");
             return;
         }
-        self.connections.fetch_add(1, Ordering::AcqRel);
-        // Counted until its thread has ended, in whatever way, or there is none.
-        let counted = Counted(self.clone());
+        self.connection_count.fetch_add(1, Ordering::AcqRel);
+        // Counted until the thread has ended, or failed to start.
+        let guard = ConnectionGuard(self.clone());
         let serve = move || {
-            if let Err(error) = counted.0.serve(socket) {
+            if let Err(error) = guard.0.serve_connection(socket) {
                 tracing::info!("a connection has ended: {error:#}");
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("lane".into()).spawn(serve) {
-            tracing::warn!(%error, "no thread for a connection");
+        if let Err(error) = std::thread::Builder::new().name("connection".into()).spawn(serve) {
+            tracing::warn!(%error, "cannot start a thread for a connection");
         }
     }
 
-    /// One connection, from its handshake to its end.
-    fn serve(&self, socket: TcpStream) -> Result<()> {
-        keep_alive(&socket)?;
-        let own = socket.try_clone()?;
-        // The session keeps a copy, which alone would not let the client see the end.
-        let _ended = Ended(socket.try_clone()?);
-        let mut link = Link::accept(socket, &self.tls, Instant::now() + SOON)?;
-        let node = link.peer_node().context("the peer is no node")?;
-        let Begun { session: connected, lane, given_up, ear, fresh, tag } =
-            match self.begin(&mut link, node, own)? {
-                Ok(begun) => begun,
-                Err(why) => {
-                    say(&mut link, 0, 0, &Answer::Refused(why), &[])?;
+    /// Serves one connection, from the handshake until it ends.
+    fn serve_connection(&self, socket: TcpStream) -> Result<()> {
+        set_keepalive(&socket)?;
+        let duplicate = socket.try_clone()?;
+        // The session keeps a duplicate of the socket, so dropping ours would not close the
+        // connection.
+        let _shutdown = ShutdownGuard(socket.try_clone()?);
+        let mut link = Link::accept(socket, &self.tls, Instant::now() + IO_TIMEOUT)?;
+        let node = link.peer_node().context("the peer is not a node")?;
+        let Attached { session, reply_cache, abandoned, is_callback, is_new, tag } =
+            match self.attach(&mut link, node, duplicate)? {
+                Ok(attached) => attached,
+                Err(reason) => {
+                    send_reply(&mut link, 0, 0, &Reply::Refused(reason), &[])?;
                     return Ok(());
                 }
             };
-        let session = &connected.0;
-        // Before it is told so: what it asks from then on is answered with leases.
-        let _listening = ear.then(|| Listening::new(session));
-        say(&mut link, tag, 0, &Answer::Begun { fresh, boot: self.boot.clone() }, &[])?;
-        // One connection at a time has the lane: a new one waits until the old one's call is over.
-        let mut lane = lock(&lane);
-        // Having said that it has begun we do that, whatever becomes of the connection.
-        if let Some(answer) = lane.give_up(given_up) {
-            release::unheard(session, &self.leases, &answer);
+        let session = &session.0;
+        // Before the reply is sent: the client relies on leases granted for any later request.
+        let _callback = is_callback.then(|| CallbackGuard::new(session));
+        send_reply(&mut link, tag, 0, &Reply::Begun { is_new, boot_id: self.boot_id.clone() }, &[])?;
+        // Only one connection at a time uses a reply cache: a new one waits until the old one's
+        // request is done.
+        let mut reply_cache = lock(&reply_cache);
+        // The reply to `Begin` was sent, so this is done even if the connection is lost.
+        if let Some(reply) = reply_cache.abandon(abandoned) {
+            release::release_undelivered(session, &self.leases, &reply);
         }
-        match self.converse(&mut link, session, &mut lane, ear) {
+        match self.serve_requests(&mut link, session, &mut reply_cache, is_callback) {
             Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => Ok(()),
             done => done,
         }
     }
 
-    /// Hears which lane of which session it is.
-    fn begin(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Begun, String>> {
-        let frame = link.recv(Instant::now() + SOON)?;
-        let ask: Ask = tern_wire::decode(&frame.payload)?;
-        let Ask::Begin { version, session, lane, given_up, ear, purpose } = ask else {
-            anyhow::bail!("it does not begin")
+    /// Receives the first request and attaches the connection to its session.
+    fn attach(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Attached, String>> {
+        let frame = link.recv(Instant::now() + IO_TIMEOUT)?;
+        let request: Request = tern_wire::decode(&frame.payload)?;
+        let Request::Begin { version, session, connection, abandoned, is_callback, purpose } = request else {
+            anyhow::bail!("the first request is not Begin")
         };
         if version != VERSION {
-            return Ok(Err(format!("this node speaks version {VERSION} of MFS, the other one {version}")));
+            return Ok(Err(format!(
+                "this node uses version {VERSION} of the MFS protocol, the client version {version}"
+            )));
         }
         if !self.config.file.mfs.unwrap_or(true) {
-            return Ok(Err("this node lets nobody at its files (mfs = false in its ternd.toml)".into()));
+            return Ok(Err("this node does not export its files (mfs = false in its ternd.toml)".into()));
         }
         if !Map::read(&self.config.map).is_ok_and(|map| map.contains(node)) {
             return Ok(Err(format!("node {node} is not in this node's map")));
         }
-        let mut fresh = false;
-        let connected = {
+        let mut is_new = false;
+        let attached = {
             let mut sessions = lock(&self.sessions);
-            let of_node = sessions.keys().filter(|(of, _)| *of == node).count();
+            let node_sessions = sessions.keys().filter(|(of, _)| *of == node).count();
             let session = match sessions.get(&(node, session)) {
                 Some(session) => session.clone(),
-                None if of_node >= MOST_SESSIONS => {
-                    return Ok(Err("too many trees are mounted there".into()));
+                None if node_sessions >= MAX_SESSIONS_PER_NODE => {
+                    return Ok(Err("too many trees are mounted on that node".into()));
                 }
                 None => {
-                    fresh = true;
+                    is_new = true;
                     let new = Session::new(&self.export, &self.budget, purpose)?;
                     sessions.insert((node, session), new.clone());
                     new
                 }
             };
-            // Before the sessions can be tidied.
-            Connected::new(session)
+            // Under the lock, so that `expire_sessions` cannot remove the session first.
+            SessionGuard::new(session)
         };
-        let Some(lane) = connected.0.lane(lane, socket) else {
-            return Ok(Err(format!("there are {MOST_LANES} lanes")));
+        let Some(reply_cache) = attached.0.attach(connection, socket) else {
+            return Ok(Err(format!("a session has at most {MAX_CONNECTIONS_PER_SESSION} connections")));
         };
-        Ok(Ok(Begun { session: connected, lane, given_up, ear, fresh, tag: frame.tag }))
+        let tag = frame.tag;
+        Ok(Ok(Attached { session: attached, reply_cache, abandoned, is_callback, is_new, tag }))
     }
 
-    fn converse(&self, link: &mut Link, session: &Arc<Session>, lane: &mut Lane, ear: bool) -> Result<()> {
-        let mut acting = Acting::new();
-        let performance = Performance { session, export: &self.export, leases: &self.leases };
+    fn serve_requests(
+        &self,
+        link: &mut Link,
+        session: &Arc<Session>,
+        cache: &mut ReplyCache,
+        is_callback: bool,
+    ) -> Result<()> {
+        let mut impersonation = Impersonation::new();
+        let context = OpContext { session, export: &self.export, leases: &self.leases };
         let mut out = Vec::new();
         loop {
-            // A client may be silent for as long as it likes; the kernel tells when it is gone.
+            // A client may be silent for any time; keepalive reports when it is gone.
             let frame = match link.recv(Instant::now() + Duration::from_secs(3600)) {
                 Err(LinkError::Timeout) => continue,
-                frame => packing::unpack(frame?).context("a frame packed as nobody packs")?,
+                frame => packing::unpack(frame?).context("a malformed packed frame")?,
             };
-            anyhow::ensure!(frame.kind == ASK, "a frame that does not ask");
-            let (ask, data): (Ask, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
-            match ask {
-                Ask::Begin { .. } => anyhow::bail!("it begins twice"),
-                // Its asks are counted, but those of an ear, which begins anew with each connection, and asks nothing again.
-                Ask::Release(beside) => {
-                    if ear || frame.tag > lane.heard {
-                        lane.heard = if ear { lane.heard } else { frame.tag };
-                        self.let_go(session, beside);
+            anyhow::ensure!(frame.kind == REQUEST_FRAME, "a frame that is not a request");
+            let (request, data): (Request, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
+            match request {
+                Request::Begin { .. } => anyhow::bail!("a second Begin"),
+                // Requests are counted, except on the callback channel: it starts anew with each
+                // connection and repeats nothing.
+                Request::Release(piggyback) => {
+                    if is_callback || frame.tag > cache.piggyback_applied {
+                        if !is_callback {
+                            cache.piggyback_applied = frame.tag;
+                        }
+                        self.apply_piggyback(session, piggyback);
                     }
-                    say(link, frame.tag, 0, &Answer::Done, &[])?;
+                    send_reply(link, frame.tag, 0, &Reply::Done, &[])?;
                 }
-                Ask::Hear { given_back } => {
-                    self.leases.given_back(session, &given_back);
-                    let (leases, told) = session.recalled(QUIET).context("it was asked for too much")?;
-                    say(link, frame.tag, told, &Answer::Recalled(leases), &[])?;
+                Request::WaitForRecalls { returned } => {
+                    self.leases.return_leases(session, &returned);
+                    let recalls = session.next_recalls(RECALL_POLL_TIMEOUT);
+                    let (leases, count) = recalls.context("too many recalls are pending")?;
+                    send_reply(link, frame.tag, count, &Reply::Recalled(leases), &[])?;
                 }
-                Ask::Renew => {
+                Request::Renew => {
                     self.leases.renew(session);
-                    say(link, frame.tag, self.told(session), &Answer::Done, &[])?;
+                    send_reply(link, frame.tag, self.recall_count(session), &Reply::Done, &[])?;
                 }
-                Ask::Do { caller, steps, beside, deed } => {
-                    // Of a connection that was ended for a newer one, which has gone on since.
-                    anyhow::ensure!(frame.tag >= lane.newest, "an ask of long ago");
-                    lane.newest = frame.tag;
-                    if frame.tag > lane.heard {
-                        lane.heard = frame.tag;
-                        self.let_go(session, beside);
+                Request::Call { caller, checks, piggyback, op } => {
+                    // A request from an old connection that was replaced by a newer one, which has
+                    // progressed since.
+                    anyhow::ensure!(frame.tag >= cache.newest, "a request of an earlier connection");
+                    cache.newest = frame.tag;
+                    if frame.tag > cache.piggyback_applied {
+                        cache.piggyback_applied = frame.tag;
+                        self.apply_piggyback(session, piggyback);
                     }
-                    let once = !deed.is_repeatable();
-                    if once && lane.last == Some(frame.tag) {
-                        let told = tern_wire::encode(&self.told(session))?;
-                        send(link, ANSWER, frame.tag, &[&told, &lane.answer], SOON)?;
+                    let is_cached = !op.is_idempotent();
+                    if is_cached && cache.number == Some(frame.tag) {
+                        let count = tern_wire::encode(&self.recall_count(session))?;
+                        send(link, REPLY_FRAME, frame.tag, &[&count, &cache.reply], IO_TIMEOUT)?;
                         continue;
                     }
                     out.clear();
-                    // What is open stays so, for when they may again; nothing can be done with it.
-                    let goes_on = session.purpose == Purpose::Guests && deed.reads_what_is_open();
-                    let closed = !goes_on && !self.open.load(Ordering::Acquire);
-                    let may =
-                        if closed { Err(Errno::ACCESS) } else { acting.for_caller(&self.as_here(caller)) };
-                    let answer = match may {
-                        Err(errno) => Answer::Failed(errno.raw_os_error()),
-                        Ok(()) => answer(performance.perform(&steps, deed, data, &mut out)),
+                    // Open files stay open until access is allowed again; until then operations on
+                    // them fail.
+                    let is_exempt = session.purpose == Purpose::Guests && op.is_read();
+                    let is_denied = !is_exempt && !self.is_exporting.load(Ordering::Acquire);
+                    let assumed = if is_denied {
+                        Err(Errno::ACCESS)
+                    } else {
+                        impersonation.assume(&self.map_credentials(caller))
                     };
-                    if once {
-                        lane.last = Some(frame.tag);
-                        lane.answer = tern_wire::encode(&answer)?;
+                    let reply = match assumed {
+                        Err(errno) => Reply::Failed(errno.raw_os_error()),
+                        Ok(()) => to_reply(context.perform(&checks, op, data, &mut out)),
+                    };
+                    if is_cached {
+                        cache.number = Some(frame.tag);
+                        cache.reply = tern_wire::encode(&reply)?;
                     }
-                    say(link, frame.tag, self.told(session), &answer, &out)?;
+                    send_reply(link, frame.tag, self.recall_count(session), &reply, &out)?;
                 }
             }
             link.recycle(frame.payload);
         }
     }
 
-    /// How many leases a session was asked for by now. Who goes by lasting ones hears of all that had been done on this node when something
-    /// was done for him: so whatever he sees, he does not go on believing what was before that.
-    fn told(&self, session: &Session) -> u64 {
-        if session.is_lasting() {
-            self.leases.catch_up();
+    /// Number of leases recalled from a session so far. With renewable leases, this includes
+    /// recalls for everything that was done on this node before the current operation: the client
+    /// may not observe a change while relying on older cached data.
+    fn recall_count(&self, session: &Session) -> u64 {
+        if session.uses_renewable_leases() {
+            self.leases.drain_events();
         }
-        session.told()
+        session.recall_count()
     }
 
-    /// What a session lets go of, and its client knows no more.
-    fn let_go(&self, session: &Session, beside: Beside) {
-        for (object, count) in beside.forgotten {
+    /// Applies pending releases and forgets.
+    fn apply_piggyback(&self, session: &Session, piggyback: Piggyback) {
+        for (object, count) in piggyback.forgotten {
             session.forget(object, count);
         }
-        for what in beside.released {
-            release::release(session, &self.leases, what);
+        for resource in piggyback.released {
+            release::release(session, &self.leases, resource);
         }
     }
 
-    /// Who a caller of another node is on this one.
-    fn as_here(&self, caller: Caller) -> Caller {
-        if self.export.squash_root {
-            let (uid, gid, groups) = tern_node::without_root((caller.uid, caller.gid, caller.groups));
-            return Caller { uid, gid, groups };
+    /// The caller's credentials on this node: root is mapped to `nobody` if it is squashed.
+    fn map_credentials(&self, caller: Credentials) -> Credentials {
+        if self.export.squashes_root {
+            let (uid, gid, groups) = tern_node::squash_root((caller.uid, caller.gid, caller.groups));
+            return Credentials { uid, gid, groups };
         }
         caller
     }
 
-    /// Forgets files that have been removed, of all sessions; after how long that is to be done again.
-    fn let_go_of_removed(&self) -> Duration {
-        // By the clock on the wall a busy node would come to it a minute later.
-        let begun = processor_time();
+    /// Forgets removed files of all sessions. Returns the time until the next check.
+    fn forget_removed(&self) -> Duration {
+        // CPU time: in wall-clock time a busy node would come to the next check a minute later.
+        let start = cpu_time();
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
-        let gone: Vec<_> = sessions.iter().flat_map(|session| session.let_go_of_removed()).collect();
-        let used = processor_time().saturating_sub(begun);
-        // Their room on the disk is given back in it; whoever comes to the door does not wait for that.
-        if !gone.is_empty() {
-            let _here_then = std::thread::Builder::new().name("removed".into()).spawn(move || drop(gone));
+        let forgotten: Vec<_> = sessions.iter().flat_map(|session| session.forget_removed()).collect();
+        let used = cpu_time().saturating_sub(start);
+        // Dropping the last descriptor frees the blocks, which takes time; the door must not wait
+        // for that.
+        if !forgotten.is_empty() {
+            let _dropped_here =
+                std::thread::Builder::new().name("removed".into()).spawn(move || drop(forgotten));
         }
-        LOOK.max(used * REST)
+        REMOVED_CHECK_INTERVAL.max(used * REMOVED_CHECK_PAUSE)
     }
 
-    /// Drops the sessions that nobody has come back to.
-    fn tidy(&self) {
+    /// Drops sessions without a connection for longer than the session timeout.
+    fn expire_sessions(&self) {
         let mut sessions = lock(&self.sessions);
         sessions.retain(|_, session| {
-            let (connections, since) = *lock(&session.connections);
-            connections > 0 || since.elapsed() < self.patience
+            let (connections, since) = *lock(&session.connection_count);
+            connections > 0 || since.elapsed() < self.session_timeout
         });
-        let there: Vec<u64> = sessions.values().map(|session| session.number).collect();
-        // No session may come and open something between the two.
-        self.leases.tidy(&there);
+        let numbers: Vec<u64> = sessions.values().map(|session| session.number).collect();
+        // Still under the lock: no new session may open something in between.
+        self.leases.expire(&numbers);
     }
 }
 
-/// Ends a connection when its thread leaves it, in whatever way.
-struct Ended(TcpStream);
+/// Shuts a connection down when its thread leaves.
+struct ShutdownGuard(TcpStream);
 
-impl Drop for Ended {
+impl Drop for ShutdownGuard {
     fn drop(&mut self) {
-        let _gone_already = self.0.shutdown(Shutdown::Both);
+        let _already_closed = self.0.shutdown(Shutdown::Both);
     }
 }
 
-/// A connection that has said what it is.
-struct Begun {
-    session: Connected,
-    lane: SharedLane,
-    /// The last ask of the lane whose answer is given up.
-    given_up: u64,
-    ear: bool,
+/// A connection attached to a session.
+struct Attached {
+    session: SessionGuard,
+    reply_cache: SharedReplyCache,
+    /// The last request whose reply the client has abandoned.
+    abandoned: u64,
+    is_callback: bool,
     /// The session is new.
-    fresh: bool,
+    is_new: bool,
     tag: u64,
 }
 
-/// A connection, among all.
-struct Counted(Arc<Serving>);
+/// Counts a connection, among all.
+struct ConnectionGuard(Arc<Server>);
 
-impl Drop for Counted {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+        self.0.connection_count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// A session with one connection more, as long as that lasts.
-struct Connected(Arc<Session>);
+/// A session with one connection more, until this is dropped.
+struct SessionGuard(Arc<Session>);
 
-impl Connected {
+impl SessionGuard {
     fn new(session: Arc<Session>) -> Self {
-        lock(&session.connections).0 += 1;
+        lock(&session.connection_count).0 += 1;
         Self(session)
     }
 }
 
-impl Drop for Connected {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
-        let mut connections = lock(&self.0.connections);
+        let mut connections = lock(&self.0.connection_count);
         connections.0 -= 1;
         connections.1 = Instant::now();
     }
 }
 
-/// A session's ear, as long as its connection lasts.
-struct Listening<'a>(&'a Session);
+/// Marks a session as having a callback channel, until this is dropped.
+struct CallbackGuard<'a>(&'a Session);
 
-impl<'a> Listening<'a> {
+impl<'a> CallbackGuard<'a> {
     fn new(session: &'a Session) -> Self {
-        session.hears(true);
+        session.set_callback(true);
         Self(session)
     }
 }
 
-impl Drop for Listening<'_> {
+impl Drop for CallbackGuard<'_> {
     fn drop(&mut self) {
-        self.0.hears(false);
+        self.0.set_callback(false);
     }
 }
 
-fn answer(done: Result<Answer, Fault>) -> Answer {
-    match done {
-        Ok(answer) => answer,
-        Err(Fault::Forgotten) => Answer::Forgotten,
-        Err(Fault::Errno(errno)) => Answer::Failed(errno.raw_os_error()),
+fn to_reply(result: Result<Reply, OpError>) -> Reply {
+    match result {
+        Ok(reply) => reply,
+        Err(OpError::Forgotten) => Reply::Forgotten,
+        Err(OpError::Errno(errno)) => Reply::Failed(errno.raw_os_error()),
     }
 }
 
-fn say(link: &mut Link, tag: u64, told: u64, answer: &Answer, data: &[u8]) -> Result<()> {
-    let head = tern_wire::encode(&(told, answer))?;
-    Ok(send(link, ANSWER, tag, &[&head, data], SOON)?)
+fn send_reply(link: &mut Link, tag: u64, recall_count: u64, reply: &Reply, data: &[u8]) -> Result<()> {
+    let head = tern_wire::encode(&(recall_count, reply))?;
+    Ok(send(link, REPLY_FRAME, tag, &[&head, data], IO_TIMEOUT)?)
 }
 
 #[cfg(test)]

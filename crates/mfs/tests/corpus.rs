@@ -1,6 +1,8 @@
-//! The fuzz targets' corpora, on every build: nothing that a hostile peer says may panic.
+//! Runs the corpora of the fuzz targets with every build: no message of a hostile peer may cause a
+//! panic.
 //!
-//! TERN_WRITE_CORPUS=1 writes the two that are made here into them, for when the messages have changed.
+//! Set TERN_WRITE_CORPUS=1 to write the two corpora that are generated here, after the messages
+//! have changed.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -9,142 +11,148 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tern_mfs::client::hostile::Client;
 use tern_mfs::message::{
-    Answer, Ask, Attributes, Beside, Caller, Change, Deed, Entry, Extended, FileKey, Found, Lease, LockKind,
-    Moment, Name, Object, Opened, ROOT, Release, Step,
+    AttributeChange, Attributes, Credentials, DentryCheck, DirEntry, FileKey, Found, Lease, LockKind, Name,
+    Object, Op, OpenId, Piggyback, ROOT, Release, Reply, Request, Timespec, XattrKinds,
 };
 use tern_mfs::serve::hostile;
-use tern_wire::hostile::spoilt;
+use tern_wire::corrupt::corrupted_variants;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
 }
 
-/// A directory for the asks, which goes with the test.
-struct Place(PathBuf);
+/// A temporary directory for the requests.
+struct TempDir(PathBuf);
 
-impl Drop for Place {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _gone = fs::remove_dir_all(&self.0);
     }
 }
 
-fn framed<T: serde::Serialize>(said: &T, data: &[u8]) -> Vec<u8> {
-    let frame = [&tern_wire::encode(said).unwrap(), data].concat();
+fn framed<T: serde::Serialize>(message: &T, data: &[u8]) -> Vec<u8> {
+    let frame = [&tern_wire::encode(message).unwrap(), data].concat();
     [&u16::try_from(frame.len()).unwrap().to_le_bytes(), &frame[..]].concat()
 }
 
-/// What a client might ask that knows that its objects are counted from 1, of a place two steps below the root.
-fn asks(place: &Path) -> Vec<u8> {
+/// Requests of a client that knows that objects are numbered from 1, for a directory two levels
+/// below the root.
+fn requests(exported: &Path) -> Vec<u8> {
     let name = |name: &str| Name::from(OsStr::new(name));
     let (dir, file) = (Object(2), Object(3));
-    let (opened, made, kind) = (Opened(2), Opened(3), LockKind::Exclusive);
+    let (opened, created, kind) = (OpenId(2), OpenId(3), LockKind::Exclusive);
     let key = FileKey { volume: 1, device: 2, inode: 3 };
-    let change = Change { size: Some(100), mode: Some(0o640), ..Change::default() };
-    let deeds = vec![
-        Deed::Lookup { dir: ROOT, name: name("tmp") },
-        Deed::Lookup { dir: Object(1), name: Name::from(place.file_name().unwrap()) },
-        Deed::Lookup { dir, name: name("a") },
-        Deed::Open { of: file, flags: 2, content: true },
-        Deed::Create { dir, name: name("new"), mode: 0o644, umask: 0o22, flags: 2 },
-        Deed::Write { opened, at: 4, append: false },
-        Deed::Read { opened, at: 0, length: 100 },
-        Deed::Copy { from: opened, at: 0, to: made, to_at: 7, length: 100 },
-        Deed::Set { of: file, opened: Some(opened), change },
-        Deed::Allocate { opened, mode: 0, at: 0, length: 1000 },
-        Deed::Seek { opened, at: 1, data: true },
-        Deed::Lock { opened, owner: 1, kind, start: 0, end: 9 },
-        Deed::TestLock { opened, owner: 2, kind, start: 0, end: 9 },
-        Deed::Flock { opened, kind },
-        Deed::Sync { opened, data_only: true },
-        Deed::MakeDir { dir, name: name("e"), mode: 0o755, umask: 0 },
-        Deed::MakeLink { dir, name: name("m"), target: name("../..") },
-        Deed::MakeNode { dir, name: name("q"), mode: 0o010_644, umask: 0 },
-        Deed::Link { of: file, dir, name: name("b") },
-        Deed::Rename { dir, name: name("b"), to: dir, new: name("c"), flags: 0 },
-        Deed::SetAttribute { of: file, name: name("user.x"), flags: 0 },
-        Deed::GetAttribute { of: file, name: name("user.x") },
-        Deed::ListAttributes { of: file },
-        Deed::RemoveAttribute { of: file, name: name("user.x") },
-        Deed::Lookup { dir, name: name("l") },
-        Deed::ReadLink { of: Object(5) },
-        Deed::Open { of: dir, flags: 0, content: false },
-        Deed::ReadDir { opened: Opened(4), after: 0, most: 4096, look: true },
-        Deed::StatFs { of: dir },
-        Deed::Stat { of: file },
-        Deed::Unlink { dir, name: name("c") },
-        Deed::RemoveDir { dir, name: name("e") },
+    let change = AttributeChange { size: Some(100), mode: Some(0o640), ..AttributeChange::default() };
+    let ops = vec![
+        Op::Lookup { dir: ROOT, name: name("tmp") },
+        Op::Lookup { dir: Object(1), name: Name::from(exported.file_name().unwrap()) },
+        Op::Lookup { dir, name: name("a") },
+        Op::Open { of: file, flags: 2, content: true },
+        Op::Create { dir, name: name("new"), mode: 0o644, umask: 0o22, flags: 2 },
+        Op::Write { opened, at: 4, append: false },
+        Op::Read { opened, at: 0, length: 100 },
+        Op::CopyFileRange { from: opened, at: 0, to: created, to_at: 7, length: 100 },
+        Op::SetAttr { of: file, opened: Some(opened), change },
+        Op::Fallocate { opened, mode: 0, at: 0, length: 1000 },
+        Op::Lseek { opened, at: 1, data: true },
+        Op::SetLock { opened, owner: 1, kind, start: 0, end: 9 },
+        Op::GetLock { opened, owner: 2, kind, start: 0, end: 9 },
+        Op::Flock { opened, kind },
+        Op::Fsync { opened, data_only: true },
+        Op::Mkdir { dir, name: name("e"), mode: 0o755, umask: 0 },
+        Op::Symlink { dir, name: name("m"), target: name("../..") },
+        Op::Mknod { dir, name: name("q"), mode: 0o010_644, umask: 0 },
+        Op::Link { of: file, dir, name: name("b") },
+        Op::Rename { dir, name: name("b"), to: dir, new: name("c"), flags: 0 },
+        Op::SetXattr { of: file, name: name("user.x"), flags: 0 },
+        Op::GetXattr { of: file, name: name("user.x") },
+        Op::ListXattr { of: file },
+        Op::RemoveXattr { of: file, name: name("user.x") },
+        Op::Lookup { dir, name: name("l") },
+        Op::ReadLink { of: Object(5) },
+        Op::Open { of: dir, flags: 0, content: false },
+        Op::ReadDir { opened: OpenId(4), cookie: 0, max_bytes: 4096, lookup: true },
+        Op::StatFs { of: dir },
+        Op::GetAttr { of: file },
+        Op::Unlink { dir, name: name("c") },
+        Op::Rmdir { dir, name: name("e") },
     ];
-    let caller = Caller { uid: 0, gid: 0, groups: vec![7] };
-    let steps = vec![Step { dir: ROOT, name: name("tmp"), is: Object(1) }];
-    let asked = |deed| {
-        let (caller, steps, beside) = (caller.clone(), steps.clone(), Beside::default());
-        framed(&Ask::Do { caller, steps, beside, deed }, b"some bytes")
+    let caller = Credentials { uid: 0, gid: 0, groups: vec![7] };
+    let checks = vec![DentryCheck { dir: ROOT, name: name("tmp"), object: Object(1) }];
+    let call = |op| {
+        let (caller, checks, piggyback) = (caller.clone(), checks.clone(), Piggyback::default());
+        framed(&Request::Call { caller, checks, piggyback, op }, b"some bytes")
     };
-    let mut all: Vec<_> = deeds.into_iter().map(asked).collect();
-    let lease = Lease { of: key, number: 1, is_late: false };
-    for ask in [
-        Ask::Renew,
-        Ask::Hear { given_back: vec![lease] },
-        Ask::Release(Beside {
+    let mut all: Vec<_> = ops.into_iter().map(call).collect();
+    let lease = Lease { file: key, number: 1, is_after_change: false };
+    for request in [
+        Request::Renew,
+        Request::WaitForRecalls { returned: vec![lease] },
+        Request::Release(Piggyback {
             forgotten: vec![(file, 1), (ROOT, u64::MAX)],
-            released: vec![Release::File(opened), Release::File(opened), Release::Owner(key, 1)],
+            released: vec![Release::File(opened), Release::File(opened), Release::LockOwner(key, 1)],
         }),
     ] {
-        all.push(framed(&ask, &[]));
+        all.push(framed(&request, &[]));
     }
     all.concat()
 }
 
-fn answers() -> Vec<u8> {
-    let moment = Moment { seconds: -5, nanos: 7 };
-    let is = Attributes {
+fn replies() -> Vec<u8> {
+    let time = Timespec { seconds: -5, nanos: 7 };
+    let attributes = Attributes {
         key: FileKey { volume: 1, device: 2, inode: 3 },
-        born: moment,
+        btime: time,
         mode: 0o040_755,
-        links: 1,
+        nlink: 1,
         uid: 0,
         gid: 0,
         size: 10,
         blocks: 8,
         block_size: 4096,
-        read: moment,
-        written: Moment { seconds: i64::MIN, nanos: u32::MAX },
-        changed: Moment { seconds: i64::MAX, nanos: u32::MAX },
+        atime: time,
+        mtime: Timespec { seconds: i64::MIN, nanos: u32::MAX },
+        ctime: Timespec { seconds: i64::MAX, nanos: u32::MAX },
         lease: 1000,
-        lasts: true,
-        extended: Extended::of(b"user.a\0system.posix_acl_access\0"),
-        settled: true,
+        is_renewable: true,
+        xattrs: XattrKinds::of(b"user.a\0system.posix_acl_access\0"),
+        is_settled: true,
     };
-    let found = Found { object: Object(7), attributes: is };
+    let found = Found { object: Object(7), attributes };
     let name = |name: &str| Name::from(OsStr::new(name));
-    let entry = |name| Entry { name, inode: 3, kind: 0o100_000, after: u64::MAX, found: None };
+    let entry = |name| DirEntry { name, inode: 3, kind: 0o100_000, cookie: u64::MAX, found: None };
     [
-        Answer::Nothing(is),
-        Answer::Found(found, is),
-        Answer::Created(Found { object: Object(8), ..found }, Opened(1), is),
-        Answer::Opened(Opened(2), is),
-        Answer::Attributes(is),
-        Answer::Entries {
+        Reply::NotFound(attributes),
+        Reply::Found(found, attributes),
+        Reply::Created(Found { object: Object(8), ..found }, OpenId(1), attributes),
+        Reply::FileOpened(OpenId(2), attributes),
+        Reply::Attributes(attributes),
+        Reply::Entries {
             entries: vec![
                 entry(name("a")),
                 entry(name("../x")),
-                Entry { found: Some(found), ..entry(name("")) },
+                DirEntry { found: Some(found), ..entry(name("")) },
             ],
             lease: 1000,
-            ends: false,
+            is_end: false,
         },
-        Answer::Renamed { moved: Some(is.key), back: Some(is.key), gone: Some(is.key), dirs: [is; 2] },
-        Answer::Recalled(vec![Lease { of: is.key, number: 1, is_late: true }]),
-        Answer::Count(u64::MAX),
-        Answer::Failed(-1),
-        Answer::InTheWay { kind: LockKind::Shared, start: 9, end: 0 },
-        Answer::Begun { fresh: true, boot: "x".into() },
-        Answer::Refused("no".into()),
-        Answer::Forgotten,
-        Answer::Done,
+        Reply::Renamed {
+            moved: Some(attributes.key),
+            exchanged: Some(attributes.key),
+            replaced: Some(attributes.key),
+            dirs: [attributes; 2],
+        },
+        Reply::Recalled(vec![Lease { file: attributes.key, number: 1, is_after_change: true }]),
+        Reply::Count(u64::MAX),
+        Reply::Failed(-1),
+        Reply::LockConflict { kind: LockKind::Shared, start: 9, end: 0 },
+        Reply::Begun { is_new: true, boot_id: "x".into() },
+        Reply::Refused("no".into()),
+        Reply::Forgotten,
+        Reply::Done,
     ]
     .iter()
-    .map(|answer| framed(answer, b"data"))
+    .map(|reply| framed(reply, b"data"))
     .collect::<Vec<_>>()
     .concat()
 }
@@ -155,26 +163,26 @@ fn files(target: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn whatever_a_client_asks_is_answered_or_refused() {
-    let place = Place(Path::new("/tmp").join(format!("tern-hostile-{}", std::process::id())));
-    let all = asks(&place.0);
+fn every_request_gets_a_reply_or_is_refused() {
+    let exported = TempDir(Path::new("/tmp").join(format!("tern-hostile-{}", std::process::id())));
+    let all = requests(&exported.0);
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
-        fs::write(corpus("asks").join("whole"), asks(Path::new("/tmp/tern-asks"))).unwrap();
+        fs::write(corpus("requests").join("whole"), requests(Path::new("/tmp/tern-asks"))).unwrap();
     }
-    assert_eq!(hostile::hear(&place.0, &all).unwrap(), 35);
-    for bytes in files("asks").into_iter().chain(spoilt(&all, 41)) {
-        hostile::hear(&place.0, &bytes).unwrap();
+    assert_eq!(hostile::perform_all(&exported.0, &all).unwrap(), 35);
+    for bytes in files("requests").into_iter().chain(corrupted_variants(&all, 41)) {
+        hostile::perform_all(&exported.0, &bytes).unwrap();
     }
 }
 
 #[test]
-fn whatever_a_server_answers_is_taken_or_not() {
-    let (client, all) = (Client::new().unwrap(), answers());
+fn every_reply_is_accepted_or_rejected() {
+    let (client, all) = (Client::new().unwrap(), replies());
     if std::env::var_os("TERN_WRITE_CORPUS").is_some() {
-        fs::write(corpus("answers").join("whole"), &all).unwrap();
+        fs::write(corpus("replies").join("whole"), &all).unwrap();
     }
-    assert_eq!(client.hear(&all), 15);
-    for bytes in files("answers").into_iter().chain(spoilt(&all, 1)) {
-        let _many = client.hear(&bytes);
+    assert_eq!(client.receive(&all), 15);
+    for bytes in files("replies").into_iter().chain(corrupted_variants(&all, 1)) {
+        let _count = client.receive(&bytes);
     }
 }

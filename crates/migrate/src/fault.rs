@@ -1,49 +1,49 @@
-//! Named places where a test may break a migration.
+//! Fault injection for tests: named points of a migration at which a shim stops or dies.
 //!
-//! `TERN_FAULT=SIDE:PHASE:ACTION` in a shim's environment, where SIDE is `home` or `guest`, PHASE one of
-//! [`Phase`]'s names and ACTION `die` (the shim kills itself there) or `wait` (it stands still there until the
-//! file named by `TERN_FAULT_FILE` is gone, having made it), so that the test can cut a link or kill a node.
-
+//! `TERN_FAULT=SIDE:PHASE:ACTION` in a shim's environment. SIDE is `home` or `guest`, PHASE one of
+//! [`Phase`]'s names. The ACTION `die` aborts the shim there. `wait` creates the file named by
+//! `TERN_FAULT_FILE` and waits until it is removed, so that the test can cut a link or kill a node.
 //!
-//! `TERN_FREEZE_FILE` names a file, read when a home shim starts: `N asked` or `N made` in it has a process fetched home
-//! at its N-th call away, when that has been asked for and not been made, or has been made and its result is on no
-//! way yet. Where that comes to pass the shim empties the file.
+//! `TERN_FREEZE_FILE` names a file that a home shim reads when it starts. `N asked` or `N made` in
+//! it has a process fetched home at its N-th call away: after the request arrived and before the
+//! call is made, or after it is made and before its result is sent. When that happens the shim
+//! empties the file.
 
 use crate::journey::Phase;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A call at which a process is to be stopped.
+/// The call at which a test stops a process.
 #[derive(Debug)]
-pub struct Freeze {
+pub struct FreezeRequest {
     /// The call's number.
     pub number: u64,
-    /// Whether the call is made first.
+    /// Stop after the call is made, not before.
     pub made: bool,
     file: PathBuf,
 }
 
-impl Freeze {
-    /// What a test has asked for.
+impl FreezeRequest {
+    /// The test's request, if there is one.
     #[must_use]
-    pub fn wished() -> Option<Self> {
+    pub fn from_env() -> Option<Self> {
         let file = PathBuf::from(std::env::var_os("TERN_FREEZE_FILE")?);
         let text = std::fs::read_to_string(&file).ok()?;
         let (number, when) = text.trim().split_once(' ')?;
         Some(Self { number: number.parse().ok()?, made: when == "made", file })
     }
 
-    /// It has come to pass.
-    pub fn reached(&self) {
+    /// Reports to the test that the call was reached.
+    pub fn mark_reached(&self) {
         let _test_sees_it_fail = std::fs::write(&self.file, "");
     }
 }
 
-/// Breaks this process here if a test has asked for it.
+/// Executes the fault that a test requested for this point, if any.
 pub fn point(side: &str, phase: Phase) {
-    let Ok(wish) = std::env::var("TERN_FAULT") else { return };
-    let Some(action) = wish.strip_prefix(&format!("{side}:{phase}:")) else { return };
-    tracing::warn!(%phase, action, "a fault that a test asked for");
+    let Ok(request) = std::env::var("TERN_FAULT") else { return };
+    let Some(action) = request.strip_prefix(&format!("{side}:{phase}:")) else { return };
+    tracing::warn!(%phase, action, "fault injected by a test");
     match action {
         "die" => std::process::abort(),
         "wait" => {

@@ -1,9 +1,9 @@
-//! The three journeys, and their phases in order; all sides share these.
+//! The three journeys, and the phases of a migration in order. All parties share these.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// From where to where.
+/// Where a migration leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Journey {
     /// From home to a node.
@@ -14,22 +14,22 @@ pub enum Journey {
     Home,
 }
 
-/// How far a migration has come. A failure before `HandOver` leaves the process where it was.
+/// Progress of a migration. A failure before `HandOver` leaves the process where it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
-    /// The destination is asked.
+    /// The destination is asked to accept the process.
     Offer,
-    /// It has made an empty guest and been told what it will hold.
+    /// The destination makes an empty guest and builds the address space in it.
     Prepare,
     /// Memory is sent while the process runs.
     Precopy,
-    /// The process stands still; the rest is sent.
+    /// The process is stopped, and the rest is sent.
     Freeze,
-    /// Home has decided for the destination: the point of no return.
+    /// Home commits to the destination: the point of no return.
     HandOver,
-    /// It is being resumed there.
+    /// The destination resumes the process.
     Resume,
-    /// What is left at the old place is removed.
+    /// The source's copy is removed.
     CleanUp,
 }
 

@@ -1,25 +1,27 @@
-//! One process from node to node.
+//! The migration of one process from node to node: messages, phases, the sending and the receiving
+//! half.
 //!
 //! ```text
 //!   home shim                                   guest shim
 //!   ─────────                                   ──────────
 //!   Offer      ─────────────────────────────▶   can it run here? make an empty guest
 //!              ◀─────────────────────────────   Accepted | Declined
-//!   Space      ─────────────────────────────▶   give the guest this address space
-//!              ◀─────────────────────────────   Want: files whose content is not here
+//!   Space      ─────────────────────────────▶   build this address space in the guest
+//!              ◀─────────────────────────────   RequestFiles: files whose content is needed
 //!   File…      ─────────────────────────────▶
 //!   Pages…     ───────── the process runs ──▶   write them                          (pre-copy, rounds)
 //!   ■ freeze
-//!   Forget, Pages, Image ───────────────────▶   the last differences, registers
+//!   DiscardPages, Pages, Image ─────────────▶   the last differences, registers
 //!              ◀─────────────────────────────   Ready
-//!   ■ hand over: home records the new epoch. From here on only that life's calls are performed
+//!   ■ hand-over: home records the new epoch, and from here on performs only that epoch's calls
 //!   Go         ─────────────────────────────▶   resume
 //!              ◀─────────────────────────────   Running
-//!   ■ home drops the memory that it kept
+//!   ■ home frees the memory that it kept
 //! ```
-//! On the journeys Home and Onward the sender is the guest's shim, told by home with `Depart`; home still
-//! decides: it resumes the process, or sends Go to its next node, and tells the old one to `Drop` its copy.
-//! Until then that copy is kept, frozen, and `Thaw` brings it back.
+//! On the journeys Home and Onward the sender is the guest's shim, which home starts with `Depart`.
+//! Home still decides the hand-over: it resumes the process itself, or sends `Go` to the next node,
+//! and then sends `Drop` to the old one. Until then the old guest's copy is kept, frozen; `Thaw`
+//! resumes it.
 #![forbid(unsafe_code)]
 
 pub mod cpu;
@@ -28,15 +30,15 @@ pub mod journey;
 pub mod machine;
 pub mod message;
 pub mod names;
-pub mod opened;
 pub mod partial;
+pub mod prefetch;
 pub mod source;
 pub mod target;
 pub mod usage;
 pub mod wall;
 
-pub use cpu::{CpuTime, Demand};
+pub use cpu::{CpuTime, GuestDemand};
 pub use journey::{Journey, Phase};
-pub use message::{Inbox, Message};
+pub use message::{Message, Reassembler};
 pub use partial::Partial;
-pub use source::Source;
+pub use source::MemorySender;

@@ -1,406 +1,436 @@
-//! What two shims say to each other about one process. The frame's tag is its pid at home; in what concerns one
-//! thread ([`Message::is_of_a_thread`]) that thread's number, which for the first one is the same.
+//! The messages that two shims exchange about a process. The frame's tag is the process's pid at
+//! home; in a message about one thread ([`Message::is_per_thread`]) it is that thread's number,
+//! which equals the pid for the first thread.
 //!
-//! A message longer than a frame is cut into several, all but the last flagged [`MORE`]. Bytes of pages and
-//! files follow their description within the same message, uncopied.
+//! A message longer than a frame is split over several frames, all but the last flagged
+//! [`FLAG_MORE`]. The content of pages and files follows the encoded message in the same payload
+//! and is not copied.
 
-use crate::cpu::{CpuTime, Demand};
-use crate::names::NameWord;
-use crate::opened::Beginning;
+use crate::cpu::{CpuTime, GuestDemand};
+use crate::names::NameNotice;
 use crate::partial::Partial;
+use crate::prefetch::OpenPrefetch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
-use tern_image::place::Place;
+use tern_image::node_file::NodeFile;
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
 use tern_tracee::pagemap::Run;
 use tern_wire::{Frame, Link, LinkError};
 
-/// More of this message follows in the next frame of this tag and kind.
-pub const MORE: u16 = 1;
-/// A frame's payload is cut at this many bytes.
-const CUT: usize = 1 << 20;
-/// The longest message: a call may carry 64 MiB, and what describes it.
-pub const MOST_MESSAGE: usize = 80 << 20;
+/// Frame flag: this message continues in the next frame of the same tag and kind.
+pub const FLAG_MORE: u16 = 1;
+/// Maximum payload of one frame, in bytes. Longer messages are split.
+const MAX_FRAME: usize = 1 << 20;
+/// Maximum length of a message, in bytes: a call may carry 64 MiB, plus its description.
+const MAX_MESSAGE: usize = 80 << 20;
 
 /// Asks a node to take a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     /// [`tern_image::VERSION`].
     pub version: u16,
-    /// The migration.
+    /// The migration's identifier.
     pub migration: MigrationId,
-    /// The process, as home numbers it.
+    /// Home's pid of the process.
     pub pid: HomePid,
-    /// The life that the process would begin there.
+    /// The epoch that the process would have there.
     pub epoch: Epoch,
-    /// Its home.
+    /// The home node.
     pub home: NodeId,
-    /// Home's shim, for asking that node about it when the link is lost.
+    /// The home shim. The guest's node asks home's ternd about it when the link is lost.
     pub shim: ShimId,
-    /// Its pid as it sees it itself.
+    /// The pid that the process itself sees.
     pub own_pid: i32,
-    /// Its command line, for `ps` there.
+    /// The command line, shown by `ps` on the guest's node.
     pub command: String,
-    /// Our range in it.
+    /// The address range that Tern reserved in the process.
     pub reserve: Reserve,
-    /// Home's wall clock now, in nanoseconds.
+    /// Home's wall clock when the offer was made, in nanoseconds since 1970.
     pub wall: u64,
-    /// What the process may have found out about its processor, and the vDSO that it has.
+    /// The processor features and the vDSO that the process may rely on.
     pub machine: Machine,
 }
 
-/// What of a machine a process can see, and must find again.
+/// The properties of a machine that a program can observe, and that the destination must also have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor's features that are instructions, as the kernel lists them, sorted.
+    /// The CPU flags in `/proc/cpuinfo` that stand for instructions, sorted.
     pub cpu_flags: Vec<String>,
-    /// What the CPUID instruction tells of them ([`tern_tracee::registers::cpuid_features`]).
+    /// The CPUID feature words ([`tern_tracee::registers::cpuid_features`]).
     pub cpuid: Vec<u32>,
-    /// Length of the extended register area.
+    /// Length of the XSAVE area, in bytes.
     pub xstate_len: u32,
-    /// The kernel's own mappings.
+    /// The mappings that the kernel makes in each process.
     pub vdso: Vdso,
 }
 
-/// What a kernel maps into each program.
+/// The mappings that a kernel makes in each process (vvar, vDSO).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vdso {
-    /// The vDSO, whose functions the program may have found.
+    /// Content of the vDSO. The program may have resolved addresses in it.
     pub code: Vec<u8>,
-    /// The lengths of all that the kernel maps, in order of address; the vDSO is the last.
+    /// Lengths of all these mappings, by address. The vDSO is the last.
     pub lengths: Vec<u64>,
 }
 
-/// State of calls and signals that travels with a process.
+/// The state of a process's calls and signals, sent with its image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-pub struct Conversation {
-    /// Of each thread, in the order of its image.
-    pub talks: Vec<Talk>,
-    /// How long the process has stood still by the time this is sent, in microseconds.
+pub struct ProcessSync {
+    /// One entry for each thread, in the order of the image.
+    pub threads: Vec<ThreadSync>,
+    /// How long the process has been frozen when this is sent, in microseconds.
     pub frozen_us: u64,
-    /// How many bytes of content were sent for it.
+    /// Bytes of content sent for it.
     pub sent: u64,
-    /// The wall clock where it was stopped, when it was, in nanoseconds: it has read no later one.
+    /// The source's wall clock when the process was stopped, in nanoseconds since 1970. The process
+    /// has read no later time.
     pub wall: u64,
-    /// CPU time that it has used away, on all nodes.
+    /// CPU time used away from home, on all nodes.
     pub used: CpuTime,
 }
 
-/// State of calls and signals of one thread.
+/// The state of one thread's calls and signals.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-pub struct Talk {
-    /// Number of the last call that was sent home.
+pub struct ThreadSync {
+    /// Number of the last call sent home.
     pub call: u64,
-    /// Whether that call's result has not been delivered: it is asked for again under the same number.
-    pub call_open: bool,
-    /// How many signals have been taken over from home.
+    /// The result of that call has not been delivered. The next node requests it again under the
+    /// same number.
+    pub call_pending: bool,
+    /// Number of signals received from home.
     pub signals: u64,
-    /// Those among them that it has not been delivered yet, as siginfo, in order for each number.
-    pub carried: Vec<Vec<u8>>,
-    /// The restart code with which the program's call was interrupted where it was being made, if it has not been asked
-    /// for since: the program is in that call, and a signal that comes meanwhile interrupts it.
-    pub resumes: Option<i64>,
-    /// A transfer of which a part was done when an interruption cut it short; its rest is the call that comes
-    /// first.
+    /// The received signals that are not yet delivered to the program, as siginfo, in order for
+    /// each signal number.
+    pub pending_signals: Vec<Vec<u8>>,
+    /// The restart code (-ERESTARTSYS and the like) of an interrupted call, until the call is
+    /// requested again. The program is still in that call, and a signal that arrives meanwhile
+    /// interrupts it.
+    pub restart_code: Option<i64>,
+    /// A transfer that was interrupted after a part of it. The next call transfers the rest.
     pub partial: Option<Partial>,
-    /// CPU time that this thread has used away, on all nodes.
+    /// CPU time that this thread used away from home, on all nodes.
     pub used: CpuTime,
 }
 
-/// A system call to be performed by the deputy.
+/// A system call that the deputy is to perform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRequest {
-    /// Which life makes it; home performs only the current one's.
+    /// The epoch that makes the call. Home performs only calls of the current one.
     pub epoch: Epoch,
-    /// Counts up by one a call. A number that home has seen before is the same call asked for again.
+    /// The thread's call number, one more for each call. A number that home has seen before is a
+    /// repeated request for the same call.
     pub number: u64,
-    /// How many signals this life had taken over when it made the call. If home has sent more, the call is
-    /// not performed: the program must see the signal first, as it would have at home.
+    /// Number of signals that this epoch had received when it made the call. If home has sent more,
+    /// it does not perform the call: the program must see the signal first, as it would have at
+    /// home.
     pub signals: u64,
-    /// See [`Talk::resumes`].
-    pub resumes: Option<i64>,
-    /// Writes to files in hand, offsets of theirs, and their ends, that come first: only `pwrite64`, `lseek` and `close`.
-    pub before: Vec<Call>,
-    /// If it opens a file: so many bytes of that may come with it.
-    pub brings: u32,
+    /// See [`ThreadSync::restart_code`].
+    pub restart_code: Option<i64>,
+    /// Pending writes, seeks and closes of delegated files, performed before the call: only
+    /// `pwrite64`, `lseek` and `close`.
+    pub prelude: Vec<Call>,
+    /// If the call opens a file: the maximum number of bytes of its content to send with the
+    /// result.
+    pub max_prefetch: u32,
     /// The call.
     pub call: Call,
-    /// If it opens a file of /proc about the program's own memory: what that shows where the memory is.
-    pub view: Option<ByteBuf>,
+    /// If the call opens a file of /proc about the program's own memory: its content as seen on the
+    /// guest's node, where the memory is.
+    pub procfs_view: Option<ByteBuf>,
 }
 
-/// Its result.
+/// The result of a [`CallRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallResult {
     /// The call's number.
     pub number: u64,
-    /// What the kernel returned (restart codes included) and wrote.
+    /// The kernel's return value (restart codes included) and output buffers.
     pub outcome: Outcome,
-    /// After a fork: the child as home numbers it; so too a new thread.
+    /// After a fork or a thread's creation: the child's pid at home.
     pub child: Option<HomePid>,
-    /// After a mapping of a file: what was mapped.
+    /// After an mmap of a file: what was mapped.
     pub file: Option<Mapped>,
-    /// What those calls returned that were to be made before it, as far as they were made.
-    pub before: Vec<i64>,
-    /// What is to be known of open files, by their descriptors.
-    pub files: Vec<(i32, FileWord)>,
+    /// Return values of the calls of [`CallRequest::prelude`] that were performed, in order.
+    pub prelude: Vec<i64>,
+    /// Cache notices about open files, by descriptor.
+    pub notices: Vec<(i32, FileNotice)>,
 }
 
 impl CallResult {
-    /// The result of a call of which there is nothing else to say.
+    /// A result without a child, a mapping or notices.
     #[must_use]
     pub fn new(number: u64, outcome: Outcome) -> Self {
-        Self { number, outcome, child: None, file: None, before: Vec::new(), files: Vec::new() }
+        Self { number, outcome, child: None, file: None, prelude: Vec::new(), notices: Vec::new() }
     }
 }
 
-/// What home says of an open file.
+/// A notice about an open file, which the guest's cache of it depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FileWord {
-    /// Nobody but this process has this open file: it may read ahead and write behind where it runs.
-    InHand(InHand),
-    /// What was read of it is what it is. Of what this very call has read: and not of the moment in which that may change
-    /// unnoticed.
-    Steady,
-    /// It has been changed by somebody: what was read ahead is old.
+pub enum FileNotice {
+    /// The file is delegated: no other process has this open file description, so the guest may
+    /// read ahead and write behind.
+    Delegated(FileDelegation),
+    /// Data read ahead is still valid. Not sent for data that this very call read, nor while a
+    /// change could go unnoticed within the resolution of the time stamps.
+    Unchanged,
+    /// The file was changed by another process: data read ahead is stale.
     Changed,
-    /// The file in hand is this node's own, which home sees through MFS: there it can be opened itself.
-    Near(Place),
-    /// The file in hand, which this very call has opened, begins so.
-    Begins(Box<Beginning>),
-    /// The file in hand, which is only read, is on a file system that home declares as shared: there it can be opened on another node that
-    /// declares it too, and read as long as home says that it is steady.
-    Shared(Box<SharedPlace>),
+    /// The delegated file, which home sees through MFS, is stored on the guest's own node, where
+    /// the guest can open it.
+    LocalFile(NodeFile),
+    /// Attributes and first bytes of the delegated file that this very call opened.
+    Prefetched(Box<OpenPrefetch>),
+    /// The delegated file is read only and on a file system that home declares as shared. A node
+    /// that declares the same file system can open it there, and read it while home reports it
+    /// unchanged.
+    Shared(Box<SharedFileRef>),
 }
 
-/// A file of a file system that nodes share.
+/// A file on a file system that nodes share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedPlace {
-    /// The directory that home declares.
+pub struct SharedFileRef {
+    /// The mount directory that home declares as shared.
     pub root: ByteBuf,
-    /// The path below it, without links.
+    /// The path below it, with symbolic links resolved.
     pub path: ByteBuf,
-    /// As home sees it.
+    /// The file's identity as home sees it.
     pub file: SharedFile,
-    /// Who has it open: user, group, and his other groups.
-    pub who: (u32, u32, Vec<u32>),
+    /// Credentials of the process that has it open: user, group, supplementary groups.
+    pub credentials: (u32, u32, Vec<u32>),
 }
 
-/// Transfers of more bytes than this are made at home also on files in hand: they gain nothing.
-pub const MOST_IN_HAND: u64 = 128 << 10;
+/// Maximum length of a transfer on a delegated file that the guest performs. Longer ones are
+/// forwarded: caching gains nothing.
+pub const MAX_DELEGATED_IO: u64 = 128 << 10;
 
-/// An open file that only one process has.
+/// A file delegation: an open file description that only one process has, cached by its guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InHand {
-    /// Its file, by device and inode at home.
+pub struct FileDelegation {
+    /// Device and inode at home.
     pub id: (u64, u64),
-    /// Where it is read and written next.
+    /// The file offset.
     pub offset: u64,
-    /// It may be read.
-    pub reads: bool,
-    /// It may be written.
-    pub writes: bool,
-    /// Its file system is that of home's own kernel: nobody else has a part in its end.
+    /// Opened for reading.
+    pub can_read: bool,
+    /// Opened for writing.
+    pub can_write: bool,
+    /// The file system is local to home's kernel, so that no other machine can change the file's
+    /// size.
     pub local: bool,
 }
 
-/// What is behind a mapping that home has made.
+/// The object behind a mapping that home made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapped {
     /// A file.
     File(tern_image::FileRef),
-    /// Nothing: it was /dev/zero.
+    /// Zeroes: the program mapped /dev/zero.
     Zero,
 }
 
-/// All messages.
+/// A message between shims.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// home → guest: what home's monotonic and boot clocks show, in nanoseconds. Answered by a [`Message::Beat`].
+    /// home → guest: home's monotonic and boot clocks, in nanoseconds. Answered by a
+    /// [`Message::Heartbeat`].
     Clocks([u64; 2]),
-    /// home → guest
+    /// home → guest: asks the node to take a process.
     Offer(Box<Offer>),
-    /// guest → home: it may come. Answers to an offer name the life that was offered: an earlier offer of the
-    /// same process may have been withdrawn meanwhile.
-    /// (Whether the node can show its guests files of their home.)
+    /// guest → home: the offer is accepted. The answers to an offer repeat its epoch, since an
+    /// earlier offer of the same process may have been withdrawn meanwhile. The flag says whether
+    /// the node can show its guests files of their home.
     Accepted(Epoch, bool),
-    /// guest → home: it may not; why.
+    /// guest → home: the offer is declined, with the reason.
     Declined(Epoch, String),
     /// sender → receiver: the address space to build.
     Space(Box<Layout>),
-    /// receiver → sender: indices of files whose content is wanted.
-    Want(Epoch, Vec<u32>),
-    /// sender → receiver: a piece of a file's content follows.
+    /// receiver → sender: indices of the files whose content the receiver needs.
+    RequestFiles(Epoch, Vec<u32>),
+    /// sender → receiver, followed by a piece of a file's content.
     File {
         /// Index in the last layout.
         file: u32,
-        /// Where the piece belongs.
+        /// Offset of the piece in the file.
         offset: u64,
     },
-    /// sender → receiver: a piece of shared memory, which everybody has left alone by now, follows.
+    /// sender → receiver, followed by a piece of shared memory. All processes that share it are
+    /// stopped.
     Object {
         /// Index in the last layout.
         file: u32,
-        /// Where the piece belongs.
+        /// Offset of the piece in the object.
         offset: u64,
     },
-    /// sender → receiver: this part of shared memory is zero.
+    /// sender → receiver: a range of shared memory that is zero.
     Hole {
         /// Index in the last layout.
         file: u32,
-        /// Where it begins.
+        /// Offset of the range.
         offset: u64,
-        /// How many bytes.
+        /// Length of the range, in bytes.
         length: u64,
     },
-    /// sender → receiver: the content of these pages follows.
+    /// sender → receiver, followed by the content of these pages.
     Pages(Vec<Run>),
-    /// sender → receiver: these pages hold nothing.
-    Forget(Vec<Run>),
-    /// sender → receiver: the rest; the process stands still.
-    Image(Box<ProcessImage>, Conversation),
-    /// receiver → home: the process could be resumed here. How many bytes were sent for it, as its sender said: of a
-    /// journey onward home does not know.
+    /// sender → receiver: these pages have no content any more.
+    DiscardPages(Vec<Run>),
+    /// sender → receiver: the rest of the process, which is frozen.
+    Image(Box<ProcessImage>, ProcessSync),
+    /// receiver → home: the process can be resumed here. With the number of bytes sent for it, as
+    /// reported by the sender: home does not see the traffic of a journey Onward.
     Ready(Epoch, u64),
-    /// home → guest: resume it, as this life.
+    /// home → guest: resume the process in this epoch.
     Go(Epoch),
-    /// home → guest: resume these, which share memory, as these lives: all of them or none.
-    GoTogether(Vec<(HomePid, Epoch)>),
-    /// guest → home: it runs, after it has stood still for so many microseconds in all.
+    /// home → guest: resume these processes, which share memory, each in its epoch: all or none.
+    GoGroup(Vec<(HomePid, Epoch)>),
+    /// guest → home: the process runs. With the total time that it was frozen, in microseconds.
     Running(Epoch, u64),
     /// home → guest: send the process away.
     Depart(Departure),
-    /// guest → home: what comes of the process from here on is of this departure. What is still under way of an earlier one,
-    /// which was called off, comes before.
+    /// guest → home: the messages about the process from here on belong to this departure. Those
+    /// before it may belong to an earlier departure that was aborted.
     Departing(MigrationId),
-    /// guest → next guest, first of all: what comes on this link is for this life, as home has offered it. A link of an
-    /// earlier departure, of which something is still under way, was for another.
-    Brings(Epoch),
-    /// guest → home: it did not go; why. It runs on.
-    Stayed(String),
-    /// home → guest: the process is elsewhere now; end your copy.
+    /// guest → next guest, first message of a link: the link transfers the process for this epoch,
+    /// which home has offered. A link of an earlier, aborted departure may still deliver messages
+    /// for another epoch.
+    TransferFor(Epoch),
+    /// guest → home: the departure failed, with the reason. The process runs on.
+    DepartureFailed(String),
+    /// home → guest: the process runs elsewhere now; end the local copy.
     Drop,
-    /// home → guest: it did not work out; let your copy run on.
+    /// home → guest: the migration failed; resume the local copy.
     Thaw,
-    /// guest → home, of a thread
+    /// guest → home, per thread: a call to perform.
     Call(Box<CallRequest>),
-    /// home → guest, of a thread
+    /// home → guest, per thread: its result.
     Result(Box<CallResult>),
-    /// home → guest: the calls that were to be made before this thread's call of this number have been, and returned this;
-    /// it is still being made itself.
-    Before(u64, Vec<i64>),
-    /// home → guest: this thread's deputy has ended, as its program asked and is waiting for: it may end there too.
-    ThreadEnded,
-    /// home → guest: a signal for this thread, or which home's kernel has given to it: its number in the thread's
-    /// count, and its siginfo.
+    /// home → guest, per thread: the calls of [`CallRequest::prelude`] of the call with this number
+    /// have returned these values. The call itself is still pending.
+    PreludeDone(u64, Vec<i64>),
+    /// home → guest, per thread: the thread's deputy has exited, as the program requested. The
+    /// guest's thread, which waits for this, may exit too.
+    ThreadExited,
+    /// home → guest, per thread: a signal that home's kernel delivered to this thread, with its
+    /// number in the thread's count and its siginfo.
     Signal(u64, Vec<u8>),
-    /// home → guest: stand still (job control), or go on.
+    /// home → guest: job control: stop (true) or continue.
     Stop(bool),
-    /// guest → home: the program was killed by this signal, raised by this thread there.
-    Died(i32),
-    /// guest → home: its node has ended the program; why.
-    PutDown(String),
-    /// guest → home: this thread needs something that only home has; fetch its process home, and why.
+    /// guest → home, per thread: the program was killed by this signal, which this thread raised on
+    /// the guest's node.
+    KilledBySignal(i32),
+    /// guest → home: the guest's node killed the program, with the reason.
+    KilledByNode(String),
+    /// guest → home, per thread: this thread needs something that only home can do; fetch the
+    /// process home. With the reason.
     FetchHome(String),
-    /// guest → home: the content of this file is wanted, for a mapping that this thread's deputy has just made.
-    WantContent(ContentHash),
-    /// home → guest: a piece of it follows.
+    /// guest → home, per thread: request for the content of a file that the thread's deputy has
+    /// just mapped.
+    RequestContent(ContentHash),
+    /// home → guest, per thread, followed by a piece of that content.
     Content {
         /// The file's hash.
         hash: ContentHash,
-        /// Where the piece belongs.
+        /// Offset of the piece in the file.
         offset: u64,
     },
-    /// guest → home, on a new link, of each thread, the first one last: this life is here, and it has taken over so
-    /// many signals.
-    Present(Epoch, u64),
-    /// guest → home: this thread's signal mask is this now, since a handler has returned.
+    /// guest → home, per thread, on a new link, the first thread last: the process is here in this
+    /// epoch. With the number of signals that the thread has received.
+    Reattach(Epoch, u64),
+    /// guest → home, per thread: the thread's signal mask after a signal handler returned.
     Mask(u64),
-    /// Nothing; shows that the link is alive.
-    Beat,
-    /// guest → home: CPU time that the process has used away, on all nodes, and what else it asks of this one.
-    Used(CpuTime, Demand),
-    /// guest → home: the same of one thread.
-    ThreadUsed(CpuTime),
-    /// home → guest: say what the process has used as soon as that is so much, in nanoseconds on all nodes; or do not any
-    /// more.
-    Watch(Option<u64>),
-    /// home → guest: the same of one thread.
-    WatchThread(Option<u64>),
-    /// sender → receiver, before an address space: the numbers, as they see them, of the threads that the process has now
-    /// besides its first one. They can be made while it still runs.
-    Crew(Vec<i32>),
-    /// guest → home, of a thread that may make no call for long: it has taken over so many signals.
-    Heard(u64),
-    /// home → guest: what is to be known of names. What follows on this link may be the answer to whoever has changed something, and comes later.
-    Names(NameWord),
+    /// Heartbeat.
+    Heartbeat,
+    /// guest → home: CPU time that the process used away, on all nodes, and its other demands on
+    /// this node.
+    Usage(CpuTime, GuestDemand),
+    /// guest → home, per thread: CPU time that the thread used away, on all nodes.
+    ThreadUsage(CpuTime),
+    /// home → guest: report the process's usage as soon as it reaches this many nanoseconds on all
+    /// nodes; `None` cancels.
+    WatchUsage(Option<u64>),
+    /// home → guest, per thread: the same for one thread.
+    WatchThreadUsage(Option<u64>),
+    /// sender → receiver, before an address space: the numbers of the process's threads other than
+    /// the first, as the process sees them. The receiver can create them while the process still
+    /// runs at the source.
+    Threads(Vec<i32>),
+    /// guest → home, per thread: acknowledges this many signals. Sent for a thread that may make no
+    /// call for long.
+    SignalAck(u64),
+    /// home → guest: a notice about cached names. Sent before any later message on this link, which
+    /// may be a reply to the process that made the change.
+    Names(NameNotice),
 }
 
-/// Where a guest is to go.
+/// The destination of a guest's departure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// Home, over the link on which this arrives.
     Home {
-        /// The migration.
+        /// The migration's identifier.
         migration: MigrationId,
-        /// With whom it shares memory, itself among them: they stand still together before its image is sent.
-        together: Vec<HomePid>,
+        /// The processes that share memory with it, itself included. All of them are stopped before
+        /// its image is sent.
+        group: Vec<HomePid>,
     },
     /// To another guest shim.
     Onward {
-        /// The life that it is to have there.
-        life: Epoch,
-        /// That node's daemon.
+        /// The epoch that the process will have there.
+        epoch: Epoch,
+        /// Address of that node's ternd.
         address: String,
         /// The shim there.
         shim: ShimId,
-        /// Its key.
+        /// Fingerprint of that shim's key.
         fingerprint: Fingerprint,
     },
 }
 
 impl Message {
-    /// Whether the tag names a thread and not the process. One that is about the content of a mapped file does: the
-    /// thread that maps it waits for it.
+    /// Whether the tag names a thread instead of the process. Messages about the content of a
+    /// mapped file do: the thread that made the mapping waits for it.
     #[must_use]
-    pub fn is_of_a_thread(&self) -> bool {
+    pub fn is_per_thread(&self) -> bool {
         matches!(
             self,
             Self::Call(_)
                 | Self::Result(_)
-                | Self::Before(..)
-                | Self::ThreadEnded
+                | Self::PreludeDone(..)
+                | Self::ThreadExited
                 | Self::Signal(..)
-                | Self::Died(_)
+                | Self::KilledBySignal(_)
                 | Self::FetchHome(_)
-                | Self::WantContent(_)
+                | Self::RequestContent(_)
                 | Self::Content { .. }
-                | Self::Present(..)
+                | Self::Reattach(..)
                 | Self::Mask(_)
-                | Self::ThreadUsed(_)
-                | Self::WatchThread(_)
-                | Self::Heard(_)
+                | Self::ThreadUsage(_)
+                | Self::WatchThreadUsage(_)
+                | Self::SignalAck(_)
         )
     }
 
-    /// About so many bytes it takes: what a call carries is most of it.
+    /// Estimated encoded size in bytes. The data of a call makes up most of it.
     fn size(&self) -> usize {
-        const SHORT: usize = 256;
+        const SHORT_LEN: usize = 256;
         let outs = |outs: &[ByteBuf]| outs.iter().map(|out| out.len() + 8).sum::<usize>();
-        let carried = |call: &Call| SHORT + call.carries() as usize;
+        let call_size = |call: &Call| SHORT_LEN + call.data_len() as usize;
         match self {
-            Self::Call(request) => carried(&request.call) + request.before.iter().map(carried).sum::<usize>(),
-            Self::Result(result) => SHORT + outs(&result.outcome.outs),
-            Self::Names(NameWord::Listed(listing)) => SHORT + SHORT / 2 * listing.names.len(),
-            _ => SHORT,
+            Self::Call(request) => {
+                call_size(&request.call) + request.prelude.iter().map(call_size).sum::<usize>()
+            }
+            Self::Result(result) => SHORT_LEN + outs(&result.outcome.outs),
+            Self::Names(NameNotice::Listed(listing)) => SHORT_LEN + SHORT_LEN / 2 * listing.entries.len(),
+            _ => SHORT_LEN,
         }
     }
 
     fn kind(&self) -> u8 {
-        // Only for logs and for telling messages with bytes behind them; the payload says what it is.
+        // For logs, and to distinguish messages followed by bytes. The payload identifies the
+        // message.
         match self {
             Self::Pages(_) => 1,
             Self::File { .. } | Self::Content { .. } | Self::Object { .. } => 2,
@@ -409,48 +439,49 @@ impl Message {
     }
 }
 
-/// With more than this waiting to leave, the next message waits as well: a call carries up to 64 MiB, and several
-/// threads may make such calls at once.
-const CROWDED: usize = 32 << 20;
+/// While more than this many bytes are unsent, the next message waits: a call carries up to 64 MiB,
+/// and several threads may make such calls at once.
+const MAX_UNSENT: usize = 32 << 20;
 
-/// How long it waits; whoever takes nothing for so long has lost the link.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time in which the peer must accept some of the unsent bytes. After that the link counts as lost.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Queues a message, with bytes behind it where its kind has some. Waits first if very much is on its way already.
+/// Queues a message, followed by `bytes` if its kind has any. First waits while too much is unsent.
 ///
 /// # Errors
-/// Those of the link; the message may then have arrived in part, which is as good as not at all.
+/// Those of the link. The peer may then have received a part of the message, which it discards.
 pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
-    while link.unsent() > CROWDED {
+    while link.unsent() > MAX_UNSENT {
         let before = link.unsent();
-        match link.drain(Instant::now() + PATIENCE) {
+        match link.drain(Instant::now() + SEND_TIMEOUT) {
             Err(LinkError::Timeout) if link.unsent() < before => {}
             done => done?,
         }
     }
-    let mut room = Vec::with_capacity(message.size());
-    room.extend([0; 4]);
-    let mut head = postcard::serialize_with_flavor(message, Room(room)).map_err(|_e| LinkError::Closed)?;
+    let mut buffer = Vec::with_capacity(message.size());
+    buffer.extend([0; 4]);
+    let mut head =
+        postcard::serialize_with_flavor(message, VecFlavor(buffer)).map_err(|_e| LinkError::Closed)?;
     let length = (head.len() - 4) as u32;
     head[..4].copy_from_slice(&length.to_le_bytes());
     let tag = u64::from(pid.0.cast_unsigned());
     let kind = message.kind();
-    if head.len() + bytes.len() <= CUT {
+    if head.len() + bytes.len() <= MAX_FRAME {
         return link.queue(kind, tag, &[&head, bytes]);
     }
-    let whole = head.chunks(CUT).chain(bytes.chunks(CUT));
+    let whole = head.chunks(MAX_FRAME).chain(bytes.chunks(MAX_FRAME));
     let count = whole.clone().count();
     for (at, piece) in whole.enumerate() {
-        let flags = if at + 1 < count { MORE } else { 0 };
+        let flags = if at + 1 < count { FLAG_MORE } else { 0 };
         link.queue_flagged(kind, flags, tag, &[piece])?;
     }
     Ok(())
 }
 
-/// Where a message is written, a piece at a time: what it carries is long.
-struct Room(Vec<u8>);
+/// A postcard output that appends whole slices, since messages carry long buffers.
+struct VecFlavor(Vec<u8>);
 
-impl postcard::ser_flavors::Flavor for Room {
+impl postcard::ser_flavors::Flavor for VecFlavor {
     type Output = Vec<u8>;
 
     fn try_extend(&mut self, data: &[u8]) -> postcard::Result<()> {
@@ -468,80 +499,80 @@ impl postcard::ser_flavors::Flavor for Room {
     }
 }
 
-/// A message that has arrived.
+/// A received message.
 #[derive(Debug)]
-pub struct Arrived {
-    /// About whom.
+pub struct ReceivedMessage {
+    /// The process or thread that the message is about.
     pub pid: HomePid,
     /// The message.
     pub message: Message,
-    /// The whole payload; the bytes behind the message begin at `rest`.
+    /// The whole payload. The bytes that follow the message begin at `rest`.
     payload: Vec<u8>,
     rest: usize,
 }
 
-impl Arrived {
-    /// The bytes behind the message.
+impl ReceivedMessage {
+    /// The bytes that follow the message.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.payload.get(self.rest..).unwrap_or_default()
     }
 }
 
-/// Puts messages together from frames.
+/// Reassembles messages from frames.
 #[derive(Debug, Default)]
-pub struct Inbox {
+pub struct Reassembler {
     partial: HashMap<(u64, u8), Vec<u8>>,
-    /// The payload of the last message, if nobody wants it any more.
+    /// Buffer of the last message's payload, if it can be reused.
     spare: Vec<u8>,
 }
 
-/// The peer sent what is no message.
+/// A received payload is not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the peer sent something that is no message")]
-pub struct NoMessage;
+#[error("the peer sent an invalid message")]
+pub struct InvalidMessage;
 
-impl Inbox {
-    /// The payload of the message that was given last, if that has no more use for it: for the link to fill again
+impl Reassembler {
+    /// The payload buffer of the message returned last, if it is free: for the link to fill again
     /// ([`Link::recycle`]).
     pub fn spare(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.spare)
     }
 
-    /// Takes a frame; gives the message that it completes.
+    /// Takes a frame, and returns the message that it completes.
     ///
     /// # Errors
-    /// If it is no message. The link is to be closed then.
-    pub fn take(&mut self, frame: Frame) -> Result<Option<Arrived>, NoMessage> {
+    /// If it is not a valid message. The caller closes the link.
+    pub fn take(&mut self, frame: Frame) -> Result<Option<ReceivedMessage>, InvalidMessage> {
         let key = (frame.tag, frame.kind);
-        let pid = i32::try_from(frame.tag).map_err(|_e| NoMessage)?;
+        let pid = i32::try_from(frame.tag).map_err(|_e| InvalidMessage)?;
         let mut payload = frame.payload;
         if let Some(mut before) = self.partial.remove(&key) {
             before.extend_from_slice(&payload);
             payload = before;
         }
         let held: usize = self.partial.values().map(Vec::len).sum();
-        if payload.len() + held > MOST_MESSAGE {
-            return Err(NoMessage);
+        if payload.len() + held > MAX_MESSAGE {
+            return Err(InvalidMessage);
         }
-        if frame.flags & MORE != 0 {
+        if frame.flags & FLAG_MORE != 0 {
             self.partial.insert(key, payload);
             return Ok(None);
         }
-        let (length, body) = payload.split_first_chunk::<4>().ok_or(NoMessage)?;
+        let (length, body) = payload.split_first_chunk::<4>().ok_or(InvalidMessage)?;
         let length = u32::from_le_bytes(*length) as usize;
-        let message = decode(body.get(..length).ok_or(NoMessage)?)?;
-        // One that was put together of many is too much to keep.
-        if body.len() == length && payload.capacity() <= 2 * CUT {
+        let message = decode(body.get(..length).ok_or(InvalidMessage)?)?;
+        // The buffer of a message that was split over many frames is too large to keep.
+        if body.len() == length && payload.capacity() <= 2 * MAX_FRAME {
             self.spare = std::mem::take(&mut payload);
         }
-        Ok(Some(Arrived { pid: HomePid(pid), message, rest: 4 + length, payload }))
+        Ok(Some(ReceivedMessage { pid: HomePid(pid), message, rest: 4 + length, payload }))
     }
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, NoMessage> {
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, InvalidMessage> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
-        _ => Err(NoMessage),
+        _ => Err(InvalidMessage),
     }
 }

@@ -1,14 +1,15 @@
 //! Transfers that an interruption cut short.
 //!
-//! A blocking write to a pipe or a stream socket, and a receive with MSG_WAITALL, return a short count when they
-//! are interrupted after a part has been moved, even if no signal was there: natively that happens only when a
-//! handler runs. So do sendmmsg and recvmmsg, which count messages. So the rest is transferred, and the program is told the sum. Likewise with what is longer than one
-//! message carries: it goes in pieces.
+//! A blocking write to a pipe or a stream socket, and a receive with MSG_WAITALL, return a short
+//! count when ptrace interrupts them after a part has been moved, even if no signal is pending;
+//! natively that happens only when a signal handler runs. The same holds for sendmmsg and recvmmsg,
+//! which count messages. Such a call is repeated for the remainder, and the program gets the sum.
+//! Transfers longer than one message carries are split in the same way.
 
 use serde::{Deserialize, Serialize};
 use tern_tracee::registers::Registers;
 
-/// What of a transfer was done, and the buffer and length with which the program began it.
+/// How much of a transfer is done, and the arguments with which the program began it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partial {
     /// Bytes, or messages, moved so far.
@@ -19,35 +20,36 @@ pub struct Partial {
     pub length: u64,
 }
 
-/// If these are the registers of a call that was cut short, makes them those of a call for the rest.
-/// `before` is what an earlier interruption of the same call has left.
-pub fn rest(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
+/// If the registers show an interrupted call that returned a short count, changes them to repeat
+/// the call for the remainder. `before` is the state left by an earlier interruption of the same
+/// call.
+pub fn remainder(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
     let nr = registers.call()?;
     let flows = match nr.cast_signed() {
         libc::SYS_write | libc::SYS_sendto => true,
         libc::SYS_recvfrom => registers.r10 & libc::MSG_WAITALL as u64 != 0,
         libc::SYS_sendmmsg => true,
-        // One that is content with fewer, or has a limit, may have ended by itself.
+        // A call with MSG_WAITFORONE or a timeout may return fewer messages by itself.
         libc::SYS_recvmmsg => registers.r10 & libc::MSG_WAITFORONE as u64 == 0 && registers.r8 == 0,
         _ => false,
     };
     if flows { advance(registers, nr, before) } else { None }
 }
 
-/// The same after a piece as long as a message carries, of which all was moved.
-pub fn rest_of_long(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
+/// The same after a piece of the maximum length of a message, which was transferred completely.
+pub fn long_remainder(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
     let nr = registers.call()?;
     let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_sendto].contains(&nr.cast_signed());
     if plain || is_positional(nr) { advance(registers, nr, before) } else { None }
 }
 
-/// Bytes of the buffer for each that is counted.
-fn unit(nr: u64) -> u64 {
+/// Buffer bytes for each unit that the call counts (a struct mmsghdr, or a byte).
+fn unit_bytes(nr: u64) -> u64 {
     const MESSAGE: u64 = 64;
     if [libc::SYS_sendmmsg, libc::SYS_recvmmsg].contains(&nr.cast_signed()) { MESSAGE } else { 1 }
 }
 
-/// Whether it says where in the file, in its fourth argument.
+/// Whether the call has a file offset as its fourth argument.
 fn is_positional(nr: u64) -> bool {
     [libc::SYS_pread64, libc::SYS_pwrite64].contains(&nr.cast_signed())
 }
@@ -59,7 +61,7 @@ fn advance(registers: &mut Registers, nr: u64, before: Option<Partial>) -> Optio
     }
     let moved = moved.cast_unsigned();
     let begun = before.unwrap_or(Partial { done: 0, buffer: registers.rsi, length: registers.rdx });
-    registers.rsi = registers.rsi.wrapping_add(moved * unit(nr));
+    registers.rsi = registers.rsi.wrapping_add(moved * unit_bytes(nr));
     registers.rdx -= moved;
     if is_positional(nr) {
         registers.r10 = registers.r10.wrapping_add(moved);
@@ -71,15 +73,16 @@ fn advance(registers: &mut Registers, nr: u64, before: Option<Partial>) -> Optio
 }
 
 impl Partial {
-    /// What the whole transfer returns, now that the rest has returned `ret`.
+    /// The result of the whole transfer, after the remainder returned `ret`.
     #[must_use]
-    pub fn whole(&self, ret: i64) -> i64 {
-        // An error after a part has been moved shows at the next call, as in the kernel.
+    pub fn total_result(&self, ret: i64) -> i64 {
+        // An error after a part has been transferred is reported by the next call, as in the
+        // kernel.
         self.done.cast_signed() + ret.max(0)
     }
 
-    /// Puts the program's own arguments back.
-    pub fn mend(&self, registers: &mut Registers) {
+    /// Restores the program's own arguments.
+    pub fn restore_arguments(&self, registers: &mut Registers) {
         (registers.rsi, registers.rdx) = (self.buffer, self.length);
         if registers.call().is_some_and(is_positional) {
             registers.r10 = registers.r10.wrapping_sub(self.done);
@@ -92,33 +95,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_is_asked_for_and_added() {
+    fn remainder_is_requested_and_added() {
         let cut = Registers { orig_rax: 1, rax: 100, rsi: 0x1000, rdx: 300, rip: 12, ..Registers::default() };
         let mut now = cut;
-        let partial = rest(&mut now, None).unwrap();
+        let partial = remainder(&mut now, None).unwrap();
         assert_eq!((now.rsi, now.rdx, now.rip, now.rax), (0x1064, 200, 10, 1));
-        assert_eq!(partial.whole(200), 300);
-        assert_eq!(partial.whole(-32), 100);
+        assert_eq!(partial.total_result(200), 300);
+        assert_eq!(partial.total_result(-32), 100);
         now = Registers { orig_rax: 1, rax: 50, rip: 12, ..now };
-        let partial = rest(&mut now, Some(partial)).unwrap();
+        let partial = remainder(&mut now, Some(partial)).unwrap();
         assert_eq!((partial.done, partial.buffer, partial.length), (150, 0x1000, 300));
-        assert_eq!(rest(&mut Registers { rax: 300, ..cut }, None), None);
-        assert_eq!(rest(&mut Registers { orig_rax: 0, ..cut }, None), None, "a read may be short");
+        assert_eq!(remainder(&mut Registers { rax: 300, ..cut }, None), None);
+        assert_eq!(remainder(&mut Registers { orig_rax: 0, ..cut }, None), None, "a read may be short");
     }
 
     #[test]
-    fn messages_are_counted_and_some_are_content_with_fewer() {
+    fn message_counts_have_remainders_unless_fewer_are_allowed() {
         let nr = libc::SYS_recvmmsg as u64;
         let cut = Registers { orig_rax: nr, rax: 2, rsi: 0x1000, rdx: 5, rip: 12, ..Registers::default() };
         let mut now = cut;
-        let partial = rest(&mut now, None).unwrap();
-        assert_eq!((now.rsi, now.rdx, partial.whole(3)), (0x1080, 3, 5));
-        assert_eq!(rest(&mut Registers { r8: 0x2000, ..cut }, None), None);
-        assert_eq!(rest(&mut Registers { r10: libc::MSG_WAITFORONE as u64, ..cut }, None), None);
+        let partial = remainder(&mut now, None).unwrap();
+        assert_eq!((now.rsi, now.rdx, partial.total_result(3)), (0x1080, 3, 5));
+        assert_eq!(remainder(&mut Registers { r8: 0x2000, ..cut }, None), None);
+        assert_eq!(remainder(&mut Registers { r10: libc::MSG_WAITFORONE as u64, ..cut }, None), None);
     }
 
     #[test]
-    fn long_ones_go_on_where_they_were_in_the_file() {
+    fn long_transfers_continue_at_the_file_offset() {
         let nr = libc::SYS_pread64 as u64;
         let full = Registers {
             orig_rax: nr,
@@ -130,14 +133,17 @@ mod tests {
             ..Registers::default()
         };
         let mut now = full;
-        let partial = rest_of_long(&mut now, None).unwrap();
+        let partial = long_remainder(&mut now, None).unwrap();
         assert_eq!((now.rsi, now.rdx, now.r10), (0x1064, 150, 107));
         now = Registers { orig_rax: nr, rax: 100, rip: 12, ..now };
-        let partial = rest_of_long(&mut now, Some(partial)).unwrap();
+        let partial = long_remainder(&mut now, Some(partial)).unwrap();
         assert_eq!((partial.done, now.rdx, now.r10), (200, 50, 207));
         now.orig_rax = nr;
-        partial.mend(&mut now);
-        assert_eq!((now.rsi, now.rdx, now.r10, partial.whole(50)), (0x1000, 250, 7, 250));
-        assert_eq!(rest_of_long(&mut Registers { orig_rax: libc::SYS_recvfrom as u64, ..full }, None), None);
+        partial.restore_arguments(&mut now);
+        assert_eq!((now.rsi, now.rdx, now.r10, partial.total_result(50)), (0x1000, 250, 7, 250));
+        assert_eq!(
+            long_remainder(&mut Registers { orig_rax: libc::SYS_recvfrom as u64, ..full }, None),
+            None
+        );
     }
 }

@@ -1,86 +1,89 @@
-//! The sending half: a process' memory, round by round, piece by piece.
+//! The sending half: reads a process's memory round by round and sends it piece by piece.
 //!
-//! [`Source`] does not wait: its owner calls [`Source::pump`] whenever the link has room, so that the family's
-//! other members are served meanwhile, and the process itself while it still runs.
+//! Nothing here waits. The owner calls [`MemorySender::pump`] whenever the link has room, so that
+//! the shim serves the family's other processes, and this process's own calls during pre-copy,
+//! meanwhile.
 
 use crate::journey::Phase;
-use crate::message::{Conversation, Message, send};
+use crate::message::{Message, ProcessSync, send};
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 use tern_ids::HomePid;
-use tern_image::object::{self, ObjectId, Objects, Part};
-use tern_image::pages::{self, Finder, Rest};
+use tern_image::object::{self, Extent, ObjectId, SharedObjects};
+use tern_image::pages::{self, NewPart, PageFinder};
 use tern_image::{FileRef, Layout, ProcessImage, content};
 use tern_tracee::pagemap::Run;
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Memory, Result};
 use tern_wire::Link;
 
-/// Bytes of pages in one message.
-const PIECE: u64 = 256 << 10;
-/// No more is queued while the link holds this many unsent bytes.
-const AHEAD: usize = 512 << 10;
-/// A round that would send no more than this is sent while the process stands still.
-const SMALL: u64 = 2 << 20;
-/// After so many rounds it is frozen whatever is left.
-const MOST_ROUNDS: u32 = 5;
-/// A round that is not shorter than this part of the one before it (in percent) is sent while the process stands
-/// still: it writes as fast as we send, and what is sent before would be sent again.
-const SHRINKS: u64 = 75;
+/// Bytes of pages or file content in one message.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Nothing more is queued while the link holds this many unsent bytes.
+const MAX_QUEUED_BYTES: usize = 512 << 10;
+/// If the last round found at most this many bytes, the process is frozen.
+const FREEZE_BYTES: u64 = 2 << 20;
+/// The process is frozen after this many rounds, however much is left.
+const MAX_ROUNDS: u32 = 5;
+/// A round that found more than this percentage of the one before it ends pre-copy: the process
+/// writes as fast as the link sends, so that pages sent now would have to be sent again.
+const MIN_SHRINK_PERCENT: u64 = 75;
 
 #[derive(Debug)]
 enum Item {
     File { file: u32, offset: u64 },
     Object { file: u32, object: File, offset: u64, size: u64 },
-    Forget(Vec<Run>),
-    Fresh(Rest),
-    Pages { runs: Vec<Run>, whole: bool },
+    Discard(Vec<Run>),
+    NewPart(NewPart),
+    Pages { runs: Vec<Run>, send_zeroes: bool },
 }
 
-/// A process being sent.
+/// Sends the memory and mapped files of one process.
 #[derive(Debug)]
-pub struct Source {
+pub struct MemorySender {
     pid: HomePid,
     memory: Memory,
-    finder: Finder,
+    finder: PageFinder,
     queue: VecDeque<Item>,
     contents: Vec<Option<File>>,
     sizes: Vec<(u64, bool)>,
-    /// The content of one piece.
+    /// Buffer for one piece.
     content: Vec<u8>,
     /// Bytes queued so far.
     pub bytes: u64,
-    /// Bytes found by the last look, and by the one before it.
+    /// Bytes found by the last scan, and by the one before it.
     rounds: [u64; 2],
 }
 
-/// What to do next.
+/// Result of [`MemorySender::pump`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    /// The link is full; pump again when it has room.
+pub(crate) enum PumpStatus {
+    /// The link is full. Pump again when it has room.
     Wait,
-    /// Everything found so far is on its way.
+    /// Everything found so far is queued on the link.
     Drained,
 }
 
-impl Source {
-    /// Begins to send the process that `memory` and `finder` look at.
+impl MemorySender {
+    /// A sender for the process that `memory` and `finder` read.
     #[must_use]
-    pub fn new(pid: HomePid, memory: Memory, finder: Finder) -> Self {
+    pub fn new(pid: HomePid, memory: Memory, finder: PageFinder) -> Self {
         let (queue, contents, sizes, content) = Default::default();
         Self { pid, memory, finder, queue, contents, sizes, content, bytes: 0, rounds: [u64::MAX; 2] }
     }
 
-    /// Whether rounds while the process runs are worth it: the first look can be followed by cheap ones.
+    /// Whether pre-copy is worthwhile: written pages can be tracked, so that scans after the first
+    /// are cheap.
     #[must_use]
-    pub fn can_precopy(&self) -> bool {
-        self.finder.tracks()
+    pub(crate) fn can_precopy(&self) -> bool {
+        self.finder.can_track()
     }
 
-    /// Queues the content of a file that the receiver wants, of this size; whether it may be shorter by now.
-    pub fn want(&mut self, index: u32, file: File, size: (u64, bool)) {
+    /// Queues a file whose content the receiver needs. `size` is its length, and whether the file
+    /// may be shorter by now.
+    pub(crate) fn queue_file(&mut self, index: u32, file: File, size: (u64, bool)) {
         let at = index as usize;
         if self.contents.len() <= at {
             self.contents.resize_with(at + 1, || None);
@@ -91,79 +94,80 @@ impl Source {
         self.queue.push_back(Item::File { file: index, offset: 0 });
     }
 
-    /// Looks for pages to send, and queues them.
+    /// Scans for pages to send, and queues them.
     ///
     /// # Errors
     /// If the process is gone, or the link is closed.
-    pub fn look(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
-        let found = self.finder.look(layout)?;
+    pub(crate) fn scan(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
+        let found = self.finder.scan(layout)?;
         self.rounds = [found.send.iter().map(|r| r.1).sum(), self.rounds[0]];
-        // In its place in the queue: behind the files without which there is no address space yet.
-        self.queue.extend(found.forget.chunks(4096).map(|runs| Item::Forget(runs.to_vec())));
-        let written = pages::cut(&found.send, PIECE).into_iter();
-        self.queue.extend(written.map(|runs| Item::Pages { runs, whole: false }));
-        self.queue.extend(found.fresh.into_iter().map(Item::Fresh));
+        // Behind the files already queued, without which the receiver cannot build the address
+        // space.
+        self.queue.extend(found.discard.chunks(4096).map(|runs| Item::Discard(runs.to_vec())));
+        let written = pages::cut(&found.send, PIECE_BYTES).into_iter();
+        self.queue.extend(written.map(|runs| Item::Pages { runs, send_zeroes: false }));
+        self.queue.extend(found.new_parts.into_iter().map(Item::NewPart));
         Ok(())
     }
 
-    /// Whether the last look has found nearly as much as the one before it.
+    /// Whether the last scan found nearly as much as the one before it.
     #[must_use]
-    pub fn stagnates(&self) -> bool {
+    pub(crate) fn is_stagnating(&self) -> bool {
         let [last, before] = self.rounds;
-        self.finder.looks() > 1 && last > before / 100 * SHRINKS
+        self.finder.scan_count() > 1 && last > before / 100 * MIN_SHRINK_PERCENT
     }
 
-    /// Whether it is time to freeze the process, after a drained round.
+    /// Whether to freeze the process, after a drained round.
     #[must_use]
-    pub fn should_freeze(&self) -> bool {
-        let small = self.rounds[0] <= SMALL;
-        !self.can_precopy() || self.finder.looks() >= MOST_ROUNDS || small || self.stagnates()
+    pub(crate) fn should_freeze(&self) -> bool {
+        let small = self.rounds[0] <= FREEZE_BYTES;
+        !self.can_precopy() || self.finder.scan_count() >= MAX_ROUNDS || small || self.is_stagnating()
     }
 
-    /// Sends as much as the link will take now.
+    /// Sends as much as the link accepts now.
     ///
     /// # Errors
     /// If the process is gone, a file is unreadable, or the link is closed.
-    pub fn pump(&mut self, link: &mut Link) -> std::result::Result<Next, SendError> {
-        while link.unsent() < AHEAD {
-            let Some(item) = self.queue.pop_front() else { return Ok(Next::Drained) };
+    pub(crate) fn pump(&mut self, link: &mut Link) -> std::result::Result<PumpStatus, SendError> {
+        while link.unsent() < MAX_QUEUED_BYTES {
+            let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
             match item {
-                Item::Pages { mut runs, whole } => {
-                    // A page that has been unmapped since it was found is found again as forgotten.
+                Item::Pages { mut runs, send_zeroes } => {
+                    // The next scan reports pages that were unmapped after this one as discarded.
                     let bytes = &mut self.content;
                     if pages::read(&self.memory, &runs, bytes).is_err() {
                         self.send_page_by_page(&runs, link)?;
                         continue;
                     }
-                    if self.finder.looks() == 1 && !whole {
+                    if self.finder.scan_count() == 1 && !send_zeroes {
                         pages::drop_zero(&mut runs, bytes);
                     }
                     self.bytes += bytes.len() as u64;
                     send(link, self.pid, &Message::Pages(runs), bytes)?;
                 }
-                Item::Fresh(rest) => {
-                    let (found, left) = self.finder.content(rest)?;
+                Item::NewPart(rest) => {
+                    let (found, left) = self.finder.scan_part(rest)?;
                     self.rounds[0] += found.iter().map(|r| r.1).sum::<u64>();
                     if let Some(left) = left {
-                        self.queue.push_front(Item::Fresh(left));
+                        self.queue.push_front(Item::NewPart(left));
                     }
-                    for runs in pages::cut(&found, PIECE).into_iter().rev() {
-                        self.queue.push_front(Item::Pages { runs, whole: rest.whole });
+                    for runs in pages::cut(&found, PIECE_BYTES).into_iter().rev() {
+                        self.queue.push_front(Item::Pages { runs, send_zeroes: rest.send_zeroes });
                     }
                 }
-                Item::Forget(runs) => send(link, self.pid, &Message::Forget(runs), &[])?,
+                Item::Discard(runs) => send(link, self.pid, &Message::DiscardPages(runs), &[])?,
                 Item::File { file, offset } => self.send_file(file, offset, link)?,
                 Item::Object { file, object, offset, size } => {
                     self.send_object(file, object, (offset, size), link)?;
                 }
             }
         }
-        Ok(Next::Wait)
+        Ok(PumpStatus::Wait)
     }
 
-    /// Queues the content of shared memory, which nobody writes now.
-    fn share(&mut self, files: &[FileRef], shared: Vec<Shared>) {
-        for Shared { file, object } in shared {
+    /// Queues the content of shared memory. All processes that share it are stopped.
+    fn queue_objects(&mut self, files: &[FileRef], shared: Vec<SharedObject>) {
+        for SharedObject { file, object } in shared {
             if let Some(at) = files.iter().position(|other| *other == file) {
                 self.queue.push_back(Item::Object { file: at as u32, object, offset: 0, size: file.size });
             }
@@ -180,13 +184,13 @@ impl Source {
         if offset >= size {
             return Ok(());
         }
-        let length = match object::part_at(&object, offset, size).map_err(SendError::File)? {
-            Part::Hole(length) => {
+        let length = match object::extent_at(&object, offset, size).map_err(SendError::File)? {
+            Extent::Hole(length) => {
                 send(link, self.pid, &Message::Hole { file, offset, length }, &[])?;
                 length
             }
-            Part::Content(length) => {
-                let length = length.min(PIECE);
+            Extent::Content(length) => {
+                let length = length.min(PIECE_BYTES);
                 self.content.resize(length as usize, 0);
                 object.read_exact_at(&mut self.content, offset).map_err(SendError::File)?;
                 self.bytes += length;
@@ -212,7 +216,7 @@ impl Source {
     fn send_file(&mut self, index: u32, offset: u64, link: &mut Link) -> std::result::Result<(), SendError> {
         let size = self.sizes[index as usize];
         let Some(file) = self.contents.get(index as usize).and_then(Option::as_ref) else { return Ok(()) };
-        let piece = content::read_piece(file, offset, PIECE as usize, size).map_err(SendError::File)?;
+        let piece = content::read_piece(file, offset, PIECE_BYTES as usize, size).map_err(SendError::File)?;
         let next = offset + piece.len() as u64;
         self.bytes += piece.len() as u64;
         send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
@@ -225,29 +229,29 @@ impl Source {
     }
 }
 
-/// A piece of memory that a process shares, and that goes with it.
+/// A shared memory object whose content is sent with this process.
 #[derive(Debug)]
-pub struct Shared {
-    /// Its record in the layout.
+pub struct SharedObject {
+    /// Its entry in the layout.
     pub file: FileRef,
-    /// It.
+    /// A descriptor of the object.
     pub object: File,
 }
 
-impl Shared {
-    /// Those of a layout's files that are shared memory and that nobody else has `taken`, each opened; a process `carries`
-    /// them from now on, and they are not given to it again.
+impl SharedObject {
+    /// Opens the shared memory objects among a layout's files that no other process of the group
+    /// has `taken`. Adds them to `carries`, so that they are not returned again.
     ///
     /// # Errors
-    /// If one cannot be had: without it the others would go on with memory that is empty.
-    pub fn to_carry(
+    /// If an object cannot be opened: the processes must not resume with empty memory in its place.
+    pub fn claim(
         files: &[FileRef],
-        objects: &Objects,
+        objects: &SharedObjects,
         taken: &HashSet<ObjectId>,
         carries: &mut HashSet<ObjectId>,
     ) -> std::io::Result<Vec<Self>> {
         let mut shared = Vec::new();
-        for file in files.iter().filter(|file| file.live) {
+        for file in files.iter().filter(|file| file.is_object) {
             let id = (file.device, file.inode);
             if !taken.contains(&id) && carries.insert(id) {
                 let object = objects.get(id).ok_or(std::io::ErrorKind::NotFound)?.try_clone()?;
@@ -258,82 +262,83 @@ impl Shared {
     }
 }
 
-/// A process that is to be sent, as its owner holds it.
-pub trait Movable {
-    /// Its address space now.
+/// Access to a process that is being sent, implemented by each shim for its processes.
+pub trait MigrationSource {
+    /// Its current address space.
     ///
     /// # Errors
-    /// With the reason, if it cannot be moved.
+    /// If it cannot be moved, with the reason.
     fn describe(&mut self) -> std::result::Result<Layout, SendError>;
 
-    /// The numbers of its threads now, besides the first one, as they see them.
-    fn crew(&self) -> Vec<i32>;
+    /// Numbers of its current threads except the first, as the process sees them.
+    fn thread_ids(&self) -> Vec<i32>;
 
-    /// The content of a file that it maps.
+    /// Opens a file that it maps.
     ///
     /// # Errors
     /// If it cannot be opened.
-    fn content(&mut self, file: &FileRef) -> std::io::Result<File>;
+    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File>;
 
-    /// Stops it; false if this is not the moment, and it runs on.
+    /// Stops it. Returns false if it cannot be stopped now, and runs on.
     ///
     /// # Errors
     /// If it is gone.
     fn freeze(&mut self) -> Result<bool>;
 
-    /// The shared memory, of the files of its layout, whose content is to go with this process, stopped, and not with
-    /// another one that shares it; nothing if there is none, or the second time. None as long as somebody still runs
-    /// who shares memory with it.
+    /// The shared memory objects, among its layout's files, that this stopped process sends.
+    /// Another process that shares them does not send them again. Empty if there are none, and
+    /// after the first call. `None` while a process that shares memory with it still runs.
     ///
     /// # Errors
-    /// Those of [`Shared::to_carry`].
-    fn shared(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<Shared>>>;
+    /// Those of [`SharedObject::claim`].
+    fn take_objects(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<SharedObject>>>;
 
-    /// Captures it, stopped, with this address space.
+    /// Captures the stopped process, with this address space.
     ///
     /// # Errors
     /// If it is gone.
-    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, Conversation)>;
+    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, ProcessSync)>;
 }
 
-/// A migration from its sender's side, from the first address space to the image.
+/// The source's side of a migration, from the first address space to the image.
 #[derive(Debug)]
-pub struct Sending {
-    source: Source,
+pub struct ProcessSender {
+    source: MemorySender,
     layout: Layout,
-    /// The mappings as they were just before the layout was described.
+    /// The mappings as read just before the layout was described.
     maps: Vec<Mapping>,
-    awaits_want: bool,
-    /// An address space that the receiver is to build as soon as everything has been queued that belongs to this one.
+    awaits_file_request: bool,
+    /// A changed address space, sent to the receiver once everything queued for the current one is
+    /// sent.
     next: Option<Layout>,
-    /// How often a file of it was gone when its content was wanted.
+    /// How often a mapped file was gone when its content was requested.
     vanished: u32,
-    /// When it was stopped.
+    /// When the process was frozen.
     pub frozen: Option<Instant>,
     sent: bool,
 }
 
-impl Sending {
-    /// Begins: describes the address space to the receiver, which answers with what it wants. The source is taken if
-    /// that succeeds.
+impl ProcessSender {
+    /// Starts: sends the address space, to which the receiver answers with
+    /// [`Message::RequestFiles`]. Takes the source only on success.
     ///
     /// # Errors
     /// If the process cannot be moved, or the link is closed. The process runs on.
     pub fn begin(
-        source: &mut Option<Source>,
-        process: &mut dyn Movable,
+        source: &mut Option<MemorySender>,
+        process: &mut dyn MigrationSource,
         link: &mut Link,
     ) -> std::result::Result<Option<Self>, SendError> {
-        let Some(there) = source else { return Ok(None) };
-        let maps = procfs::maps(there.memory.pid())?;
+        let Some(ready) = source else { return Ok(None) };
+        let maps = procfs::maps(ready.memory.pid())?;
         let mut layout = process.describe()?;
-        there.finder.mark(&mut layout);
-        send_space(link, there.pid, process, &layout)?;
+        ready.finder.mark_remapped(&mut layout);
+        send_space(link, ready.pid, process, &layout)?;
         let begun = |source| Self {
             source,
             layout,
             maps,
-            awaits_want: true,
+            awaits_file_request: true,
             next: None,
             frozen: None,
             vanished: 0,
@@ -348,32 +353,34 @@ impl Sending {
         self.source.bytes
     }
 
-    /// Whether the receiver has been asked something and has not answered.
+    /// Whether an answer of the receiver is pending.
     #[must_use]
     pub fn awaits_answer(&self) -> bool {
-        self.awaits_want
+        self.awaits_file_request
     }
 
-    /// Takes the receiver's answer to an address space.
+    /// Handles the receiver's [`Message::RequestFiles`].
     ///
     /// # Errors
-    /// As [`advance`](Self::advance); also if it wants what there is not.
-    pub fn wanted(
+    /// Those of [`advance`](Self::advance), and if the receiver requests a file that does not
+    /// exist.
+    pub fn handle_file_request(
         &mut self,
         indices: &[u32],
-        process: &mut dyn Movable,
+        process: &mut dyn MigrationSource,
     ) -> std::result::Result<(), SendError> {
-        if !std::mem::take(&mut self.awaits_want) {
+        if !std::mem::take(&mut self.awaits_file_request) {
             return Ok(());
         }
         let mut found = Vec::with_capacity(indices.len());
         for &index in indices {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
-            match process.content(file) {
+            match process.open_mapped_file(file) {
                 Ok(content) => found.push((index, content, (file.size, file.place.is_some()))),
-                // Unmapped since, perhaps, by a process that runs: then it is not in its address space any more.
-                Err(_) if self.frozen.is_none() && self.vanished < MOST_ROUNDS => {
+                // A process that runs may have unmapped the file meanwhile: then its address space
+                // no longer holds it.
+                Err(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
                     self.next = Some(process.describe()?);
                     return Ok(());
@@ -382,53 +389,56 @@ impl Sending {
             }
         }
         for (index, content, size) in found {
-            self.source.want(index, content, size);
+            self.source.queue_file(index, content, size);
         }
         if self.frozen.is_some() || self.source.can_precopy() {
-            self.look()?;
+            self.scan()?;
         }
         Ok(())
     }
 
-    /// Looks at the address space that the receiver has, where nothing is new to it afterwards.
-    fn look(&mut self) -> std::result::Result<(), SendError> {
-        self.source.look(&self.layout)?;
-        self.layout.regions.iter_mut().for_each(|region| region.anew = false);
+    /// Scans the address space that the receiver has built. No region of it is new to the receiver
+    /// afterwards.
+    fn scan(&mut self) -> std::result::Result<(), SendError> {
+        self.source.scan(&self.layout)?;
+        self.layout.regions.iter_mut().for_each(|region| region.remap = false);
         Ok(())
     }
 
-    /// Goes on as far as the link has room; true when the image has been queued.
+    /// Continues as far as the link has room. Returns true when the image is queued.
     ///
     /// # Errors
-    /// If the process is gone or cannot be moved after all, or the link is closed. If it was frozen, it is still.
+    /// If the process is gone or cannot be moved, or the link is closed. A frozen process stays
+    /// frozen.
     pub fn advance(
         &mut self,
-        process: &mut dyn Movable,
+        process: &mut dyn MigrationSource,
         link: &mut Link,
     ) -> std::result::Result<bool, SendError> {
-        while !self.awaits_want && !self.sent {
-            // But what is queued for the address space that the receiver has goes before it gets another one.
-            let at_once = self.frozen.is_none() && self.next.is_none() && self.source.stagnates();
-            if !at_once && self.source.pump(link)? == Next::Wait {
+        while !self.awaits_file_request && !self.sent {
+            // Everything queued for the receiver's address space is sent before a changed address
+            // space.
+            let at_once = self.frozen.is_none() && self.next.is_none() && self.source.is_stagnating();
+            if !at_once && self.source.pump(link)? == PumpStatus::Wait {
                 return Ok(false);
             }
             if let Some(mut layout) = self.next.take() {
-                self.source.finder.mark(&mut layout);
+                self.source.finder.mark_remapped(&mut layout);
                 send_space(link, self.source.pid, process, &layout)?;
-                (self.layout, self.awaits_want) = (layout, true);
+                (self.layout, self.awaits_file_request) = (layout, true);
             } else if self.frozen.is_some() {
-                let shared = process.shared(&self.layout.files).map_err(SendError::File)?;
+                let shared = process.take_objects(&self.layout.files).map_err(SendError::File)?;
                 let Some(shared) = shared else { return Ok(false) };
                 if !shared.is_empty() {
-                    self.source.share(&self.layout.files, shared);
+                    self.source.queue_objects(&self.layout.files, shared);
                     continue;
                 }
-                let (image, mut talk) = process.capture(self.layout.clone())?;
+                let (image, mut sync) = process.capture(self.layout.clone())?;
                 let frozen = self.frozen.map(|f| f.elapsed()).unwrap_or_default();
-                talk.frozen_us = frozen.as_micros() as u64;
-                talk.wall = crate::wall::now().saturating_sub(frozen.as_nanos() as u64);
-                talk.sent = self.source.bytes;
-                send(link, self.source.pid, &Message::Image(Box::new(image), talk), &[])?;
+                sync.frozen_us = frozen.as_micros() as u64;
+                sync.wall = crate::wall::now().saturating_sub(frozen.as_nanos() as u64);
+                sync.sent = self.source.bytes;
+                send(link, self.source.pid, &Message::Image(Box::new(image), sync), &[])?;
                 self.sent = true;
             } else {
                 if self.source.should_freeze() {
@@ -438,16 +448,17 @@ impl Sending {
                     }
                     self.frozen = Some(Instant::now());
                 }
-                // To describe it the kernel walks through all its pages. While it runs, mappings that look the same
-                // are taken as the same: what flags they have is looked at when it stands still.
+                // To describe the address space, the kernel walks all its pages. While the process
+                // runs, an unchanged list of mappings counts as an unchanged layout; flags that the
+                // list does not show are read after the freeze.
                 let maps = procfs::maps(self.source.memory.pid())?;
-                let known = self.frozen.is_none() && maps == self.maps;
+                let is_unchanged = self.frozen.is_none() && maps == self.maps;
                 self.maps = maps;
-                let layout = if known { self.layout.clone() } else { process.describe()? };
+                let layout = if is_unchanged { self.layout.clone() } else { process.describe()? };
                 if layout.is_same(&self.layout) {
-                    self.look()?;
+                    self.scan()?;
                 } else {
-                    // What is queued belongs to the address space that the receiver has.
+                    // The queued pages belong to the address space that the receiver has.
                     self.next = Some(layout);
                 }
             }
@@ -459,32 +470,32 @@ impl Sending {
 fn send_space(
     link: &mut Link,
     pid: HomePid,
-    process: &dyn Movable,
+    process: &dyn MigrationSource,
     layout: &Layout,
 ) -> std::result::Result<(), SendError> {
-    send(link, pid, &Message::Crew(process.crew()), &[])?;
+    send(link, pid, &Message::Threads(process.thread_ids()), &[])?;
     Ok(send(link, pid, &Message::Space(Box::new(layout.clone())), &[])?)
 }
 
-/// Why sending stopped.
+/// Why sending failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The process is gone or astray.
+    /// The process is gone, or in an unexpected state.
     #[error(transparent)]
     Process(#[from] tern_tracee::Error),
     /// The link is closed.
     #[error("the link was cut: {0}")]
     Link(#[from] tern_wire::LinkError),
-    /// It has executed another program meanwhile.
-    #[error("it executes another program just now; try again")]
+    /// It executed another program meanwhile.
+    #[error("it is executing another program; try again")]
     Executed,
-    /// Its maps change faster than they can be read.
-    #[error("busy: its address space changes all the time; try again")]
-    Restless,
+    /// Its mappings change faster than they can be read.
+    #[error("busy: its address space keeps changing; try again")]
+    AddressSpaceBusy,
     /// It cannot be moved.
     #[error(transparent)]
     Unmovable(#[from] tern_image::Unmovable),
     /// A mapped file could not be read.
-    #[error("a mapped file: {0}")]
+    #[error("cannot read a mapped file: {0}")]
     File(std::io::Error),
 }

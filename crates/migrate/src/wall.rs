@@ -1,17 +1,19 @@
-//! The wall clock is each node's own: a program away reads that of the node where it runs.
+//! The wall clock. A guest reads that of its own node, since time namespaces do not cover it.
 //!
-//! Time namespaces do not cover it. Two things keep a program from noticing: a node whose clock is far from home's
-//! is no destination (ternd has measured that, over its link to that node's), and a process is let go on only when
-//! the clock that it will read has reached what the last one showed when the process was stopped.
+//! Two rules keep a program from seeing time go backwards. A node whose clock is far from home's is
+//! not a destination; the two ternds measure the difference over their link. And a process is
+//! resumed only when the clock there has reached the time that the source's clock showed when the
+//! process was stopped.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How far a node's clock may be from home's.
-pub const MOST_OFF: Duration = Duration::from_millis(50);
+/// Maximum difference between a node's clock and home's.
+pub const MAX_CLOCK_OFFSET: Duration = Duration::from_millis(50);
 
-/// How long a process is held back for its clock. Two nodes can both be [`MOST_OFF`] from home, in different
-/// directions, and each measurement was wrong by half a round trip. Beyond that somebody has set a clock.
-const MOST_HELD: Duration = Duration::from_millis(150);
+/// Maximum time that a process waits for its new node's clock. Two nodes can both be
+/// [`MAX_CLOCK_OFFSET`] from home in opposite directions, and each measurement may be wrong by half
+/// a round trip. A larger difference means that a clock was set.
+const MAX_CLOCK_WAIT: Duration = Duration::from_millis(150);
 
 /// This node's wall clock, in nanoseconds since 1970.
 #[must_use]
@@ -20,30 +22,32 @@ pub fn now() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A clock that a process would see go back by this much.
+/// The clock here is behind the time that the process may have read, by this much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the clock here is {} ms behind the one that it has read last; run an NTP client on all nodes", .0.as_millis())]
-pub struct Behind(pub Duration);
+#[error("the clock here is {} ms behind the time that the process has read; run an NTP client on all nodes", .0.as_millis())]
+pub struct ClockBehind(pub Duration);
 
-/// How long a process that may have read `last` has to wait where it is `now`.
+/// How long a process that may have read the time `last` has to wait on a node whose clock shows
+/// `now`.
 ///
 /// # Errors
-/// If that is longer than nodes may differ.
-pub fn wait(last: u64, now: u64) -> Result<Duration, Behind> {
+/// If that is longer than clocks of nodes may differ.
+pub fn wait_time(last: u64, now: u64) -> Result<Duration, ClockBehind> {
     let behind = Duration::from_nanos(last.saturating_sub(now));
-    if behind <= MOST_HELD { Ok(behind) } else { Err(Behind(behind)) }
+    if behind <= MAX_CLOCK_WAIT { Ok(behind) } else { Err(ClockBehind(behind)) }
 }
 
-/// Waits until no clock that a process reads here, the coarse one included, shows less than the `last` that it may have
-/// read: that one shows the last tick (1 to 10 ms), which may have been before the process was stopped elsewhere.
+/// Waits until all wall clocks of this node have reached `last`, which the process may have read.
+/// The coarse clock counts too: it shows the time of the last tick (1 to 10 ms ago), which may lie
+/// before the time at which the process was stopped.
 ///
 /// # Errors
-/// As [`wait`]; then it has not waited.
-pub fn reach(last: u64) -> Result<(), Behind> {
-    /// More ticks than a tick of waiting can miss.
-    const TICKS: u32 = 32;
-    std::thread::sleep(wait(last, coarse())?);
-    for _ in 0..TICKS {
+/// Those of [`wait_time`]; returns without waiting then.
+pub fn wait_until(last: u64) -> Result<(), ClockBehind> {
+    /// Number of 1 ms sleeps, enough for the longest tick.
+    const MAX_SLEEPS: u32 = 32;
+    std::thread::sleep(wait_time(last, coarse())?);
+    for _ in 0..MAX_SLEEPS {
         if coarse() >= last {
             break;
         }
@@ -59,14 +63,14 @@ fn coarse() -> u64 {
     u64::try_from(since).unwrap_or(0)
 }
 
-/// Whether a process may come whose home showed `home` when it offered it. The offer has been under way, so that
-/// nothing is said here about a clock that is ahead.
+/// Checks an offer made when home's clock showed `home`. The time that the offer took to arrive is
+/// unknown, so a clock that is ahead is not judged here.
 ///
 /// # Errors
 /// If the clock here is too far behind.
-pub fn judge(home: u64, now: u64) -> Result<(), Behind> {
+pub fn check_offer(home: u64, now: u64) -> Result<(), ClockBehind> {
     let behind = Duration::from_nanos(home.saturating_sub(now));
-    if behind <= MOST_OFF { Ok(()) } else { Err(Behind(behind)) }
+    if behind <= MAX_CLOCK_OFFSET { Ok(()) } else { Err(ClockBehind(behind)) }
 }
 
 #[cfg(test)]
@@ -76,28 +80,28 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_process_waits_for_its_clock_and_never_for_long() {
+    fn clock_wait_is_limited() {
         let now = now();
-        assert_eq!(wait(now - 30 * MS, now), Ok(Duration::ZERO), "this clock is ahead");
-        assert_eq!(wait(now + 30 * MS, now), Ok(Duration::from_millis(30)));
-        assert_eq!(wait(now + 151 * MS, now), Err(Behind(Duration::from_millis(151))));
-        assert_eq!(wait(0, now), Ok(Duration::ZERO), "a sender that says nothing");
-        assert!(wait(u64::MAX, 0).is_err() && wait(u64::MAX, now).is_err());
+        assert_eq!(wait_time(now - 30 * MS, now), Ok(Duration::ZERO), "this clock is ahead");
+        assert_eq!(wait_time(now + 30 * MS, now), Ok(Duration::from_millis(30)));
+        assert_eq!(wait_time(now + 151 * MS, now), Err(ClockBehind(Duration::from_millis(151))));
+        assert_eq!(wait_time(0, now), Ok(Duration::ZERO), "a sender that says nothing");
+        assert!(wait_time(u64::MAX, 0).is_err() && wait_time(u64::MAX, now).is_err());
     }
 
     #[test]
-    fn no_tick_of_before_is_read() {
+    fn coarse_clock_reaches_the_stop_time() {
         let stopped = now();
-        assert_eq!(reach(stopped), Ok(()));
+        assert_eq!(wait_until(stopped), Ok(()));
         assert!(coarse() >= stopped);
-        assert!(reach(now() + 1000 * MS).is_err());
+        assert!(wait_until(now() + 1000 * MS).is_err());
     }
 
     #[test]
-    fn an_offer_is_judged_by_home_s_clock() {
-        assert!(judge(1000 * MS, 950 * MS).is_ok());
-        assert!(judge(1000 * MS, 9000 * MS).is_ok(), "under way for long");
-        let refused = judge(1000 * MS, 949 * MS).unwrap_err().to_string();
+    fn offer_is_checked_against_homes_clock() {
+        assert!(check_offer(1000 * MS, 950 * MS).is_ok());
+        assert!(check_offer(1000 * MS, 9000 * MS).is_ok(), "under way for long");
+        let refused = check_offer(1000 * MS, 949 * MS).unwrap_err().to_string();
         assert!(refused.starts_with("the clock here is 51 ms behind"), "{refused}");
     }
 }

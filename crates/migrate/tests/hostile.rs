@@ -1,4 +1,4 @@
-//! What the fuzz target examines, on every build: nothing that a shim could say may panic.
+//! Runs the fuzz target's code in every build: no bytes from a shim may panic.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -17,59 +17,59 @@ fn call(nr: i64, args: [Arg; 6]) -> Message {
         epoch: Epoch(1),
         number: 7,
         signals: 0,
-        resumes: None,
-        before: Vec::new(),
-        brings: 0,
+        restart_code: None,
+        prelude: Vec::new(),
+        max_prefetch: 0,
         call,
-        view: None,
+        procfs_view: None,
     }))
 }
 
-/// One of each kind of what shims say.
+/// Examples of the messages between shims.
 fn messages() -> Vec<Message> {
     let (zero, bytes) = (Arg::Value(0), |text: &[u8]| Arg::Bytes(ByteBuf::from(text.to_vec())));
     let z = || zero.clone();
     let segments = Segments { lens: vec![3, 0, 4], bytes: ByteBuf::from(b"onetwo!".to_vec()) };
-    let room = Segments { lens: vec![100, 4096], bytes: ByteBuf::new() };
+    let buffers = Segments { lens: vec![100, 4096], bytes: ByteBuf::new() };
     let onward = Departure::Onward {
-        life: Epoch(3),
+        epoch: Epoch(3),
         address: "node2:7101".into(),
         shim: ShimId([2; 16]),
         fingerprint: Fingerprint([3; 32]),
     };
     let outcome = Outcome { ret: 3, outs: vec![ByteBuf::from(b"abc".to_vec())] };
-    let result = CallResult { child: Some(HomePid(9)), before: vec![-28], ..CallResult::new(7, outcome) };
+    let result = CallResult { child: Some(HomePid(9)), prelude: vec![-28], ..CallResult::new(7, outcome) };
     vec![
-        Message::Beat,
+        Message::Heartbeat,
         Message::Accepted(Epoch(1), true),
         Message::Declined(Epoch(1), "no room".into()),
-        Message::Crew(vec![5, 6]),
+        Message::Threads(vec![5, 6]),
         Message::Space(Box::default()),
-        Message::Want(Epoch(1), vec![0, 4]),
+        Message::RequestFiles(Epoch(1), vec![0, 4]),
         Message::Pages(vec![(4096, 8192)]),
-        Message::Forget(vec![(0, 4096), (8192, 4096)]),
+        Message::DiscardPages(vec![(0, 4096), (8192, 4096)]),
         Message::Depart(onward),
-        Message::Brings(Epoch(3)),
-        Message::Stayed("busy".into()),
+        Message::TransferFor(Epoch(3)),
+        Message::DepartureFailed("busy".into()),
         Message::Signal(3, vec![10; 128]),
-        Message::Present(Epoch(2), 5),
+        Message::Reattach(Epoch(2), 5),
         Message::Result(Box::new(result)),
         call(libc::SYS_write, [Arg::Value(1), bytes(b"text"), Arg::Value(4), z(), z(), z()]),
-        call(libc::SYS_read, [z(), Arg::Room, Arg::Value(65536), z(), z(), z()]),
+        call(libc::SYS_read, [z(), Arg::Output, Arg::Value(65536), z(), z(), z()]),
         call(libc::SYS_writev, [Arg::Value(1), Arg::Segments(segments), Arg::Value(3), z(), z(), z()]),
-        call(libc::SYS_readv, [z(), Arg::Segments(room), Arg::Value(2), z(), z(), z()]),
+        call(libc::SYS_readv, [z(), Arg::Segments(buffers), Arg::Value(2), z(), z(), z()]),
         call(libc::SYS_openat, [z(), bytes(b"/etc/hosts\0"), z(), z(), z(), z()]),
         call(libc::SYS_poll, [bytes(&[1; 16]), Arg::Value(2), Arg::Value(100), z(), z(), z()]),
-        call(libc::SYS_getsockname, [Arg::Value(3), Arg::Room, bytes(&[16, 0, 0, 0]), z(), z(), z()]),
+        call(libc::SYS_getsockname, [Arg::Value(3), Arg::Output, bytes(&[16, 0, 0, 0]), z(), z(), z()]),
     ]
 }
 
-/// As [`examine::examine`] reads it.
+/// Encodes a message in the form that [`examine::examine`] reads.
 fn framed(message: &Message) -> Vec<u8> {
     let body = postcard::to_stdvec(message).unwrap();
     let payload = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
     let cut = payload.len() / 2;
-    // In two frames, as a long one comes.
+    // In two frames, as a long message arrives.
     let frame = |flags: u8, piece: &[u8]| {
         let length = u16::try_from(piece.len()).unwrap().to_le_bytes();
         [&[flags, 42, length[0], length[1]][..], piece].concat()
@@ -78,7 +78,7 @@ fn framed(message: &Message) -> Vec<u8> {
 }
 
 #[test]
-fn each_message_is_read_and_each_shortening_and_turned_bit_is_harmless() {
+fn messages_decode_and_corruptions_do_not_panic() {
     assert!(Layout::default().check().is_ok());
     for message in messages() {
         let bytes = framed(&message);
@@ -97,7 +97,7 @@ fn each_message_is_read_and_each_shortening_and_turned_bit_is_harmless() {
 }
 
 #[test]
-fn the_corpus_is_harmless() {
+fn corpus_does_not_panic() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/messages");
     let entries: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     for path in &entries {

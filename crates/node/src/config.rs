@@ -1,147 +1,157 @@
-//! `ternd.toml`, and where a node keeps its things.
+//! `ternd.toml`, and the directories of a node.
 //!
-//! Root's node uses the system's directories; a plain user's node those of the XDG base directories.
+//! Root's node uses the system's directories, a plain user's node the XDG base directories.
 
-use crate::map::PORT;
+pub(crate) mod settings;
+
+use crate::cluster::map::PORT;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 use tern_ids::NodeId;
 
-/// The name of the configuration in the configuration directory.
+/// The name of the file in the configuration directory.
 pub const FILE: &str = "ternd.toml";
 
-/// The run directory of the system's node.
+/// The run directory of root's node.
 const RUN_DIR: &str = "/run/tern";
 
-/// Where the administration's tree of that node is.
+/// The default path of the administration tree, for the node with that run directory.
 const ADMIN_TREE: &str = "/run/mosix";
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// It is not what it should be.
+    /// The file is invalid.
     #[error("{}: {problem}", path.display())]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with the line.
+        /// The problem, with its line number.
         problem: String,
     },
-    /// A plain user without the variables that say where his things are.
+    /// Neither the XDG variable nor HOME is set for a plain user.
     #[error("neither {0} nor HOME is set, so there is no place for this node's files")]
-    NoPlace(&'static str),
+    NoDirectory(&'static str),
 }
 
-/// The file, key for key.
+/// The keys of the file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// This node's number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u16>,
-    /// `HOST` or `HOST:PORT` under which others reach it; a loopback address is also all it listens on.
+    /// `HOST` or `HOST:PORT` at which other nodes reach this one. With a loopback address ternd
+    /// listens there only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The TCP port; 7101, or what the map says of this node, if absent.
+    /// The TCP port; by default that of this node in the map, or 7101.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// For sockets; `/run/tern`.
+    /// The directory for sockets; `/run/tern`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_dir: Option<PathBuf>,
-    /// For file content of guests; `/var/cache/tern`.
+    /// The cache directory for file content of guests; `/var/cache/tern`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<PathBuf>,
-    /// The map; `/etc/mosix.map`.
+    /// The path of the map; `/etc/mosix.map`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub map: Option<PathBuf>,
-    /// Seconds without its home after which a guest freezes; 5.
+    /// Seconds without contact to its home after which a guest freezes; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspend_after: Option<u32>,
-    /// Seconds after which home gives a lost guest up; 60.
+    /// Seconds without contact after which home kills the process of a lost guest; 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub give_up_after: Option<u32>,
-    /// Seconds that the end of ternd may take by which the node leaves the cluster (`systemctl stop`, shutdown of the
-    /// machine); 60. With 0 nothing moves then, and all goes on without ternd.
+    /// Seconds that ternd may take to leave the cluster when it is stopped (`systemctl stop`,
+    /// shutdown of the machine); 60. With 0 no process moves, and all continue without ternd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_within: Option<u32>,
-    /// Whether this node takes guests; true.
+    /// Whether this node accepts guests; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests: Option<bool>,
-    /// How nice guests are to this node's own processes: 0, as these, to 19; 5.
+    /// The nice value of guests relative to this node's own processes, 0 to 19; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_nice: Option<u8>,
-    /// Whether often used calls of guests on their files are made without a stop (docs/design/direct.md); true.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hot_calls: Option<bool>,
-    /// How many of this node's CPUs its guests may use together, as 1.5; all. It takes control groups.
+    /// Whether frequent calls of guests on their files are made by patched code, without a stop
+    /// (docs/design/delegation.md); true. Its former name, `hot_calls`, is accepted too.
+    #[serde(alias = "hot_calls", skip_serializing_if = "Option::is_none")]
+    pub fastpath: Option<bool>,
+    /// Number of this node's CPUs that all guests together may use, such as 1.5; all. Needs control
+    /// groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_cpus: Option<f64>,
-    /// How much memory its guests may have together, in MiB; all that is free. When they grow beyond it the largest
-    /// leave.
+    /// Memory that all guests together may use, in MiB; all that is free. If they use more, the
+    /// largest are sent away.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_memory: Option<u64>,
-    /// Percent of this node's CPUs: when its own processes want more, guests leave, and none comes until 20 s after
-    /// that is over. They stay if absent.
+    /// Percent of this node's CPUs. When its own processes need more, guests are sent away, and
+    /// none is accepted until 20 s after that has ended. If absent, guests stay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_share: Option<u32>,
-    /// The nodes that may host this node's processes; all if absent.
+    /// The nodes that may host processes of this node; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust: Option<Vec<u16>>,
-    /// Whether this node moves its processes by itself; true.
+    /// Whether the balancer moves processes of this node; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balance: Option<bool>,
-    /// Users, by name or number, and groups, with an @ before, whose processes this node moves by itself whoever has
-    /// started them, except daemons and the shells of sessions; none. Root's are among them only with `move_root`.
+    /// Users, by name or number, and groups, with an @ in front; none. The balancer moves their
+    /// processes even if mosrun has not started them, except daemons and the shells of sessions.
+    /// Processes of root are included only with `move_root`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balance_users: Option<Vec<String>>,
-    /// Whether processes of root may be moved by others than root; false.
+    /// Whether users other than root may move processes of root; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub move_root: Option<bool>,
-    /// The node that founded the cluster, and admits new ones.
+    /// The node that founded the cluster, and that admits new nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub founder: Option<u16>,
-    /// The shim program; `tern-shim` beside ternd.
+    /// The path of the shim program; `tern-shim` in the directory of ternd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
-    /// Whether the other nodes may reach this node's files, below /mfs; true.
+    /// Whether other nodes may reach this node's files below /mfs; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs: Option<bool>,
-    /// Whether they may only read them; false.
+    /// Whether other nodes may only read the files; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_read_only: Option<bool>,
-    /// The directories that they may reach, by paths without symbolic links; all if absent.
+    /// The directories that other nodes may reach, as paths without symbolic links; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_paths: Option<Vec<PathBuf>>,
-    /// Whether root of another node is nobody here; false.
+    /// Whether root of another node is mapped to nobody here; false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_squash_root: Option<bool>,
-    /// Whether they are told at once of what programs of this node change in files that they have open; true.
+    /// Whether other nodes are notified at once when a program of this node changes files that they
+    /// have open; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfs_notices: Option<bool>,
-    /// How many commands of other nodes (mexec) run here at a time; one for each CPU, and one more.
+    /// Number of commands of other nodes (mexec) that run here at a time; by default the number of
+    /// CPUs plus 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_jobs: Option<u32>,
-    /// Where the gatekeeper listens for commands of machines that are not in the cluster, as 192.0.2.1:7102; nowhere.
+    /// The address at which the gatekeeper accepts commands of machines outside the cluster, such
+    /// as 192.0.2.1:7102; none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_outside: Option<SocketAddr>,
-    /// How many of them of one user; all.
+    /// Number of commands (mexec) of one user that run here at a time; not limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mexec_user_jobs: Option<u32>,
-    /// Directories of file systems that are the same on all nodes that declare them, by these paths: guests read their files where they
-    /// are; none.
+    /// Directories of file systems that are the same, at the same paths, on all nodes that list
+    /// them: guests read their files locally; none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<Vec<PathBuf>>,
-    /// Where the administration's tree is; `/run/mosix` for root's node in /run/tern, nowhere for others, nor if empty.
+    /// The path of the administration tree; `/run/mosix` for root's node in /run/tern. Other nodes
+    /// have none by default; nor has a node where this is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_tree: Option<PathBuf>,
 }
@@ -151,94 +161,95 @@ pub struct File {
 pub struct Config {
     /// Where `ternd.toml` and the node's identity are.
     pub config_dir: PathBuf,
-    /// As said, without what was left out.
+    /// The contents of the file, without defaults.
     pub file: File,
-    /// For sockets.
+    /// The directory for sockets.
     pub run_dir: PathBuf,
-    /// For file content of guests.
+    /// The cache directory for file content of guests.
     pub cache_dir: PathBuf,
-    /// The map.
+    /// The path of the map.
     pub map: PathBuf,
-    /// Seconds.
+    /// Seconds without contact to its home after which a guest freezes.
     pub suspend_after: u32,
-    /// Seconds.
+    /// Seconds without contact after which home kills the process of a lost guest.
     pub give_up_after: u32,
-    /// Seconds; 0 if nothing moves when ternd ends.
+    /// Seconds that leaving the cluster may take when ternd is stopped; 0 if no process moves then.
     pub stop_within: u32,
-    /// Whether this node takes guests.
+    /// Whether this node accepts guests.
     pub guests: bool,
-    /// How nice guests are: 0 to 19.
+    /// The nice value of guests: 0 to 19.
     pub guest_nice: u8,
-    /// Whether often used calls of guests on their files are made without a stop.
-    pub hot_calls: bool,
-    /// CPUs that guests may use together; `None` is all.
+    /// Whether frequent calls of guests on their files are made by patched code, without a stop.
+    pub fastpath: bool,
+    /// Number of CPUs that all guests together may use; `None` is all.
     pub guest_cpus: Option<f64>,
-    /// MiB that guests may have together; `None` is all.
+    /// MiB of memory that all guests together may use; `None` is all.
     pub guest_memory: Option<u64>,
-    /// Percent of the CPUs that own processes want when guests must leave; `None` is never.
+    /// Percent of the CPUs: when own processes need more, guests are sent away; `None` is never.
     pub owner_share: Option<u32>,
-    /// The nodes that may host this node's processes; `None` is all.
+    /// The nodes that may host processes of this node; `None` is all.
     pub trust: Option<Vec<NodeId>>,
-    /// Whether this node moves its processes by itself.
+    /// Whether the balancer moves processes of this node.
     pub balance: bool,
-    /// Whose processes it moves besides what mosrun has started.
+    /// Users and groups whose processes the balancer moves even if mosrun has not started them.
     pub balance_users: Vec<String>,
-    /// Whether processes of root may be moved by others.
+    /// Whether users other than root may move processes of root.
     pub move_root: bool,
-    /// The shim program.
+    /// The path of the shim program.
     pub shim: PathBuf,
-    /// The program of both halves of MFS, beside ternd.
+    /// The path of the MFS program, in the directory of ternd.
     pub mfs: PathBuf,
-    /// The program of both halves of mexec, beside ternd.
+    /// The path of the mexec program, in the directory of ternd.
     pub exec: PathBuf,
-    /// Where the administration's tree is, if it is.
+    /// The path of the administration tree, if there is one.
     pub admin_tree: Option<PathBuf>,
-    /// The program that serves it, beside ternd.
+    /// The path of the program that serves the administration tree, in the directory of ternd.
     pub admin: PathBuf,
-    /// This program, for checks that it makes as another user.
+    /// The path of this program, which runs itself as another user for access checks.
     pub ternd: PathBuf,
 }
 
 impl Config {
-    /// Whether that node may host this node's processes.
+    /// Whether this node trusts the other one with its processes.
     #[must_use]
     pub fn trusts(&self, node: NodeId) -> bool {
         self.trust.as_ref().is_none_or(|trust| trust.contains(&node))
     }
 
-    /// Where the server of this node's files listens for its daemon.
+    /// The socket at which the file server accepts connections from ternd.
     #[must_use]
-    pub fn mfs_door(&self) -> PathBuf {
+    pub fn mfs_socket(&self) -> PathBuf {
         self.run_dir.join("mfs.sock")
     }
 
-    /// Where what runs other nodes' commands listens for its daemon.
+    /// The socket at which the command server accepts connections from ternd.
     #[must_use]
-    pub fn exec_door(&self) -> PathBuf {
+    pub fn exec_socket(&self) -> PathBuf {
         self.run_dir.join("exec.sock")
     }
 
-    /// Where the clients of this node's gatekeeper are written down, one file each, and its own key.
+    /// The directory with the gatekeeper's key, and one file for each of its clients.
     #[must_use]
-    pub fn outside(&self) -> PathBuf {
+    pub fn gatekeeper_dir(&self) -> PathBuf {
         self.config_dir.join("outside")
     }
 
-    /// Held by who serves the administration's tree; its number stands in it.
+    /// The lock file that the server of the administration tree holds; it contains the server's
+    /// pid.
     #[must_use]
     pub fn admin_lock(&self) -> PathBuf {
         self.run_dir.join("admin.lock")
     }
 
-    /// Bytes that guests may have together.
+    /// Bytes of memory that all guests together may use.
     pub(crate) fn guest_memory_bytes(&self) -> Option<u64> {
         self.guest_memory.map(|mebibytes| mebibytes.saturating_mul(1 << 20))
     }
 
-    /// Reads `DIRECTORY/ternd.toml`; without it everything has its default.
+    /// Reads `DIRECTORY/ternd.toml`; a missing file means defaults only.
     ///
     /// # Errors
-    /// If it is there and unreadable or wrong.
+    /// If the file is unreadable or invalid.
     pub fn load(config_dir: &Path) -> Result<Self, ConfigError> {
         let path = config_dir.join(FILE);
         let text = match fs::read_to_string(&path) {
@@ -259,33 +270,37 @@ impl Config {
         }
         for (name, jobs) in [("mexec_jobs", file.mexec_jobs), ("mexec_user_jobs", file.mexec_user_jobs)] {
             if jobs == Some(0) {
-                let said = format!("{name} must be at least 1; guests = false keeps all work of others out");
-                return Err(wrong(said));
+                let message = format!(
+                    "{name} must be at least 1; use guests = false to refuse all work of other nodes"
+                );
+                return Err(wrong(message));
             }
         }
         if file.mexec_outside.is_some_and(|address| address.port() == 0) {
-            return Err(wrong("mexec_outside is an address with a port, as 0.0.0.0:7102".into()));
+            return Err(wrong("mexec_outside must be an address with a port, such as 0.0.0.0:7102".into()));
         }
         if file.guest_cpus.is_some_and(|cpus| !(0.01..=65536.0).contains(&cpus)) {
             return Err(wrong(
-                "guest_cpus must be 0.01 to 65536; guests = false keeps all guests out".into(),
+                "guest_cpus must be 0.01 to 65536; use guests = false to refuse all guests".into(),
             ));
         }
-        if file.shared.iter().flatten().any(|path| !is_plain(path)) {
-            return Err(wrong("shared must be whole paths of directories, without . and ..".into()));
+        if file.shared.iter().flatten().any(|path| !is_canonical_path(path)) {
+            return Err(wrong("shared must be absolute paths of directories, without . and ..".into()));
         }
         let (suspend_after, give_up_after) =
             (file.suspend_after.unwrap_or(5), file.give_up_after.unwrap_or(60));
         if suspend_after == 0 || give_up_after <= suspend_after {
-            return Err(wrong("give_up_after must be more than suspend_after, and that more than 0".into()));
+            return Err(wrong(
+                "suspend_after must be more than 0, and give_up_after more than suspend_after".into(),
+            ));
         }
         let run_dir = file.run_dir.clone().map_or_else(run_dir, Ok)?;
-        // Of several nodes on one machine (in tests, say) only the system's own has that place.
+        // If several nodes run on one machine, as in tests, only root's node gets the default path.
         let of_the_system = is_root() && run_dir == Path::new(RUN_DIR);
         let admin_tree = file.admin_tree.clone().or_else(|| of_the_system.then(|| PathBuf::from(ADMIN_TREE)));
         let admin_tree = admin_tree.filter(|tree| !tree.as_os_str().is_empty());
         if admin_tree.as_ref().is_some_and(|tree| !tree.is_absolute()) {
-            return Err(wrong("admin_tree must be a whole path, or empty".into()));
+            return Err(wrong("admin_tree must be an absolute path, or empty".into()));
         }
         let own = |source| ConfigError::Read { path: "/proc/self/exe".into(), source };
         let ternd = env::current_exe().map_err(own)?;
@@ -298,7 +313,7 @@ impl Config {
             stop_within: file.stop_within.unwrap_or(60),
             guests: file.guests.unwrap_or(true),
             guest_nice: file.guest_nice.unwrap_or(5),
-            hot_calls: file.hot_calls.unwrap_or_else(hot_by_environment),
+            fastpath: file.fastpath.unwrap_or_else(fastpath_by_environment),
             guest_cpus: file.guest_cpus,
             guest_memory: file.guest_memory,
             owner_share: file.owner_share,
@@ -318,8 +333,8 @@ impl Config {
     }
 }
 
-/// Whether it is the path of one directory below the root, and of no other way there.
-fn is_plain(path: &Path) -> bool {
+/// Whether this is an absolute path below the root directory in canonical form.
+fn is_canonical_path(path: &Path) -> bool {
     let plain = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     plain
         && path.is_absolute()
@@ -327,8 +342,8 @@ fn is_plain(path: &Path) -> bool {
         && !path.components().any(|c| c.as_os_str() == "..")
 }
 
-/// What holds where `ternd.toml` is silent. Tests run both ways.
-fn hot_by_environment() -> bool {
+/// The default of `fastpath`. Tests use the variable to run with and without them.
+fn fastpath_by_environment() -> bool {
     env::var_os("TERN_HOT_CALLS").is_none_or(|value| value != "0")
 }
 
@@ -336,24 +351,24 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// An XDG directory, or its default below the home directory.
+/// The directory `tern` in an XDG directory, or in its default below the home directory.
 fn xdg(variable: &'static str, below_home: &str) -> Result<PathBuf, ConfigError> {
     let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute(variable)
         .or_else(|| absolute("HOME").map(|home| home.join(below_home)))
         .map(|dir| dir.join("tern"))
-        .ok_or(ConfigError::NoPlace(variable))
+        .ok_or(ConfigError::NoDirectory(variable))
 }
 
-/// `/etc/tern`, or the user's.
+/// The configuration directory: `/etc/tern`, or that of the user.
 ///
 /// # Errors
-/// If a plain user has no home.
+/// If the home directory of a plain user is not known.
 pub fn config_dir() -> Result<PathBuf, ConfigError> {
     if is_root() { Ok("/etc/tern".into()) } else { xdg("XDG_CONFIG_HOME", ".config") }
 }
 
-/// Where tools look for a node's control socket: `TERN_RUN_DIR`, `/run/tern`, or the user's.
+/// The run directory, with the control socket: `TERN_RUN_DIR`, `/run/tern`, or that of the user.
 fn run_dir() -> Result<PathBuf, ConfigError> {
     match env::var_os("TERN_RUN_DIR") {
         Some(dir) => Ok(dir.into()),
@@ -366,7 +381,7 @@ fn cache_dir() -> Result<PathBuf, ConfigError> {
     if is_root() { Ok("/var/cache/tern".into()) } else { xdg("XDG_CACHE_HOME", ".cache") }
 }
 
-/// MOSIX's own place for the node of the system; beside the configuration for any other.
+/// The path of MOSIX for root's node; in the configuration directory for any other.
 pub(crate) fn default_map(config_dir: &Path) -> PathBuf {
     if is_root() && config_dir == Path::new("/etc/tern") {
         "/etc/mosix.map".into()
@@ -375,7 +390,7 @@ pub(crate) fn default_map(config_dir: &Path) -> PathBuf {
     }
 }
 
-/// `HOST:PORT` from `HOST` or `HOST:PORT`.
+/// Adds the default port to `HOST`; leaves `HOST:PORT` as it is.
 pub(crate) fn with_port(address: &str) -> String {
     let bare_v6 = address.parse::<std::net::Ipv6Addr>().is_ok();
     if bare_v6 {
@@ -390,7 +405,7 @@ pub(crate) fn with_port(address: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use crate::os::scratch::Scratch;
 
     fn load(text: &str) -> Result<Config, ConfigError> {
         let dir = Scratch::new("config");
@@ -399,11 +414,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_the_default() {
+    fn defaults_apply_to_absent_keys() {
         let config = load("").unwrap();
         assert_eq!((config.suspend_after, config.give_up_after, config.guests), (5, 60, true));
         assert!(config.trust.is_none() && !config.move_root);
         assert!(Config::load(Path::new("/nonexistent")).is_ok());
+        assert!(!load("fastpath = false").unwrap().fastpath);
+        assert!(!load("hot_calls = false").unwrap().fastpath, "the former name");
         let tree = |text| load(text).unwrap().admin_tree;
         assert_eq!(tree("run_dir = \"/x\""), None, "another node of this machine");
         assert_eq!(tree("run_dir = \"/x\"\nadmin_tree = \"/y\""), Some("/y".into()));
@@ -411,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_kept_and_can_be_written_back() {
+    fn keys_are_kept_and_written_back() {
         let text = "node = 3\nrun_dir = \"/x\"\nguests = false\ntrust = [1, 2]\n";
         let config = load(text).unwrap();
         assert_eq!(config.run_dir, Path::new("/x"));
@@ -420,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_values_are_reported() {
         for (text, part) in [
             ("nodes = 1", "unknown field `nodes`"),
             ("node = 0", "1 to 65535"),
@@ -436,11 +453,11 @@ mod tests {
             ("mexec_outside = \"7102\"", "invalid socket address"),
             ("mexec_outside = \"0.0.0.0:0\"", "with a port"),
             ("mexec_user_jobs = 0", "mexec_user_jobs must"),
-            ("admin_tree = \"mosix\"", "whole path"),
-            ("shared = [\"nfs\"]", "whole paths"),
-            ("shared = [\"/nfs/../etc\"]", "whole paths"),
-            ("shared = [\"/nfs/\"]", "whole paths"),
-            ("shared = [\"/\"]", "whole paths"),
+            ("admin_tree = \"mosix\"", "absolute path"),
+            ("shared = [\"nfs\"]", "absolute paths"),
+            ("shared = [\"/nfs/../etc\"]", "absolute paths"),
+            ("shared = [\"/nfs/\"]", "absolute paths"),
+            ("shared = [\"/\"]", "absolute paths"),
             ("x", "ternd.toml"),
         ] {
             let message = load(text).unwrap_err().to_string();
@@ -449,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_added() {
+    fn default_port_is_added() {
         for (given, whole) in [
             ("a", "a:7101"),
             ("a:1", "a:1"),

@@ -1,15 +1,19 @@
-//! The control socket: requests of tools and shims of this node.
+//! The control socket: requests of the tools and shims of this node.
 
-use crate::beside::Beside;
-use crate::map::{Map, MapError};
-use crate::message::PeerReply;
-use crate::moving::{self, Preparation};
-use crate::permission::Caller;
-use crate::slots::{Slot, Slots};
-use crate::state::{Node, kernel};
-use crate::{
-    balancing, cluster, costs, credentials, evacuation, mfs, out, owner, peers, processes, single, why,
-};
+mod explain;
+mod one_process;
+mod status;
+
+use crate::balance::{owner, query};
+use crate::cluster::map::{Map, MapError};
+use crate::cluster::{tune, view};
+use crate::migrate::{self, GuestPreparation, evacuation, expel};
+use crate::node::Node;
+use crate::peer::client;
+use crate::peer::connection_limit::{ConnectionLimit, ConnectionPermit};
+use crate::process::permission::Caller;
+use crate::process::{credentials, process_list};
+use crate::programs::{HelperProgram, file_server};
 use anyhow::{Context, Result};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -17,20 +21,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tern_control::{NodeRow, Refusal, RefusalKind, Reply, Request, StatusReport, Switch, stream};
-use tern_ids::NodeId;
+use tern_control::{Refusal, RefusalKind, Reply, Request, Switch, stream};
 
-/// Conversations at once, in all and of one user.
-const MOST: (usize, usize) = (1024, 256);
+/// Maximum number of simultaneous connections, in total and of one user.
+const MAX_CONNECTIONS: (usize, usize) = (1024, 256);
 
-/// How long a caller may take to say what it wants, or to take the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of reading a request, and of writing the reply.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a node may take to show that it is up.
-const PING: Duration = Duration::from_secs(1);
-
-/// Makes the socket that everybody may use; one that is left over is replaced. The caller holds the lock of
-/// the run directory, so that it is nobody's.
+/// Creates the socket, which all users may connect to, and removes an old one. The caller holds the
+/// lock of the run directory, so no other ternd uses that one.
 pub(crate) fn bind(node: &Node) -> Result<UnixListener> {
     let path = node.config.run_dir.join("control");
     let _left_over = fs::remove_file(&path);
@@ -40,12 +40,12 @@ pub(crate) fn bind(node: &Node) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves for ever.
+/// Accepts connections; never returns.
 pub(crate) fn run(listener: &UnixListener, node: &Arc<Node>) -> ! {
-    let slots = Slots::new(MOST.0, MOST.1);
+    let limit = ConnectionLimit::new(MAX_CONNECTIONS.0, MAX_CONNECTIONS.1);
     loop {
         match listener.accept() {
-            Ok((socket, _)) => enter(node, &slots, socket),
+            Ok((socket, _)) => accept(node, &limit, socket),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a request");
                 thread::sleep(Duration::from_millis(100));
@@ -54,236 +54,196 @@ pub(crate) fn run(listener: &UnixListener, node: &Arc<Node>) -> ! {
     }
 }
 
-fn enter(node: &Arc<Node>, slots: &Arc<Slots<u32>>, socket: UnixStream) {
-    let caller = match credentials::of_peer(&socket) {
+fn accept(node: &Arc<Node>, limit: &Arc<ConnectionLimit<u32>>, socket: UnixStream) {
+    let caller = match credentials::peer_caller(&socket) {
         Ok(caller) => caller,
-        Err(error) => return tracing::warn!(%error, "a caller without credentials"),
+        Err(error) => return tracing::warn!(%error, "cannot read the credentials of a caller"),
     };
-    let Some(slot) = slots.take(caller.uid) else {
+    let Some(permit) = limit.acquire(caller.uid) else {
         return tracing::warn!(uid = caller.uid, "too many requests at once; one was dropped");
     };
     let node = node.clone();
     let serve = move || {
-        let slot: Slot<u32> = slot;
-        if let Err(error) = converse(&node, caller, socket) {
+        let permit: ConnectionPermit<u32> = permit;
+        if let Err(error) = serve(&node, caller, socket) {
             tracing::debug!(uid = caller.uid, %error, "a request failed");
         }
-        drop(slot);
+        drop(permit);
     };
     if let Err(error) = thread::Builder::new().name("control".into()).spawn(serve) {
-        tracing::warn!(%error, "no thread for a request");
+        tracing::warn!(%error, "cannot start a thread for a request");
     }
 }
 
-fn converse(node: &Arc<Node>, caller: Caller, mut socket: UnixStream) -> Result<()> {
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+fn serve(node: &Arc<Node>, caller: Caller, mut socket: UnixStream) -> Result<()> {
+    socket.set_read_timeout(Some(IO_TIMEOUT))?;
+    socket.set_write_timeout(Some(IO_TIMEOUT))?;
     let request = match stream::read::<Request>(&mut socket) {
         Ok(request) => request,
         Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
-            let said = "this ternd does not know such a request; is it of another version than the tool?";
-            let refusal = Refusal::new(RefusalKind::BadRequest, said);
+            let message = "unknown request; ternd may be of another version than the tool";
+            let refusal = Refusal::new(RefusalKind::BadRequest, message);
             return Ok(stream::write(&mut socket, &Reply::Refused(refusal))?);
         }
         Err(e) => return Err(e.into()),
     };
-    let reply = answer(node, caller, request).unwrap_or_else(Reply::Refused);
+    let reply = handle(node, caller, request).unwrap_or_else(Reply::Refused);
     Ok(stream::write(&mut socket, &reply)?)
 }
 
-fn answer(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, Refusal> {
+fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, Refusal> {
     match request {
-        Request::Migrate { pid, to } => moving::migrate(node, caller, pid, to),
-        Request::Continue { pid } => moving::let_go_on(node, caller, pid),
-        Request::Out { pid, from } => out::out(node, caller, pid, from),
+        Request::Migrate { pid, to } => migrate::migrate_for_caller(node, caller, pid, to),
+        Request::Continue { pid } => migrate::continue_frozen(node, caller, pid),
+        Request::Out { pid, from } => expel::expel(node, caller, pid, from),
         Request::Tune { node: peer } => {
-            caller.must_own_node("measure the links")?;
-            costs::measure(node, peer).map(Reply::Tuned)
+            caller.check_owns_node("measure the links")?;
+            tune::measure(node, peer).map(Reply::Tuned)
         }
         Request::KeepCosts(measured) => {
-            caller.must_own_node("measure the links")?;
-            costs::keep(node, measured).map(|()| Reply::Done)
+            caller.check_owns_node("measure the links")?;
+            tune::store(node, measured).map(|()| Reply::Done)
         }
-        Request::Links => Ok(Reply::Links(costs::rows(node))),
-        Request::Best { advice } => match balancing::best(node, &advice) {
+        Request::Links => Ok(Reply::Links(tune::rows(node))),
+        Request::Best { advice } => match query::best_node_for_start(node, &advice) {
             Some(best) => Ok(Reply::Best(best)),
             None => Err(Refusal::new(RefusalKind::Unavailable, "no node can take it")
-                .hint("mon, which shows the load and memory of all nodes")),
+                .hint("mon shows the load and memory of all nodes")),
         },
         Request::AtExec { candidates, lock, advice } => {
-            moving::at_exec(node, caller, &candidates, lock, advice)
+            migrate::migrate_at_exec(node, caller, &candidates, lock, advice)
         }
-        Request::AtBest { lock, advice } => moving::at_best(node, caller, lock, advice),
+        Request::AtBest { lock, advice } => migrate::migrate_to_best_at_exec(node, caller, lock, advice),
         Request::Register { lock, never, advice } => {
-            moving::register(node, caller, lock, never, advice).map(|()| Reply::Done)
+            migrate::register_caller(node, caller, lock, never, advice).map(|()| Reply::Done)
         }
-        Request::Processes => Ok(Reply::Processes(processes::all(node))),
-        Request::ProcessesOf { node: on } => processes::of(node, on).map(Reply::Processes),
-        Request::Process { pid } => single::row(node, caller, pid).map(|row| Reply::Process(row.into())),
-        Request::Place { pid, of } => Ok(Reply::Place(single::place(node, pid, of))),
-        Request::Choose { pid, of, node: to } => single::choose(node, caller, pid, of, to),
-        Request::FileTraffic(told) => {
-            caller.must_own_node("say what others do on files")?;
-            node.balancing.traffic.hear(&told);
+        Request::Processes => Ok(Reply::Processes(process_list::all(node))),
+        Request::ProcessesOf { node: on } => process_list::of_node(node, on).map(Reply::Processes),
+        Request::Process { pid } => one_process::row(node, caller, pid).map(|row| Reply::Process(row.into())),
+        Request::ResolveNode { pid, name: of } => {
+            Ok(Reply::ResolvedNode(one_process::resolve_place(node, pid, of)))
+        }
+        Request::SetSymbolicNode { pid, name: of, node: to } => {
+            one_process::choose_node(node, caller, pid, of, to)
+        }
+        Request::FileTraffic(reports) => {
+            caller.check_owns_node("report file traffic")?;
+            node.balancing.file_traffic.add(&reports);
             Ok(Reply::Done)
         }
-        Request::SetLock { pid, lock } => single::set_lock(node, caller, pid, lock),
-        Request::Advise { pid, advice } => single::advise(node, caller, pid, advice),
-        Request::For { uid, gid, request } => answer(node, caller.speaks_for(uid, gid)?, *request),
-        Request::Why { pid } => why::report(node, pid),
-        Request::Cluster => Ok(Reply::Cluster(cluster::report(node))),
-        Request::Status => Ok(Reply::Status(status(node))),
+        Request::SetLock { pid, lock } => one_process::set_lock(node, caller, pid, lock),
+        Request::Advise { pid, advice } => one_process::advise(node, caller, pid, advice),
+        Request::For { uid, gid, request } => handle(node, caller.on_behalf_of(uid, gid)?, *request),
+        Request::Why { pid } => explain::report(node, pid),
+        Request::Cluster => Ok(Reply::Cluster(view::report(node))),
+        Request::Status => Ok(Reply::Status(status::report(node))),
         Request::GetMap => Ok(Reply::Map(node.map().text().into())),
         Request::SetMap { text } => {
-            caller.must_own_node("change the map")?;
+            caller.check_owns_node("change the map")?;
             set_map(node, &text)
         }
         Request::MapOff => {
-            caller.must_own_node("take the node out of the cluster")?;
-            let (away, guests) = processes::counts(node);
+            caller.check_owns_node("take the node out of the cluster")?;
+            let (away, guests) = process_list::counts(node);
             if away + guests > 0 {
-                let said = format!("{away} processes are away and {guests} guests are here");
-                return Err(Refusal::new(RefusalKind::Unavailable, said).hint("mps shows them"));
+                let message = format!("{away} processes are away and {guests} guests are here");
+                return Err(Refusal::new(RefusalKind::Unavailable, message).hint("mps shows them"));
             }
-            node.forget_map().map(|()| Reply::Done)
+            node.remove_map().map(|()| Reply::Done)
         }
-        Request::Mexec => {
+        Request::StartMexec => {
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
-            Beside::exec(&node.config).ensure().map(|()| Reply::Done).map_err(failed)
+            HelperProgram::command_server(&node.config).ensure_running().map(|()| Reply::Done).map_err(failed)
         }
-        Request::Homes { home } => {
-            caller.must_own_node("start what guests map files from")?;
+        Request::StartRemoteMaps { home } => {
+            caller.check_owns_node("start the file tree of guests")?;
             let failed = |e: anyhow::Error| Refusal::new(RefusalKind::Internal, format!("{e:#}"));
-            Beside::homes(&node.config, home).ensure().map(|()| Reply::Done).map_err(failed)
+            HelperProgram::home_tree(&node.config, home)
+                .ensure_running()
+                .map(|()| Reply::Done)
+                .map_err(failed)
         }
-        Request::Spares => owner::spares(node).map(|()| Reply::Done),
-        Request::Placed => Ok(Reply::Placed(Beside::exec(&node.config).placed())),
+        Request::HasCapacity => owner::check_can_take_command(node).map(|()| Reply::Done),
+        Request::Placed => Ok(Reply::Placed(HelperProgram::command_server(&node.config).placed())),
         Request::Token { seconds } => {
-            caller.must_own_node("make tokens")?;
-            token(node, seconds)
+            caller.check_owns_node("make tokens")?;
+            make_token(node, seconds)
         }
         Request::Switch { switch, on } => {
-            caller.must_own_node("steer the node")?;
+            caller.check_owns_node("change the settings of the node")?;
             let reply = node.settings.change(|settings| *settings.of(switch) = on)?;
             if switch == Switch::NoMfs {
-                mfs::let_in(&node.config, !on)?;
+                file_server::set_peer_access(&node.config, !on)?;
             }
             Ok(reply)
         }
-        Request::Settings => Ok(Reply::Settings(node.settings.now())),
+        Request::Settings => Ok(Reply::Settings(node.settings.get())),
         Request::SetSpeed { speed } => {
-            caller.must_own_node("set the node's speed")?;
+            caller.check_owns_node("set the node's speed")?;
             if speed.is_some_and(|speed| !(1..=10_000_000).contains(&speed)) {
                 return Err(Refusal::new(
                     RefusalKind::BadRequest,
-                    "a speed is 1 to 10000000, 10000 for a standard CPU",
+                    "a speed must be 1 to 10000000; 10000 is a standard CPU",
                 ));
             }
             node.settings.change(|settings| settings.speed = speed)
         }
         Request::SetDecay(decay) => {
-            caller.must_own_node("set the node's decay")?;
+            caller.check_owns_node("set the node's decay")?;
             let parts = 1..=1000;
             if decay.interval == 0 || !parts.contains(&decay.slow) || !parts.contains(&decay.fast) {
-                let said = "a decay is an interval of at least 1 second, and two numbers of 1 to 1000";
-                return Err(Refusal::new(RefusalKind::BadRequest, said));
+                let message = "a decay needs an interval of at least 1 second and two numbers from 1 to 1000";
+                return Err(Refusal::new(RefusalKind::BadRequest, message));
             }
             node.settings.change(|settings| settings.decay = decay)
         }
         Request::Evacuate { what, seconds } => {
-            caller.must_own_node("evacuate the node")?;
+            caller.check_owns_node("evacuate the node")?;
             evacuation::evacuate(node, what, seconds)
         }
         Request::Rejoin => {
-            caller.must_own_node("open the node")?;
+            caller.check_owns_node("reopen the node")?;
             node.settings.change(|settings| {
                 (settings.stay, settings.local_stay, settings.block, settings.quiet) = Default::default();
             })
         }
-        Request::Prepare { node: to, migration, accept, uid, gid, company } => {
-            caller.must_own_node("prepare a node")?;
-            moving::prepare(node, Preparation { to, migration, accept, uid, gid, company })
+        Request::Prepare { node: to, migration, accept, uid, gid, group } => {
+            caller.check_owns_node("prepare a migration")?;
+            migrate::prepare_destination(node, GuestPreparation { to, migration, accept, uid, gid, group })
         }
         Request::Locate { node: on, shim } => {
-            caller.must_own_node("ask for shims")?;
-            Ok(moving::locate(node, on, shim))
+            caller.check_owns_node("locate shims")?;
+            Ok(migrate::locate_shim(node, on, shim))
         }
         Request::Awaited { node: on, shim, pid, epoch } => {
-            caller.must_own_node("ask for shims")?;
-            Ok(moving::awaited(node, on, shim, pid, epoch))
+            caller.check_owns_node("locate shims")?;
+            Ok(migrate::is_awaited(node, on, shim, pid, epoch))
         }
     }
 }
 
 fn set_map(node: &Arc<Node>, text: &str) -> Result<Reply, Refusal> {
     let bad = |e: MapError| Refusal::new(RefusalKind::BadRequest, e.to_string());
-    let map = Map::parse(text).and_then(|map| map.with(node.me())).map_err(bad)?;
+    let map = Map::parse(text).and_then(|map| map.check_contains(node.me())).map_err(bad)?;
     if map.nodes().is_empty() {
-        return Err(bad(MapError::WithoutMe(node.me())));
+        return Err(bad(MapError::NodeMissing(node.me())));
     }
-    node.change_map(|old| Ok(map.at_version(old.version().saturating_add(1))))?;
-    peers::spread(node, node.others());
+    node.change_map(|old| Ok(map.with_version(old.version().saturating_add(1))))?;
+    client::send_map(node, node.other_nodes());
     Ok(Reply::Done)
 }
 
-fn token(node: &Node, seconds: u32) -> Result<Reply, Refusal> {
+fn make_token(node: &Node, seconds: u32) -> Result<Reply, Refusal> {
     let Some(authority) = &node.authority else {
         let founder =
             node.config.file.founder.map_or_else(|| "the founding node".into(), |id| format!("node {id}"));
-        let said = "only the node that founded the cluster admits new ones";
-        return Err(Refusal::new(RefusalKind::Unavailable, said).hint(format!("tern token, on {founder}")));
+        let message = "only the node that founded the cluster admits new ones";
+        return Err(Refusal::new(RefusalKind::Unavailable, message).hint(format!("tern token, on {founder}")));
     };
     if !(60..=604_800).contains(&seconds) {
         return Err(Refusal::new(RefusalKind::BadRequest, "a token is valid for 60 to 604800 seconds"));
     }
-    let token = node.tokens.make(node.me(), authority.fingerprint(), seconds, 1);
-    let failed = |e| Refusal::new(RefusalKind::Internal, format!("cannot keep the token: {e}"));
+    let token = node.tokens.create(node.me(), authority.fingerprint(), seconds, 1);
+    let failed = |e| Refusal::new(RefusalKind::Internal, format!("cannot store the token: {e}"));
     token.map(|token| Reply::Token(token.to_string())).map_err(failed)
-}
-
-fn status(node: &Arc<Node>) -> StatusReport {
-    let (away, guests) = processes::counts(node);
-    let mut nodes: Vec<_> = peers::ping_all(node, PING).into_iter().map(|answer| row(node, answer)).collect();
-    let open = if node.takes_guests().is_ok() { "" } else { ", takes no guests" };
-    nodes.push(NodeRow {
-        node: node.me(),
-        host: node.map().host(node.me()).unwrap_or_default(),
-        up: true,
-        rtt_ms: None,
-        note: format!("this node, linux {}{open}", kernel()),
-    });
-    nodes.sort_by_key(|row| row.node);
-    StatusReport {
-        node: node.me(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        cluster: node.identity.cluster().into(),
-        nodes,
-        away,
-        guests,
-    }
-}
-
-fn row(node: &Node, (peer, answer): (NodeId, Result<peers::Answer, Refusal>)) -> NodeRow {
-    let host = node.map().host(peer).unwrap_or_default();
-    let answer = match answer {
-        Ok(answer) => answer,
-        Err(refusal) => return NodeRow { node: peer, host, up: false, rtt_ms: None, note: refusal.message },
-    };
-    let mut note = format!("ternd {}", plain(&answer.hello.version));
-    if let PeerReply::Pong { kernel, guests, open } = &answer.reply {
-        note += &format!(", linux {}, {guests} guests", plain(kernel));
-        if !open {
-            note += ", takes no guests";
-        }
-    }
-    let off = answer.clock_ahead.unsigned_abs();
-    if u128::from(off) > peers::MOST_CLOCK_OFFSET.as_nanos() + answer.round_trip.as_nanos() / 2 {
-        note += &format!(", clock off by {} ms: no destination", off / 1_000_000);
-    }
-    NodeRow { node: peer, host, up: true, rtt_ms: Some(answer.round_trip.as_secs_f64() * 1e3), note }
-}
-
-/// What another node says, fit for a terminal.
-fn plain(text: &str) -> String {
-    text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
 }

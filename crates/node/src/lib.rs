@@ -1,69 +1,53 @@
-//! The daemon of a node, `ternd`, and what tools need of it: founding and joining a cluster.
+//! `ternd`, the daemon of one node, and code that the tools share with it: the configuration, the
+//! cluster map, and founding and joining a cluster.
 //!
 //! ```text
-//!  tools ──Request──▶ control ─▶ moving ──ShimRequest──▶ shims (one process per migrated family)
-//!                                  │ peers (asking)
-//!                                  ▼
-//!  other nodes ──TLS──▶ listen ─┬▶ serve   a member asks: ping, host a guest, map
-//!                               ├▶ admit   a machine joins
-//!                               ├▶ shims   a connection is passed on to a shim
-//!                               └▶ beside  or to the server of this node's files, or to what runs commands
+//!  tools ──Request──▶ control ─▶ migrate ──ShimRequest──▶ shims (one process per migrated family)
+//!                                   │ peer::client (requests to other nodes)
+//!                                   ▼
+//!  other nodes ──TLS──▶ peer::listener ─┬▶ peer::server         requests of a member
+//!                                       ├▶ cluster::admission   a machine joins
+//!                                       ├▶ shim                 passed on to a shim
+//!                                       └▶ programs             or to the file or command server
 //! ```
-//! Threads, one for each connection, within limits; no lock is held over a wait for somebody else. All that
-//! must outlive ternd is in files or in the shims.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `daemon` | start-up and shutdown |
+//! | `node` | the state that all threads share |
+//! | `config` | `ternd.toml`, and the settings that `mosctl` changes |
+//! | `cluster` | the map, founding, joining, load and gossip |
+//! | `peer` | the TCP port, and messages to and from other daemons |
+//! | `control` | the control socket: requests of tools and shims |
+//! | `process` | this node's processes, and permissions to move them |
+//! | `migrate` | moving a process, and evacuating a node |
+//! | `balance` | deciding which processes to move, and the owner's priority over guests |
+//! | `shim` | starting shims and sending requests to them |
+//! | `programs` | the other programs that ternd starts |
+//! | `os` | clocks, locks, files, threads |
+//!
+//! Each connection has a thread, within limits. No lock is held while a thread waits for another
+//! process or node. All state that must outlive ternd is in files or in the shims.
 #![deny(unsafe_code)]
 
-mod admin;
-mod admit;
-mod balancing;
-mod beside;
+mod balance;
 mod cluster;
 pub mod config;
 mod control;
-mod costs;
-mod credentials;
 mod daemon;
-mod eligible;
-mod entry;
-mod evacuation;
-mod files;
-pub mod found;
-mod gatekeeper;
-mod habits;
-mod kernel_log;
-mod leave;
-mod listen;
-pub mod map;
-pub mod message;
-mod mfs;
-mod moving;
-mod out;
-mod owner;
-mod peers;
-mod permission;
-mod places;
-mod processes;
-mod procfs;
-mod registry;
-#[cfg(test)]
-mod scratch;
-mod serve;
-mod settings;
-mod shims;
-mod single;
-mod slots;
-mod speed;
-mod state;
-pub mod token;
-mod traffic;
-pub mod users;
-mod watch;
-mod why;
+mod migrate;
+mod node;
+mod os;
+mod peer;
+mod process;
+mod programs;
+mod shim;
 
+pub use cluster::bootstrap::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
+pub use cluster::speed::cpu_speed;
+pub use cluster::{map, token};
 pub use config::Config;
-pub use credentials::{with_groups as caller, without_root};
+pub use config::settings::read_settings;
 pub use daemon::run;
-pub use found::{InitOptions, InitReport, JoinOptions, JoinReport, SetupError, init, join};
-pub use permission::check_access;
-pub use settings::settings;
-pub use speed::speed;
+pub use process::credentials::{peer_credentials, squash_root};
+pub use process::permission::check_access;

@@ -11,23 +11,24 @@ use tracing_subscriber::EnvFilter;
 /// The daemon of a Tern node
 #[derive(Debug, Parser)]
 #[command(name = "ternd", version, about)]
-struct Words {
-    /// The configuration; identity and certificates are beside it [default: /etc/tern/ternd.toml, or
-    /// ~/.config/tern/ternd.toml for a plain user]
+struct Args {
+    /// The configuration file; identity and certificates are in the same directory [default:
+    /// /etc/tern/ternd.toml, or ~/.config/tern/ternd.toml for a plain user]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only measure the speed of this machine's CPUs, unless that has been done, and keep it in this file
+    /// Only measure the speed of this machine's CPUs and store it in this file, unless the file has
+    /// it
     #[arg(long, value_name = "FILE")]
     measure_speed: Option<PathBuf>,
-    /// Exit with 0 if that user may read that process
+    /// Exit with 0 if this user may read this process
     #[arg(long, hide = true, num_args = 3, value_names = ["PID", "UID", "GID"])]
     check_access: Option<Vec<u32>>,
 }
 
 fn main() -> ExitCode {
-    let words = Words::parse();
+    let args = Args::parse();
     let filter = EnvFilter::try_from_env("TERN_LOG").unwrap_or_else(|_unset| EnvFilter::new("info"));
-    // The journal adds the time itself.
+    // The journal adds the time.
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     if journal {
@@ -35,14 +36,14 @@ fn main() -> ExitCode {
     } else {
         log.init();
     }
-    if let Some([pid, uid, gid]) = words.check_access.as_deref() {
+    if let Some([pid, uid, gid]) = args.check_access.as_deref() {
         return i32::try_from(*pid).map_or(2, |pid| tern_node::check_access(pid, *uid, *gid)).into();
     }
-    if let Some(file) = words.measure_speed {
-        tern_node::speed(&file);
+    if let Some(file) = args.measure_speed {
+        tern_node::cpu_speed(&file);
         return ExitCode::SUCCESS;
     }
-    match run(words.config) {
+    match run(args.config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ternd: {error:#}");
@@ -56,7 +57,7 @@ fn run(file: Option<PathBuf>) -> Result<()> {
         Some(file) => {
             anyhow::ensure!(
                 file.file_name().is_some_and(|name| name == config::FILE) && file.exists(),
-                "{} is no configuration; it must be a file named ternd.toml",
+                "{} is not a configuration; give an existing file named ternd.toml",
                 file.display()
             );
             let whole = std::path::absolute(&file).with_context(|| format!("{}", file.display()))?;

@@ -1,41 +1,42 @@
-//! tern-shim: the program that holds one half of one family. Its node's daemon starts it, and it outlives the
-//! daemon. It is of no use by hand.
+//! tern-shim: the program that holds one half of a family. ternd starts it, and it outlives ternd.
+//! It is not started by hand.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
 use std::time::Duration;
 use tern_control::ShimRole;
-use tern_control::door::Door;
+use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
 use tern_wire::Ephemeral;
 
-/// Before all that compute; less urgent than what the system itself puts first.
+/// Nice value: a shim runs before CPU-bound processes, but not before the system's own services.
 const NICE: i32 = -10;
 
-/// How long its turns are: a call takes less. On a busy home, where those that compute are let to the end of theirs, of
-/// milliseconds, a guest got half as much done.
-const TURN: Duration = Duration::from_micros(100);
+/// Time slice, longer than a call takes. With the default slice a shim on a busy home waits
+/// milliseconds for CPU-bound processes, and its guests run at half speed.
+const TIME_SLICE: Duration = Duration::from_micros(100);
 
-/// The longest order that is read.
-const MOST: u64 = 1 << 20;
+/// Maximum length of the start message, in bytes.
+const MAX_START_MESSAGE: u64 = 1 << 20;
 
 fn main() -> std::process::ExitCode {
-    tern_tracee::heap::keep();
-    let begun = begin();
-    let (start, key, door) = match begun {
+    tern_tracee::heap::keep_freed();
+    let initialized = initialize();
+    let (start, key, door) = match initialized {
         Ok(all) => all,
         Err(error) => {
-            say(&format!("failed {error:#}"));
+            reply(&format!("failed {error:#}"));
             return std::process::ExitCode::FAILURE;
         }
     };
     let filter = std::env::var("TERN_LOG").unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let fingerprint: String = key.fingerprint().0.iter().map(|b| format!("{b:02x}")).collect();
-    say(&format!("ready {fingerprint}"));
-    // Programs stand still while a shim is at work for them. Only root may; what cannot be is no harm.
+    reply(&format!("ready {fingerprint}"));
+    // A process is stopped while a shim works for it. Without root privileges both requests fail,
+    // which is harmless.
     let _refused = rustix::process::setpriority_process(None, NICE);
-    let _refused = tern_tracee::turn::set(0, Some(TURN));
+    let _refused = tern_tracee::time_slice::set(0, Some(TIME_SLICE));
     let done = match start.role {
         ShimRole::Deputy { .. } => tern_deputy::run(start, key, door),
         ShimRole::Guest { .. } => tern_guest::run(start, key, door),
@@ -49,16 +50,16 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-fn begin() -> anyhow::Result<(ShimStart, Ephemeral, Door)> {
+fn initialize() -> anyhow::Result<(ShimStart, Ephemeral, ControlSocket)> {
     let mut order = Vec::new();
-    std::io::stdin().take(MOST).read_to_end(&mut order)?;
+    std::io::stdin().take(MAX_START_MESSAGE).read_to_end(&mut order)?;
     let start: ShimStart = serde_json::from_slice(&order)
-        .map_err(|error| anyhow::anyhow!("it is started by ternd, not by hand ({error})"))?;
-    let door = Door::open(&start.run_dir, start.id)?;
+        .map_err(|error| anyhow::anyhow!("the shim is started by ternd, not by hand ({error})"))?;
+    let door = ControlSocket::open_for_shim(&start.run_dir, start.id)?;
     Ok((start, Ephemeral::generate()?, door))
 }
 
-/// Answers whoever started us, who may be gone.
-fn say(line: &str) {
+/// Answers ternd, which may have exited meanwhile.
+fn reply(line: &str) {
     let _gone = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,19 +1,19 @@
-//! The same jobs on one imaginary machine that has all CPUs: each job gets an equal part of them at every instant,
-//! moves cost nothing, and everything is known. No job can have more than a CPU, and the fastest CPUs are used
-//! first. What an all-knowing scheduler could give to everybody alike.
+//! The same jobs on one imaginary machine that has all CPUs: each job always gets an equal part of
+//! them, moves cost nothing, and all information is current. A job can use at most one CPU, and the
+//! fastest CPUs are used first. This is what an ideal scheduler could give to all jobs equally.
 
 use crate::job::Job;
 use crate::machine::Hardware;
 
-/// The CPUs of some nodes as one.
+/// The CPUs of some nodes as one pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pool {
-    /// Speed and number, the fastest first, with the capacity of all before.
+    /// Speed and number of CPUs, fastest first, with the capacity of all tiers before.
     tiers: Vec<(f64, f64, f64)>,
 }
 
 impl Pool {
-    /// Of these nodes.
+    /// The pool of these nodes.
     pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Hardware>) -> Self {
         let mut kinds: Vec<(f64, f64)> =
             nodes.map(|node| (f64::from(node.speed) / 10_000.0, node.cpus)).collect();
@@ -30,7 +30,7 @@ impl Pool {
         pool
     }
 
-    /// What each of so many threads gets, in standard CPUs.
+    /// The share of each of this many threads, in standard CPUs.
     pub(crate) fn share(&self, threads: f64) -> f64 {
         let Some((fastest, ..)) = self.tiers.first() else { return 0.0 };
         if threads <= 1.0 {
@@ -48,7 +48,7 @@ impl Pool {
         capacity / threads
     }
 
-    /// Standard CPUs in all.
+    /// Capacity in standard CPUs.
     pub(crate) fn capacity(&self) -> f64 {
         self.tiers.iter().map(|(speed, cpus, _)| speed * cpus).sum()
     }
@@ -59,8 +59,8 @@ impl Pool {
     }
 }
 
-/// Seconds of each job from start to end, `None` if it is not done by the end; and the part that is. `pools` are the CPUs from each
-/// time on (milliseconds).
+/// For each job, the seconds from arrival to end, or `None` if it is not done at `until_ms`; and
+/// the fraction of it that is done. `pools` are the CPUs from each time on (milliseconds).
 pub(crate) fn ideal(
     jobs: &[Job],
     pools: &[(u64, Pool)],
@@ -90,7 +90,7 @@ pub(crate) fn ideal(
         threads = 0.0;
         active.retain_mut(|(index, left)| {
             let job = &jobs[*index];
-            if job.turns_ms > 0 && (now_ms / job.turns_ms) % 2 == 1 {
+            if job.alternation_ms > 0 && (now_ms / job.alternation_ms) % 2 == 1 {
                 return true;
             }
             let pace = 1.0 / share + job.sleep;
@@ -110,8 +110,8 @@ pub(crate) fn ideal(
     ends
 }
 
-/// No schedule ends earlier than this second: some job alone takes so long, or all the work that arrives from
-/// some time on does.
+/// A lower bound of the second at which any schedule ends: some job alone takes this long, or all
+/// the work that arrives from some time on does.
 pub(crate) fn earliest_end(jobs: &[Job], pool: &Pool) -> f64 {
     let mut late: Vec<&Job> = jobs.iter().collect();
     late.sort_by_key(|job| std::cmp::Reverse(job.arrives_ms));

@@ -1,21 +1,21 @@
-//! One node: its CPUs shared by its jobs, its load as it is sampled.
+//! One node: its CPUs shared by its jobs, and its sampled load.
 
 use crate::job::{End, Running};
-use tern_balancer::{LinkCost, Node, Settling, State};
+use tern_balancer::{DecisionState, LinkCost, NodeSnapshot, PendingChanges};
 use tern_ids::NodeId;
 
-/// What a node is.
+/// The hardware of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hardware {
-    /// 10,000 is a standard CPU.
+    /// Speed of one CPU; 10,000 is a standard CPU.
     pub speed: u32,
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: f64,
-    /// Bytes.
+    /// Bytes of memory.
     pub memory: f64,
     /// Bytes of swap.
     pub swap: f64,
-    /// Bytes a second that its link carries.
+    /// Throughput of its link, in bytes a second.
     pub link: f64,
 }
 
@@ -25,30 +25,30 @@ impl Default for Hardware {
     }
 }
 
-/// One node as it is now.
+/// The state of a node.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) hardware: Hardware,
     pub(crate) alive: bool,
-    /// Sends its guests away, and then leaves.
+    /// Whether it moves its guests away in order to leave.
     pub(crate) leaving: bool,
     /// Jobs that run here.
     pub(crate) here: Vec<usize>,
     /// Jobs whose home this is.
     pub(crate) own: Vec<usize>,
-    /// Threads that run or wait.
+    /// Number of threads that run or wait.
     pub(crate) runnable: f64,
-    /// The same, smoothed as a sampler does.
+    /// The same, smoothed like a sampler does.
     pub(crate) sampled: f64,
     /// Bytes in use.
     pub(crate) used: f64,
-    pub(crate) settling: Settling,
-    pub(crate) state: State,
-    /// Moves that its link carries now.
+    pub(crate) pending: PendingChanges,
+    pub(crate) state: DecisionState,
+    /// Number of moves on its link now.
     pub(crate) moves: u32,
 }
 
-/// Time to 63% of a step in the sampled load; what tern-load does.
+/// Time constant of the sampled load, as in tern-load.
 pub(crate) const SAMPLER_S: f64 = 1.5;
 
 impl Machine {
@@ -62,39 +62,39 @@ impl Machine {
             runnable: 0.0,
             sampled: 0.0,
             used: 0.0,
-            settling: Settling::default(),
-            state: State::default(),
+            pending: PendingChanges::default(),
+            state: DecisionState::default(),
             moves: 0,
         }
     }
 
-    /// Standard CPUs.
+    /// Speed of one CPU in standard CPUs.
     pub(crate) fn speed(&self) -> f64 {
         f64::from(self.hardware.speed) / 10_000.0
     }
 
-    /// What one of its threads gets, in standard CPUs.
+    /// The share of one of its threads, in standard CPUs.
     fn share(&self) -> f64 {
         self.speed() * self.hardware.cpus / self.runnable.max(self.hardware.cpus).max(1.0)
     }
 
-    /// Lets its jobs run for a while; those that end are taken off.
+    /// Runs its jobs for a step; jobs that end are removed from `here`.
     pub(crate) fn run(&mut self, me: usize, jobs: &mut [Running], call_s: f64, now_ms: u64, step_s: f64) {
         let (share, speed, link) = (self.share(), self.speed(), self.hardware.link);
         let (mut runnable, mut used) = (0.0, 0.0);
         self.here.retain(|&index| {
             let Some(running) = jobs.get_mut(index) else { return false };
             if running.job.growth > 0.0 && !running.frozen {
-                running.memory = (running.memory + running.job.growth * step_s).min(running.job.memory_most);
+                running.memory = (running.memory + running.job.growth * step_s).min(running.job.max_memory);
             }
             used += running.memory;
-            if running.frozen || running.rests(now_ms) {
+            if running.frozen || running.is_resting(now_ms) {
                 running.busy = 0.0;
                 running.pace = 0.0;
                 running.demand -= if running.frozen { 0.0 } else { running.demand * (step_s / SAMPLER_S) };
                 return true;
             }
-            let pace = 1.0 / share + running.job.sleep + running.job.talk(me, call_s, link);
+            let pace = 1.0 / share + running.job.sleep + running.job.remote_wait(me, call_s, link);
             running.pace = pace;
             running.busy = 1.0 / (share * pace);
             running.demand += (running.busy - running.demand) * (step_s / SAMPLER_S);
@@ -116,11 +116,11 @@ impl Machine {
         self.sampled += (runnable - self.sampled) * (step_s / SAMPLER_S);
     }
 
-    /// What its own daemon samples.
-    pub(crate) fn sample(&self, id: NodeId) -> Node {
+    /// The sample that its own daemon takes.
+    pub(crate) fn sample(&self, id: NodeId) -> NodeSnapshot {
         let free = (self.hardware.memory - self.used).max(0.0) as u64;
         let swapped = (self.used - self.hardware.memory).max(0.0);
-        let mut node = Node {
+        let mut node = NodeSnapshot {
             id,
             speed: self.hardware.speed,
             cpus: self.hardware.cpus,

@@ -1,74 +1,84 @@
-//! What happens in a simulation, by name.
+//! Scenarios by name.
 
-use crate::chance::Chance;
 use crate::job::Job;
 use crate::machine::Hardware;
+use crate::rng::Rng;
 
-/// What can happen to a node.
+/// Events that can happen to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// It comes, empty.
+pub enum NodeEvent {
+    /// It joins, without jobs.
     Joins(usize),
-    /// It sends its guests away, and goes.
+    /// It moves its guests away, and then leaves.
     Leaves(usize),
-    /// It is gone at once.
+    /// It fails without warning.
     Fails(usize),
 }
 
-/// A cluster and what happens in it.
+/// A cluster, its jobs and its events.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// The nodes; those that join later included.
+    /// The nodes, including those that join later.
     pub nodes: Vec<Hardware>,
-    /// Those that are not there at first.
+    /// Nodes that are absent at first.
     pub absent: Vec<usize>,
     /// Jobs, in the order of their arrival.
     pub jobs: Vec<Job>,
-    /// Events and when (milliseconds), in order.
-    pub events: Vec<(u64, Event)>,
-    /// When it ends, if it has not by itself.
+    /// Events and their times (milliseconds), in order.
+    pub events: Vec<(u64, NodeEvent)>,
+    /// When the simulation ends, unless all is done before (milliseconds).
     pub until_ms: u64,
-    /// From when on shares are compared with fair ones: before, jobs are still on their way.
+    /// From when on shares are compared with fair ones (milliseconds); before, jobs are still being
+    /// spread.
     pub settled_ms: u64,
 }
 
-/// A named mix.
+/// A named family of scenarios.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// A description.
     pub about: &'static str,
-    make: fn(usize, u64, &mut Chance) -> Scenario,
+    make: fn(usize, u64, &mut Rng) -> Scenario,
 }
 
 impl Mix {
-    /// The mix of that name.
+    /// The mix with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         MIXES.into_iter().find(|mix| mix.name == name)
     }
 
-    /// A scenario of it. `tutorial` and `login` have their own number of nodes and their own length.
+    /// Generates a scenario. `tutorial` and `login` have a fixed number of nodes and a fixed
+    /// length.
     #[must_use]
     pub fn scenario(&self, nodes: usize, minutes: u64, seed: u64) -> Scenario {
-        let mut scenario = (self.make)(nodes.clamp(2, 65_000), minutes * 60_000, &mut Chance::new(seed));
+        let mut scenario = (self.make)(nodes.clamp(2, 65_000), minutes * 60_000, &mut Rng::new(seed));
         scenario.jobs.sort_by_key(|job| job.arrives_ms);
         scenario.events.sort_by_key(|(at, _)| *at);
         scenario
     }
 }
 
-/// All of them.
+/// All mixes.
 pub const MIXES: [Mix; 9] = [
     Mix {
         name: "mixed",
         about: "four fifths of the jobs arrive at a fifth of the nodes; sizes with a heavy tail, some with much input and output; nodes of several speeds",
         make: mixed,
     },
-    Mix { name: "heavy", about: "the same, of pure computing", make: heavy },
+    Mix {
+        name: "heavy",
+        about: "like mixed, but the jobs only compute and all nodes are equal",
+        make: heavy,
+    },
     Mix { name: "equal", about: "equal jobs, all at once, on a tenth of equal nodes", make: equal },
-    Mix { name: "compile", about: "short jobs that call home much: nothing to win", make: compile },
+    Mix {
+        name: "compile",
+        about: "short jobs with many calls to home, which gain nothing by moving",
+        make: compile,
+    },
     Mix {
         name: "memory",
         about: "processes that fill their nodes at up to half the speed of a link",
@@ -92,58 +102,58 @@ pub const MIXES: [Mix; 9] = [
     },
 ];
 
-/// The part of all CPUs that arriving jobs ask for.
+/// The fraction of all CPUs that arriving jobs demand.
 const UTILISATION: f64 = 0.7;
 
-fn like(nodes: Vec<Hardware>, until_ms: u64) -> Scenario {
+fn empty_scenario(nodes: Vec<Hardware>, until_ms: u64) -> Scenario {
     Scenario { nodes, absent: Vec::new(), jobs: Vec::new(), events: Vec::new(), until_ms, settled_ms: 30_000 }
 }
 
-/// Jobs that go on arriving, most of them at the first fifth of the nodes.
-fn arrivals(scenario: &mut Scenario, mean_s: f64, chance: &mut Chance, make: impl Fn(&mut Chance) -> Job) {
+/// Adds jobs that keep arriving, most of them at the first fifth of the nodes.
+fn arrivals(scenario: &mut Scenario, mean_s: f64, rng: &mut Rng, make: impl Fn(&mut Rng) -> Job) {
     let capacity: f64 = scenario.nodes.iter().map(|node| f64::from(node.speed) / 10_000.0 * node.cpus).sum();
     let between = mean_s / (capacity * UTILISATION);
     let mut time_s = 0.0;
     loop {
-        time_s += chance.until_next(between);
+        time_s += rng.exponential(between);
         let arrives_ms = (time_s * 1000.0) as u64;
         if arrives_ms >= scenario.until_ms {
             return;
         }
         let nodes = scenario.nodes.len();
-        let crowd = if chance.part() < 0.8 { nodes.div_ceil(5) } else { nodes };
-        let job = make(chance);
-        scenario.jobs.push(Job { home: chance.below(crowd), arrives_ms, ..job });
+        let crowd = if rng.unit() < 0.8 { nodes.div_ceil(5) } else { nodes };
+        let job = make(rng);
+        scenario.jobs.push(Job { home: rng.below(crowd), arrives_ms, ..job });
     }
 }
 
-/// The mean of `Chance::heavy(0.5, 600.0)`.
+/// The mean of `Rng::heavy_tailed(0.5, 600.0)`.
 const HEAVY_MEAN_S: f64 = 3.55;
 
-fn heavy_job(chance: &mut Chance) -> Job {
-    let mut job = Job::computing(0, 0, chance.heavy(0.5, 600.0));
-    job.memory = chance.heavy(4e6, 400e6);
+fn heavy_job(rng: &mut Rng) -> Job {
+    let mut job = Job::computing(0, 0, rng.heavy_tailed(0.5, 600.0));
+    job.memory = rng.heavy_tailed(4e6, 400e6);
     job
 }
 
-fn heavy(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); nodes], until_ms);
-    arrivals(&mut scenario, HEAVY_MEAN_S, chance, heavy_job);
+fn heavy(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
+    arrivals(&mut scenario, HEAVY_MEAN_S, rng, heavy_job);
     scenario
 }
 
-fn mixed(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
+fn mixed(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
     let kinds = [(10_000, 1.0), (6_500, 1.0), (9_000, 2.0), (14_000, 1.0), (12_000, 4.0)];
     let hardware = (0..nodes).map(|_| {
-        let (speed, cpus) = kinds[chance.below(kinds.len())];
+        let (speed, cpus) = kinds[rng.below(kinds.len())];
         Hardware { speed, cpus, memory: 4e9 * cpus, ..Hardware::default() }
     });
-    let mut scenario = like(hardware.collect(), until_ms);
-    arrivals(&mut scenario, HEAVY_MEAN_S, chance, |chance| {
-        let mut job = heavy_job(chance);
-        if chance.part() < 0.2 {
-            // Away, each second of work would take one to five seconds more.
-            (job.sleep, job.calls) = (chance.between(0.2, 2.0), chance.between(4_000.0, 20_000.0));
+    let mut scenario = empty_scenario(hardware.collect(), until_ms);
+    arrivals(&mut scenario, HEAVY_MEAN_S, rng, |rng| {
+        let mut job = heavy_job(rng);
+        if rng.unit() < 0.2 {
+            // Away, each second of work takes one to five seconds more.
+            (job.sleep, job.calls) = (rng.uniform(0.2, 2.0), rng.uniform(4_000.0, 20_000.0));
             job.bytes = job.calls * 1_000.0;
         }
         job
@@ -151,38 +161,39 @@ fn mixed(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
     scenario
 }
 
-fn equal(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); nodes], until_ms);
+fn equal(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
     let crowd = nodes.div_ceil(10);
     let work_s = until_ms as f64 / 1000.0 / 6.0;
     for _ in 0..nodes * 3 {
-        scenario.jobs.push(Job::computing(chance.below(crowd), 0, work_s));
+        scenario.jobs.push(Job::computing(rng.below(crowd), 0, work_s));
     }
     scenario
 }
 
-fn compile(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); nodes], until_ms);
-    arrivals(&mut scenario, 0.6, chance, |chance| {
-        let mut job = Job::computing(0, 0, chance.between(0.1, 1.1));
+fn compile(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
+    arrivals(&mut scenario, 0.6, rng, |rng| {
+        let mut job = Job::computing(0, 0, rng.uniform(0.1, 1.1));
         (job.memory, job.calls, job.bytes) = (60e6, 8_000.0, 20e6);
         job
     });
-    // As everywhere when one builds: each at his own desk.
+    // Users build on their own nodes, so the homes are random.
     for job in &mut scenario.jobs {
-        job.home = chance.below(nodes);
+        job.home = rng.below(nodes);
     }
     scenario
 }
 
-fn memory(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); nodes], until_ms);
-    // A fifth of the nodes is filled, at up to half the speed of the link; the cluster has room for all of it.
+fn memory(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
+    // A fifth of the nodes is filled, at up to half the speed of the link; the cluster has memory
+    // for all of it.
     for home in 0..nodes.div_ceil(5) {
-        let rate = chance.between(0.5, 1.0) * 58e6;
+        let rate = rng.uniform(0.5, 1.0) * 58e6;
         for index in 0..8 {
             let mut job = Job::computing(home, index * 2_000, until_ms as f64 / 1000.0);
-            (job.memory, job.growth, job.memory_most) = (20e6, rate / 8.0, 1.2e9);
+            (job.memory, job.growth, job.max_memory) = (20e6, rate / 8.0, 1.2e9);
             (job.dirty, job.sleep) = (rate / 8.0, 4.0);
             scenario.jobs.push(job);
         }
@@ -190,57 +201,57 @@ fn memory(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
     scenario
 }
 
-fn churn(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = heavy(nodes, until_ms, chance);
-    // The first fifth are homes of most jobs, and stay.
+fn churn(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = heavy(nodes, until_ms, rng);
+    // The first fifth are the homes of most jobs, and stay.
     let first = nodes.div_ceil(5);
-    for place in first..nodes {
-        let at = chance.between(0.1, 0.9) * until_ms as f64;
-        match chance.below(20) {
-            0 => scenario.events.push((at as u64, Event::Fails(place))),
+    for index in first..nodes {
+        let at = rng.uniform(0.1, 0.9) * until_ms as f64;
+        match rng.below(20) {
+            0 => scenario.events.push((at as u64, NodeEvent::Fails(index))),
             1 => {
-                scenario.absent.push(place);
-                scenario.events.push((at as u64, Event::Joins(place)));
+                scenario.absent.push(index);
+                scenario.events.push((at as u64, NodeEvent::Joins(index)));
             }
-            2 => scenario.events.push((at as u64, Event::Leaves(place))),
+            2 => scenario.events.push((at as u64, NodeEvent::Leaves(index))),
             _ => {}
         }
     }
     scenario
 }
 
-fn adversarial(nodes: usize, until_ms: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); nodes], until_ms);
+fn adversarial(nodes: usize, until_ms: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); nodes], until_ms);
     for index in 0..nodes * 4 {
-        let mut job = Job::computing(chance.below(nodes), 0, until_ms as f64 / 1000.0);
-        // All of one half run while all of the other half rest.
-        job.turns_ms = [2_000, 3_000, 5_000, 0][index % 4];
+        let mut job = Job::computing(rng.below(nodes), 0, until_ms as f64 / 1000.0);
+        // All jobs of one kind run at the same time, and rest at the same time.
+        job.alternation_ms = [2_000, 3_000, 5_000, 0][index % 4];
         scenario.jobs.push(job);
     }
     scenario
 }
 
-fn tutorial(_: usize, _: u64, _: &mut Chance) -> Scenario {
+fn tutorial(_: usize, _: u64, _: &mut Rng) -> Scenario {
     let node = |speed| Hardware { speed, link: 12.5e6, ..Hardware::default() };
-    let mut scenario = like(vec![node(9_000), node(6_500)], 3_600_000);
-    // 11:11 for all of them on the faster one.
+    let mut scenario = empty_scenario(vec![node(9_000), node(6_500)], 3_600_000);
+    // All of them take 11:11 on the faster node.
     let work_s = 671.0 / 13.0 * 0.9;
     scenario.jobs =
         (0..13).map(|_| Job { memory: 4e6, dirty: 1e6, ..Job::computing(0, 0, work_s) }).collect();
     scenario
 }
 
-fn login(_: usize, _: u64, chance: &mut Chance) -> Scenario {
-    let mut scenario = like(vec![Hardware::default(); 5], 300_000);
+fn login(_: usize, _: u64, rng: &mut Rng) -> Scenario {
+    let mut scenario = empty_scenario(vec![Hardware::default(); 5], 300_000);
     scenario.absent = vec![4];
-    scenario.events = vec![(120_000, Event::Joins(4)), (210_000, Event::Leaves(4))];
+    scenario.events = vec![(120_000, NodeEvent::Joins(4)), (210_000, NodeEvent::Leaves(4))];
     scenario.settled_ms = 60_000;
     for index in 0..100 {
         let mut job = Job::computing(0, index * 200, 1_000.0);
-        job.memory = chance.heavy(4e6, 200e6);
-        // Editors, shells and builds among them.
+        job.memory = rng.heavy_tailed(4e6, 200e6);
+        // Every fourth job is an editor, a shell or a build.
         if index % 4 == 3 {
-            (job.sleep, job.calls) = (chance.between(0.5, 5.0), chance.between(10.0, 100.0));
+            (job.sleep, job.calls) = (rng.uniform(0.5, 5.0), rng.uniform(10.0, 100.0));
         }
         scenario.jobs.push(job);
     }

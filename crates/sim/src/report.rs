@@ -1,96 +1,96 @@
-//! The measures.
+//! The results of a simulation.
 
 use crate::fair::{Pool, earliest_end, ideal};
+use crate::information::InformationSource;
 use crate::job::{End, Running};
-use crate::knowledge::Knowledge;
 use crate::machine::Hardware;
-use crate::mix::{Event, Scenario};
-use crate::world::{Placing, STEP_MS, Settings, run};
+use crate::mix::{NodeEvent, Scenario};
+use crate::world::{PlacementPolicy, STEP_MS, SimSettings, run};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tern_balancer::Reason;
+use tern_balancer::MoveReason;
 
-/// How old what nodes know of each other is.
+/// The age of the nodes' information about each other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Ages {
-    /// The mean over all nodes and all that they know (milliseconds).
+pub struct InformationAges {
+    /// Mean over all nodes and their entries (milliseconds).
     pub average_ms: f64,
-    /// The oldest entry of each node, the mean of these.
+    /// Mean over all nodes of the age of their oldest entry (milliseconds).
     pub worst_ms: f64,
-    /// Entries that a node knows, on average.
+    /// Mean number of entries of a node.
     pub known: f64,
 }
 
-/// How long deaths of nodes took to be known.
+/// The time in which nodes detect the death of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Deaths {
-    /// Seconds until a node knew, the mean over deaths and nodes.
+    /// Mean over deaths and nodes (seconds).
     pub mean_s: f64,
-    /// Seconds until the last node knew of the death that took longest.
+    /// The longest time (seconds).
     pub most_s: f64,
 }
 
-/// What jobs had of the CPUs, against their fair share, in windows of ten seconds.
+/// The CPU time of jobs, compared with their fair share, in windows of ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Fairness {
-    /// How many times as long as with a fair share the unluckiest job took in its worst window.
+    /// Fair work divided by actual work of the job and window where this is largest.
     pub worst: f64,
-    /// The same, without the worst hundredth.
+    /// The same, without the largest hundredth.
     pub p99: f64,
 }
 
-/// What became of a scenario.
+/// The results of one run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Outcome {
-    /// Jobs that came.
+pub struct RunResult {
+    /// Jobs that arrived.
     pub jobs: usize,
-    /// Jobs that were done.
+    /// Jobs that finished.
     pub finished: usize,
-    /// Jobs that were not, at the end.
+    /// Jobs that were still running at the end.
     pub unfinished: usize,
-    /// Jobs that died with a node.
+    /// Jobs lost with a failed node.
     pub lost: usize,
-    /// Jobs that died for want of memory.
+    /// Jobs killed for lack of memory.
     pub out_of_memory: usize,
-    /// When the last was done, if all were (seconds).
+    /// When the last job finished, if all did (seconds).
     pub makespan_s: Option<f64>,
-    /// Time from arrival to end, against the time alone on the fastest CPU; the mean.
+    /// Mean slowdown: time from arrival to end, divided by the time alone on the fastest CPU.
     pub mean_slowdown: f64,
-    /// The same, of the worst twentieth the best.
+    /// 95th percentile of the slowdown.
     pub p95_slowdown: f64,
-    /// Against fair shares.
+    /// CPU time compared with fair shares.
     pub fairness: Fairness,
     /// Moves made.
     pub moves: u64,
-    /// By why they were decided.
+    /// Moves by reason.
     pub reasons: BTreeMap<&'static str, u64>,
-    /// Moves of the job that moved most.
+    /// Number of moves of the job that moved most.
     pub most_moves: u32,
-    /// Moves to where the job had been less than ten seconds before.
+    /// Moves to the node that the job had left less than ten seconds before.
     pub back_within_10s: u64,
-    /// Offers that were refused.
+    /// Refused offers.
     pub refused: u64,
-    /// Moves that a failing node broke.
+    /// Moves that failed because a node failed.
     pub broken: u64,
-    /// Most bytes of swap that one node used.
+    /// The most swap that one node used, in bytes.
     pub most_swap: f64,
-    /// How old information was; only with gossip.
-    pub ages: Option<Ages>,
-    /// How long deaths of nodes took to be known; only with gossip.
+    /// Age of information; only with gossip.
+    pub ages: Option<InformationAges>,
+    /// Time until deaths of nodes were detected; only with gossip.
     pub deaths_known: Option<Deaths>,
 }
 
-impl Outcome {
-    /// Moves for each job.
+impl RunResult {
+    /// Moves per job.
     #[must_use]
     pub fn moves_per_job(&self) -> f64 {
         self.moves as f64 / self.jobs.max(1) as f64
     }
 }
 
-/// Counts while the world turns.
+/// Counters kept during a run.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Counters {
     pub(crate) moves: u64,
     pub(crate) back: u64,
     pub(crate) refused: u64,
@@ -99,44 +99,44 @@ pub(crate) struct Tally {
     most_swap: f64,
     shares: (f64, u32),
     ratios: Vec<f32>,
-    ages: Option<Ages>,
+    ages: Option<InformationAges>,
     deaths_s: Vec<f64>,
 }
 
-/// How long a job may have less than its fair share before it counts.
+/// Length of a fairness window.
 const WINDOW_MS: u64 = 10_000;
 
-impl Tally {
-    pub(crate) fn reason(&mut self, reason: Reason) {
+impl Counters {
+    pub(crate) fn record_reason(&mut self, reason: MoveReason) {
         let name = match reason {
-            Reason::Faster => "faster",
-            Reason::Talks => "talks",
-            Reason::Home => "home",
-            Reason::Memory => "memory",
-            Reason::Evicted => "evicted",
-            Reason::Files => "files",
+            MoveReason::Faster => "faster",
+            MoveReason::HomeCalls => "calls",
+            MoveReason::Home => "home",
+            MoveReason::Memory => "memory",
+            MoveReason::Evicted => "evicted",
+            MoveReason::Files => "files",
         };
         *self.reasons.entry(name).or_default() += 1;
     }
 
-    pub(crate) fn memory(&mut self, used: f64, hardware: &Hardware) {
+    pub(crate) fn record_memory(&mut self, used: f64, hardware: &Hardware) {
         self.most_swap = self.most_swap.max(used - hardware.memory);
     }
 
-    pub(crate) fn knowledge(&mut self, knowledge: &Knowledge) {
-        self.ages = knowledge.ages();
-        self.deaths_s = knowledge.deaths_s();
+    pub(crate) fn record_information(&mut self, information: &InformationSource) {
+        self.ages = information.ages();
+        self.deaths_s = information.deaths_s();
     }
 
-    /// What a fair share is in this step; whether a window ends with it.
-    pub(crate) fn fairness(&mut self, share: f64, now_ms: u64) -> bool {
+    /// Records the fair share of this step; returns whether a window ends with it.
+    pub(crate) fn record_share(&mut self, share: f64, now_ms: u64) -> bool {
         self.shares.0 += share;
         self.shares.1 += 1;
         (now_ms + STEP_MS).is_multiple_of(WINDOW_MS)
     }
 
-    /// Compares what jobs had in the window that ends with what was fair.
-    pub(crate) fn look(
+    /// Compares the work of jobs in the window that ends with their fair work.
+    pub(crate) fn compare_shares(
         &mut self,
         running: impl Iterator<Item = usize>,
         jobs: &mut [Running],
@@ -148,7 +148,7 @@ impl Tally {
         for index in running {
             let job = &mut jobs[index];
             let had = std::mem::take(&mut job.window_s);
-            let whole = now_ms >= job.job.arrives_ms + WINDOW_MS && job.job.turns_ms == 0;
+            let whole = now_ms >= job.job.arrives_ms + WINDOW_MS && job.job.alternation_ms == 0;
             if counts && whole && share > 0.0 {
                 let fair = WINDOW_MS as f64 / 1000.0 / (1.0 / share + job.job.sleep);
                 self.ratios.push((fair / had.max(1e-6)) as f32);
@@ -156,7 +156,7 @@ impl Tally {
         }
     }
 
-    pub(crate) fn close(mut self, scenario: &Scenario, jobs: &[Running], now_ms: u64) -> Outcome {
+    pub(crate) fn into_result(mut self, scenario: &Scenario, jobs: &[Running], now_ms: u64) -> RunResult {
         let fastest = Pool::new(scenario.nodes.iter()).fastest();
         let now_s = now_ms as f64 / 1000.0;
         let count = |end: fn(&Option<End>) -> bool| jobs.iter().filter(|job| end(&job.end)).count();
@@ -181,7 +181,7 @@ impl Tally {
             self.ratios.get((last as f64 * part) as usize).copied().map_or(0.0, f64::from)
         };
         let unfinished = count(Option::is_none);
-        Outcome {
+        RunResult {
             jobs: jobs.len(),
             finished: count(|end| matches!(end, Some(End::Done(_)))),
             unfinished,
@@ -210,7 +210,8 @@ impl Tally {
     }
 }
 
-/// The slowdown of a job that is not done, by the part of it that is; `None` if it has only just come.
+/// The slowdown of an unfinished job, from the fraction of it that is done; `None` in its first ten
+/// seconds.
 fn so_far(elapsed_s: f64, alone_s: f64, part: f64) -> Option<f64> {
     (elapsed_s >= 10.0).then(|| elapsed_s / (alone_s * part.max(1e-4)))
 }
@@ -224,35 +225,36 @@ fn mean_and_part(mut numbers: Vec<f64>, part: f64) -> (f64, f64) {
     (mean, numbers[((numbers.len() - 1) as f64 * part) as usize])
 }
 
-/// One scenario, run in several ways.
+/// One scenario, run with several kinds of placement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// No schedule ends earlier than this second.
+    /// A lower bound of the second at which any schedule ends.
     pub earliest_end_s: f64,
-    /// The mean slowdown if an all-knowing scheduler gave each job an equal part of all CPUs, at no cost.
+    /// The mean slowdown if an ideal scheduler gave each job an equal part of all CPUs, at no cost.
     pub ideal_slowdown: f64,
     /// The balancer.
-    pub balanced: Outcome,
-    /// One node after the other.
-    pub round_robin: Outcome,
-    /// Random nodes.
-    pub random: Outcome,
-    /// Where they arrive; left out above 1,000 nodes, since jobs pile up there until that takes longer than all else.
-    pub home: Option<Outcome>,
+    pub balanced: RunResult,
+    /// Jobs start on one node after the other, and stay.
+    pub round_robin: RunResult,
+    /// Jobs start on random nodes, and stay.
+    pub random: RunResult,
+    /// Jobs stay where they arrive; left out above 1,000 nodes, where their queues take longer to
+    /// simulate than the rest.
+    pub home: Option<RunResult>,
 }
 
-/// Runs a scenario with the balancer, and statically in three ways, on two threads.
+/// Runs a scenario with the balancer and with three kinds of static placement, on two threads.
 #[must_use]
-pub fn compare(scenario: &Scenario, settings: &Settings) -> Comparison {
-    let with = |placing| run(scenario, &Settings { placing, ..settings.clone() });
+pub fn compare(scenario: &Scenario, settings: &SimSettings) -> Comparison {
+    let with = |placing| run(scenario, &SimSettings { placing, ..settings.clone() });
     let statically = || {
-        let [round_robin, random] = [Placing::RoundRobin, Placing::Random].map(with);
-        let home = (scenario.nodes.len() <= 1_000).then(|| with(Placing::Home));
+        let [round_robin, random] = [PlacementPolicy::RoundRobin, PlacementPolicy::Random].map(with);
+        let home = (scenario.nodes.len() <= 1_000).then(|| with(PlacementPolicy::Home));
         (round_robin, random, home, slowdown(scenario))
     };
     let (balanced, (round_robin, random, home, ideal_slowdown)) = std::thread::scope(|scope| {
         let other = scope.spawn(statically);
-        let balanced = with(Placing::Balanced);
+        let balanced = with(PlacementPolicy::Balanced);
         (balanced, other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
     let all = Pool::new(scenario.nodes.iter());
@@ -263,15 +265,15 @@ pub fn compare(scenario: &Scenario, settings: &Settings) -> Comparison {
 /// The mean slowdown on the imaginary machine.
 fn slowdown(scenario: &Scenario) -> f64 {
     let mut there: Vec<bool> =
-        (0..scenario.nodes.len()).map(|place| !scenario.absent.contains(&place)).collect();
+        (0..scenario.nodes.len()).map(|index| !scenario.absent.contains(&index)).collect();
     let pool = |there: &[bool]| {
         Pool::new(scenario.nodes.iter().zip(there).filter(|(_, there)| **there).map(|(node, _)| node))
     };
     let mut pools = vec![(0, pool(&there))];
     for (at, event) in &scenario.events {
         match event {
-            Event::Joins(place) => there[*place] = true,
-            Event::Leaves(place) | Event::Fails(place) => there[*place] = false,
+            NodeEvent::Joins(index) => there[*index] = true,
+            NodeEvent::Leaves(index) | NodeEvent::Fails(index) => there[*index] = false,
         }
         pools.push((*at, pool(&there)));
     }

@@ -1,22 +1,22 @@
-//! Bytes that a call takes along or brings back, which several may hold: who waits for a confirmation keeps them, the request that is on its way
-//! has them, and so may the one that is sent again. That costs a count, and no copy.
+//! Reference-counted bytes that a call sends or returns. Several owners share them without copies:
+//! pending writes that wait for a confirmation, the request in flight, and a repetition of it.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Bytes, of which a clone is the same memory until one of both is written.
+/// Bytes whose clones share memory until one of them is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ByteBuf(Arc<Vec<u8>>);
 
 impl ByteBuf {
-    /// None.
+    /// An empty buffer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The bytes themselves: copied only if somebody else has them as well.
+    /// The bytes, copied only if they are shared.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         Arc::unwrap_or_clone(self.0)
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clone_is_the_same_memory_until_it_is_written() {
+    fn clones_share_memory_until_written() {
         let first = ByteBuf::from(vec![1, 2, 3]);
         let mut second = first.clone();
         assert_eq!(first.as_ptr(), second.as_ptr());
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_sent_as_bytes_are() {
+    fn byte_buf_serialises_as_bytes() {
         let bytes = vec![7; 300];
         let sent = postcard::to_stdvec(&ByteBuf::from(bytes.clone())).unwrap();
         assert_eq!(sent, postcard::to_stdvec(&serde_bytes::ByteBuf::from(bytes.clone())).unwrap());

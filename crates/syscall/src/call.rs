@@ -1,5 +1,5 @@
-//! A call on its way home: numbers as they are, and what lay behind the pointers, but never an address of
-//! the guest's.
+//! A call as it is sent home: its numbers, and the data behind its pointers, but no address of the
+//! guest.
 
 use crate::ByteBuf;
 use crate::row::Timeout;
@@ -8,13 +8,13 @@ use crate::table;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A system call, gathered from the guest. What arrives at home is hostile until [`Call::lay_out`] has
+/// A system call, gathered from the guest. At home it is untrusted until [`Call::lay_out`] has
 /// accepted it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// Its number.
     pub nr: u32,
-    /// Its arguments; those that the row does not name are `Value(0)`.
+    /// Its arguments. Those that the row does not name are `Value(0)`.
     pub args: [Arg; 6],
 }
 
@@ -23,26 +23,28 @@ pub struct Call {
 pub enum Arg {
     /// A number, a descriptor, or NULL.
     Value(u64),
-    /// A pointer that the guest cannot use. The kernel gets one that it cannot use either, and judges it.
-    Bad,
-    /// A pointer to memory that the kernel only writes; its length follows from the other arguments.
-    Room,
-    /// What the kernel reads: a struct, text with its NUL, data.
+    /// A pointer that the guest cannot access. The deputy's kernel gets an inaccessible pointer
+    /// too, and decides what that means.
+    BadPointer,
+    /// A pointer to memory that the kernel only writes; its length follows from the other
+    /// arguments.
+    Output,
+    /// Data that the kernel reads: a struct, text with its NUL, data.
     Bytes(ByteBuf),
     /// An iovec array.
     Segments(Segments),
     /// The message of sendmsg and recvmsg, or the messages of sendmmsg and recvmmsg.
     Messages(Vec<Message>),
-    /// Strings with their NULs, one after the other.
+    /// Strings with their NULs, concatenated.
     Strings(ByteBuf),
 }
 
-/// The memory that an iovec array names.
+/// The memory of an iovec array.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segments {
     /// The length of each segment.
     pub lens: Vec<u32>,
-    /// The data of all segments when it is sent; empty when it is to be received.
+    /// The data of all segments if it is sent; empty if it is received.
     pub bytes: ByteBuf,
 }
 
@@ -50,36 +52,36 @@ pub struct Segments {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// msg_name
-    pub name: Area,
+    pub name: MessageBuffer,
     /// msg_iov
     pub segments: Segments,
     /// msg_control
-    pub control: Area,
+    pub control: MessageBuffer,
 }
 
 /// A part of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Area {
+pub enum MessageBuffer {
     /// NULL.
     Null,
-    /// So many bytes for the kernel to write.
-    Room(u32),
-    /// What the kernel reads.
+    /// A buffer of this many bytes for the kernel to write.
+    Output(u32),
+    /// Data that the kernel reads.
     Bytes(ByteBuf),
 }
 
-/// What the deputy's kernel answered.
+/// The result of a call in the deputy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The raw result: -errno, or one of the kernel's restart codes, when negative.
+    /// The kernel's return value; if negative, -errno or a restart code.
     pub ret: i64,
-    /// What it wrote, in the order of [`Gathered::landings`](crate::Gathered::landings). Empty where it
-    /// wrote nothing; those at the end are left out.
+    /// Output buffers, in the order of [`Gathered::destinations`](crate::Gathered::destinations).
+    /// Empty where the kernel wrote nothing; empty ones at the end are omitted.
     pub outs: Vec<ByteBuf>,
 }
 
 impl Call {
-    /// The arguments as the router and the table see them: numbers, and 1 for any pointer but NULL.
+    /// The arguments for routing and for the table: numbers, and 1 for any pointer but NULL.
     #[must_use]
     pub fn values(&self) -> [u64; 6] {
         std::array::from_fn(|i| match self.args[i] {
@@ -88,12 +90,13 @@ impl Call {
         })
     }
 
-    /// Bytes of content that it takes along.
+    /// Bytes of data that it sends.
     #[must_use]
-    pub fn carries(&self) -> u64 {
-        let area = |area: &Area| if let Area::Bytes(bytes) = area { bytes.len() } else { 0 };
+    pub fn data_len(&self) -> u64 {
+        let area =
+            |area: &MessageBuffer| if let MessageBuffer::Bytes(bytes) = area { bytes.len() } else { 0 };
         let argument = |arg: &Arg| match arg {
-            Arg::Value(_) | Arg::Bad | Arg::Room => 0,
+            Arg::Value(_) | Arg::BadPointer | Arg::Output => 0,
             Arg::Bytes(bytes) | Arg::Strings(bytes) => bytes.len(),
             Arg::Segments(segments) => segments.bytes.len(),
             Arg::Messages(messages) => {
@@ -103,12 +106,12 @@ impl Call {
         self.args.iter().map(argument).sum::<usize>() as u64
     }
 
-    /// The signal mask that the call carries for its own time, if it carries one.
+    /// The signal mask that the call sets while it waits, if any.
     #[must_use]
     pub fn mask(&self) -> Option<u64> {
         let arg = usize::from(table::row(self.nr)?.mask?);
         let Arg::Bytes(bytes) = self.args.get(arg)? else { return None };
-        // A mask pair is the size, and the mask if there is one.
+        // A mask pair is the size, followed by the mask if there is one.
         let mask = match table::row(self.nr)?.shapes(&self.values()).get(arg)? {
             Shape::MaskPair => bytes.get(8..16)?,
             _ => bytes.get(..8)?,
@@ -116,9 +119,9 @@ impl Call {
         Some(u64::from_le_bytes(mask.try_into().ok()?))
     }
 
-    /// Takes the time that has passed off the call's timeout, before it is made again after an interruption
-    /// that left the timeout as it was. Never below zero, which then only polls.
-    pub fn shorten(&mut self, passed: Duration) {
+    /// Subtracts elapsed time from the call's timeout, before the call is repeated after an
+    /// interruption that did not update the timeout. Stops at zero, with which the call only polls.
+    pub fn subtract_elapsed(&mut self, passed: Duration) {
         let Some(wait) = table::row(self.nr).and_then(|row| row.wait) else { return };
         match wait.timeout {
             Timeout::Millis(arg) => {
@@ -132,7 +135,7 @@ impl Call {
                 if let Arg::Bytes(bytes) = &mut self.args[usize::from(arg)]
                     && let Ok(words) = <&mut [u8; 16]>::try_from(bytes.as_mut_slice())
                 {
-                    *words = less(*words, passed);
+                    *words = subtract(*words, passed);
                 }
             }
             Timeout::None | Timeout::TimeLeft(_) | Timeout::Absolute(_) => {}
@@ -141,15 +144,15 @@ impl Call {
 }
 
 impl Outcome {
-    /// Bytes of content that it brings.
+    /// Bytes of data that it returns.
     #[must_use]
-    pub fn carries(&self) -> u64 {
+    pub fn data_len(&self) -> u64 {
         self.outs.iter().map(|out| out.len()).sum::<usize>() as u64
     }
 }
 
-/// A timespec, less this time. One that the kernel would refuse stays as it is.
-fn less(timespec: [u8; 16], passed: Duration) -> [u8; 16] {
+/// Subtracts elapsed time from a timespec. An invalid one is left unchanged.
+fn subtract(timespec: [u8; 16], passed: Duration) -> [u8; 16] {
     let words = u128::from_le_bytes(timespec);
     let (seconds, nanos) = (words as i64, (words >> 64) as i64);
     let (Ok(whole), Ok(part @ 0..1_000_000_000)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
@@ -176,28 +179,28 @@ mod tests {
     }
 
     #[test]
-    fn millisecond_timeouts_shorten_to_zero_and_for_ever_stays() {
+    fn elapsed_time_shortens_millisecond_timeouts() {
         let waiting = |ms: i32| call(libc::SYS_epoll_wait, [0, 1, 8, ms as u64, 0, 0].map(Arg::Value));
         let mut c = waiting(500);
-        c.shorten(Duration::from_micros(120_900));
+        c.subtract_elapsed(Duration::from_micros(120_900));
         assert_eq!(c.args[3], Arg::Value(380));
-        c.shorten(Duration::from_secs(9));
+        c.subtract_elapsed(Duration::from_secs(9));
         assert_eq!(c.args[3], Arg::Value(0));
         let mut c = waiting(-1);
-        c.shorten(Duration::from_secs(9));
+        c.subtract_elapsed(Duration::from_secs(9));
         assert_eq!(c, waiting(-1));
     }
 
     #[test]
-    fn timespec_timeouts_shorten() {
+    fn elapsed_time_shortens_timespec_timeouts() {
         let mut args = [0; 6].map(Arg::Value);
         args[3] = timespec(2, 100);
         let mut c = call(libc::SYS_semtimedop, args.clone());
-        c.shorten(Duration::from_millis(500));
+        c.subtract_elapsed(Duration::from_millis(500));
         assert_eq!(c.args[3], timespec(1, 500_000_100));
         args[3] = timespec(2, 1_000_000_000);
         let mut c = call(libc::SYS_semtimedop, args);
-        c.shorten(Duration::from_millis(500));
+        c.subtract_elapsed(Duration::from_millis(500));
         assert_eq!(c.args[3], timespec(2, 1_000_000_000), "the kernel is to refuse it itself");
     }
 

@@ -1,4 +1,4 @@
-//! `docs/syscalls.md`, from the table.
+//! Generates `docs/reference/syscalls.md` from the table.
 
 use crate::limits;
 use crate::route::{Route, Rule};
@@ -13,8 +13,8 @@ pub fn markdown() -> String {
         "# Where each system call runs\n\n\
          Generated from `crates/syscall/src/table/` by `make docs`. Do not edit.\n\n\
          * **Here**: natively, where the guest is; not trapped.\n\
-         * **Home**: performed by the deputy; on files in hand, and on names that home has told, at another time than the program asks\n\
-         \x20\x20([direct.md](design/direct.md)).\n\
+         * **Home**: performed by the deputy; for delegated files and cached names possibly earlier or later than the program's call\n\
+         \x20\x20([delegation.md](../design/delegation.md)).\n\
          * **Both**: a local and a home part that agree.\n\
          * **Homeward**: brings the process home, for the reason that `mps` shows.\n\
          * **Refuse**: answered with this errno.\n\n\
@@ -22,15 +22,15 @@ pub fn markdown() -> String {
          home; what is not shown is ignored there.\n\n\
          What differs from a local call:\n\n\
          * One message carries at most {} MiB of data. A longer read, write, pread64, pwrite64 or sendto goes in \
-         pieces, and the program is told the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
+         pieces, and the program gets the sum; other calls are cut to that, as the kernel itself cuts at 2 GiB.\n\
          * An output that cannot be written to the guest's memory answers EFAULT after the call was made. \
          Calls that consume what they read are checked before.\n\
-         * Padding between directory entries, and between control messages, is overwritten with anything; the \
-         kernel leaves it as it was.\n\
+         * Padding between directory entries, and between control messages, is overwritten with arbitrary bytes; the \
+         kernel leaves it unchanged.\n\
          * A write from memory of which only the beginning can be read answers EFAULT instead of writing \
          the beginning.\n\n\
          | nr | call | route | arguments | why |\n|---:|---|---|---|---|\n",
-        limits::PAYLOAD >> 20
+        limits::MAX_DATA >> 20
     );
     for row in table::rows() {
         let (nr, name, note) = (row.nr, row.name, row.note);

@@ -1,18 +1,19 @@
-//! The guest's seccomp filter, generated from the table: what may run natively passes, everything else is
-//! notified to the shim.
+//! The guest's seccomp filter, generated from the table: it allows calls that may run natively, and
+//! notifies the shim of all others.
 //!
 //! ```text
 //! arch is not x86-64          kill
-//! number ≥ 0x4000_0000        ENOSYS, as without x32
+//! number ≥ 0x4000_0000        ENOSYS, as in a kernel without x32
 //! binary tree over numbers    allow · notify · test of an argument, or of the caller's address → allow or notify
 //! ```
 //!
-//! The tree looks only at the number, so that the kernel caches the calls that are always allowed.
+//! The tree examines only the number, so that the kernel can cache the calls that are always
+//! allowed.
 
-use crate::route::{Route, Rule, Test};
+use crate::route::{ArgTest, Route, Rule};
 use crate::table;
 
-/// One instruction of classic BPF: `struct sock_filter`.
+/// An instruction of classic BPF: `struct sock_filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SockFilter {
     /// Operation.
@@ -41,18 +42,19 @@ const ARGS: u32 = 16;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32: u32 = 0x4000_0000;
 
-/// Calls on the content of an open file. From the one `syscall` that is ours, in the guest's code of calls without a stop, they are let
-/// through: a guest has no descriptors but those of files that it may read and write by itself.
-const ON_CONTENT: [i64; 5] =
+/// Calls on the content of an open file. The filter allows them from Tern's own `syscall`
+/// instruction in the guest's fast path: a guest has only descriptors of files that it may read and
+/// write directly.
+const CONTENT_CALLS: [i64; 5] =
     [libc::SYS_read, libc::SYS_write, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_pwrite64];
 
-/// Whether it is the call that tells the time; from our `syscall` that is let through for any clock: it tells only what this node's
-/// kernel has counted.
-fn tells_time(nr: u32) -> bool {
+/// Whether this is clock_gettime, which the filter allows from Tern's own `syscall` for any clock:
+/// it reveals only the CPU time that this node's kernel has counted.
+fn is_clock_gettime(nr: u32) -> bool {
     i64::from(nr) == libc::SYS_clock_gettime
 }
 
-/// What to do with the numbers from `from` up to the next.
+/// The verdict for the numbers from `from` up to the next range.
 struct Range {
     from: u32,
     verdict: Verdict,
@@ -62,15 +64,16 @@ struct Range {
 enum Verdict {
     Allow,
     Notify,
-    Ask(Test),
-    /// Allow where the call is made from our own `syscall`, and ask else.
-    OursOr(Test),
-    /// Allow where the call is made from our own `syscall`.
-    Ours,
+    Check(ArgTest),
+    /// Allow if called from Tern's own `syscall`, otherwise ask.
+    FromTernOr(ArgTest),
+    /// Allow only if called from Tern's own `syscall`.
+    FromTern,
 }
 
-/// The filter. It is installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and WAIT_KILLABLE_RECV. `ours` is the address behind the `syscall`
-/// by which calls on the content of files are let through.
+/// Generates the filter, to be installed with SECCOMP_FILTER_FLAG_NEW_LISTENER and
+/// WAIT_KILLABLE_RECV. `ours` is the address after the `syscall` instruction from which calls on
+/// the content of files are allowed.
 #[must_use]
 pub fn filter(ours: u64) -> Vec<SockFilter> {
     let mut program = vec![
@@ -85,15 +88,15 @@ pub fn filter(ours: u64) -> Vec<SockFilter> {
     program
 }
 
-/// Neighbours with one verdict together; each test is a range of its own.
+/// Merges neighbours with the same verdict. Each test is a range of its own.
 fn ranges() -> Vec<Range> {
     let mut ranges = vec![Range { from: 0, verdict: Verdict::Notify }];
     for nr in 0..=table::NUMBERS {
         let verdict = match table::row(nr).map(|row| row.rule) {
             Some(Rule::Always(Route::Here)) => Verdict::Allow,
-            Some(Rule::HereIf(test, ..)) if tells_time(nr) => Verdict::OursOr(test),
-            Some(Rule::HereIf(test, ..)) => Verdict::Ask(test),
-            _ if ON_CONTENT.contains(&i64::from(nr)) => Verdict::Ours,
+            Some(Rule::HereIf(test, ..)) if is_clock_gettime(nr) => Verdict::FromTernOr(test),
+            Some(Rule::HereIf(test, ..)) => Verdict::Check(test),
+            _ if CONTENT_CALLS.contains(&i64::from(nr)) => Verdict::FromTern,
             _ => Verdict::Notify,
         };
         match (ranges.last_mut(), verdict) {
@@ -106,7 +109,7 @@ fn ranges() -> Vec<Range> {
     ranges
 }
 
-/// Finds the range of the number in the accumulator.
+/// Generates a search for the range of the number in the accumulator.
 fn tree(ranges: &[Range], ours: u64, program: &mut Vec<SockFilter>) {
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let Some(middle) = high.first() else { return };
@@ -115,7 +118,7 @@ fn tree(ranges: &[Range], ours: u64, program: &mut Vec<SockFilter>) {
     }
     let mut below = Vec::new();
     tree(low, ours, &mut below);
-    // A conditional jump reaches 255 instructions; the unconditional one behind it reaches any.
+    // A conditional jump reaches 255 instructions, the unconditional one after it any distance.
     match u8::try_from(below.len()) {
         Ok(jt) => program.push(SockFilter { code: IF_AT_LEAST, jt, jf: 0, k: middle.from }),
         Err(_) => {
@@ -131,24 +134,24 @@ fn leaf(what: Verdict, ours: u64, program: &mut Vec<SockFilter>) {
     match what {
         Verdict::Allow => program.push(verdict(libc::SECCOMP_RET_ALLOW)),
         Verdict::Notify => program.push(verdict(libc::SECCOMP_RET_USER_NOTIF)),
-        Verdict::Ours => {
+        Verdict::FromTern => {
             program.extend(allow_from(ours));
             program.push(verdict(libc::SECCOMP_RET_USER_NOTIF));
         }
-        Verdict::OursOr(test) => {
+        Verdict::FromTernOr(test) => {
             program.extend(allow_from(ours));
-            leaf(Verdict::Ask(test), ours, program);
+            leaf(Verdict::Check(test), ours, program);
         }
-        Verdict::Ask(Test::Masked { arg, mask, value }) => program.extend([
+        Verdict::Check(ArgTest::Masked { arg, mask, value }) => program.extend([
             load(ARGS + 8 * u32::from(arg)),
             SockFilter { code: AND, jt: 0, jf: 0, k: mask },
             SockFilter { code: IF_EQUAL, jt: 1, jf: 0, k: value },
             verdict(libc::SECCOMP_RET_USER_NOTIF),
             verdict(libc::SECCOMP_RET_ALLOW),
         ]),
-        Verdict::Ask(Test::OneOf { arg, values }) => {
+        Verdict::Check(ArgTest::OneOf { arg, values }) => {
             program.push(load(ARGS + 8 * u32::from(arg)));
-            // Each jumps over the comparisons that follow it and over the notification.
+            // Each comparison jumps over the ones after it and the notification.
             for (&k, over) in values.iter().zip((1..=values.len() as u8).rev()) {
                 program.push(SockFilter { code: IF_EQUAL, jt: over, jf: 0, k });
             }
@@ -187,7 +190,7 @@ mod tests {
         run_from(program, arch, (nr, 0x40_1000), args)
     }
 
-    /// Runs the program as the kernel would, and says whether it looked at an argument.
+    /// Runs the program as the kernel would, and reports whether it read an argument.
     fn run_from(program: &[SockFilter], arch: u32, (nr, caller): (u32, u64), args: &[u64; 6]) -> (u32, bool) {
         let (mut at, mut a, mut looked) = (0, 0u32, false);
         loop {
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_and_the_router_agree() {
+    fn filter_and_router_agree() {
         let program = filter(OURS);
         for nr in 0..600 {
             for args in samples() {
@@ -268,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn only_from_our_own_address_and_only_calls_on_content() {
+    fn only_content_calls_are_allowed_by_address() {
         let program = filter(OURS);
         for nr in 0..600 {
             for caller in [OURS, OURS + 1, OURS ^ 1 << 32, OURS as u32 as u64] {
                 let verdict = run_from(&program, AUDIT_ARCH_X86_64, (nr, caller), &[0; 6]).0;
-                let ours = caller == OURS && (ON_CONTENT.contains(&nr.into()) || tells_time(nr));
+                let ours = caller == OURS && (CONTENT_CALLS.contains(&nr.into()) || is_clock_gettime(nr));
                 let here = route(nr, &[0; 6]) == Route::Here;
                 assert_eq!(verdict == libc::SECCOMP_RET_ALLOW, ours || here, "call {nr} from {caller:#x}");
             }
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn other_architectures_die_and_x32_does_not_exist() {
+    fn other_architectures_are_killed_and_x32_fails() {
         let program = filter(OURS);
         let args = [0; 6];
         let i386 = 0x4000_0003;
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_always_allowed_never_looks_at_arguments() {
+    fn unconditional_verdicts_read_no_arguments() {
         let program = filter(OURS);
         for row in table::rows() {
             let looked = run(&program, AUDIT_ARCH_X86_64, row.nr, &[0; 6]).1;
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_short_and_its_jumps_stay_inside() {
+    fn program_is_short_and_jumps_stay_inside() {
         let program = filter(OURS);
         assert!(program.len() < 400, "{} instructions; the kernel takes 4096", program.len());
         for (at, op) in program.iter().enumerate() {

@@ -1,7 +1,8 @@
-//! Home's half: from a [`Call`] to bytes in the deputy's mailbox, and from there to an [`Outcome`].
+//! The home half: from a [`Call`] to bytes in the deputy's mailbox, and from there to an
+//! [`Outcome`].
 //!
-//! The call is hostile. Every length is computed from the table and the numbers, compared with what has
-//! come, and limited; nothing is placed where another part lies.
+//! The call is untrusted. Every length is computed from the table and the numbers, compared with
+//! the data received, and limited. Parts never overlap.
 
 mod message;
 
@@ -10,33 +11,33 @@ use crate::call::{Arg, Call, Outcome, Segments};
 use crate::limits;
 use crate::memory::Fault;
 use crate::route::{Route, route};
-use crate::shape::{Amount, Len, Shape, Way, When};
+use crate::shape::{Amount, Direction, Len, Shape, When};
 use crate::table;
 
-/// An address that no process has: the kernel answers EFAULT where it uses it.
+/// An address that no process has mapped: the kernel returns EFAULT if it uses it.
 const BAD_ADDRESS: u64 = 0xffff_ffff_ffff_f000;
 
-/// The call is not what a shim would have gathered.
+/// The call differs from all that a shim would gather.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// It is not performed at home.
     #[error("system call {0} is not performed by a deputy")]
     NotHome(u32),
-    /// An argument has not the shape that the table says.
-    #[error("system call {nr}: argument {arg} has not the shape of its row")]
+    /// An argument does not match the shape in the table.
+    #[error("system call {nr}: argument {arg} does not match its shape in the table")]
     Shape {
         /// The call.
         nr: u32,
         /// The argument, from 0.
         arg: usize,
     },
-    /// It would need more mailbox than one call may have.
-    #[error("system call {0} asks for more than {max} bytes of mailbox", max = limits::MAILBOX)]
+    /// It needs more mailbox space than a call may have.
+    #[error("system call {0} asks for more than {max} bytes of mailbox", max = limits::MAX_MAILBOX)]
     TooBig(u32),
 }
 
-/// A call laid out for a mailbox, at any address. The mailbox stays as it is until the call has ended: one
-/// that was interrupted and is continued by restart_syscall still writes where its first pointers pointed.
+/// A call laid out for a mailbox at any address. The mailbox must not be reused until the call has
+/// ended: an interrupted call that restart_syscall continues still writes to its first pointers.
 #[derive(Debug)]
 pub struct Layout {
     nr: u32,
@@ -54,14 +55,14 @@ enum Slot {
     At(usize),
 }
 
-/// Bytes that must be in the mailbox before the call.
+/// Bytes to write to the mailbox before the call.
 #[derive(Debug)]
 struct Piece {
     at: usize,
     bytes: Vec<u8>,
 }
 
-/// A pointer within a piece, to an offset in the mailbox.
+/// A pointer in a piece to an offset in the mailbox.
 #[derive(Debug)]
 struct Pointer {
     piece: usize,
@@ -76,7 +77,7 @@ struct Out {
     len: usize,
     amount: Written,
     when: When,
-    /// The piece that was there before; what has not changed is not sent back.
+    /// The piece that was written there before the call. If unchanged it is not sent back.
     before: Option<usize>,
 }
 
@@ -87,21 +88,21 @@ enum Written {
         size: u32,
         add: u32,
     },
-    /// As a number in the mailbox says: its offset, and its four or eight bytes.
+    /// Given by a number of four or eight bytes at this offset of the mailbox.
     Field {
         at: usize,
         wide: bool,
     },
-    /// As the length behind this argument says.
+    /// Given by the length behind this argument.
     Pointed(u8),
 }
 
 impl Call {
-    /// Lays a call out, without trusting anything in it. Calls with a local part ([`Route::Both`]) are laid
-    /// out too; whether and how the deputy makes those is for its own code to say.
+    /// Lays out a call, without trusting any of it. Also lays out calls with a local part
+    /// ([`Route::Both`]); the deputy's code for them decides whether and how to make them.
     ///
     /// # Errors
-    /// [`Malformed`] when no guest's shim would have sent it; the deputy must not make the call.
+    /// [`Malformed`] if no shim would have gathered the call. The deputy must not make it.
     pub fn lay_out(self) -> Result<Layout, Malformed> {
         let (nr, values) = (self.nr, self.values());
         let (Route::Home | Route::Both(_), Some(row)) = (route(nr, &values), table::row(nr)) else {
@@ -132,13 +133,13 @@ impl Call {
                 (None | Some(Shape::Value | Shape::Fd), _) => return Err(malformed),
                 (Some(_), Arg::Value(0)) => {}
                 (Some(_), Arg::Value(_)) => return Err(malformed),
-                (Some(_), Arg::Bad) => layout.args[i] = Slot::Value(BAD_ADDRESS),
+                (Some(_), Arg::BadPointer) => layout.args[i] = Slot::Value(BAD_ADDRESS),
                 (Some(shape), arg) => {
                     let at = layout.pointer(shape, arg, &sizes, &mut strings).ok_or(malformed)?;
                     layout.args[i] = Slot::At(at);
                 }
             }
-            if layout.size > limits::MAILBOX {
+            if layout.size > limits::MAX_MAILBOX {
                 return Err(Malformed::TooBig(nr));
             }
         }
@@ -146,11 +147,11 @@ impl Call {
     }
 }
 
-/// What lengths are computed from.
+/// The values from which lengths are computed.
 struct Sizes {
     values: [u64; 6],
     shapes: &'static [Shape],
-    /// The first four bytes of arguments that have bytes.
+    /// The first four bytes of arguments with data.
     lengths: [Option<u32>; 6],
 }
 
@@ -159,15 +160,15 @@ impl Sizes {
         let len = match len {
             Len::Pointed(arg) => {
                 let arg = usize::from(*arg);
-                self.shapes.get(arg)?.room(self.lengths[arg]?)?
+                self.shapes.get(arg)?.buffer_size(self.lengths[arg]?)?
             }
-            Len::Inside(inside) => {
-                let number = bytes?.get(inside.at as usize..)?.first_chunk()?;
-                inside.bytes(u32::from_le_bytes(*number))?
+            Len::Embedded(embedded) => {
+                let number = bytes?.get(embedded.at as usize..)?.first_chunk()?;
+                embedded.bytes(u32::from_le_bytes(*number))?
             }
             len => len.by_args(&self.values)?,
         };
-        usize::try_from(len).ok().filter(|&len| len <= limits::MAILBOX)
+        usize::try_from(len).ok().filter(|&len| len <= limits::MAX_MAILBOX)
     }
 }
 
@@ -178,14 +179,14 @@ impl Layout {
         self.nr
     }
 
-    /// The bytes of mailbox that the call needs, outputs included.
+    /// Size of the mailbox that the call needs, with outputs, in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The arguments of the call, for a mailbox at this address in the deputy, which should begin a page:
-    /// data is then aligned as direct I/O needs it.
+    /// The arguments of the call for a mailbox at this address in the deputy. The address should be
+    /// page-aligned; data is then aligned for direct I/O.
     #[must_use]
     pub fn args(&self, base: u64) -> [u64; 6] {
         self.args.map(|slot| match slot {
@@ -194,11 +195,11 @@ impl Layout {
         })
     }
 
-    /// Writes what the kernel is to read into the mailbox, whose address in the deputy is `base`. Memory
-    /// that the kernel only writes is left as it is. May be repeated, to make the call again.
+    /// Writes the call's data to the mailbox, which has the address `base` in the deputy. Memory
+    /// that only the kernel writes is left unchanged. May be repeated, to make the call again.
     ///
     /// # Errors
-    /// [`Fault`] when the mailbox is smaller than [`Layout::size`]; a part may have been written.
+    /// [`Fault`] if the mailbox is smaller than [`Layout::size`]; a part may have been written.
     pub fn fill(&self, base: u64, mailbox: &mut [u8]) -> Result<(), Fault> {
         for piece in &self.pieces {
             mailbox
@@ -214,11 +215,12 @@ impl Layout {
         Ok(())
     }
 
-    /// Takes from the mailbox what the kernel may have written, given the call's raw result. What the
-    /// mailbox says about lengths is not trusted beyond the room that there was.
+    /// Collects the outputs from the mailbox, given the call's result. Lengths in the mailbox are
+    /// trusted only up to the size of the buffers.
     #[must_use]
     pub fn collect(&self, ret: i64, mailbox: &[u8]) -> Outcome {
-        let mut outs: Vec<ByteBuf> = self.outs.iter().map(|out| self.taken(out, ret, mailbox)).collect();
+        let mut outs: Vec<ByteBuf> =
+            self.outs.iter().map(|out| self.collect_output(out, ret, mailbox)).collect();
         let used = outs.iter().rposition(|out| !out.is_empty()).map_or(0, |last| last + 1);
         outs.truncate(used);
         Outcome { ret, outs }
@@ -229,9 +231,9 @@ impl Layout {
         self.outs.iter().map(|out| out.len as u64).collect()
     }
 
-    fn taken(&self, out: &Out, ret: i64, mailbox: &[u8]) -> ByteBuf {
+    fn collect_output(&self, out: &Out, ret: i64, mailbox: &[u8]) -> ByteBuf {
         let happened = match out.when {
-            // What went in and came back unchanged is recognised by its content.
+            // An argument that the kernel may change is compared with its old content.
             _ if out.before.is_some() => true,
             When::AtLeast(least) => ret >= least,
             When::Interrupted => ret == -i64::from(libc::EINTR) || ret == -ERESTART_RESTARTBLOCK,
@@ -258,7 +260,7 @@ impl Layout {
         }
     }
 
-    /// Lays out what a pointer points to; its offset.
+    /// Lays out the data behind a pointer. Returns its offset.
     fn pointer(&mut self, shape: &Shape, arg: Arg, sizes: &Sizes, strings: &mut usize) -> Option<usize> {
         match (shape, arg) {
             (Shape::Text(max), Arg::Bytes(text)) => {
@@ -269,9 +271,9 @@ impl Layout {
             }
             (Shape::Page, Arg::Bytes(bytes)) => {
                 let mut page = bytes.into_vec();
-                // The kernel takes the whole page: what follows must be nobody else's.
-                let fits = page.len() <= limits::PATH as usize;
-                page.resize(limits::PATH as usize, 0);
+                // The kernel reads the whole page, so the rest of it must not hold other data.
+                let fits = page.len() <= limits::MAX_PATH as usize;
+                page.resize(limits::MAX_PATH as usize, 0);
                 fits.then(|| self.place(page).0)
             }
             (Shape::In(len), Arg::Bytes(bytes)) => {
@@ -289,28 +291,28 @@ impl Layout {
                 let length = u32::from_le_bytes(bytes.as_slice().try_into().ok()?);
                 (shape.carried(length)? == length).then(|| self.place_in_out(bytes))
             }
-            (Shape::Out(len, amount, when), Arg::Room) => {
+            (Shape::Out(len, amount, when), Arg::Output) => {
                 let len = sizes.bytes(len, None)?;
-                let at = self.room(len);
+                let at = self.reserve(len);
                 let amount = match *amount {
                     Amount::Whole => Written::Whole,
                     Amount::Result { size, add } => Written::Result { size, add },
                     Amount::Pointed(arg) => Written::Pointed(arg),
-                    Amount::Itself => Written::Field { at, wide: false },
+                    Amount::SelfSized => Written::Field { at, wide: false },
                 };
                 self.outs.push(Out { at, len, amount, when: *when, before: None });
                 Some(at)
             }
-            (Shape::Segments(way, count), Arg::Segments(segments)) => {
+            (Shape::Segments(direction, count), Arg::Segments(segments)) => {
                 let entries = segments.lens.len();
                 let amount = Written::Result { size: 1, add: 0 };
-                let at = self.segments(*way, segments, amount, When::AtLeast(0))?;
+                let at = self.segments(*direction, segments, amount, When::AtLeast(0))?;
                 self.args[usize::from(*count)] = Slot::Value(entries as u64);
                 Some(at)
             }
-            (Shape::Messages(way, count), Arg::Messages(messages)) => {
+            (Shape::Messages(direction, count), Arg::Messages(messages)) => {
                 let entries = messages.len();
-                let at = self.messages(*way, count.is_some(), messages)?;
+                let at = self.messages(*direction, count.is_some(), messages)?;
                 if let Some(count) = count {
                     self.args[usize::from(*count)] = Slot::Value(entries as u64);
                 }
@@ -322,23 +324,24 @@ impl Layout {
         }
     }
 
-    /// Room for the kernel to write, or for a piece.
-    fn room(&mut self, len: usize) -> usize {
-        // As strict as direct I/O may need it, where there is enough data for that.
+    /// Reserves space for the kernel's output or for a piece. Returns its offset.
+    fn reserve(&mut self, len: usize) -> usize {
+        // Aligned for direct I/O if there is enough data for it.
         let align = match len {
             4096.. => 4096,
             512.. => 512,
             _ => 16,
         };
         let at = self.size.next_multiple_of(align);
-        // Each part is limited, so that one argument cannot overflow this; the sum is checked after each.
+        // Each part is limited, so one argument cannot overflow this. The caller checks the sum
+        // after each.
         self.size = at + len;
         at
     }
 
-    /// Places a piece; its offset and its index.
+    /// Places a piece. Returns its offset and its index.
     fn place(&mut self, bytes: Vec<u8>) -> (usize, usize) {
-        let at = self.room(bytes.len());
+        let at = self.reserve(bytes.len());
         self.pieces.push(Piece { at, bytes });
         (at, self.pieces.len() - 1)
     }
@@ -350,17 +353,23 @@ impl Layout {
         at
     }
 
-    /// Data in one stretch, and an iovec array that divides it as the guest did.
-    fn segments(&mut self, way: Way, segments: Segments, amount: Written, when: When) -> Option<usize> {
+    /// Places the data contiguously, and an iovec array that divides it as the guest's does.
+    fn segments(
+        &mut self,
+        direction: Direction,
+        segments: Segments,
+        amount: Written,
+        when: When,
+    ) -> Option<usize> {
         let total: u64 = segments.lens.iter().map(|&len| u64::from(len)).sum();
-        if segments.lens.len() as u64 > limits::SEGMENTS || total > limits::PAYLOAD {
+        if segments.lens.len() as u64 > limits::MAX_SEGMENTS || total > limits::MAX_DATA {
             return None;
         }
         let total = usize::try_from(total).ok()?;
-        let mut data = match way {
-            Way::Send if segments.bytes.len() == total => self.place(segments.bytes.into_vec()).0,
-            Way::Receive if segments.bytes.is_empty() => {
-                let at = self.room(total);
+        let mut data = match direction {
+            Direction::Send if segments.bytes.len() == total => self.place(segments.bytes.into_vec()).0,
+            Direction::Receive if segments.bytes.is_empty() => {
+                let at = self.reserve(total);
                 self.outs.push(Out { at, len: total, amount, when, before: None });
                 at
             }
@@ -376,16 +385,16 @@ impl Layout {
         Some(at)
     }
 
-    /// argv or envp: the strings, and pointers to them.
+    /// Places argv or envp: the strings, and the pointers to them.
     fn strings(&mut self, texts: Vec<u8>, together: &mut usize) -> Option<usize> {
         let starts: Vec<usize> = std::iter::once(0)
             .chain(texts.iter().enumerate().filter(|(_, b)| **b == 0).map(|(i, _)| i + 1))
-            .take(limits::EXEC_TOTAL / 8 + 1)
+            .take(limits::MAX_EXEC_TOTAL / 8 + 1)
             .collect();
-        // Each NUL ends one; after the last there is nothing.
+        // Each NUL ends a string, and no bytes follow the last.
         let (&end, starts) = starts.split_last()?;
         *together += texts.len() + starts.len() * 8;
-        if end != texts.len() || *together > limits::EXEC_TOTAL {
+        if end != texts.len() || *together > limits::MAX_EXEC_TOTAL {
             return None;
         }
         let (data, _) = self.place(texts);
@@ -408,7 +417,7 @@ impl Layout {
     }
 }
 
-/// The kernel's own code for a call that restart_syscall continues.
+/// The kernel's internal code for a call that restart_syscall continues.
 const ERESTART_RESTARTBLOCK: i64 = 516;
 
 fn field(mailbox: &[u8], at: usize, wide: bool) -> u64 {

@@ -1,17 +1,17 @@
-//! Each system call: its arguments, and where it must run.
+//! The arguments of each system call, and where it must run.
 //!
 //! ```text
 //!  guest's node                                    home
-//!  filter    lets Here pass, notifies the rest
+//!  filter    allows Here, notifies the shim of the rest
 //!  route     Here · Home · Both · Homeward · Refuse
 //!  gather    registers and memory ──▶ Call  ═════▶ Call::lay_out ──▶ Layout
-//!            (Landings stay)                       Layout::fill      ──▶ mailbox
+//!            (destinations stay)                   Layout::fill      ──▶ mailbox
 //!                                                  the deputy makes the call
-//!  scatter   Landings ◀──────────── Outcome ◀═════ Layout::collect   ◀── mailbox
+//!  scatter   memory ◀────────────── Outcome ◀═════ Layout::collect   ◀── mailbox
 //! ```
 //!
-//! All of it comes from one table with a row for each call. No I/O, no clock, no unsafe code; what arrives
-//! from the other side can neither panic nor allocate more than [`limits`] allow.
+//! All of this is generated from one table with a row for each call. No I/O, no clock, no unsafe
+//! code. Data from the other side cannot cause a panic, or allocations above [`limits`].
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -29,14 +29,14 @@ mod shape;
 mod table;
 
 pub use bytes::ByteBuf;
-pub use call::{Area, Arg, Call, Message, Outcome, Segments};
+pub use call::{Arg, Call, Message, MessageBuffer, Outcome, Segments};
 pub use docs::markdown;
 pub use filter::{SockFilter, filter};
-pub use gather::{Gather, Gathered, gather, gather_after};
+pub use gather::{GatherError, Gathered, gather, gather_after};
 pub use layout::{Layout, Malformed};
-pub use memory::{Fault, Memory, read_text};
-pub use route::{Route, Rule, Special, Test, reason, route, waits_here};
-pub use row::{Arguments, Flow, Interrupted, Row, Timeout, Wait};
-pub use scatter::{Landing, scatter};
-pub use shape::{Amount, Count, Inside, Len, Over, Shape, Way, When, Width};
+pub use memory::{Fault, Memory, read_c_string};
+pub use route::{ArgTest, Route, Rule, SplitCall, reason, route, waits_here};
+pub use row::{Arguments, Flow, Interrupted, Row, Timeout, WaitRule};
+pub use scatter::{Destination, scatter};
+pub use shape::{Amount, Count, Direction, EmbeddedLen, Len, OverLimit, Shape, When, Width};
 pub use table::{NUMBERS, row, rows};

@@ -1,51 +1,51 @@
-//! The door to a guest's memory; the guest's shim implements it.
+//! Access to a guest's memory, implemented by the guest's shim.
 
-/// The memory of one stopped or waiting guest thread.
+/// The memory of a stopped or waiting guest thread.
 pub trait Memory {
-    /// Fills `buf` from `addr` on. On a fault `buf` holds anything.
+    /// Fills `buf` from `addr`. After a fault the content of `buf` is undefined.
     ///
     /// # Errors
-    /// [`Fault`] when any byte of the range cannot be read.
+    /// [`Fault`] if any byte of the range cannot be read.
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), Fault>;
 
-    /// Writes `data` at `addr`. On a fault a part may have been written, as the kernel's own copies do.
+    /// Writes `data` to `addr`. After a fault a part may have been written, as with the kernel's
+    /// own copies.
     ///
     /// # Errors
-    /// [`Fault`] when any byte of the range cannot be written by the guest itself.
+    /// [`Fault`] if the guest itself could not write some byte of the range.
     fn write(&mut self, addr: u64, data: &[u8]) -> Result<(), Fault>;
 
-    /// Could the guest write to all of this range? Asked before a call that consumes what it reads, so that
-    /// nothing is taken from a pipe or a socket that cannot be delivered. An implementation that answers
-    /// `true` without looking loses such data where the kernel would not.
+    /// Whether the guest could write to all of this range. Checked before calls that consume what
+    /// they read, so that no data is taken from a pipe or a socket that cannot be delivered. An
+    /// implementation that always returns `true` loses such data where the kernel would not.
     fn writable(&mut self, addr: u64, len: u64) -> bool {
         let _ = (addr, len);
         true
     }
 }
 
-/// The guest cannot use this memory; its program gets EFAULT.
+/// The guest cannot access this memory; its program gets EFAULT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("bad address in the guest's memory")]
 pub struct Fault;
 
 const PAGE: u64 = 4096;
 
-/// Reads up to `max` bytes, stopping at a fault after the first page read. A fault at once is a fault.
+/// Reads up to `max` bytes, and stops at a fault. A fault in the first page is an error.
 pub(crate) fn read_up_to(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     read_while(mem, addr, max, |_| None)
 }
 
-/// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if there is none among them: the
-/// kernel, given the same bytes, then finds the string too long by itself.
+/// Reads a NUL-terminated string with its NUL, or exactly `max` bytes if it is longer: given the
+/// same bytes, the kernel itself finds the string too long.
 ///
-/// # Errors
-/// If it is not all in memory that can be read.
-pub fn read_text(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+/// If a part of it cannot be read.
+pub fn read_c_string(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     let text = read_while(mem, addr, max, |chunk| chunk.iter().position(|&b| b == 0))?;
     if text.last() == Some(&0) || text.len() == max { Ok(text) } else { Err(Fault) }
 }
 
-/// Page by page, since the end of the mapping may be nearer than `max`. `end` finds the last wanted byte.
+/// Reads page by page, since the mapping may end before `max`. `end` finds the last byte to read.
 fn read_while(
     mem: &mut dyn Memory,
     addr: u64,
@@ -70,14 +70,14 @@ fn read_while(
     Ok(got)
 }
 
-/// Reads an array of 64-bit words that ends with a zero word, without that word, at most `max` of them.
-/// `None`: there are more.
+/// Reads an array of 64-bit words up to its zero word, without that. `None` if it has more than
+/// `max` words.
 pub(crate) fn read_words(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Option<Vec<u64>>, Fault> {
     let mut words = Vec::new();
     let mut chunk = [0; PAGE as usize];
     let mut at = addr;
     loop {
-        // A word that crosses a page is read alone.
+        // A word that crosses a page is read by itself.
         let len = ((PAGE - at % PAGE) as usize & !7).max(8);
         mem.read(at, &mut chunk[..len])?;
         for word in chunk[..len].as_chunks::<8>().0 {

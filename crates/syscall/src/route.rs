@@ -1,69 +1,70 @@
-//! Where a call runs. The rows of the table say it; the filter and the shims only ask.
+//! Where a call runs. The rows of the table define it; the filter and the shims only query it.
 
 use crate::table;
 
 /// Where a call runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// Natively in the guest; the filter lets it pass.
+    /// Natively in the guest; the filter allows it.
     Here,
     /// Performed by the deputy.
     Home,
-    /// Has a local and a home part that must agree: the guest's shim has code for it.
-    Both(Special),
-    /// Cannot be done away yet: the process is brought home and makes the call there. The reason is shown
-    /// by mps; it is one of [`reason`].
+    /// By a local and a home part that must agree. The guest's shim has code for it.
+    Both(SplitCall),
+    /// Cannot be done away from home: the process is fetched home and makes the call there. The
+    /// reason, one of [`reason`], is shown by mps.
     Homeward(&'static str),
-    /// Answered with this errno.
+    /// Fails with this errno.
     Refuse(i32),
 }
 
-/// The calls with a local part.
+/// The calls that have a local part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Special {
-    /// mmap of a file: the guest needs its content.
+pub enum SplitCall {
+    /// mmap of a file: the guest needs the file's content.
     Mmap,
-    /// rt_sigaction: the handler is the guest's, ignoring and child options are also home's.
+    /// rt_sigaction: the handler is the guest's; home needs to know ignored signals and child
+    /// options.
     RtSigaction,
-    /// rt_sigprocmask: the mask is the guest's, and home's, where blocked signals wait.
+    /// rt_sigprocmask: the mask is the guest's, and also home's, where blocked signals are pending.
     RtSigprocmask,
-    /// rt_sigreturn: the guest's own; home follows the mask that it restores.
+    /// rt_sigreturn: the guest's own; home gets the mask that it restores.
     RtSigreturn,
     /// fork, vfork and clone of a process: both halves fork.
     Fork,
-    /// clone of a thread: the deputy gets one, and then the guest.
+    /// clone of a thread: the deputy creates one, and then the guest.
     Thread,
     /// execve, execveat: the deputy executes, the guest ends.
     Exec,
-    /// exit, exit_group: both halves end.
+    /// exit, exit_group: both halves exit.
     Exit,
-    /// Calls that report CPU time: home's, plus the guest's own.
+    /// Calls that report CPU time: home's plus the guest's.
     CpuTime,
-    /// Calls about timers that count CPU time: home's, which must know what the guest has used until then.
+    /// Calls on timers that count CPU time: home's, which needs the guest's usage.
     CpuTimer,
-    /// Limits on memory and CPU time: home's to keep, the guest's to feel.
+    /// Limits on memory and CPU time: stored at home, in force in the guest.
     Setrlimit,
     /// prctl options with a local part.
     Prctl,
 }
 
-/// The reasons for which a call brings its process home.
+/// The reasons to fetch a process home for a call.
 pub mod reason {
     /// A child that shares its parent's memory and is no thread.
     pub const SHARED_SPACE: &str = "shared address space";
-    /// Memory that others see.
+    /// Memory that other processes can see.
     pub const SHARED_MEMORY: &str = "shared memory";
     /// Memory that may not be swapped.
     pub const LOCKED_MEMORY: &str = "locked memory";
-    /// Which memory node pages come from.
+    /// Placement of pages on memory nodes.
     pub const MEMORY_PLACEMENT: &str = "memory placement";
     /// Reads or writes of another process's memory.
     pub const OTHER_MEMORY: &str = "another process's memory";
-    /// Its own memory, read or written through a file.
+    /// Access to its own memory through a file.
     pub const OWN_MEMORY: &str = "own memory through /proc";
-    /// Options that rearrange the address space as the kernel knows it.
+    /// Options that change the kernel's record of the address space.
     pub const MEMORY_MAP: &str = "memory map of the process";
-    /// User pages given to a pipe.
+    /// User pages spliced into a pipe.
     pub const GIFTED_PAGES: &str = "memory lent to a pipe";
     /// ptrace.
     pub const TRACING: &str = "tracing";
@@ -73,9 +74,9 @@ pub mod reason {
     pub const SEGMENTS: &str = "segment descriptors";
     /// arch_prctl and prctl options that set the CPU's own state.
     pub const CPU_MODE: &str = "CPU mode";
-    /// unshare, setns and clone into new ones.
+    /// unshare, setns and clone into new namespaces.
     pub const NAMESPACES: &str = "namespaces";
-    /// A filter of its own.
+    /// A seccomp filter of its own.
     pub const SECCOMP: &str = "seccomp filter";
     /// Linux asynchronous I/O, which maps a ring.
     pub const AIO: &str = "asynchronous I/O context";
@@ -95,55 +96,55 @@ pub mod reason {
     pub const CPU_TIMER: &str = "CPU-time timer";
     /// mq_notify.
     pub const QUEUE_NOTIFICATION: &str = "message queue notification";
-    /// clone flags without code for them.
+    /// clone flags that are not supported.
     pub const CLONE_FLAGS: &str = "unusual clone flags";
     /// A socket option with pointers in its value.
     pub const SOCKET_OPTION: &str = "socket option with pointers";
-    /// An IPC command that is not known, or has an array of unknown size.
+    /// An unknown IPC command, or one with an array of unknown size.
     pub const IPC_COMMAND: &str = "unusual IPC command";
     /// An attribute call with pointers in its struct.
     pub const NESTED_ATTRIBUTES: &str = "nested attribute struct";
-    /// sysfs(2), option 2, whose output has no stated size.
+    /// sysfs(2), option 2: its output has no known size.
     pub const FILE_SYSTEM_NAMES: &str = "file system names";
-    /// An fcntl command that is not known.
+    /// An unknown fcntl command.
     pub const UNKNOWN_FCNTL: &str = "unknown fcntl command";
-    /// A kcmp type that is not known.
+    /// An unknown kcmp type.
     pub const UNKNOWN_KCMP: &str = "unknown kcmp type";
-    /// An ioctl whose argument is not known.
+    /// An ioctl with an unknown argument.
     pub const UNKNOWN_IOCTL: &str = "unknown ioctl";
-    /// A prctl option whose argument is not known.
+    /// A prctl option with an unknown argument.
     pub const UNKNOWN_PRCTL: &str = "unknown prctl option";
-    /// A mount configuration command that is not known.
+    /// An unknown mount configuration command.
     pub const UNKNOWN_FSCONFIG: &str = "unknown fsconfig command";
-    /// A landlock rule that is not known.
+    /// An unknown landlock rule.
     pub const UNKNOWN_LANDLOCK: &str = "unknown landlock rule";
 }
 
-/// What a row says about its route.
+/// The route of a row.
 #[derive(Debug, Clone, Copy)]
 pub enum Rule {
-    /// Whatever the arguments.
+    /// The same for all arguments.
     Always(Route),
-    /// [`Route::Here`] when the test holds, which the filter decides by itself; else as the function says,
-    /// which never says Here.
-    HereIf(Test, fn(&[u64; 6]) -> Route, &'static str),
-    /// As the function says, which never says Here. The words are for people.
+    /// [`Route::Here`] if the test holds, which the filter decides by itself. Otherwise as the
+    /// function returns, which is never Here. The text describes this in the documentation.
+    HereIf(ArgTest, fn(&[u64; 6]) -> Route, &'static str),
+    /// As the function returns, which is never Here. The text describes this in the documentation.
     By(fn(&[u64; 6]) -> Route, &'static str),
 }
 
-/// What the filter can test: the low 32 bits of one argument.
+/// A test that the filter can make: on the low 32 bits of one argument.
 #[derive(Debug, Clone, Copy)]
-pub enum Test {
-    /// Under the mask they are the value.
+pub enum ArgTest {
+    /// Under the mask they equal the value.
     Masked {
         /// The argument.
         arg: u8,
-        /// Bits that count.
+        /// The bits compared.
         mask: u32,
-        /// What they must be.
+        /// The expected value.
         value: u32,
     },
-    /// They are one of these.
+    /// They equal one of these values.
     OneOf {
         /// The argument.
         arg: u8,
@@ -152,8 +153,8 @@ pub enum Test {
     },
 }
 
-impl Test {
-    /// Does it hold?
+impl ArgTest {
+    /// Whether the test holds.
     #[must_use]
     pub fn holds(&self, args: &[u64; 6]) -> bool {
         match *self {
@@ -163,7 +164,7 @@ impl Test {
     }
 }
 
-/// Where this call runs. A number without a row does not exist: ENOSYS.
+/// Where a call runs. A number without a row does not exist, and fails with ENOSYS.
 #[must_use]
 pub fn route(nr: u32, args: &[u64; 6]) -> Route {
     let Some(row) = table::row(nr) else { return Route::Refuse(libc::ENOSYS) };
@@ -174,7 +175,8 @@ pub fn route(nr: u32, args: &[u64; 6]) -> Route {
     }
 }
 
-/// Whether this call waits, and does so on the node that the program is on: its kernel alone knows of an interruption.
+/// Whether a call waits on the guest's node, so that only that node's kernel can report an
+/// interruption.
 #[must_use]
 pub fn waits_here(nr: u32, args: &[u64; 6]) -> bool {
     route(nr, args) == Route::Here && table::row(nr).is_some_and(|row| row.wait.is_some())

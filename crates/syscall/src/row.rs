@@ -1,4 +1,4 @@
-//! One row of the table, and the macro that lets a file of rows read like one.
+//! A row of the table, and the macro for files of rows.
 
 use crate::route::Rule;
 use crate::shape::Shape;
@@ -12,74 +12,77 @@ pub struct Row {
     pub name: &'static str,
     /// Where it runs.
     pub rule: Rule,
-    /// What its arguments are.
+    /// Its arguments.
     pub arguments: Arguments,
     /// Why it runs there, in one sentence.
     pub note: &'static str,
-    /// How it waits; `None` when it does not sleep for long.
-    pub wait: Option<Wait>,
-    /// The argument that carries a signal mask for the time of the call.
+    /// How it waits; `None` if it does not sleep for long.
+    pub wait: Option<WaitRule>,
+    /// The argument with a signal mask that is in force during the call.
     pub mask: Option<u8>,
-    /// What it has read is gone: outputs are probed before the call is made.
+    /// Data that it reads is removed from its source, so outputs are probed before the call is
+    /// made.
     pub consumes: bool,
-    /// It moves data, and a count cut short by an interruption is continued by its caller.
+    /// It transfers data, and a short count after an interruption is continued by the caller.
     pub flow: Option<Flow>,
 }
 
 /// The shapes of a row's arguments.
 #[derive(Debug, Clone, Copy)]
 pub enum Arguments {
-    /// Always these; those that are missing are ignored by the kernel.
+    /// Always these shapes. The kernel ignores arguments that are missing here.
     Fixed(&'static [Shape]),
-    /// As other arguments say. The words are for people.
+    /// Depends on other arguments. The text describes this in the documentation.
     By(fn(&[u64; 6]) -> &'static [Shape], &'static str),
 }
 
 /// How a call waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wait {
-    /// What an interruption without a signal (a freeze, an ignored signal) makes of it.
+pub struct WaitRule {
+    /// The effect of an interruption without a signal (a freeze, an ignored signal).
     pub interrupted: Interrupted,
-    /// Where its timeout is.
+    /// Its timeout.
     pub timeout: Timeout,
 }
 
-/// What the kernel answers to a waiting call that was interrupted and has no signal to deliver.
+/// The kernel's result for a waiting call that was interrupted without a signal to deliver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interrupted {
     /// ERESTARTSYS, ERESTARTNOINTR or ERESTARTNOHAND: the same call is made again.
     Restarts,
-    /// With a timeout, ERESTART_RESTARTBLOCK: restart_syscall continues it; without one, as `Restarts`.
+    /// With a timeout, ERESTART_RESTARTBLOCK: restart_syscall continues it; without one, as
+    /// `Restarts`.
     RestartBlock,
-    /// Plain EINTR: whoever interrupted it must make it again.
+    /// Plain EINTR: the caller must repeat the call.
     Eintr,
-    /// Plain EINTR if SO_RCVTIMEO or SO_SNDTIMEO is set on the socket, else as `Restarts`.
+    /// Plain EINTR if SO_RCVTIMEO or SO_SNDTIMEO is set on the socket, otherwise as `Restarts`.
     EintrIfSocketTimeout,
 }
 
-/// Where a call's timeout is. Arguments are counted from 0.
+/// The timeout argument of a call. Arguments are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timeout {
-    /// Nowhere.
+    /// No timeout.
     None,
-    /// That argument, in milliseconds as an int; negative is for ever.
+    /// In that argument, in milliseconds as an int; negative means no timeout.
     Millis(u8),
-    /// A struct timespec behind that argument; NULL is for ever.
+    /// In a struct timespec that the argument points to; NULL means no timeout.
     Timespec(u8),
-    /// The same, but the kernel itself writes the time left to it.
+    /// The same, but the kernel writes the remaining time to it.
     TimeLeft(u8),
-    /// A point in time, which needs no correction.
+    /// An absolute time, which needs no correction.
     Absolute(u8),
 }
 
-/// Which way a stream's data goes.
+/// The direction of a stream's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// A blocking write returns less only when it was interrupted (or the peer is gone).
+    /// A blocking write, which returns a short count only if it was interrupted (or the peer is
+    /// gone).
     Write,
-    /// A read with MSG_WAITALL does.
+    /// A read, which does so with MSG_WAITALL.
     Read,
-    /// From one descriptor to another; that argument is the count.
+    /// From one descriptor to another. The argument is the count.
     Between(u8),
 }
 
@@ -95,7 +98,7 @@ impl Row {
     }
 
     pub(crate) const fn waits(mut self, interrupted: Interrupted, timeout: Timeout) -> Self {
-        self.wait = Some(Wait { interrupted, timeout });
+        self.wait = Some(WaitRule { interrupted, timeout });
         self
     }
 
@@ -114,7 +117,7 @@ impl Row {
         self
     }
 
-    /// The shapes of these arguments.
+    /// The shapes for these arguments.
     #[must_use]
     pub fn shapes(&self, args: &[u64; 6]) -> &'static [Shape] {
         match self.arguments {
@@ -123,14 +126,14 @@ impl Row {
         }
     }
 
-    /// Which of these arguments are descriptors.
+    /// Indices of the arguments that are descriptors.
     pub fn fd_args(&self, args: &[u64; 6]) -> impl Iterator<Item = usize> {
         self.shapes(args).iter().enumerate().filter(|(_, s)| matches!(s, Shape::Fd)).map(|(i, _)| i)
     }
 }
 
-/// `NUMBER name RULE [shapes] {properties} "note";` for each call. In place of `[shapes]`, `(by function,
-/// "words")` chooses them by the arguments.
+/// `NUMBER name RULE [shapes] {properties} "note";` for each call. `(by function, "words")` in
+/// place of `[shapes]` selects the shapes by the arguments.
 macro_rules! rows {
     (@rule ($rule:expr)) => { $rule };
     (@rule $rule:ident) => { $rule };

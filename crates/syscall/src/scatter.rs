@@ -1,32 +1,33 @@
-//! Putting a call's outputs into the guest's memory.
+//! Writes a call's outputs to the guest's memory.
 
 use crate::call::Outcome;
 use crate::memory::{Fault, Memory};
 use serde::{Deserialize, Serialize};
 
-/// Where one output goes in the guest's memory: over these spans, in their order. It moves with a guest
-/// whose call is still under way.
+/// The destination of one output in the guest's memory: these spans, in order. It is sent with a
+/// guest that moves while its call is pending.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Landing {
+pub struct Destination {
     /// Address and length of each span.
     pub spans: Vec<(u64, u64)>,
-    /// A fault is forgiven: the kernel forgives one when it writes back the time left.
-    pub forgiving: bool,
+    /// Ignore faults, as the kernel does when it writes the remaining time.
+    pub ignores_faults: bool,
 }
 
-/// Writes the outputs of a call where they belong, never outside the memory that the call named.
+/// Writes the outputs of a call to their destinations, never outside of the memory that the call
+/// named.
 ///
 /// # Errors
-/// [`Fault`] when some of it cannot be written: the call then answers EFAULT, though it was performed, as
-/// when the kernel itself finds out this late. Everything up to the fault has been written.
-pub fn scatter(landings: &[Landing], outcome: &Outcome, mem: &mut dyn Memory) -> Result<(), Fault> {
-    for (landing, out) in landings.iter().zip(&outcome.outs) {
+/// [`Fault`] if some of it cannot be written. The call then returns EFAULT although it was
+/// performed, as when the kernel finds out this late. Everything before the fault has been written.
+pub fn scatter(destinations: &[Destination], outcome: &Outcome, mem: &mut dyn Memory) -> Result<(), Fault> {
+    for (destination, out) in destinations.iter().zip(&outcome.outs) {
         let mut rest = out.as_slice();
-        for &(addr, len) in &landing.spans {
+        for &(addr, len) in &destination.spans {
             let now = rest.len().min(usize::try_from(len).unwrap_or(usize::MAX));
             let (data, later) = rest.split_at(now);
             rest = later;
-            if !data.is_empty() && mem.write(addr, data).is_err() && !landing.forgiving {
+            if !data.is_empty() && mem.write(addr, data).is_err() && !destination.ignores_faults {
                 return Err(Fault);
             }
             if rest.is_empty() {

@@ -1,68 +1,68 @@
-//! What an argument is: how many bytes lie behind a pointer, which way they go, and which of them the kernel
-//! has written when the call returned.
+//! The shape of an argument: how many bytes are behind a pointer, in which direction they are
+//! copied, and how many the kernel has written when the call returns.
 
 use std::fmt;
 
-/// The shape of one argument. NULL is allowed everywhere: it stays NULL and the kernel judges it.
+/// The shape of one argument. NULL is allowed everywhere, and passed on for the kernel to judge.
 #[derive(Debug, Clone, Copy)]
 pub enum Shape {
-    /// A number; passed as it is.
+    /// A number, passed unchanged.
     Value,
-    /// A descriptor (or AT_FDCWD); passed as it is, since it is the deputy's.
+    /// A descriptor (or AT_FDCWD), passed unchanged, since it is the deputy's.
     Fd,
-    /// Text up to a NUL, at most so many bytes with it.
+    /// Text up to a NUL, of at most this length with it.
     Text(u32),
-    /// Up to a page of anything: what can be read of it (mount's data).
+    /// Up to a page of data, as much as can be read (mount's data).
     Page,
-    /// The kernel reads.
+    /// Read by the kernel.
     In(Len),
-    /// The kernel reads and may write; written back where it changed.
+    /// Read, and possibly written, by the kernel; copied back if it changed.
     InOut(Len),
-    /// The time left of a timeout, so many bytes; written back as far as possible, since programs may keep
-    /// it in read-only memory and the kernel forgives that.
+    /// The remaining time of a timeout, this many bytes. Write faults are ignored as in the kernel,
+    /// since programs may keep it in read-only memory.
     TimeLeft(u32),
-    /// The kernel writes.
+    /// Written by the kernel.
     Out(Len, Amount, When),
-    /// Where a buffer's length is read from and its true length is written to: an int, cut to `max`.
+    /// A length of a buffer, read and then overwritten with the true length: an int, cut to `max`.
     Length {
-        /// No more room than this is made for the buffer.
+        /// Maximum size of the buffer at home.
         max: u32,
         /// A negative length is passed on for the kernel to refuse.
         signed: bool,
     },
     /// An iovec array with as many entries as that argument says.
-    Segments(Way, u8),
+    Segments(Direction, u8),
     /// One struct msghdr, or as many struct mmsghdr as that argument says.
-    Messages(Way, Option<u8>),
+    Messages(Direction, Option<u8>),
     /// A NULL-terminated array of strings (argv, envp).
     Strings,
-    /// pselect6's last: a pointer to a signal mask, and its size.
+    /// pselect6's last argument: a pointer to a signal mask, and its size.
     MaskPair,
 }
 
-/// Which way data goes.
+/// The direction of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the guest.
     Send,
     /// To the guest.
     Receive,
 }
 
-/// How many bytes lie behind a pointer.
+/// Number of bytes behind a pointer.
 #[derive(Debug, Clone, Copy)]
 pub enum Len {
-    /// Always so many.
+    /// A fixed number.
     Fixed(u32),
-    /// An argument counts them.
+    /// Given by an argument.
     Arg(Count),
     /// One bit for each descriptor below that argument, in 64-bit words (fd_set).
     Bits(u8),
-    /// The number behind that argument, a [`Shape::Length`].
+    /// The number that this argument, a [`Shape::Length`], points to.
     Pointed(u8),
-    /// A number in the struct itself says.
-    Inside(Inside),
-    /// From the arguments, in a way of its own.
+    /// Given by a number in the struct itself.
+    Embedded(EmbeddedLen),
+    /// Computed from the arguments.
     Of(fn(&[u64; 6]) -> u32),
 }
 
@@ -73,14 +73,14 @@ pub struct Count {
     pub arg: u8,
     /// How the kernel reads it.
     pub width: Width,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub size: u32,
     /// Bytes before the first element.
     pub add: u32,
-    /// The highest argument that is carried.
+    /// Maximum value of the argument.
     pub max: u64,
-    /// What a higher one means.
-    pub over: Over,
+    /// The effect of a higher value.
+    pub over_limit: OverLimit,
 }
 
 /// How the kernel reads a count.
@@ -94,30 +94,32 @@ pub enum Width {
     UInt,
 }
 
-/// What becomes of a count above the maximum.
+/// The effect of a count above the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
-    /// It is lowered: the kernel may do less than was asked of it.
+pub enum OverLimit {
+    /// It is lowered: the kernel may do less than requested.
     Cut,
-    /// It stays, with a pointer that faults: the kernel refuses such a count before it looks at the memory.
+    /// It is passed unchanged with a pointer that faults: the kernel refuses such a count before it
+    /// accesses the memory.
     Refused,
 }
 
-/// A length that a 32-bit number inside the struct states: `number × unit + add` bytes, at most `max`.
+/// A length given by a 32-bit number inside of the struct: `number × unit + add` bytes, at most
+/// `max`.
 #[derive(Debug, Clone, Copy)]
-pub struct Inside {
-    /// Where the number is.
+pub struct EmbeddedLen {
+    /// Offset of the number.
     pub at: u32,
-    /// Bytes for each.
+    /// Bytes per unit.
     pub unit: u32,
-    /// Bytes besides.
+    /// Bytes in addition.
     pub add: u32,
-    /// What a zero stands for.
+    /// The value that zero stands for.
     pub zero: u32,
-    /// Most bytes.
+    /// Maximum number of bytes.
     pub max: u32,
-    /// The bytes that travel when there would be more, since the kernel refuses the number once it has read
-    /// these; 0 where it might not, and gets a pointer that faults instead.
+    /// Number of bytes to send if there would be more: the kernel refuses the number once it has
+    /// read these. 0 if it might not; it then gets a pointer that faults.
     pub beyond: u32,
 }
 
@@ -133,13 +135,13 @@ pub enum Amount {
         /// Bytes before the first element.
         add: u32,
     },
-    /// As the number behind that argument, a [`Shape::Length`], says afterwards.
+    /// Given by the number behind this argument, a [`Shape::Length`], after the call.
     Pointed(u8),
-    /// As the 32-bit number at the output's own start says.
-    Itself,
+    /// Given by the 32-bit number at the start of the output.
+    SelfSized,
 }
 
-/// When the kernel has written an output.
+/// The results with which the kernel has written an output.
 #[derive(Debug, Clone, Copy)]
 pub enum When {
     /// The result is at least this.
@@ -149,7 +151,7 @@ pub enum When {
 }
 
 impl Count {
-    /// The argument as the kernel reads it; `None` when it is negative, which the kernel refuses.
+    /// The argument as the kernel reads it; `None` if it is negative, which the kernel refuses.
     pub(crate) fn raw(&self, args: &[u64; 6]) -> Option<u64> {
         let raw = args[usize::from(self.arg)];
         match self.width {
@@ -159,23 +161,23 @@ impl Count {
         }
     }
 
-    /// Bytes, or `None` when the pointer is passed on as one that faults. Of a count that is refused,
-    /// the bytes before the first element still travel: the kernel reads them first.
+    /// Number of bytes, or `None` to pass a pointer that faults. If the count is refused, the bytes
+    /// before the first element are sent all the same, since the kernel reads them first.
     pub(crate) fn bytes(&self, args: &[u64; 6]) -> Option<u64> {
         match self.raw(args).filter(|&raw| raw <= self.max) {
             Some(raw) => raw.checked_mul(self.size.into())?.checked_add(self.add.into()),
-            None => (self.over == Over::Refused && self.add > 0).then(|| self.add.into()),
+            None => (self.over_limit == OverLimit::Refused && self.add > 0).then(|| self.add.into()),
         }
     }
 }
 
-impl Inside {
-    /// Bytes, or `None` when the pointer is passed on as one that faults.
+impl EmbeddedLen {
+    /// Number of bytes, or `None` to pass a pointer that faults.
     pub(crate) fn bytes(&self, number: u32) -> Option<u64> {
         let number = if number == 0 { self.zero } else { number };
         let bytes = u64::from(number) * u64::from(self.unit) + u64::from(self.add);
         let bytes = if bytes > self.max.into() { self.beyond.into() } else { bytes };
-        // However few they are to be, the kernel reads the number first, and so must home.
+        // Even if the length is smaller, the kernel reads the number first, so home needs it.
         (bytes > 0).then_some(bytes.max(u64::from(self.at) + 4))
     }
 }
@@ -189,7 +191,7 @@ impl Shape {
         }
     }
 
-    /// For a [`Shape::Length`]: what travels of this length. A negative one is the kernel's to refuse.
+    /// For a [`Shape::Length`]: the length to send. The kernel refuses a negative one itself.
     pub(crate) fn carried(&self, length: u32) -> Option<u32> {
         match self {
             Self::Length { signed: true, .. } if (length as i32) < 0 => Some(length),
@@ -198,37 +200,39 @@ impl Shape {
         }
     }
 
-    /// For a [`Shape::Length`]: the room that the buffer of this length gets.
-    pub(crate) fn room(&self, length: u32) -> Option<u64> {
+    /// For a [`Shape::Length`]: the size of the buffer for this length.
+    pub(crate) fn buffer_size(&self, length: u32) -> Option<u64> {
         let carried = self.carried(length)?;
         Some(if carried as i32 >= 0 { carried.into() } else { 0 })
     }
 }
 
 impl Len {
-    /// Bytes, where the arguments alone tell; `None` where the memory must be asked, or for a bad count.
+    /// Number of bytes if the arguments determine it; `None` if it depends on memory, or for an
+    /// invalid count.
     pub(crate) fn by_args(&self, args: &[u64; 6]) -> Option<u64> {
         match self {
             Self::Fixed(len) => Some((*len).into()),
             Self::Arg(count) => count.bytes(args),
             Self::Bits(arg) => {
                 let bits = u64::try_from(args[usize::from(*arg)] as i32).ok()?;
-                (bits <= crate::limits::DESCRIPTORS).then(|| bits.div_ceil(64) * 8)
+                (bits <= crate::limits::MAX_DESCRIPTORS).then(|| bits.div_ceil(64) * 8)
             }
             Self::Of(len) => Some(len(args).into()),
-            Self::Pointed(_) | Self::Inside(_) => None,
+            Self::Pointed(_) | Self::Embedded(_) => None,
         }
     }
 
-    /// The lowered argument, where this length lowers one.
-    pub(crate) fn cut(&self, args: &[u64; 6]) -> Option<(usize, u64)> {
+    /// The index and value of the argument that must be lowered for this length, if any.
+    pub(crate) fn lowered_arg(&self, args: &[u64; 6]) -> Option<(usize, u64)> {
         match self {
-            Self::Arg(count) if count.over == Over::Cut => {
+            Self::Arg(count) if count.over_limit == OverLimit::Cut => {
                 count.raw(args).filter(|&raw| raw > count.max).map(|_| (count.arg.into(), count.max))
             }
             Self::Bits(arg) => {
                 let bits = u64::try_from(args[usize::from(*arg)] as i32).ok()?;
-                (bits > crate::limits::DESCRIPTORS).then_some((usize::from(*arg), crate::limits::DESCRIPTORS))
+                (bits > crate::limits::MAX_DESCRIPTORS)
+                    .then_some((usize::from(*arg), crate::limits::MAX_DESCRIPTORS))
             }
             _ => None,
         }
@@ -247,14 +251,14 @@ impl fmt::Display for Len {
                     1 => write!(f, "argument {} bytes", count.arg + 1)?,
                     size => write!(f, "argument {} × {size} bytes", count.arg + 1)?,
                 }
-                match count.over {
-                    Over::Cut => write!(f, ", cut at {}", count.max),
-                    Over::Refused => Ok(()),
+                match count.over_limit {
+                    OverLimit::Cut => write!(f, ", cut at {}", count.max),
+                    OverLimit::Refused => Ok(()),
                 }
             }
             Self::Bits(arg) => write!(f, "argument {} bits", arg + 1),
             Self::Pointed(arg) => write!(f, "as many bytes as argument {} points to", arg + 1),
-            Self::Inside(inside) => write!(f, "sized by its own number at {}", inside.at),
+            Self::Embedded(embedded) => write!(f, "sized by its own number at {}", embedded.at),
             Self::Of(_) => f.write_str("sized by the arguments"),
         }
     }
@@ -278,7 +282,7 @@ impl fmt::Display for Shape {
                     Amount::Result { size, add: 0 } => write!(f, "; result × {size}"),
                     Amount::Result { size, add } => write!(f, "; {add} + result × {size}"),
                     Amount::Pointed(_) => f.write_str("; as the length says"),
-                    Amount::Itself => f.write_str("; as its first number says"),
+                    Amount::SelfSized => f.write_str("; as its first number says"),
                 }?;
                 match when {
                     When::AtLeast(0) => Ok(()),
@@ -287,12 +291,12 @@ impl fmt::Display for Shape {
                 }
             }
             Self::Length { max, .. } => write!(f, "in-out: length ≤ {max}"),
-            Self::Segments(Way::Send, arg) => write!(f, "in: argument {} segments", arg + 1),
-            Self::Segments(Way::Receive, arg) => write!(f, "out: argument {} segments", arg + 1),
-            Self::Messages(Way::Send, None) => f.write_str("in: message"),
-            Self::Messages(Way::Receive, None) => f.write_str("out: message"),
-            Self::Messages(Way::Send, Some(arg)) => write!(f, "in: argument {} messages", arg + 1),
-            Self::Messages(Way::Receive, Some(arg)) => write!(f, "out: argument {} messages", arg + 1),
+            Self::Segments(Direction::Send, arg) => write!(f, "in: argument {} segments", arg + 1),
+            Self::Segments(Direction::Receive, arg) => write!(f, "out: argument {} segments", arg + 1),
+            Self::Messages(Direction::Send, None) => f.write_str("in: message"),
+            Self::Messages(Direction::Receive, None) => f.write_str("out: message"),
+            Self::Messages(Direction::Send, Some(arg)) => write!(f, "in: argument {} messages", arg + 1),
+            Self::Messages(Direction::Receive, Some(arg)) => write!(f, "out: argument {} messages", arg + 1),
             Self::Strings => f.write_str("in: strings"),
             Self::MaskPair => f.write_str("in: signal mask with its size"),
         }

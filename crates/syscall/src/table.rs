@@ -1,9 +1,8 @@
-//! The table: one row for every x86-64 system call. Everything else is generated from it: the filter, the
-//! router, the marshalling of arguments, `docs/syscalls.md`.
+//! The table: one row for every x86-64 system call. The filter, the router, the marshalling of
+//! arguments and `docs/reference/syscalls.md` are generated from it.
 //!
-//! A later accelerator will let read, write, pread64, pwrite64, lseek and fstat pass the filter when they
-//! are made from the shim's stub range, by instruction pointer. Nothing here does so yet: no call is
-//! allowed by its address.
+//! Rows do not depend on the address of a call. The filter alone also allows a few calls from
+//! Tern's own `syscall` instruction (see filter.rs).
 
 mod credentials;
 mod descriptor;
@@ -23,7 +22,7 @@ mod vocabulary;
 
 use crate::row::Row;
 
-/// One past the highest number with a row.
+/// The highest number with a row, plus one.
 pub const NUMBERS: u32 = 471;
 
 const FILES: &[&[Row]] = &[

@@ -1,19 +1,20 @@
-//! What a guest's node may send: no call makes home panic, or ask for more mailbox than one call may have.
+//! Calls of a hostile node: none makes home panic, or request more mailbox space than one call may
+//! have.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tern_syscall::{Area, Arg, ByteBuf, Call, Message, NUMBERS, Segments, Shape, limits, row};
+use tern_syscall::{Arg, ByteBuf, Call, Message, MessageBuffer, NUMBERS, Segments, Shape, limits, row};
 
 fn bytes() -> impl Strategy<Value = ByteBuf> {
     prop_oneof![
         vec(any::<u8>(), 0..200),
-        // Numbers at the start, as lengths inside structs.
+        // Numbers at the start, as lengths inside of structs.
         (prop_oneof![0u32..300, any::<u32>()], 0..300usize).prop_map(|(n, len)| {
             let mut bytes = n.to_le_bytes().to_vec();
             bytes.resize(len.max(4), 1);
             bytes
         }),
-        // Text, with and without its end.
+        // Text with and without its NUL.
         (0..5000usize, any::<bool>()).prop_map(|(len, ended)| {
             let mut bytes = vec![b'x'; len];
             bytes.extend(ended.then_some(0));
@@ -46,19 +47,19 @@ fn segments() -> impl Strategy<Value = Segments> {
     )
 }
 
-fn area() -> impl Strategy<Value = Area> {
+fn area() -> impl Strategy<Value = MessageBuffer> {
     prop_oneof![
-        Just(Area::Null),
-        prop_oneof![0..200u32, any::<u32>()].prop_map(Area::Room),
-        bytes().prop_map(Area::Bytes),
+        Just(MessageBuffer::Null),
+        prop_oneof![0..200u32, any::<u32>()].prop_map(MessageBuffer::Output),
+        bytes().prop_map(MessageBuffer::Bytes),
     ]
 }
 
 fn arg() -> impl Strategy<Value = Arg> {
     prop_oneof![
         3 => number().prop_map(Arg::Value),
-        1 => Just(Arg::Bad),
-        2 => Just(Arg::Room),
+        1 => Just(Arg::BadPointer),
+        2 => Just(Arg::Output),
         3 => bytes().prop_map(Arg::Bytes),
         2 => segments().prop_map(Arg::Segments),
         2 => vec((area(), segments(), area()), 0..4).prop_map(|messages| {
@@ -69,7 +70,7 @@ fn arg() -> impl Strategy<Value = Arg> {
     ]
 }
 
-/// Any call; in half of the cases each argument is at least of the kind that its row wants.
+/// Any call. In half of the cases each argument at least has the kind that its row requires.
 fn call() -> impl Strategy<Value = Call> {
     (0..NUMBERS + 10, any::<bool>(), vec(arg(), 6), vec(number(), 6), vec(bytes(), 6)).prop_map(
         |(nr, shaped, any, numbers, bytes)| {
@@ -79,8 +80,8 @@ fn call() -> impl Strategy<Value = Call> {
                 for (i, arg) in any.iter_mut().enumerate() {
                     let kept = match (row.shapes(&values).get(i), &*arg) {
                         (None | Some(Shape::Value | Shape::Fd), _) => None,
-                        (Some(_), Arg::Bad | Arg::Value(0)) => continue,
-                        (Some(Shape::Out(..)), _) => Some(Arg::Room),
+                        (Some(_), Arg::BadPointer | Arg::Value(0)) => continue,
+                        (Some(Shape::Out(..)), _) => Some(Arg::Output),
                         (Some(Shape::Segments(..)), Arg::Segments(_))
                         | (Some(Shape::Messages(..)), Arg::Messages(_)) => continue,
                         (Some(Shape::Strings), _) => Some(Arg::Strings(bytes[i].clone())),
@@ -98,18 +99,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_call_breaks_home(call in call(), ret in prop_oneof![any::<i64>(), -520..5000i64], rubbish in any::<u8>()) {
+    fn no_call_panics_at_home(call in call(), ret in prop_oneof![any::<i64>(), -520..5000i64], rubbish in any::<u8>()) {
         let sent = call.args.iter().map(|arg| match arg {
             Arg::Bytes(bytes) | Arg::Strings(bytes) => bytes.len(),
             _ => 0,
         }).sum::<usize>();
         let _ = (call.mask(), call.values());
         let mut shortened = call.clone();
-        shortened.shorten(std::time::Duration::from_secs(3));
+        shortened.subtract_elapsed(std::time::Duration::from_secs(3));
         let Ok(layout) = call.lay_out() else { return Ok(()) };
-        prop_assert!(layout.size() <= limits::MAILBOX);
-        prop_assert!(sent <= limits::MAILBOX);
-        // A mailbox that is too small is an error, not a panic; what is read from it is not trusted.
+        prop_assert!(layout.size() <= limits::MAX_MAILBOX);
+        prop_assert!(sent <= limits::MAX_MAILBOX);
+        // A mailbox that is too small causes an error, not a panic. Its content is not trusted.
         if layout.size() < 1 << 20 {
             let mut mailbox = vec![rubbish; layout.size()];
             prop_assert!(layout.fill(0x7000, &mut mailbox).is_ok());
@@ -125,30 +126,30 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_no_danger(bytes in vec(any::<u8>(), 0..100)) {
+    fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..100)) {
         if let Ok(call) = postcard::from_bytes::<Call>(&bytes) {
             let _ = call.lay_out().map(|layout| layout.collect(0, &[]));
         }
     }
 }
 
-/// Well-formed but too much: each way in which a call could ask for a large mailbox.
+/// Well-formed calls that are too large: every way to ask for a large mailbox.
 #[test]
-fn there_is_a_limit_to_everything() {
+fn all_sizes_are_limited() {
     let values = |args: [u64; 6]| args.map(Arg::Value);
     let read = |len: u64| {
         let mut args = values([0, 0, len, 0, 0, 0]);
-        args[1] = Arg::Room;
+        args[1] = Arg::Output;
         Call { nr: libc::SYS_read as u32, args }.lay_out()
     };
-    assert!(read(limits::PAYLOAD).is_ok());
-    assert!(read(limits::PAYLOAD + 1).is_err());
+    assert!(read(limits::MAX_DATA).is_ok());
+    assert!(read(limits::MAX_DATA + 1).is_err());
     assert!(read(u64::MAX).is_err());
 
     let message = |control: u32, len: u32| Message {
-        name: Area::Null,
+        name: MessageBuffer::Null,
         segments: Segments { lens: vec![len; 1024], bytes: ByteBuf::new() },
-        control: Area::Room(control),
+        control: MessageBuffer::Output(control),
     };
     let receive = |messages: Vec<Message>| {
         let mut args = values([0, 0, messages.len() as u64, 0, 0, 0]);
@@ -168,12 +169,12 @@ fn there_is_a_limit_to_everything() {
         Call { nr: libc::SYS_execve as u32, args }.lay_out()
     };
     assert!(exec(vec![0; 1000]).is_ok());
-    assert!(exec(vec![0; limits::EXEC_TOTAL / 8]).is_err());
+    assert!(exec(vec![0; limits::MAX_EXEC_TOTAL / 8]).is_err());
     assert!(exec(b"no end".to_vec()).is_err());
 }
 
 #[test]
-fn only_calls_of_home_are_performed() {
+fn only_home_calls_are_laid_out() {
     for nr in 0..NUMBERS + 100 {
         let args = [0; 6];
         let accepted = Call { nr, args: args.map(Arg::Value) }.lay_out().is_ok();

@@ -1,43 +1,43 @@
-//! What the terminal can show: colours or none, and which signs.
+//! The terminal's abilities: colours and characters.
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// How things look. Nothing is told by colour alone.
+/// How things look. Nothing is expressed by colour alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Appearance {
     /// Whether colours are used.
     pub colour: bool,
-    /// Whether signs beyond ASCII are used.
+    /// Whether characters beyond ASCII are used.
     pub unicode: bool,
 }
 
-/// What a colour says.
+/// The meaning of a style.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// All is well.
+    /// A good state.
     Good,
-    /// Look here.
+    /// Something that deserves attention.
     Notice,
-    /// Something is wrong.
+    /// An error.
     Bad,
-    /// Scales, frames and what else is in the background.
+    /// The background: scales and frames.
     Faint,
     /// A heading.
     Heading,
-    /// What has been chosen.
-    Chosen,
+    /// The selected item.
+    Selected,
     /// This node.
     Own,
 }
 
 impl Appearance {
-    /// As the environment says: `NO_COLOR`, `TERM`, and the character set of the locale.
+    /// Reads the environment: `NO_COLOR`, `TERM`, and the character set of the locale.
     #[must_use]
-    pub fn of_environment() -> Self {
-        Self::of(|name| std::env::var(name).ok())
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let terminal = set("TERM").unwrap_or_else(|| "dumb".into());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Appearance {
         }
     }
 
-    /// The style of a tone.
+    /// The style for a tone.
     #[must_use]
     pub fn style(self, tone: Tone) -> Style {
         let plain = Style::new();
@@ -57,36 +57,36 @@ impl Appearance {
             Tone::Good => coloured(Color::Green),
             Tone::Notice => coloured(Color::Yellow),
             Tone::Bad => coloured(Color::Red),
-            // Not dark grey, which is the background in some palettes.
+            // Not dark grey, which is the background colour in some palettes.
             Tone::Faint if self.colour => plain.add_modifier(Modifier::DIM),
             Tone::Faint => plain,
             Tone::Heading | Tone::Own => plain.add_modifier(Modifier::BOLD),
-            Tone::Chosen => plain.add_modifier(Modifier::REVERSED),
+            Tone::Selected => plain.add_modifier(Modifier::REVERSED),
         }
     }
 
-    /// The one sign or the other.
+    /// Chooses the Unicode or the ASCII form of a sign.
     #[must_use]
-    pub fn sign(self, unicode: &'static str, ascii: &'static str) -> &'static str {
+    pub fn choose(self, unicode: &'static str, ascii: &'static str) -> &'static str {
         if self.unicode { unicode } else { ascii }
     }
 
-    /// Text of programs and other nodes, with nothing in it that this terminal cannot show or would obey.
+    /// Replaces the characters of a text that the terminal cannot show, or that would control it.
     #[must_use]
-    pub fn text(self, text: &str) -> String {
+    pub fn sanitize(self, text: &str) -> String {
         let shown = |c: char| !c.is_control() && (self.unicode || c.is_ascii());
         text.chars().map(|c| if shown(c) { c } else { '?' }).collect()
     }
 }
 
-/// Terminals of one colour, by the names that terminfo gives them.
+/// Terminals without colours, by their names in terminfo.
 fn is_monochrome(terminal: &str) -> bool {
     const ONE_COLOUR: [&str; 8] =
         ["dumb", "vt52", "vt100", "vt102", "vt200", "vt220", "xterm-mono", "xterm-vt220"];
     ONE_COLOUR.contains(&terminal) || terminal.ends_with("-m") || terminal.ends_with("-mono")
 }
 
-/// Whether the terminal cannot move its cursor, so that nothing can be drawn on it.
+/// Whether the terminal cannot move its cursor, so that nothing can be drawn.
 #[must_use]
 pub fn is_dumb() -> bool {
     std::env::var("TERM").map_or(true, |name| name.is_empty() || name == "dumb")
@@ -97,11 +97,13 @@ mod tests {
     use super::*;
 
     fn of(variables: &[(&str, &str)]) -> Appearance {
-        Appearance::of(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).into()))
+        Appearance::from_variables(|name| {
+            variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).into())
+        })
     }
 
     #[test]
-    fn colours_need_a_terminal_that_has_them_and_a_user_who_wants_them() {
+    fn colours_need_terminal_support_and_no_opt_out() {
         assert!(of(&[("TERM", "xterm-256color")]).colour);
         assert!(of(&[("TERM", "xterm"), ("NO_COLOR", "")]).colour);
         assert!(!of(&[("TERM", "xterm"), ("NO_COLOR", "1")]).colour);
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_variable_that_is_set_names_the_locale() {
+    fn first_locale_variable_that_is_set_wins() {
         assert!(of(&[("LANG", "de_AT.UTF-8")]).unicode);
         assert!(of(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8")]).unicode);
         assert!(!of(&[("LC_ALL", "C"), ("LANG", "en_GB.UTF-8")]).unicode);
@@ -119,9 +121,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_commands_the_terminal() {
+    fn control_characters_are_replaced() {
         let ascii = Appearance { colour: true, unicode: false };
-        assert_eq!(ascii.text("é\x1b[2J\u{9b}1m"), "??[2J?1m");
-        assert_eq!(Appearance { unicode: true, ..ascii }.text("é\u{9b}"), "é?");
+        assert_eq!(ascii.sanitize("é\x1b[2J\u{9b}1m"), "??[2J?1m");
+        assert_eq!(Appearance { unicode: true, ..ascii }.sanitize("é\u{9b}"), "é?");
     }
 }

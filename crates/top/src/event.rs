@@ -1,56 +1,56 @@
-//! What happens to the program, and what it does about it.
+//! Events, and the effects with which the program reacts.
 
-use crate::ask::Trouble;
+use crate::request::TopError;
 use ratatui::crossterm::event::KeyEvent;
 use std::time::Duration;
 use tern_control::{Destination, Reply, Request};
 use tern_ids::{HomePid, NodeId};
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum UiEvent {
     /// A key was pressed.
     Key(KeyEvent),
     /// The terminal has this many columns and rows now.
     Size(u16, u16),
-    /// So much time has passed since the start; comes before every other event that depends on it.
+    /// The time since the start; sent before every event that depends on it.
     Time(Duration),
-    /// The daemon has answered.
-    Answer(Question, Result<Reply, Trouble>),
-    /// An effect other than a question went wrong, or went well and has something to tell.
-    Outcome(Result<String, Trouble>),
-    /// Somebody asks the program to stop (`SIGTSTP`).
+    /// The daemon has replied.
+    Reply(Query, Result<Reply, TopError>),
+    /// An effect other than a query has failed, or has succeeded with a message.
+    ActionDone(Result<String, TopError>),
+    /// The program is asked to stop (`SIGTSTP`).
     Stop,
-    /// It was stopped, and goes on (`SIGCONT`).
+    /// The program was stopped and has been continued (`SIGCONT`).
     Continue,
-    /// A thread has panicked; the terminal has been given back.
+    /// A thread has panicked; the terminal has been restored.
     Panicked,
-    /// Somebody asks it to end, by this signal.
-    End(i32),
+    /// The program is asked to end by this signal.
+    Terminate(i32),
 }
 
-/// What is asked of the daemon; it tells answers apart.
+/// A query to the daemon; it also identifies the reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Question {
-    /// How the cluster is.
+pub enum Query {
+    /// The state of the cluster.
     Cluster,
-    /// The commands that are placed from this node; asked with `Cluster`.
+    /// The commands placed from this node; sent with `Cluster`.
     Placed,
-    /// The processes of that node, or of this one.
+    /// The processes of a node; `None` for this one.
     Processes(Option<NodeId>),
-    /// To move this process.
+    /// Move a process.
     Move {
         /// A process of this node.
         pid: HomePid,
-        /// What it is called.
+        /// Its program.
         command: String,
-        /// Where to.
+        /// The destination.
         to: Destination,
     },
 }
 
-impl Question {
-    /// The same for the daemon.
+impl Query {
+    /// The query as a request to the daemon.
     #[must_use]
     pub fn request(&self) -> Request {
         match self {
@@ -63,30 +63,30 @@ impl Question {
     }
 }
 
-/// What is to be done.
+/// An action of the event loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Ask the daemon; the answer comes as an event.
-    Ask(Question),
+    /// Query the daemon; the reply arrives as an event.
+    Query(Query),
     /// Send a signal to a process of this node.
     Signal {
         /// The process.
         pid: HomePid,
-        /// What it is called.
+        /// Its program.
         command: String,
         /// The signal's number.
         signal: i32,
     },
-    /// Stop this program and those started with it, as ^Z does.
+    /// Stop this program's whole process group, as ^Z does.
     StopAll,
-    /// Give the terminal back, and stop.
+    /// Restore the terminal and stop.
     Stop,
-    /// Draw everything anew.
+    /// Redraw the whole screen.
     Redraw,
-    /// End well.
+    /// End successfully.
     Quit,
     /// End by this signal.
-    End(i32),
-    /// End, for what is a bug.
+    EndBySignal(i32),
+    /// End after a panic.
     Panicked,
 }

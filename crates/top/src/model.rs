@@ -1,91 +1,91 @@
-//! All that is shown, and nothing of how.
+//! The state of the program: what is shown, not how.
 
 pub mod list;
 pub mod prompt;
 
 use crate::appearance::Appearance;
-use crate::ask::Trouble;
-use crate::users::Users;
-use list::List;
+use crate::request::TopError;
+use crate::users::UserNames;
+use list::ProcessList;
 use prompt::Prompt;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tern_control::{ClusterReport, NodeLoad, NodeState};
 use tern_ids::NodeId;
 
-/// What the bars say.
+/// The quantity that the bars show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Display {
-    /// 1 is one standard CPU kept busy.
+    /// Load: 1 is one standard CPU kept busy.
     #[default]
     Load,
-    /// The same, each doubling the same height.
+    /// Load on a logarithmic scale.
     LogLoad,
-    /// Of one CPU; 10,000 is the standard.
+    /// The speed of one CPU; 10,000 is the standard.
     Speed,
-    /// What is used, and what a newcomer could have.
+    /// Memory used, and memory available to a new process.
     Memory,
-    /// What is used, caches included, and what is not.
+    /// Memory used, with caches counted as used, and unused memory.
     RawMemory,
-    /// Percent of the time that does not go into waiting for paging.
+    /// The percentage of the time not spent waiting for paging.
     Utilisability,
 }
 
-/// How wide a node is.
+/// The width of a node's column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Width {
-    /// The first of the others in which all nodes fit; else the last.
+pub enum ColumnWidth {
+    /// The widest of the other widths in which all nodes fit; otherwise the narrowest.
     #[default]
     Auto,
-    /// Numbers beside each other, and the value above the bar.
+    /// Numbers are horizontal, and the value is above the bar.
     Wide,
-    /// Numbers are written downwards.
+    /// Numbers are vertical.
     Vertical,
-    /// And there is no space between bars.
+    /// Numbers are vertical, and there is no space between bars.
     Tight,
 }
 
-/// What the command line says and keys change.
+/// The settings from the command line, which keys change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Settings {
-    /// What the bars say.
+pub struct ViewSettings {
+    /// The quantity that the bars show.
     pub display: Display,
-    /// How wide a node is.
-    pub width: Width,
-    /// Show also nodes that are dead, and those never heard of.
+    /// The width of a node's column.
+    pub width: ColumnWidth,
+    /// Whether to show also dead nodes and nodes that have never been in contact.
     pub dead: bool,
-    /// Show the cluster's totals.
+    /// Whether to show the cluster's totals.
     pub totals: bool,
-    /// The first node shown, or the next after it.
+    /// The first node shown; if it does not exist, the next one.
     pub first: Option<NodeId>,
 }
 
-/// What is known of the cluster, and since when.
+/// The last report about the cluster, and the state of the query.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Knowledge {
-    /// The last answer.
+pub struct ClusterState {
+    /// The last report.
     pub report: Option<ClusterReport>,
-    /// When that came.
-    pub heard: Duration,
-    /// Why the last question was not answered.
-    pub trouble: Option<Trouble>,
-    /// When the question was asked that is not answered yet.
-    pub asked: Option<Duration>,
-    /// When a question was last asked.
-    pub last_asked: Option<Duration>,
+    /// When it arrived.
+    pub received_at: Duration,
+    /// The error of the last query, if it failed.
+    pub error: Option<TopError>,
+    /// When the pending query was sent, if there is one.
+    pub pending_since: Option<Duration>,
+    /// When the last query was sent.
+    pub last_sent: Option<Duration>,
 }
 
-/// The line for messages.
+/// The content of the message line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
-    /// What is said.
+pub struct StatusMessage {
+    /// The text.
     pub text: String,
-    /// Whether something went wrong.
-    pub bad: bool,
+    /// Whether it reports an error.
+    pub is_error: bool,
 }
 
-/// How often the cluster is asked, from the fastest to the slowest.
-pub const PACES: [Duration; 5] = [
+/// The selectable query intervals, the shortest first.
+pub const INTERVALS: [Duration; 5] = [
     Duration::from_millis(500),
     Duration::from_secs(1),
     Duration::from_secs(2),
@@ -93,61 +93,61 @@ pub const PACES: [Duration; 5] = [
     Duration::from_secs(10),
 ];
 
-/// Everything.
+/// The state of the program.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// What the terminal can show.
+    /// The terminal's abilities.
     pub appearance: Appearance,
-    /// Its columns and rows.
+    /// The screen's columns and rows.
     pub size: (u16, u16),
-    /// Time since the start.
+    /// The time since the start.
     pub now: Duration,
-    /// What is shown, and how.
-    pub settings: Settings,
-    /// How often the cluster is asked.
-    pub pace: Duration,
+    /// The settings of the view.
+    pub settings: ViewSettings,
+    /// The query interval.
+    pub interval: Duration,
     /// The cluster.
-    pub cluster: Knowledge,
-    /// Of this node's placed commands, how many each node runs, and how many wait (of no node).
+    pub cluster: ClusterState,
+    /// The placed commands of this node: how many run on each node, and how many wait (key `None`).
     pub placed: BTreeMap<Option<NodeId>, u32>,
-    /// The node that the arrows are on.
-    pub chosen: Option<NodeId>,
-    /// The processes of a node, if they are shown.
-    pub list: Option<List>,
-    /// Whether the list is all there is (`mtop`), so that leaving it is leaving.
-    pub only_list: bool,
-    /// The first line of the help, if that is shown.
+    /// The selected node.
+    pub selected: Option<NodeId>,
+    /// The list of processes, if it is shown.
+    pub list: Option<ProcessList>,
+    /// Whether there is only the list (`mtop`), so that leaving it quits.
+    pub list_only: bool,
+    /// The first line of the help on the screen, if the help is shown.
     pub help: Option<usize>,
-    /// What is being typed.
+    /// The prompt, if the user is typing.
     pub prompt: Option<Prompt>,
-    /// What there is to say.
-    pub message: Option<Message>,
-    /// Names of users.
-    pub users: Users,
-    /// Whether anybody can press keys: not on paper.
-    pub keys: bool,
+    /// The message, if there is one.
+    pub message: Option<StatusMessage>,
+    /// The names of users.
+    pub users: UserNames,
+    /// Whether keys can be pressed; false for a printed picture.
+    pub is_interactive: bool,
 }
 
 impl Model {
-    /// A model that knows nothing yet.
+    /// A model before the first report.
     #[must_use]
-    pub fn new(appearance: Appearance, settings: Settings, users: Users) -> Self {
+    pub fn new(appearance: Appearance, settings: ViewSettings, users: UserNames) -> Self {
         Self {
             appearance,
             size: (80, 24),
             now: Duration::ZERO,
             settings,
-            pace: PACES[1],
-            cluster: Knowledge::default(),
+            interval: INTERVALS[1],
+            cluster: ClusterState::default(),
             placed: BTreeMap::new(),
-            chosen: None,
+            selected: None,
             list: None,
-            only_list: false,
+            list_only: false,
             help: None,
             prompt: None,
             message: None,
             users,
-            keys: true,
+            is_interactive: true,
         }
     }
 
@@ -157,37 +157,37 @@ impl Model {
         self.cluster.report.as_ref().map_or(&[], |report| &report.nodes)
     }
 
-    /// Those that have a column.
+    /// The nodes that have a column.
     #[must_use]
     pub fn shown(&self) -> Vec<&NodeLoad> {
         self.nodes().iter().filter(|node| self.settings.dead || is_up(node)).collect()
     }
 
-    /// This node, if its daemon has said so.
+    /// This node, once its daemon has replied.
     #[must_use]
     pub fn me(&self) -> Option<NodeId> {
         self.cluster.report.as_ref().map(|report| report.me)
     }
 
-    /// What is known of a node.
+    /// The report about a node.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&NodeLoad> {
         self.nodes().iter().find(|node| node.node == id)
     }
 
-    /// Says something.
-    pub fn say(&mut self, text: impl Into<String>) {
-        self.message = Some(Message { text: text.into(), bad: false });
+    /// Shows a message.
+    pub fn show_message(&mut self, text: impl Into<String>) {
+        self.message = Some(StatusMessage { text: text.into(), is_error: false });
     }
 
-    /// Says what went wrong.
-    pub fn complain(&mut self, trouble: &Trouble) {
-        let hint = trouble.hint.as_ref().map(|hint| format!("; try: {hint}")).unwrap_or_default();
-        self.message = Some(Message { text: format!("{}{hint}", trouble.message), bad: true });
+    /// Shows an error.
+    pub fn show_error(&mut self, error: &TopError) {
+        let hint = error.hint.as_ref().map(|hint| format!("; try: {hint}")).unwrap_or_default();
+        self.message = Some(StatusMessage { text: format!("{}{hint}", error.message), is_error: true });
     }
 }
 
-/// Whether a node takes part: one that is only suspected does.
+/// Whether a node takes part in the cluster; a suspected one does.
 #[must_use]
 pub fn is_up(node: &NodeLoad) -> bool {
     matches!(node.state, NodeState::Alive | NodeState::Suspect)

@@ -1,13 +1,13 @@
-//! The loop: waits for events, draws, and does what is to be done.
+//! The event loop: waits for events, draws, and carries out effects.
 
 use crate::appearance::{self, Appearance};
-use crate::ask::{Ask, Trouble};
-use crate::event::{Effect, Event, Question};
-use crate::model::list::{List, Order};
-use crate::model::{Model, Settings};
+use crate::event::{Effect, Query, UiEvent};
+use crate::model::list::{ProcessList, SortOrder};
+use crate::model::{Model, ViewSettings};
+use crate::request::{RequestFn, TopError};
 use crate::terminal::{self, Screen};
-use crate::update::{until_due, update};
-use crate::users::Users;
+use crate::update::{time_until_query, update};
+use crate::users::UserNames;
 use crate::{once, source};
 use rustix::process::{Pid, Signal};
 use signal_hook::low_level::emulate_default_handler;
@@ -17,75 +17,86 @@ use std::time::{Duration, Instant};
 use tern_control::Reply;
 use tern_ids::HomePid;
 
-/// What is shown at first.
+/// The view at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
+pub enum InitialView {
     /// The bars of all nodes (`mon`).
     Cluster,
     /// The processes of this node (`mtop`).
-    Processes(Order),
+    Processes(SortOrder),
 }
 
-/// How long the clock of what is on the screen may stand still.
-const TICK: Duration = Duration::from_secs(1);
-/// How far apart two lists are asked for whose difference is the use of CPU.
-const APART: Duration = Duration::from_secs(1);
-/// What is printed where there is no terminal to ask for its size.
-const PAGE: (u16, u16) = (80, 24);
+/// The maximum age of the times on the screen.
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
+/// The time between the two lists of processes that are compared to compute the CPU use.
+const CPU_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+/// The size of the picture where there is no terminal to query.
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
-fn model(subject: Subject, settings: Settings, pace: Option<Duration>) -> Model {
-    let mut model = Model::new(Appearance::of_environment(), settings, Users::of_this_machine());
-    model.pace = pace.unwrap_or(model.pace);
-    if let Subject::Processes(order) = subject {
-        model.list = Some(List::new(None, order));
-        model.only_list = true;
+fn model(view: InitialView, settings: ViewSettings, interval: Option<Duration>) -> Model {
+    let mut model = Model::new(Appearance::from_env(), settings, UserNames::from_passwd());
+    model.interval = interval.unwrap_or(model.interval);
+    if let InitialView::Processes(order) = view {
+        model.list = Some(ProcessList::new(None, order));
+        model.list_only = true;
     }
     model
 }
 
-/// Shows the cluster until the user has seen enough.
+/// Shows the cluster until the user quits.
 ///
 /// # Errors
-/// If there is no terminal to show it on.
-pub fn show(subject: Subject, settings: Settings, pace: Option<Duration>, ask: &Ask) -> Result<(), Trouble> {
+/// If standard output is not a terminal.
+pub fn show(
+    view: InitialView,
+    settings: ViewSettings,
+    interval: Option<Duration>,
+    request: &RequestFn,
+) -> Result<(), TopError> {
     if !io::stdout().is_terminal() {
-        return Err(Trouble::new(2, "standard output is no terminal").hint("--once or --json"));
+        return Err(TopError::new(2, "standard output is not a terminal").hint("--once or --json"));
     }
     if appearance::is_dumb() {
-        return print_on(subject, settings, pace, ask);
+        return print_repeatedly(view, settings, interval, request);
     }
     let (sender, events) = mpsc::channel();
-    let screen = Screen::take(&sender)?;
+    let screen = Screen::take_over(&sender)?;
     source::start(&sender)?;
-    let shown =
-        Loop { screen, model: model(subject, settings, pace), begun: Instant::now(), ask, sender, events };
+    let shown = EventLoop {
+        screen,
+        model: model(view, settings, interval),
+        started: Instant::now(),
+        request,
+        sender,
+        events,
+    };
     match shown.run()? {
-        // As if we had never caught it; the terminal has been given back.
-        End::Signal(signal) => Ok(emulate_default_handler(signal)?),
-        End::Panic => Err(Trouble::new(70, "")),
-        End::Well => Ok(()),
+        // As if the signal had not been caught; the terminal has been restored.
+        LoopEnd::Signal(signal) => Ok(emulate_default_handler(signal)?),
+        LoopEnd::Panic => Err(TopError::new(70, "")),
+        LoopEnd::Quit => Ok(()),
     }
 }
 
 /// How the loop ended.
-enum End {
-    Well,
+enum LoopEnd {
+    Quit,
     Signal(i32),
     Panic,
 }
 
-struct Loop<'a> {
+struct EventLoop<'a> {
     screen: Screen,
     model: Model,
-    begun: Instant,
-    ask: &'a Ask,
-    sender: Sender<Event>,
-    events: Receiver<Event>,
+    started: Instant,
+    request: &'a RequestFn,
+    sender: Sender<UiEvent>,
+    events: Receiver<UiEvent>,
 }
 
-impl Loop<'_> {
-    fn run(mut self) -> Result<End, Trouble> {
-        let mut effects = self.tell(Event::Time(Duration::ZERO));
+impl EventLoop<'_> {
+    fn run(mut self) -> Result<LoopEnd, TopError> {
+        let mut effects = self.handle(UiEvent::Time(Duration::ZERO));
         loop {
             for effect in effects {
                 if let Some(end) = self.perform(effect)? {
@@ -94,56 +105,59 @@ impl Loop<'_> {
             }
             self.model.size = self.screen.size()?;
             self.screen.draw(&self.model)?;
-            effects = match self.events.recv_timeout(until_due(&self.model).min(TICK)) {
-                Ok(event) => self.tell(event),
+            effects = match self.events.recv_timeout(time_until_query(&self.model).min(REDRAW_INTERVAL)) {
+                Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
-                Err(RecvTimeoutError::Disconnected) => return Ok(End::Well),
+                Err(RecvTimeoutError::Disconnected) => return Ok(LoopEnd::Quit),
             };
-            // All that has happened is drawn at once: a key that is held down does not fall behind.
+            // All pending events are handled before drawing, so that a key that repeats does not
+            // fall behind.
             while let Ok(event) = self.events.try_recv() {
-                effects.extend(self.tell(event));
+                effects.extend(self.handle(event));
             }
-            effects.extend(self.tell(Event::Time(self.begun.elapsed())));
+            effects.extend(self.handle(UiEvent::Time(self.started.elapsed())));
         }
     }
 
-    fn tell(&mut self, event: Event) -> Vec<Effect> {
-        self.model.now = self.begun.elapsed();
+    fn handle(&mut self, event: UiEvent) -> Vec<Effect> {
+        self.model.now = self.started.elapsed();
         update(&mut self.model, event)
     }
 
-    fn perform(&mut self, effect: Effect) -> Result<Option<End>, Trouble> {
+    fn perform(&mut self, effect: Effect) -> Result<Option<LoopEnd>, TopError> {
         match effect {
-            Effect::Ask(question) => source::ask(question, self.ask, &self.sender),
+            Effect::Query(query) => source::send_query(query, self.request, &self.sender),
             Effect::Signal { pid, command, signal } => {
                 let outcome = send_signal(pid, &command, signal);
-                update(&mut self.model, Event::Outcome(outcome));
+                update(&mut self.model, UiEvent::ActionDone(outcome));
             }
-            // The whole group, so that whatever has started us stops too; ours comes back as `Event::Stop`.
+            // The whole group, so that the program that started this one stops too; this process
+            // receives it as `UiEvent::Stop`.
             Effect::StopAll => {
                 rustix::process::kill_current_process_group(Signal::TSTP).map_err(io::Error::from)?;
             }
             Effect::Stop if terminal::can_be_continued() => {
-                terminal::give_back();
+                terminal::restore();
                 emulate_default_handler(signal_hook::consts::SIGTSTP)?;
-                self.screen.again()?;
+                self.screen.take_over_again()?;
             }
             Effect::Stop => {
-                let trouble = Trouble::new(2, "there is no shell that would go on with it");
-                self.model.complain(&trouble);
+                let error =
+                    TopError::new(2, "cannot stop, because no shell would continue it").hint("q, to quit");
+                self.model.show_error(&error);
             }
-            Effect::Redraw => self.screen.again()?,
-            Effect::Quit => return Ok(Some(End::Well)),
-            Effect::End(signal) => return Ok(Some(End::Signal(signal))),
-            Effect::Panicked => return Ok(Some(End::Panic)),
+            Effect::Redraw => self.screen.take_over_again()?,
+            Effect::Quit => return Ok(Some(LoopEnd::Quit)),
+            Effect::EndBySignal(signal) => return Ok(Some(LoopEnd::Signal(signal))),
+            Effect::Panicked => return Ok(Some(LoopEnd::Panic)),
         }
         Ok(None)
     }
 }
 
-fn send_signal(pid: HomePid, command: &str, signal: i32) -> Result<String, Trouble> {
+fn send_signal(pid: HomePid, command: &str, signal: i32) -> Result<String, TopError> {
     let (Some(to), Some(number)) = (Pid::from_raw(pid.0), Signal::from_named_raw(signal)) else {
-        return Err(Trouble::new(2, format!("no process {pid}, or no signal {signal}")));
+        return Err(TopError::new(2, format!("invalid pid {pid} or signal {signal}")));
     };
     match rustix::process::kill_process(to, number) {
         Ok(()) => Ok(format!("sent signal {signal} to {pid} {command}")),
@@ -151,71 +165,80 @@ fn send_signal(pid: HomePid, command: &str, signal: i32) -> Result<String, Troub
             let code = if error == rustix::io::Errno::PERM { 3 } else { 1 };
             let reason = io::Error::from(error).to_string();
             let reason = reason.split(" (os error").next().unwrap_or_default();
-            Err(Trouble::new(code, format!("cannot signal {pid} {command}: {}", reason.to_lowercase())))
+            Err(TopError::new(code, format!("cannot signal {pid} {command}: {}", reason.to_lowercase())))
         }
     }
 }
 
-/// Asks once, and returns the picture as text.
+/// Queries once and returns the picture as text.
 ///
 /// # Errors
 /// If the daemon does not answer, or the node is in no cluster.
-pub fn print_once(subject: Subject, settings: Settings, ask: &Ask) -> Result<String, Trouble> {
-    let mut model = model(subject, settings, None);
-    model.size = PAGE;
+pub fn print_once(
+    view: InitialView,
+    settings: ViewSettings,
+    request: &RequestFn,
+) -> Result<String, TopError> {
+    let mut model = model(view, settings, None);
+    model.size = DEFAULT_SIZE;
     if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
         && size.ws_col > 0
         && size.ws_row > 1
     {
         model.size = (size.ws_col, size.ws_row - 1);
     }
-    learn(&mut model, Question::Cluster, ask);
-    learn(&mut model, Question::Placed, ask);
-    match subject {
-        Subject::Cluster => {
-            if let Some(trouble) = model.cluster.trouble {
-                return Err(trouble);
+    fetch(&mut model, Query::Cluster, request);
+    fetch(&mut model, Query::Placed, request);
+    match view {
+        InitialView::Cluster => {
+            if let Some(error) = model.cluster.error {
+                return Err(error);
             }
             if model.nodes().is_empty() {
                 return Err(
-                    Trouble::new(5, "this node is in no cluster").hint("tern init, tern join or setpe")
+                    TopError::new(5, "this node is not in a cluster").hint("tern init, tern join or setpe")
                 );
             }
         }
-        Subject::Processes(_) => {
-            // Not in the middle of the page.
-            let rows = |ask: &Ask| match ask(&Question::Processes(None).request())? {
+        InitialView::Processes(_) => {
+            // Errors are returned, not drawn in the picture.
+            let rows = || match request(&Query::Processes(None).request())? {
                 Reply::Processes(rows) => Ok(rows),
-                _ => Err(Trouble::new(70, "ternd has answered another question")),
+                _ => Err(TopError::new(70, "ternd sent an unexpected reply")),
             };
-            let begun = Instant::now();
-            let first = rows(ask)?;
-            std::thread::sleep(APART);
-            let second = rows(ask)?;
+            let started = Instant::now();
+            let first = rows()?;
+            std::thread::sleep(CPU_SAMPLE_INTERVAL);
+            let second = rows()?;
             if let Some(list) = &mut model.list {
-                list.take(first, Duration::ZERO);
-                list.take(second, begun.elapsed());
-                // All of them, whatever the terminal's height.
+                list.update(first, Duration::ZERO);
+                list.update(second, started.elapsed());
+                // All processes, whatever the terminal's height.
                 model.size.1 = u16::try_from(list.entries.len()).unwrap_or(u16::MAX - 5) + 4;
             }
         }
     }
-    Ok(once::picture(&model))
+    Ok(once::render(&model))
 }
 
-fn learn(model: &mut Model, question: Question, ask: &Ask) {
-    let reply = ask(&question.request());
-    update(model, Event::Answer(question, reply));
+fn fetch(model: &mut Model, query: Query, request: &RequestFn) {
+    let reply = request(&query.request());
+    update(model, UiEvent::Reply(query, reply));
 }
 
-/// On a terminal whose cursor cannot be moved: one picture after the other.
-fn print_on(subject: Subject, settings: Settings, pace: Option<Duration>, ask: &Ask) -> Result<(), Trouble> {
+/// On a terminal whose cursor cannot be moved: prints one picture after the other.
+fn print_repeatedly(
+    view: InitialView,
+    settings: ViewSettings,
+    interval: Option<Duration>,
+    request: &RequestFn,
+) -> Result<(), TopError> {
     loop {
-        let text = print_once(subject, settings, ask)?;
+        let text = print_once(view, settings, request)?;
         if writeln!(io::stdout(), "{text}").and_then(|()| io::stdout().flush()).is_err() {
-            // Whoever read it has seen enough.
+            // The reader has closed the output.
             return Ok(());
         }
-        std::thread::sleep(pace.unwrap_or(Duration::from_secs(2)));
+        std::thread::sleep(interval.unwrap_or(Duration::from_secs(2)));
     }
 }

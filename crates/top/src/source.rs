@@ -1,7 +1,7 @@
-//! Where events come from: keys, signals, and the daemon's answers, each waited for by a thread.
+//! The sources of events: keys, signals, and replies of the daemon. A thread waits for each.
 
-use crate::ask::{Ask, Trouble};
-use crate::event::{Event, Question};
+use crate::event::{Query, UiEvent};
+use crate::request::{RequestFn, TopError};
 use ratatui::crossterm::event as terminal;
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
@@ -9,19 +9,19 @@ use std::io;
 use std::sync::mpsc::Sender;
 use std::thread;
 
-/// Begins to send what the terminal and other processes have to say.
+/// Starts the threads that send keys and signals as events.
 ///
 /// # Errors
-/// If there is no thread to wait for it.
-pub fn start(events: &Sender<Event>) -> io::Result<()> {
+/// If a thread cannot be created.
+pub fn start(events: &Sender<UiEvent>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT])?;
     let to = events.clone();
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             let event = match signal {
-                SIGTSTP => Event::Stop,
-                SIGCONT => Event::Continue,
-                signal => Event::End(signal),
+                SIGTSTP => UiEvent::Stop,
+                SIGCONT => UiEvent::Continue,
+                signal => UiEvent::Terminate(signal),
             };
             if to.send(event).is_err() {
                 return;
@@ -32,12 +32,12 @@ pub fn start(events: &Sender<Event>) -> io::Result<()> {
     thread::Builder::new().name("keys".into()).spawn(move || {
         loop {
             let event = match terminal::read() {
-                Ok(terminal::Event::Key(key)) => Event::Key(key),
-                Ok(terminal::Event::Resize(columns, lines)) => Event::Size(columns, lines),
+                Ok(terminal::Event::Key(key)) => UiEvent::Key(key),
+                Ok(terminal::Event::Resize(columns, lines)) => UiEvent::Size(columns, lines),
                 Ok(_) => continue,
-                // The terminal has gone, and nobody can press a key any more.
+                // The terminal is gone, so no key can be pressed any more.
                 Err(_) => {
-                    let _gone = to.send(Event::End(SIGHUP));
+                    let _gone = to.send(UiEvent::Terminate(SIGHUP));
                     return;
                 }
             };
@@ -49,22 +49,22 @@ pub fn start(events: &Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the daemon, and sends its answer. Each question has a thread of its own: a migration takes as long as it
-/// takes, and another node may be slow to tell its processes.
-pub fn ask(question: Question, ask: &Ask, events: &Sender<Event>) {
-    let (asked, to) = (ask.clone(), events.clone());
-    let again = question.clone();
-    let asking = thread::Builder::new().name("ask".into()).spawn(move || {
-        let reply = asked(&question.request());
-        let with = (question == Question::Cluster).then_some(Question::Placed);
-        let _gone = to.send(Event::Answer(question, reply));
-        if let Some(question) = with {
-            let reply = asked(&question.request());
-            let _gone = to.send(Event::Answer(question, reply));
+/// Queries the daemon and sends its reply as an event. Each query has its own thread, because a
+/// migration takes long and another node may reply slowly.
+pub fn send_query(query: Query, request: &RequestFn, events: &Sender<UiEvent>) {
+    let (request, to) = (request.clone(), events.clone());
+    let failed = query.clone();
+    let started = thread::Builder::new().name("query".into()).spawn(move || {
+        let reply = request(&query.request());
+        let next = (query == Query::Cluster).then_some(Query::Placed);
+        let _gone = to.send(UiEvent::Reply(query, reply));
+        if let Some(query) = next {
+            let reply = request(&query.request());
+            let _gone = to.send(UiEvent::Reply(query, reply));
         }
     });
-    if let Err(error) = asking {
-        let trouble = Trouble::new(70, format!("no thread to ask ternd with: {error}"));
-        let _gone = events.send(Event::Answer(again, Err(trouble)));
+    if let Err(error) = started {
+        let error = TopError::new(70, format!("cannot create a thread for the query: {error}"));
+        let _gone = events.send(UiEvent::Reply(failed, Err(error)));
     }
 }

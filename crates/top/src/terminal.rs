@@ -1,6 +1,7 @@
-//! The terminal, taken over and given back: at the end, on a panic, and while the program is stopped.
+//! Takes the terminal over and restores it: at the end, on a panic, and while the program is
+//! stopped.
 
-use crate::event::Event;
+use crate::event::UiEvent;
 use crate::model::Model;
 use crate::view;
 use ratatui::Terminal;
@@ -12,117 +13,120 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
-/// Whether the terminal is ours now. Whoever makes it false gives it back.
-static TAKEN: AtomicBool = AtomicBool::new(false);
+/// Whether the terminal is taken over. The thread that clears this restores the terminal.
+static TAKEN_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Whether a thread has panicked: the terminal is not taken again then.
+/// Whether a thread has panicked; the terminal is then not taken over again.
 static PANICKED: AtomicBool = AtomicBool::new(false);
-/// Held by the thread that draws while it does so. Another that panics waits for the end of the picture, which
-/// would otherwise be drawn over its report.
+/// Held while a thread draws. A panicking thread waits for the end of the drawing, which would
+/// otherwise overwrite its report.
 static DRAWING: Mutex<()> = Mutex::new(());
 
-fn drawing() -> MutexGuard<'static, ()> {
+fn lock_drawing() -> MutexGuard<'static, ()> {
     DRAWING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A terminal that is ours until this is dropped.
+/// The terminal, taken over until this is dropped.
 #[derive(Debug)]
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 
 impl Screen {
-    /// Takes the terminal over, for this thread to draw on. A panic of any thread gives it back before it is reported, and is sent as an
-    /// event, so that nobody draws over the report.
+    /// Takes the terminal over; this thread draws on it. A panic of any thread restores the
+    /// terminal before it is reported, and is sent as an event, so that nothing is drawn over the
+    /// report.
     ///
     /// # Errors
-    /// If standard output is no terminal.
-    pub fn take(events: &Sender<Event>) -> io::Result<Self> {
+    /// If standard output is not a terminal.
+    pub fn take_over(events: &Sender<UiEvent>) -> io::Result<Self> {
         static HOOK: Once = Once::new();
         let events = events.clone();
-        let drawer = thread::current().id();
+        let drawing_thread = thread::current().id();
         HOOK.call_once(|| {
             let report = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
-                // The drawer itself may have panicked while it drew, and then it holds the lock.
-                let _wait = (thread::current().id() != drawer).then(drawing);
+                // If the drawing thread panics, it may hold the lock itself.
+                let _wait = (thread::current().id() != drawing_thread).then(lock_drawing);
                 PANICKED.store(true, Ordering::Release);
-                give_back();
-                let _gone = events.send(Event::Panicked);
+                restore();
+                let _gone = events.send(UiEvent::Panicked);
                 report(panic);
             }));
         });
-        Ok(Self { terminal: seize()? })
+        Ok(Self { terminal: enter_screen()? })
     }
 
-    /// Its columns and lines.
+    /// The terminal's columns and lines.
     ///
     /// # Errors
-    /// If the terminal has gone.
+    /// If the terminal is gone.
     pub fn size(&self) -> io::Result<(u16, u16)> {
         self.terminal.size().map(|size| (size.width, size.height))
     }
 
-    /// Draws what has changed.
+    /// Draws the changes.
     ///
     /// # Errors
-    /// If the terminal has gone.
+    /// If the terminal is gone.
     pub fn draw(&mut self, model: &Model) -> io::Result<()> {
-        let _drawing = drawing();
-        if TAKEN.load(Ordering::Acquire) {
+        let _drawing = lock_drawing();
+        if TAKEN_OVER.load(Ordering::Acquire) {
             self.terminal.draw(|frame| view::draw(model, frame.buffer_mut()))?;
         }
         Ok(())
     }
 
-    /// Takes it anew, with nothing on it: somebody else may have used it.
+    /// Takes the terminal over again and clears it, because another program may have used it.
     ///
     /// # Errors
-    /// If the terminal has gone.
-    pub fn again(&mut self) -> io::Result<()> {
-        let _drawing = drawing();
+    /// If the terminal is gone.
+    pub fn take_over_again(&mut self) -> io::Result<()> {
+        let _drawing = lock_drawing();
         if PANICKED.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Not `Terminal::clear`, which may ask where the cursor is; the thread that waits for keys would take
-        // the answer.
-        self.terminal = seize()?;
+        // Not `Terminal::clear`, which may query the cursor's position: the thread that reads keys
+        // would receive the reply.
+        self.terminal = enter_screen()?;
         Ok(())
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
-fn seize() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+fn enter_screen() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
     if !io::stdout().is_terminal() {
-        return Err(io::Error::other("standard output is none"));
+        return Err(io::Error::other("standard output is not a terminal"));
     }
     terminal::enable_raw_mode()?;
-    TAKEN.store(true, Ordering::Release);
+    TAKEN_OVER.store(true, Ordering::Release);
     let all = terminal::Clear(terminal::ClearType::All);
     execute!(io::stdout(), terminal::EnterAlternateScreen, cursor::Hide, all)?;
     Terminal::new(CrosstermBackend::new(io::stdout()))
 }
 
-/// Gives the terminal back as it was. Does nothing the second time. Errors mean that there is no terminal any more.
-pub fn give_back() {
-    if TAKEN.swap(false, Ordering::AcqRel) {
+/// Restores the terminal. Does nothing if it is not taken over; errors mean that the terminal is
+/// gone.
+pub fn restore() {
+    if TAKEN_OVER.swap(false, Ordering::AcqRel) {
         let _gone = execute!(io::stdout(), terminal::LeaveAlternateScreen, cursor::Show);
         let _gone = terminal::disable_raw_mode();
     }
 }
 
-/// Whether somebody would start us again if we stopped: some shell, that is, a process of our session above our
-/// process group. Otherwise the group is orphaned, and the kernel would not let `SIGTSTP` stop it either.
+/// Whether a shell could continue this program if it stopped: whether an ancestor outside our
+/// process group is in our session. Otherwise the group is orphaned, and the kernel does not let
+/// `SIGTSTP` stop it either.
 #[must_use]
 pub fn can_be_continued() -> bool {
     let field = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name is in parentheses, and may have such in it.
+        // The name is in parentheses and may contain some.
         let (_, rest) = stat.rsplit_once(") ")?;
         let mut fields = rest.split(' ').skip(1).map(str::parse::<i32>);
         let mut next = || fields.next()?.ok();

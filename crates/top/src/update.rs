@@ -1,99 +1,100 @@
-//! What events do to the model, and what is to be done in the world for them.
+//! Applies events to the model, and returns the effects.
 
-mod answer;
 mod bars;
 mod list;
 mod prompt;
+mod reply;
 
-use crate::event::{Effect, Event, Question};
-use crate::model::{Model, PACES};
+use crate::event::{Effect, Query, UiEvent};
+use crate::model::{INTERVALS, Model};
 use crate::view::help;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use signal_hook::consts::signal::SIGINT;
 use std::time::Duration;
 
-/// Changes the model as the event says.
-pub fn update(model: &mut Model, event: Event) -> Vec<Effect> {
+/// Applies an event to the model. Returns the effects to carry out.
+pub fn update(model: &mut Model, event: UiEvent) -> Vec<Effect> {
     match event {
-        Event::Time(now) => {
+        UiEvent::Time(now) => {
             model.now = now;
-            due(model)
+            due_queries(model)
         }
-        Event::Size(columns, lines) => {
+        UiEvent::Size(columns, lines) => {
             model.size = (columns, lines);
             Vec::new()
         }
-        Event::Key(key) if key.kind == KeyEventKind::Release => Vec::new(),
-        Event::Key(key) => pressed(model, key),
-        Event::Answer(question, reply) => {
-            answer::take(model, question, reply);
+        UiEvent::Key(key) if key.kind == KeyEventKind::Release => Vec::new(),
+        UiEvent::Key(key) => handle_key(model, key),
+        UiEvent::Reply(query, reply) => {
+            reply::apply(model, query, reply);
             Vec::new()
         }
-        Event::Outcome(Ok(text)) => {
-            model.say(text);
+        UiEvent::ActionDone(Ok(text)) => {
+            model.show_message(text);
             Vec::new()
         }
-        Event::Outcome(Err(trouble)) => {
-            model.complain(&trouble);
+        UiEvent::ActionDone(Err(error)) => {
+            model.show_error(&error);
             Vec::new()
         }
-        Event::Stop => vec![Effect::Stop],
-        Event::Continue => vec![Effect::Redraw],
-        Event::End(signal) => vec![Effect::End(signal)],
-        Event::Panicked => vec![Effect::Panicked],
+        UiEvent::Stop => vec![Effect::Stop],
+        UiEvent::Continue => vec![Effect::Redraw],
+        UiEvent::Terminate(signal) => vec![Effect::EndBySignal(signal)],
+        UiEvent::Panicked => vec![Effect::Panicked],
     }
 }
 
-/// When the next question is to be asked, from now.
+/// The time until the next query is due.
 #[must_use]
-pub fn until_due(model: &Model) -> Duration {
-    let next = |asked: Option<Duration>, last: Option<Duration>| match (asked, last) {
+pub fn time_until_query(model: &Model) -> Duration {
+    let next = |pending: Option<Duration>, last: Option<Duration>| match (pending, last) {
         (Some(_), _) => Duration::MAX,
         (None, None) => Duration::ZERO,
-        (None, Some(last)) => (last + model.pace).saturating_sub(model.now),
+        (None, Some(last)) => (last + model.interval).saturating_sub(model.now),
     };
-    let cluster = next(model.cluster.asked, model.cluster.last_asked);
-    model.list.as_ref().map_or(cluster, |list| cluster.min(next(list.asked, list.last_asked)))
+    let cluster = next(model.cluster.pending_since, model.cluster.last_sent);
+    model.list.as_ref().map_or(cluster, |list| cluster.min(next(list.pending_since, list.last_sent)))
 }
 
-/// The questions that are due. There is one of a kind on its way at most: a daemon that is slow is not asked more
-/// often for it.
-fn due(model: &mut Model) -> Vec<Effect> {
-    let (now, pace) = (model.now, model.pace);
-    let ask = |asked: &mut Option<Duration>, last: &mut Option<Duration>| {
-        let due = asked.is_none() && last.is_none_or(|last| now.saturating_sub(last) >= pace);
+/// The queries that are due. At most one of each kind is pending, so a slow daemon is not queried
+/// more often.
+fn due_queries(model: &mut Model) -> Vec<Effect> {
+    let (now, interval) = (model.now, model.interval);
+    let start_if_due = |pending: &mut Option<Duration>, last: &mut Option<Duration>| {
+        let due = pending.is_none() && last.is_none_or(|last| now.saturating_sub(last) >= interval);
         if due {
-            (*asked, *last) = (Some(now), Some(now));
+            (*pending, *last) = (Some(now), Some(now));
         }
         due
     };
     let mut effects = Vec::new();
-    if ask(&mut model.cluster.asked, &mut model.cluster.last_asked) {
-        effects.push(Effect::Ask(Question::Cluster));
+    if start_if_due(&mut model.cluster.pending_since, &mut model.cluster.last_sent) {
+        effects.push(Effect::Query(Query::Cluster));
     }
     if let Some(list) = &mut model.list
-        && ask(&mut list.asked, &mut list.last_asked)
+        && start_if_due(&mut list.pending_since, &mut list.last_sent)
     {
-        effects.push(Effect::Ask(Question::Processes(list.of)));
+        effects.push(Effect::Query(Query::Processes(list.node)));
     }
     effects
 }
 
-fn pressed(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
+fn handle_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return match key.code {
-            // As if the terminal had sent it, so that a script that runs us ends as well.
-            KeyCode::Char('c') => vec![Effect::End(SIGINT)],
+            // As if the terminal had sent the signal, so that a script that runs this program ends
+            // as well.
+            KeyCode::Char('c') => vec![Effect::EndBySignal(SIGINT)],
             KeyCode::Char('z') => vec![Effect::StopAll],
             KeyCode::Char('l') => vec![Effect::Redraw],
             _ => Vec::new(),
         };
     }
     if model.prompt.is_some() {
-        return prompt::pressed(model, key.code);
+        return prompt::handle_key(model, key.code);
     }
     if let Some(top) = model.help {
-        let last = help::last(model.size);
+        let last = help::max_scroll(model.size);
         let page = usize::from(model.size.1).max(1);
         model.help = match key.code {
             KeyCode::Down => Some((top + 1).min(last)),
@@ -109,17 +110,18 @@ fn pressed(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
     model.message = None;
     match key.code {
         KeyCode::Char('h' | 'H' | '?') | KeyCode::F(1) => model.help = Some(0),
-        KeyCode::Char('+') => change_pace(model, true),
-        KeyCode::Char('-') => change_pace(model, false),
-        code if model.list.is_some() => return list::pressed(model, code),
-        code => return bars::pressed(model, code),
+        KeyCode::Char('+') => change_interval(model, true),
+        KeyCode::Char('-') => change_interval(model, false),
+        code if model.list.is_some() => return list::handle_key(model, code),
+        code => return bars::handle_key(model, code),
     }
     Vec::new()
 }
 
-fn change_pace(model: &mut Model, faster: bool) {
-    let slower = PACES.iter().position(|pace| *pace >= model.pace).unwrap_or(PACES.len() - 1);
-    let place = if faster { slower.saturating_sub(1) } else { (slower + 1).min(PACES.len() - 1) };
-    model.pace = PACES[place];
-    model.say(format!("asks every {} s", model.pace.as_secs_f64()));
+fn change_interval(model: &mut Model, faster: bool) {
+    let current =
+        INTERVALS.iter().position(|interval| *interval >= model.interval).unwrap_or(INTERVALS.len() - 1);
+    let place = if faster { current.saturating_sub(1) } else { (current + 1).min(INTERVALS.len() - 1) };
+    model.interval = INTERVALS[place];
+    model.show_message(format!("refreshes every {} s", model.interval.as_secs_f64()));
 }

@@ -1,20 +1,20 @@
-//! What the model looks like. Nothing here knows a terminal; all of it draws into a buffer.
+//! Draws the model into a buffer. Nothing here uses a terminal.
 
 pub mod bars;
-pub mod figures;
+pub mod format;
 pub mod help;
 pub mod list;
 pub mod scale;
 pub mod status;
 
 use crate::appearance::Tone;
-use crate::layout::Layout;
+use crate::layout::ScreenLayout;
 use crate::model::Model;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-/// Draws everything into the buffer, which is as large as the model says.
+/// Draws everything into the buffer, which has the model's size.
 pub fn draw(model: &Model, buffer: &mut Buffer) {
     let mut canvas = Canvas { model, buffer };
     if let Some(top) = model.help {
@@ -23,7 +23,7 @@ pub fn draw(model: &Model, buffer: &mut Buffer) {
     if model.list.is_some() {
         return list::draw(&mut canvas);
     }
-    let layout = Layout::of(model);
+    let layout = ScreenLayout::new(model);
     let mut line = 0;
     let mut next = |lines: u16| {
         let first = line;
@@ -32,40 +32,40 @@ pub fn draw(model: &Model, buffer: &mut Buffer) {
     };
     status::title(&mut canvas, &layout, next(1));
     bars::draw(&mut canvas, &layout, next(layout.chart));
-    // The line below the bars has gone to the numbers.
+    // The line of the axis below the bars; `bars::draw` draws it and the numbers.
     next(u16::from(layout.numbers > 0) + layout.numbers);
     bars::marks(&mut canvas, &layout, next(layout.marks));
-    status::about(&mut canvas, next(layout.about), layout.about);
+    status::summary(&mut canvas, next(layout.summary), layout.summary);
     status::totals(&mut canvas, next(layout.totals), layout.totals);
-    status::news(&mut canvas, next(layout.news), layout.news);
+    status::messages(&mut canvas, next(layout.messages), layout.messages);
     if layout.keys > 0 {
         status::keys(&mut canvas, next(1), &status::BAR_KEYS);
     }
 }
 
-/// A buffer, and what is drawn into it.
+/// A buffer, and the model that is drawn into it.
 #[derive(Debug)]
 pub struct Canvas<'a> {
-    /// What is drawn.
+    /// The model.
     pub model: &'a Model,
-    /// Into what.
+    /// The buffer.
     pub buffer: &'a mut Buffer,
 }
 
 impl Canvas<'_> {
-    /// Columns there are.
+    /// The number of columns.
     #[must_use]
     pub fn columns(&self) -> u16 {
         self.buffer.area.width
     }
 
-    /// Lines there are.
+    /// The number of lines.
     #[must_use]
     pub fn lines(&self) -> u16 {
         self.buffer.area.height
     }
 
-    /// Writes text from here to the right edge at most. Returns the column after it.
+    /// Writes text, cut at the right edge. Returns the column after it.
     pub fn write(&mut self, column: u16, line: u16, text: &str, style: Style) -> u16 {
         let room = self.columns().saturating_sub(column);
         if line >= self.lines() || room == 0 {
@@ -74,20 +74,20 @@ impl Canvas<'_> {
         self.buffer.set_stringn(column, line, text, usize::from(room), style).0
     }
 
-    /// Writes one sign.
-    pub fn sign(&mut self, column: u16, line: u16, sign: &str, style: Style) {
+    /// Writes one character.
+    pub fn put(&mut self, column: u16, line: u16, sign: &str, style: Style) {
         if let Some(cell) = self.buffer.cell_mut((column, line)) {
             cell.set_symbol(sign).set_style(style);
         }
     }
 
-    /// Gives a whole line a style.
+    /// Sets the style of a whole line.
     pub fn highlight(&mut self, line: u16, style: Style) {
         let line = Rect::new(0, line, self.columns(), 1).intersection(self.buffer.area);
         self.buffer.set_style(line, style);
     }
 
-    /// The style of a tone.
+    /// The style for a tone.
     #[must_use]
     pub fn style(&self, tone: Tone) -> Style {
         self.model.appearance.style(tone)

@@ -1,50 +1,50 @@
-//! What can go wrong with a process that is not ours.
+//! Errors of operations on other processes.
 
 use std::io;
 
 /// The result of an operation on another process.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An operation on a process failed. An errno without the operation and the process is useless.
+/// A failed operation on a process.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process ended, or was killed, in our hands.
+    /// The process exited or was killed.
     #[error("process {pid} is gone")]
     Gone {
-        /// Which.
+        /// Its pid.
         pid: i32,
     },
-    /// The kernel refused.
+    /// The kernel refused an operation.
     #[error("{operation} of process {pid}: {source}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On whom.
+        /// The process.
         pid: i32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// /proc said something that we do not understand.
-    #[error("cannot understand {what} of process {pid}")]
+    /// The content of a file in /proc was not understood.
+    #[error("cannot parse {what} of process {pid}")]
     Unreadable {
-        /// Which file or line.
+        /// The file or line.
         what: &'static str,
-        /// Whose.
+        /// The process.
         pid: i32,
     },
-    /// The process did something else than was expected of it.
-    #[error("process {pid} did not behave: {what}")]
-    Astray {
-        /// What was seen.
+    /// The process was in an unexpected state.
+    #[error("process {pid} is in an unexpected state: {what}")]
+    Inconsistent {
+        /// The state found.
         what: String,
-        /// Who.
+        /// The process.
         pid: i32,
     },
 }
 
 impl Error {
-    /// The last OS error as a failure of `operation` on `pid`. ESRCH can only mean that it is gone: we ask
-    /// about processes that we hold.
+    /// The last OS error, as a failure of `operation` on `pid`. ESRCH counts as
+    /// [`Gone`](Self::Gone): for a traced process it means nothing else here.
     pub(crate) fn last(operation: &'static str, pid: i32) -> Self {
         Self::from_io(operation, pid, io::Error::last_os_error())
     }
@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether the process has ended.
+    /// Whether the process is gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })

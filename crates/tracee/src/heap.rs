@@ -1,16 +1,19 @@
-//! The memory that this process has allocated and freed.
+//! The heap of this process.
 
-/// Blocks up to this many bytes are of the heap, and the heap's end is given back when so much of it is free.
-const BLOCK: i32 = 1 << 20;
-const END: i32 = 8 << 20;
+/// Allocations above this size, in bytes, are mapped instead of taken from the heap.
+const MMAP_THRESHOLD: i32 = 1 << 20;
+/// Free bytes at the heap's end above which they are returned to the kernel.
+const TRIM_THRESHOLD: i32 = 8 << 20;
 
-/// Keeps what is freed for what is allocated next: without it each message of some hundred kilobytes is put into memory that the kernel has
-/// just cleared, page by page, and gives that back. To be said at the beginning.
-pub fn keep() {
+/// Makes the allocator keep freed memory for reuse. By default every message of some hundred
+/// kilobytes is allocated in pages that the kernel first clears, and that are returned when it is
+/// freed. Call it at the start of main.
+pub fn keep_freed() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: they take two numbers, and change nothing but when memory is given back; there is one thread as yet.
+    // SAFETY: mallopt takes two integers and only changes when memory is returned. No other thread
+    // runs yet.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, BLOCK);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, END);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);
     }
 }

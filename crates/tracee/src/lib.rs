@@ -1,55 +1,39 @@
-//! A Linux process in our hand: held by ptrace, its memory, its registers, calls made inside it, and its
-//! trapped system calls.
+//! Control of another Linux process: ptrace, its memory and registers, system calls made inside it,
+//! and its trapped system calls.
 //!
-//! This is the floor on which everything else stands, and with the blob it is where the unsafe code lives.
-//! ptrace belongs to a thread: whoever calls [`seize`] must be the one that waits and continues.
+//! All other crates that handle processes build on this one. Most of Tern's unsafe code is here and
+//! in the blob. ptrace belongs to a thread: the thread that calls [`seize`] must also wait for the
+//! process and resume it.
 //!
-//! * [`stop`]: seize, wait, continue: the only door to ptrace
-//! * [`registers`]: general and extended registers
-//! * [`memory`]: another process' memory
-//! * [`inject`]: make a stopped process perform one call;  [`errand`]: many threads several
-//! * [`attend`]: taking hold of threads while one executes a program
-//! * [`patience`]: a bound on how long it may take for that
-//! * [`procfs`]: what /proc tells;  [`cpu`]: CPU time;  [`timers`]: timers that count it
-//! * [`pagemap`], [`dirty`]: which pages are there, and which were written
+//! * [`ptrace`]: seizing, stopping and resuming processes, and system calls made inside them
+//! * [`memory`]: another process's memory, its pages, and memory shared with a deputy
+//! * [`procfs`]: reads /proc
+//! * [`resource`]: CPU time, timers, limits, time slices
 //! * [`listener`]: trapped system calls (seccomp user notification)
-//! * [`heap`]: what this process itself has allocated
-//! * [`limit`]: how much of something it may have
-//! * [`siginfo`]: what a signal tells, and which the kernel keeps one of
-//! * [`shared`]: memory shared with a deputy, and the futexes in it
-//! * [`turn`]: how long a thread's turns on a processor are
-//! * [`vdso`]: leading a thread out of it
+//! * [`siginfo`]: siginfo_t, and how the kernel queues signals
+//! * [`pidfd`]: processes and their descriptors by pidfd
+//! * [`heap`]: the allocator of Tern's own process
 
-pub mod attend;
-pub mod cpu;
-pub mod dirty;
-pub mod errand;
 pub mod error;
 pub mod heap;
-pub mod inject;
-pub mod limit;
 pub mod listener;
 pub mod memory;
-pub mod pagemap;
-pub mod patience;
 pub mod pidfd;
 pub mod procfs;
-pub mod registers;
-pub mod shared;
+pub mod ptrace;
+pub mod resource;
 pub mod siginfo;
-pub mod stop;
-pub mod timers;
-pub mod turn;
-pub mod vdso;
 
 pub use error::{Error, Result};
-pub use inject::Site;
-pub use memory::Memory;
-pub use registers::{Registers, Xstate};
-pub use stop::{Change, Stop, Stopped, seize};
+pub use memory::{Memory, pagemap, shared_memory, write_tracker};
+pub use ptrace::inject::Site;
+pub use ptrace::registers::{Registers, Xstate};
+pub use ptrace::stop::{Stop, Stopped, WaitEvent, seize};
+pub use ptrace::{batch, call_timeout, inject, reap, registers, stop, vdso};
+pub use resource::{cpu, limit, time_slice, timers};
 
 /// The page size of x86-64.
 pub const PAGE: u64 = 4096;
 
-/// The end of the address space that ordinary programs use (47 bits less one page).
+/// End of the address space that programs use by default (47 bits less one page).
 pub const TASK_END: u64 = 0x7fff_ffff_f000;

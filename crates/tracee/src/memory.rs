@@ -1,10 +1,14 @@
-//! Another process' memory. Its addresses are plain numbers here: nothing can dereference them by mistake.
+//! Another process's memory. Addresses are plain integers, which cannot be dereferenced by mistake.
+
+pub mod pagemap;
+pub mod shared_memory;
+pub mod write_tracker;
 
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The memory of one process, as long as it does not execute another program.
+/// The memory of a process, until it executes another program.
 #[derive(Debug)]
 pub struct Memory {
     pid: i32,
@@ -12,10 +16,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Opens it.
+    /// Opens the memory of a process.
     ///
     /// # Errors
-    /// If the process is gone, or not ours to trace.
+    /// If the process is gone, or may not be traced.
     pub fn open(pid: i32) -> Result<Self> {
         let file = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
         let file = file.map_err(|e| match e.kind() {
@@ -25,22 +29,22 @@ impl Memory {
         Ok(Self { pid, file })
     }
 
-    /// Whose it is.
+    /// The process.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Fills `into` from `from`.
+    /// Fills `into` from address `from`.
     ///
     /// # Errors
-    /// If not all of it is readable; `into` is then partly filled.
+    /// If a part of it is not readable. `into` may be partly filled.
     pub fn read(&self, from: u64, into: &mut [u8]) -> Result<()> {
         let got = self.read_some(from, into)?;
         if got == into.len() { Ok(()) } else { self.read_forced(from, into) }
     }
 
-    /// Reads as much as is readable without a gap, and says how much; 0 if nothing is.
+    /// Reads up to the first unreadable page, and returns the number of bytes read.
     ///
     /// # Errors
     /// If the process is gone.
@@ -48,7 +52,7 @@ impl Memory {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote =
             libc::iovec { iov_base: std::ptr::without_provenance_mut(from as usize), iov_len: into.len() };
-        // SAFETY: `local` describes `into`, which is exclusively ours; the remote part is not dereferenced here.
+        // SAFETY: `local` describes `into`; the remote address is not dereferenced here.
         let n = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
         self.count(n, "read memory")
     }
@@ -64,16 +68,19 @@ impl Memory {
         self.file.read_exact_at(into, from).map_err(|e| Error::from_io("read memory", self.pid, e))
     }
 
-    /// Reads many runs `(address, length)` one behind the other into `into`, with few system calls.
+    /// Reads many runs `(address, length)` one after the other into `into`, with few system calls.
     ///
     /// # Errors
-    /// If one of them is not readable.
+    /// If a run is not readable.
     pub fn read_runs(&self, runs: &[(u64, u64)], into: &mut [u8]) -> Result<()> {
         let mut rest = into;
         for some in runs.chunks(512) {
             let total: u64 = some.iter().map(|r| r.1).sum();
             let Some((now, later)) = std::mem::take(&mut rest).split_at_mut_checked(total as usize) else {
-                return Err(Error::Astray { what: "runs longer than their buffer".into(), pid: self.pid });
+                return Err(Error::Inconsistent {
+                    what: "runs longer than their buffer".into(),
+                    pid: self.pid,
+                });
             };
             rest = later;
             let remote: Vec<libc::iovec> = some
@@ -84,12 +91,13 @@ impl Memory {
                 })
                 .collect();
             let local = libc::iovec { iov_base: now.as_mut_ptr().cast(), iov_len: now.len() };
-            // SAFETY: `local` describes `now`, which is exclusively ours and as long as the runs together.
+            // SAFETY: `local` describes `now`, which is as long as the runs together.
             let n = unsafe {
                 libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0)
             };
             if usize::try_from(n) != Ok(now.len()) {
-                // Some page is there but not readable by the process itself: read run by run, with force.
+                // A page is present but not readable for the process itself: read run by run
+                // through /proc/PID/mem.
                 let mut at = 0;
                 for &(addr, len) in some {
                     self.read_forced(addr, &mut now[at..at + len as usize])?;
@@ -100,10 +108,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes `data` at `to`, as the process itself could.
+    /// Writes `data` to address `to`, with the process's own access rights.
     ///
     /// # Errors
-    /// If not all of it is writable; a part may have been written.
+    /// If a part of it is not writable. Some of it may have been written.
     pub fn write(&self, to: u64, data: &[u8]) -> Result<()> {
         let local = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
         let remote =
@@ -117,11 +125,11 @@ impl Memory {
         Err(Error::Refused { operation: "write memory", pid: self.pid, source: fault })
     }
 
-    /// Writes `data` at `to` also where the process itself may not write; private pages are copied first,
-    /// as a debugger's breakpoint does.
+    /// Writes `data` to address `to` even if the process may not write there. Private pages are
+    /// copied first, as for a debugger's breakpoint.
     ///
     /// # Errors
-    /// If nothing is mapped there.
+    /// If the address is not mapped.
     pub fn write_forced(&self, to: u64, data: &[u8]) -> Result<()> {
         if self.write(to, data).is_ok() {
             return Ok(());
@@ -129,7 +137,7 @@ impl Memory {
         self.file.write_all_at(data, to).map_err(|e| Error::from_io("write memory", self.pid, e))
     }
 
-    /// Reads one machine word.
+    /// Reads a 64-bit word.
     ///
     /// # Errors
     /// If it is not readable.

@@ -1,44 +1,44 @@
-//! What /proc tells of a process. Parsed from bytes: a mapping may bear any name.
+//! Reads /proc. Everything is parsed from bytes, since names may hold any bytes.
 
 use crate::error::{Error, Result};
 use std::fs;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-/// How long a thread is waited for that is about to rest in a call.
-const REST: Duration = Duration::from_secs(1);
+/// Maximum time to wait for a thread that has made a system call to sleep in it.
+const MAX_SLEEP_WAIT: Duration = Duration::from_secs(1);
 
-/// One line of /proc/PID/maps, with the flags of smaps if they were asked for.
+/// A line of /proc/PID/maps, with the flags of smaps if they were read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// Address behind the last.
+    /// The first address after it.
     pub end: u64,
     /// PROT_READ, PROT_WRITE, PROT_EXEC.
     pub prot: u32,
     /// MAP_SHARED.
     pub shared: bool,
-    /// Offset in the file, bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// Device of the file, as `major << 20 | minor`.
     pub device: u64,
     /// Inode of the file; 0 for anonymous memory.
     pub inode: u64,
-    /// Path or pseudo-name, as the kernel prints it (newline as `\012`); empty for anonymous memory.
+    /// Path or pseudo-name as the kernel prints it (newline as `\012`). Empty for anonymous memory.
     pub name: Vec<u8>,
-    /// Two-letter flags of smaps (proc_pid_smaps(5)); empty if not asked for.
+    /// Two-letter flags of smaps (proc_pid_smaps(5)). Empty if smaps was not read.
     pub flags: Vec<[u8; 2]>,
 }
 
 impl Mapping {
-    /// A line of maps; nothing for what is none, as what smaps says besides.
+    /// Parses a line of maps. `None` for other lines of smaps.
     #[must_use]
     pub fn parse(line: &[u8]) -> Option<Self> {
         mapping(line)
     }
 
-    /// The line of maps.
+    /// Formats the line as in maps.
     #[must_use]
     pub fn line(&self) -> Vec<u8> {
         let bit = |bit: i32, letter: char| if self.prot & bit as u32 != 0 { letter } else { '-' };
@@ -70,7 +70,7 @@ impl Mapping {
         self.flags.contains(flag)
     }
 
-    /// Whether it has no file. The first System V segment has one whose inode is 0.
+    /// Whether it maps no file. The first System V segment has inode 0, but a device.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         (self.device, self.inode) == (0, 0)
@@ -82,45 +82,46 @@ impl Mapping {
         self.end - self.start
     }
 
-    /// Never: the kernel shows no empty mappings.
+    /// Always false: the kernel shows no empty mappings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.end <= self.start
     }
 
-    /// Whether it is one of the kernel's own: vDSO, its data, vsyscall.
+    /// Whether it is a mapping of the kernel: vDSO, vvar, vsyscall.
     #[must_use]
-    pub fn is_kernels(&self) -> bool {
+    pub fn is_kernel_mapping(&self) -> bool {
         self.name.starts_with(b"[v")
     }
 }
 
 pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
-    whole(&format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
+    read_all(&format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Gone { pid },
         _ => Error::from_io("read /proc", pid, e),
     })
 }
 
-/// Reads a file whose size nobody tells, as most are here, in two reads: `fs::read` begins with 32 bytes.
-fn whole(path: &str) -> std::io::Result<Vec<u8>> {
+/// Reads a file of unknown size, as most are in /proc, in two reads: `fs::read` starts with 32
+/// bytes.
+fn read_all(path: &str) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(4096);
     fs::File::open(path)?.read_to_end(&mut text)?;
     Ok(text)
 }
 
-/// The address space, in order of address, without smaps' flags.
+/// The mappings of a process, by address, without the flags of smaps.
 ///
 /// # Errors
-/// If the process is gone or the kernel's lines are not understood.
+/// If the process is gone, or a line cannot be parsed.
 pub fn maps(pid: i32) -> Result<Vec<Mapping>> {
     parse(pid, &read(pid, "maps")?)
 }
 
-/// The address space with flags; slower, the kernel counts pages.
+/// The mappings with flags. Slower, since the kernel counts pages for it.
 ///
 /// # Errors
-/// As [`maps`].
+/// Those of [`maps`].
 pub fn smaps(pid: i32) -> Result<Vec<Mapping>> {
     parse(pid, &read(pid, "smaps")?)
 }
@@ -160,26 +161,26 @@ fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// What of /proc/PID/status we look at.
+/// Fields of /proc/PID/status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// Command name.
     pub name: Vec<u8>,
     /// State letter.
     pub state: u8,
-    /// Its pid in its own, innermost pid namespace.
+    /// Its pid in its own (innermost) pid namespace.
     pub own_pid: i32,
     /// Its parent.
     pub parent: i32,
     /// Its thread group.
     pub group: i32,
-    /// Who traces it; 0 if nobody.
+    /// The process that traces it, or 0.
     pub tracer: i32,
     /// Real, effective, saved and file system user.
     pub uid: [u32; 4],
     /// Real, effective, saved and file system group.
     pub gid: [u32; 4],
-    /// Its other groups.
+    /// Its supplementary groups.
     pub groups: Vec<u32>,
     /// Number of threads.
     pub threads: u32,
@@ -187,7 +188,7 @@ pub struct Status {
     pub seccomp: u32,
     /// Blocked signals, bit n-1 for signal n.
     pub blocked: u64,
-    /// Signals that wait, for this thread or for its process.
+    /// Pending signals, of the thread and of its process.
     pub pending: u64,
     /// Signals that are ignored.
     pub ignored: u64,
@@ -199,36 +200,37 @@ pub struct Status {
     pub locked_kib: u64,
     /// Memory in use, KiB; 0 for a kernel thread or a zombie.
     pub resident_kib: u64,
-    /// Shadow stack in use.
+    /// Whether it uses a shadow stack.
     pub shadow_stack: bool,
 }
 
 impl Status {
-    /// Whether it has ended, and is only still there because somebody is to be told, or is being told just now.
+    /// Whether it has exited, and is only waiting to be reaped.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
 
-/// Whether a process, or a thread, has ended: one whose end has been waited for as well.
+/// Whether a process or thread has exited, or is gone.
 #[must_use]
-pub fn has_ended(tid: i32) -> bool {
-    status(tid).map_or(true, |status| status.has_ended())
+pub fn has_exited(tid: i32) -> bool {
+    status(tid).map_or(true, |status| status.has_exited())
 }
 
-/// Whether any thread of a process has not ended. The first one may have before others, and one that executes a program then
-/// gets its number: to who looks in between, both are gone, and so this looks twice.
+/// Whether any thread of a process is alive. The first thread may exit before others, and a thread
+/// that executes a program then takes over its number. A check in between finds neither, so this
+/// checks twice.
 #[must_use]
-pub fn lives(pid: i32) -> bool {
-    let look = || status(pid).is_ok_and(|first| !first.has_ended() || first.threads > 1);
+pub fn is_alive(pid: i32) -> bool {
+    let look = || status(pid).is_ok_and(|first| !first.has_exited() || first.threads > 1);
     look() || look()
 }
 
-/// Reads a process' status.
+/// Reads a process's status.
 ///
 /// # Errors
-/// If it is gone or the file is not understood.
+/// If it is gone, or the file cannot be parsed.
 pub fn status(pid: i32) -> Result<Status> {
     let text = read(pid, "status")?;
     let mut status = Status::default();
@@ -272,7 +274,7 @@ pub fn status(pid: i32) -> Result<Status> {
     Ok(status)
 }
 
-/// What of /proc/PID/stat we look at (proc_pid_stat(5); field numbers there count from 1).
+/// Fields of /proc/PID/stat (proc_pid_stat(5), where they are numbered from 1).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stat {
     fields: Vec<u64>,
@@ -298,38 +300,39 @@ impl Stat {
         self.field(24).saturating_mul(crate::PAGE)
     }
 
-    /// The pages that hold the arguments and the environment, which `ps` reads: the first address, and that behind the last.
-    /// Nothing if they are more than exec takes: a process may say anything of them (`PR_SET_MM`).
+    /// The pages that hold the arguments and the environment, which `ps` reads: start and end
+    /// address. Empty if they are longer than execve allows: a process may set any addresses
+    /// (`PR_SET_MM`).
     #[must_use]
-    pub fn title(&self) -> (u64, u64) {
-        /// Three quarters of 8 MiB of stack (execve(2)).
-        const MOST: u64 = 6 << 20;
+    pub fn argument_pages(&self) -> (u64, u64) {
+        /// Three quarters of an 8 MiB stack (execve(2)).
+        const MAX_ARGUMENT_BYTES: u64 = 6 << 20;
         let start = self.field(48) & !(crate::PAGE - 1);
         let end = self.field(51).checked_next_multiple_of(crate::PAGE).unwrap_or(0);
-        if end.saturating_sub(start) > MOST { (0, 0) } else { (start, end) }
+        if end.saturating_sub(start) > MAX_ARGUMENT_BYTES { (0, 0) } else { (start, end) }
     }
 
-    /// Start time since boot in clock ticks: with the pid it names a process for ever.
+    /// Start time since boot, in clock ticks. Together with the pid it identifies a process.
     #[must_use]
     pub fn start_time(&self) -> u64 {
         self.field(22)
     }
 }
 
-/// Reads a process' stat.
+/// Reads a process's stat.
 ///
 /// # Errors
-/// If it is gone or the line is not understood.
+/// If it is gone, or the line cannot be parsed.
 pub fn stat(pid: i32) -> Result<Stat> {
     stat_of(pid, &read(pid, "stat")?)
 }
 
-/// Reads the stat of one thread of a process: its own times, where [`stat`] has those of all threads.
+/// Reads the stat of one thread: its own times, where [`stat`] has those of all threads.
 ///
 /// # Errors
-/// As [`stat`].
-pub fn thread_stat(process: i32, thread: i32) -> Result<Stat> {
-    let text = whole(&format!("/proc/{process}/task/{thread}/stat"));
+/// Those of [`stat`].
+pub(crate) fn thread_stat(process: i32, thread: i32) -> Result<Stat> {
+    let text = read_all(&format!("/proc/{process}/task/{thread}/stat"));
     let text = text.map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Gone { pid: thread },
         _ => Error::from_io("read /proc", thread, e),
@@ -340,24 +343,24 @@ pub fn thread_stat(process: i32, thread: i32) -> Result<Stat> {
 fn stat_of(pid: i32, text: &[u8]) -> Result<Stat> {
     let close = text.iter().rposition(|b| *b == b')').ok_or(Error::Unreadable { what: "stat", pid })?;
     let rest = String::from_utf8_lossy(&text[close + 1..]).into_owned();
-    // Field 3 is a letter; the numbers begin with field 4. Some are signed.
+    // Field 3 is a letter, and numbers start with field 4. Some are signed.
     let number =
         |f: &str| f.parse::<u64>().or_else(|_e| f.parse::<i64>().map(i64::cast_unsigned)).unwrap_or(0);
     Ok(Stat { fields: rest.split_ascii_whitespace().skip(1).map(number).collect() })
 }
 
-/// The stack pointer of a thread that is inside a system call.
+/// The stack pointer of a thread in a system call.
 ///
-/// It may just be coming to rest there: a thread whose call has been trapped is heard of while it still runs, if that is
-/// on another processor, or if the kernel (before 6.6) does not hand its processor over to who listens.
+/// The thread may still be running: a trapped call can be received before the thread sleeps, if it
+/// is on another processor, or if the kernel (before 6.6) does not switch to the listener directly.
 ///
 /// # Errors
-/// If it is gone, does not come to rest within a second, or is not ours.
-pub fn stack_pointer(tid: i32) -> Result<u64> {
+/// If it is gone, does not sleep within a second, or may not be traced.
+pub fn syscall_stack_pointer(tid: i32) -> Result<u64> {
     let begun = Instant::now();
     loop {
         let text = read(tid, "syscall")?;
-        if text.starts_with(b"running") && begun.elapsed() < REST {
+        if text.starts_with(b"running") && begun.elapsed() < MAX_SLEEP_WAIT {
             std::thread::sleep(Duration::from_micros(20));
             continue;
         }
@@ -367,7 +370,7 @@ pub fn stack_pointer(tid: i32) -> Result<u64> {
     }
 }
 
-/// Its command line, arguments separated by blanks; the name in brackets if it has none.
+/// The command line, arguments separated by blanks; the name in brackets if there is none.
 #[must_use]
 pub fn command_line(pid: i32) -> String {
     let text = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -388,7 +391,7 @@ pub fn auxv(pid: i32) -> Result<Vec<u8>> {
     read(pid, "auxv")
 }
 
-/// The process' threads.
+/// The threads of a process.
 ///
 /// # Errors
 /// If it is gone.
@@ -397,21 +400,21 @@ pub fn threads(pid: i32) -> Result<Vec<i32>> {
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// A thread of a process that lives, through which its memory and files are seen: the first one, unless that has ended
-/// before others. If none lives, or it is gone, still its own number.
+/// A live thread of a process, through whose /proc entries its memory and files are read: the
+/// first, unless it has exited before others. The pid itself if no thread is alive.
 #[must_use]
-pub fn living(pid: i32) -> i32 {
-    let lives = |tid: &i32| !has_ended(*tid);
-    if lives(&pid) {
+pub fn live_thread(pid: i32) -> i32 {
+    let is_alive = |tid: &i32| !has_exited(*tid);
+    if is_alive(&pid) {
         return pid;
     }
-    threads(pid).into_iter().flatten().find(lives).unwrap_or(pid)
+    threads(pid).into_iter().flatten().find(is_alive).unwrap_or(pid)
 }
 
-/// Where its descriptors lead, as the links of /proc/PID/fd read.
+/// The targets of its descriptors, as the links in /proc/PID/fd show them.
 ///
 /// # Errors
-/// If the process is gone or not ours.
+/// If the process is gone, or may not be traced.
 pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
     use std::os::unix::ffi::OsStringExt;
     let entries =
@@ -421,11 +424,11 @@ pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
         .collect())
 }
 
-/// Bytes that it has read and written by calls of its own, of files and of all else.
+/// Bytes that it has read and written by system calls, on files and everything else.
 ///
 /// # Errors
-/// If the process is gone or not ours.
-pub fn transferred(pid: i32) -> Result<u64> {
+/// If the process is gone, or may not be traced.
+pub fn io_bytes(pid: i32) -> Result<u64> {
     let text = read(pid, "io")?;
     let lines = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
     let counts = lines.filter_map(|line| {
@@ -434,18 +437,19 @@ pub fn transferred(pid: i32) -> Result<u64> {
     Ok(counts.fold(0, u64::saturating_add))
 }
 
-/// Where an open file of it is read and written next, and its flags, as open(2) has them.
+/// Offset and open(2) flags of an open file.
 ///
 /// # Errors
-/// If it has no such descriptor, or is not ours.
-pub fn descriptor(pid: i32, fd: i32) -> Result<(u64, u64)> {
+/// If it has no such descriptor, or may not be traced.
+pub fn descriptor_state(pid: i32, fd: i32) -> Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))
-        .map_err(|e| Error::from_io("look at a descriptor", pid, e))?;
+        .map_err(|e| Error::from_io("read the state of a descriptor", pid, e))?;
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let offset = field("pos:").and_then(|offset| offset.parse().ok());
     let flags = field("flags:").and_then(|flags| u64::from_str_radix(flags, 8).ok());
-    let astray = || Error::Astray { what: format!("its descriptor {fd} has no offset or flags"), pid };
-    offset.zip(flags).ok_or_else(astray)
+    let inconsistent =
+        || Error::Inconsistent { what: format!("its descriptor {fd} has no offset or flags"), pid };
+    offset.zip(flags).ok_or_else(inconsistent)
 }
 
 #[cfg(test)]
@@ -453,22 +457,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_about_to_rest_is_waited_for() {
-        let (tell, told) = std::sync::mpsc::channel();
+    fn stack_pointer_waits_for_running_thread_to_sleep() {
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             let begun = Instant::now();
             while begun.elapsed() < Duration::from_millis(50) {}
             let _rests = ended.recv();
         });
-        assert!(stack_pointer(told.recv().unwrap()).unwrap() > 0);
+        assert!(syscall_stack_pointer(receiver.recv().unwrap()).unwrap() > 0);
         drop(end);
         thread.join().unwrap();
     }
 
     #[test]
-    fn odd_names_are_kept() {
+    fn mapping_names_keep_any_bytes() {
         let line = b"7f00-8f00 rw-s 00001000 fe:0a 42                         /tmp/a b\xff (deleted)";
         let m = mapping(line).unwrap();
         assert_eq!((m.start, m.end, m.offset, m.inode, m.shared), (0x7f00, 0x8f00, 0x1000, 42, true));
@@ -478,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn we_can_read_ourselves() {
+    fn own_process_can_be_read() {
         let me = std::process::id() as i32;
         assert!(smaps(me).unwrap().iter().any(|m| m.has(b"gd")), "the stack grows down");
         assert_eq!(status(me).unwrap().own_pid, me);

@@ -1,7 +1,7 @@
-//! What is done with a hostile stream: shared by the fuzz target and by tests/corpus.rs.
+//! Processes a hostile stream. Shared by the fuzz target and tests/corpus.rs.
 
 use tern_wire::frame::Decoder;
-use tern_wire::limits::{MOST_PAYLOAD, PREAMBLE};
+use tern_wire::limits::{MAX_PAYLOAD, PREAMBLE_LEN};
 use tern_wire::{Preamble, decode, encode};
 
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -12,10 +12,10 @@ enum Sample {
     Numbers { signed: i64, many: Vec<u64>, last: [u8; 32] },
 }
 
-/// Reads the bytes as a peer's: a preamble, then frames in pieces whose length the first byte says, and each
-/// payload as a message. Returns the number of whole frames.
+/// Decodes the bytes as a peer's stream: a preamble, then a byte that sets the length of pieces,
+/// then frames in such pieces, each payload as a message. Returns the number of complete frames.
 pub(crate) fn examine(bytes: &[u8]) -> usize {
-    let Some((preamble, stream)) = bytes.split_first_chunk::<PREAMBLE>() else { return 0 };
+    let Some((preamble, stream)) = bytes.split_first_chunk::<PREAMBLE_LEN>() else { return 0 };
     if let Ok(read) = Preamble::from_bytes(preamble) {
         assert_eq!(read.to_bytes(), *preamble);
     }
@@ -28,7 +28,7 @@ pub(crate) fn examine(bytes: &[u8]) -> usize {
                 Ok(None) => assert!(part.is_empty()),
                 Ok(Some(frame)) => {
                     frames += 1;
-                    assert!(frame.payload.len() <= MOST_PAYLOAD);
+                    assert!(frame.payload.len() <= MAX_PAYLOAD);
                     if let Ok(message) = decode::<Sample>(&frame.payload) {
                         assert_eq!(decode::<Sample>(&encode(&message).unwrap()).unwrap(), message);
                     }

@@ -1,5 +1,5 @@
-//! The certificate authority of a cluster: made by `tern init`, kept on that node, it signs the keys of the
-//! nodes that join.
+//! The certificate authority of a cluster. `tern init` creates it, and it stays on that node, where
+//! it signs the keys of joining nodes.
 
 use crate::files::{self, read_certificate, write_certificate};
 use crate::fingerprint_of;
@@ -26,7 +26,8 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// What the authority's certificate says, and each certificate that it issues says of its issuer.
+/// The parameters of the authority's certificate, which name it as issuer in all certificates that
+/// it signs.
 fn parameters(cluster: &str) -> CertificateParams {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name.push(DnType::CommonName, format!("tern cluster {cluster}"));
@@ -36,11 +37,11 @@ fn parameters(cluster: &str) -> CertificateParams {
 }
 
 impl Authority {
-    /// Makes the authority of a new cluster. Its certificates do not expire: a cluster of forgotten
-    /// machines must not fall apart on a date; a node is expelled by its absence from the map.
+    /// Creates the authority of a new cluster. Its certificates do not expire: an unattended
+    /// cluster must not stop working at some date. A node is expelled by removing it from the map.
     ///
     /// # Errors
-    /// If the name is not one to be used in certificates.
+    /// If the name is not a valid name of a cluster.
     pub fn create(cluster: &str) -> Result<Self, IdentityError> {
         check_cluster_name(cluster)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -59,7 +60,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// What a join token pins.
+    /// The fingerprint that join tokens contain.
     pub fn fingerprint(&self) -> Fingerprint {
         fingerprint_of(&self.certificate)
     }
@@ -67,16 +68,17 @@ impl Authority {
     /// Writes `ca.pem` and `ca.key` into a directory.
     ///
     /// # Errors
-    /// If a file cannot be written; the other may have been.
+    /// If a file cannot be written. The other may have been written.
     pub fn save(&self, directory: &Path) -> Result<(), IdentityError> {
         files::write(&directory.join("ca.key"), &self.issuer.key().serialize_pem(), 0o600)?;
         write_certificate(&directory.join("ca.pem"), &self.certificate)
     }
 
-    /// Reads what [`Self::save`] wrote. `cluster` must be the name it was created with.
+    /// Reads the files that [`Self::save`] wrote. `cluster` must be the name given to
+    /// [`Self::create`].
     ///
     /// # Errors
-    /// If a file is missing or malformed, or the key is not that of the certificate.
+    /// If a file is missing or malformed, or key and certificate do not match.
     pub fn load(directory: &Path, cluster: &str) -> Result<Self, IdentityError> {
         check_cluster_name(cluster)?;
         let key_path = directory.join("ca.key");
@@ -90,8 +92,8 @@ impl Authority {
         Ok(Self { cluster: cluster.into(), certificate, issuer: Issuer::new(parameters(cluster), key) })
     }
 
-    /// Issues the certificate of a node for its public key, as [`NodeKey::public_key`] gives it. That the
-    /// asker holds the private key is for the caller to check ([`NodeKey::has_signed`]).
+    /// Issues the certificate of a node for its public key, in the form of [`NodeKey::public_key`].
+    /// The caller must have checked that the node holds the private key ([`NodeKey::has_signed`]).
     ///
     /// # Errors
     /// If the key is not an uncompressed point of P-256.
@@ -110,10 +112,10 @@ impl Authority {
         Ok(parameters.signed_by(&Point(public_key), &self.issuer)?.der().clone())
     }
 
-    /// Issues a certificate for a key of our own.
+    /// Issues a certificate for a key of this process.
     ///
     /// # Errors
-    /// As [`Self::issue`].
+    /// Those of [`Self::issue`].
     pub fn issue_own(&self, node: NodeId, key: &NodeKey) -> Result<CertificateDer<'static>, IdentityError> {
         self.issue(node, key.public_key())
     }
@@ -136,8 +138,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_authority_survives_its_files() {
-        let directory = crate::identity::tests::Scratch::new("authority");
+    fn authority_round_trips_through_files() {
+        let directory = crate::identity::tests::TempDir::new("authority");
         let made = Authority::create("alpha").unwrap();
         made.save(&directory.0).unwrap();
         let loaded = Authority::load(&directory.0, "alpha").unwrap();
@@ -148,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_key_is_noticed() {
-        let directory = crate::identity::tests::Scratch::new("foreign");
+    fn foreign_key_is_detected() {
+        let directory = crate::identity::tests::TempDir::new("foreign");
         Authority::create("alpha").unwrap().save(&directory.0).unwrap();
         let other = KeyPair::generate().unwrap().serialize_pem();
         std::fs::write(directory.0.join("ca.key"), other).unwrap();

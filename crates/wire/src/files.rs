@@ -1,7 +1,8 @@
-//! Keys and certificates as PEM files: written all or nothing, keys readable by their owner only.
+//! Keys and certificates in PEM files. Files are written atomically; keys are readable by their
+//! owner only.
 
 use crate::identity::IdentityError;
-use crate::limits::MOST_PEM;
+use crate::limits::MAX_PEM;
 use pem::{EncodeConfig, LineEnding, Pem, encode_config};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -10,24 +11,25 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Writes `text` under a temporary name and renames it, so that a reader finds the old file or the new one.
+/// Writes `text` to a temporary file and renames it, so that readers see the old file or the new
+/// one.
 pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
-    place(path, text, mode, |fresh| fs::rename(fresh, path))
+    install(path, text, mode, |fresh| fs::rename(fresh, path))
 }
 
-/// The same where there is no such file yet; who finds one leaves it.
-pub(crate) fn write_first(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
-    place(path, text, mode, |fresh| match fs::hard_link(fresh, path) {
+/// The same, but keeps an existing file.
+pub(crate) fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
+    install(path, text, mode, |fresh| match fs::hard_link(fresh, path) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(e),
         _ => fs::remove_file(fresh),
     })
 }
 
-fn place(
+fn install(
     path: &Path,
     text: &str,
     mode: u32,
-    put: impl FnOnce(&Path) -> io::Result<()>,
+    publish: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<(), IdentityError> {
     let failed = |source| IdentityError::Write { path: path.to_owned(), source };
     let fresh = path.with_extension(format!("new-{}", std::process::id()));
@@ -41,19 +43,19 @@ fn place(
             file.write_all(text.as_bytes())?;
             file.sync_all()
         })
-        .and_then(|()| put(&fresh));
+        .and_then(|()| publish(&fresh));
     written.map_err(|e| {
         let _nothing_to_remove = fs::remove_file(&fresh);
         failed(e)
     })
 }
 
-/// Reads a PEM file of a sensible size.
+/// Reads a PEM file, up to the maximum size.
 pub(crate) fn read(path: &Path) -> Result<String, IdentityError> {
     let failed = |source| IdentityError::Read { path: path.to_owned(), source };
     let mut text = String::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(MOST_PEM).read_to_string(&mut text).map_err(failed)?;
+    file.take(MAX_PEM).read_to_string(&mut text).map_err(failed)?;
     Ok(text)
 }
 

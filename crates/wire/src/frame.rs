@@ -2,48 +2,48 @@
 //!
 //! ```text
 //!  0       version of this format
-//!  1       kind, chosen by the user of the link
+//!  1       kind, defined by the user of the link
 //!  2..4    flags, likewise (little endian, as all numbers here)
-//!  4..8    length of the payload, at most limits::MOST_PAYLOAD
-//!  8..16   tag, likewise: which request this answers, an address, …
+//!  4..8    length of the payload, at most limits::MAX_PAYLOAD
+//!  8..16   tag, likewise: the request that this answers, an address, …
 //!  16..    payload
 //! ```
-//! No I/O here: [`Decoder`] is fed whatever has arrived.
+//! No I/O here: the caller passes received bytes to the [`Decoder`].
 
-use crate::limits::{FRAME_VERSION, HEADER, MOST_PAYLOAD};
+use crate::limits::{FRAME_VERSION, HEADER_LEN, MAX_PAYLOAD};
 
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is, chosen by the user of the link.
+    /// The kind, defined by the user of the link.
     pub kind: u8,
     /// Free for the user of the link.
     pub flags: u16,
     /// Free for the user of the link.
     pub tag: u64,
-    /// At most [`MOST_PAYLOAD`] bytes.
+    /// At most [`MAX_PAYLOAD`] bytes.
     pub payload: Vec<u8>,
 }
 
-/// Why bytes are no frame. The stream cannot be read on after it.
+/// Why bytes are not a frame. The rest of the stream cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The first byte is not this version's.
-    #[error("the peer speaks frame version {0:#x}, this node {FRAME_VERSION:#x}")]
+    /// The first byte is another version.
+    #[error("the peer uses frame version {0:#x}, this node {FRAME_VERSION:#x}")]
     Version(u8),
-    /// Longer than anything that is ever sent, or than is allowed as yet.
-    #[error("a frame of {0} bytes is longer than is allowed")]
+    /// Longer than a payload may be, or than [`Decoder::limit_payload`] allows.
+    #[error("a frame of {0} bytes is longer than the limit")]
     TooLong(usize),
 }
 
-/// Writes a header.
+/// Encodes a header.
 ///
 /// # Errors
-/// If the payload is longer than [`MOST_PAYLOAD`].
-pub fn header(kind: u8, flags: u16, tag: u64, length: usize) -> Result<[u8; HEADER], FrameError> {
+/// If the payload is longer than [`MAX_PAYLOAD`].
+pub fn header(kind: u8, flags: u16, tag: u64, length: usize) -> Result<[u8; HEADER_LEN], FrameError> {
     let wire_length =
-        u32::try_from(length).ok().filter(|_| length <= MOST_PAYLOAD).ok_or(FrameError::TooLong(length))?;
-    let mut bytes = [0; HEADER];
+        u32::try_from(length).ok().filter(|_| length <= MAX_PAYLOAD).ok_or(FrameError::TooLong(length))?;
+    let mut bytes = [0; HEADER_LEN];
     bytes[0] = FRAME_VERSION;
     bytes[1] = kind;
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
@@ -52,65 +52,66 @@ pub fn header(kind: u8, flags: u16, tag: u64, length: usize) -> Result<[u8; HEAD
     Ok(bytes)
 }
 
-/// Reads a header: the frame with nothing in it, and the length of its payload.
-fn parse(bytes: [u8; HEADER]) -> Result<(Frame, usize), FrameError> {
+/// Decodes a header. Returns the frame without its payload, and the length of that.
+fn parse(bytes: [u8; HEADER_LEN]) -> Result<(Frame, usize), FrameError> {
     let [version, kind, f0, f1, l0, l1, l2, l3, tag @ ..] = bytes;
     if version != FRAME_VERSION {
         return Err(FrameError::Version(version));
     }
     let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-    if length > MOST_PAYLOAD {
+    if length > MAX_PAYLOAD {
         return Err(FrameError::TooLong(length));
     }
     let (flags, tag) = (u16::from_le_bytes([f0, f1]), u64::from_le_bytes(tag));
     Ok((Frame { kind, flags, tag, payload: Vec::new() }, length))
 }
 
-/// Makes frames of bytes that arrive in any pieces. Holds at most one unfinished payload, whose buffer is as
-/// long as the header said, hence at most [`MOST_PAYLOAD`].
+/// Decodes frames from bytes that arrive in arbitrary pieces. Buffers at most one incomplete
+/// payload, in a buffer of the length in its header, so at most [`MAX_PAYLOAD`].
 #[derive(Debug)]
 pub struct Decoder {
-    head: [u8; HEADER],
-    /// Bytes of `head` that are there.
+    head: [u8; HEADER_LEN],
+    /// Number of bytes in `head`.
     have: usize,
-    /// The frame in the making and its length, once its header is complete.
+    /// The incomplete frame and its payload's length, once the header is complete.
     open: Option<(Frame, usize)>,
-    /// A payload that its reader is done with, to be filled again.
+    /// A recycled payload buffer.
     spare: Vec<u8>,
-    /// The longest payload.
-    most: usize,
+    /// Maximum payload length.
+    max: usize,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { head: [0; HEADER], have: 0, open: None, spare: Vec::new(), most: MOST_PAYLOAD }
+        Self { head: [0; HEADER_LEN], have: 0, open: None, spare: Vec::new(), max: MAX_PAYLOAD }
     }
 }
 
 impl Decoder {
-    /// From now on no payload is longer than this, nor than [`MOST_PAYLOAD`]. What is in the making is not asked.
-    pub fn limit(&mut self, most: usize) {
-        self.most = most.min(MOST_PAYLOAD);
+    /// Limits the length of the following payloads to `max`, at most [`MAX_PAYLOAD`]. Does not
+    /// apply to a frame already begun.
+    pub fn limit_payload(&mut self, max: usize) {
+        self.max = max.min(MAX_PAYLOAD);
     }
 
-    /// Takes bytes off the front of `input` until a frame is complete or nothing is left.
+    /// Consumes bytes from the front of `input` until a frame is complete or the input is empty.
     ///
     /// # Errors
-    /// If the bytes are no frame; the decoder is of no use after it.
+    /// If the bytes are not a frame. The decoder must not be used any more.
     pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
         let (mut frame, length) = match self.open.take() {
             Some(open) => open,
             None => {
-                let (head, rest) = input.split_at((HEADER - self.have).min(input.len()));
+                let (head, rest) = input.split_at((HEADER_LEN - self.have).min(input.len()));
                 self.head[self.have..self.have + head.len()].copy_from_slice(head);
                 self.have += head.len();
                 *input = rest;
-                if self.have < HEADER {
+                if self.have < HEADER_LEN {
                     return Ok(None);
                 }
                 self.have = 0;
                 let (mut frame, length) = parse(self.head)?;
-                if length > self.most {
+                if length > self.max {
                     return Err(FrameError::TooLong(length));
                 }
                 frame.payload = std::mem::take(&mut self.spare);
@@ -129,14 +130,14 @@ impl Decoder {
         Ok(None)
     }
 
-    /// Gives back a payload that is no longer needed, so that the next one needs no new memory.
+    /// Returns a payload buffer for reuse by a later frame.
     pub fn recycle(&mut self, payload: Vec<u8>) {
         if payload.capacity() > self.spare.capacity() {
             self.spare = payload;
         }
     }
 
-    /// Whether part of a frame has arrived.
+    /// Whether a part of a frame was received.
     pub fn is_within_frame(&self) -> bool {
         self.have > 0 || self.open.is_some()
     }
@@ -160,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cutting(
+        fn frames_decode_from_any_pieces(
             frames in prop::collection::vec(any_frame(), 0..8),
             cuts in prop::collection::vec(1usize..97, 1..20),
         ) {
@@ -183,7 +184,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let (mut decoder, mut rest) = (Decoder::default(), &bytes[..]);
             while !rest.is_empty() && decoder.feed(&mut rest).is_ok() {}
         }
@@ -198,21 +199,21 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_limit_are_refused_both_ways() {
-        assert_eq!(header(0, 0, 0, MOST_PAYLOAD + 1), Err(FrameError::TooLong(MOST_PAYLOAD + 1)));
-        let mut bytes = header(0, 0, 0, MOST_PAYLOAD).unwrap();
+        assert_eq!(header(0, 0, 0, MAX_PAYLOAD + 1), Err(FrameError::TooLong(MAX_PAYLOAD + 1)));
+        let mut bytes = header(0, 0, 0, MAX_PAYLOAD).unwrap();
         assert_eq!(Decoder::default().feed(&mut &bytes[..]), Ok(None));
         bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Decoder::default().feed(&mut &bytes[..]), Err(FrameError::TooLong(u32::MAX as usize)));
     }
 
     #[test]
-    fn less_may_be_allowed() {
+    fn decoder_limit_can_be_lowered() {
         let mut decoder = Decoder::default();
-        decoder.limit(10);
+        decoder.limit_payload(10);
         assert_eq!(decoder.feed(&mut &header(0, 0, 0, 11).unwrap()[..]), Err(FrameError::TooLong(11)));
         let mut decoder = Decoder::default();
-        decoder.limit(usize::MAX);
-        assert_eq!(decoder.feed(&mut &header(0, 0, 0, MOST_PAYLOAD).unwrap()[..]), Ok(None));
+        decoder.limit_payload(usize::MAX);
+        assert_eq!(decoder.feed(&mut &header(0, 0, 0, MAX_PAYLOAD).unwrap()[..]), Ok(None));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The key of a gatekeeper: what machines outside of the cluster know it by.
+//! The key of a gatekeeper, by which machines outside of the cluster identify it.
 //!
-//! It is not the node's own. They are told its fingerprint once, and a node that joins its cluster again gets another certificate; and
-//! what is shown to strangers names neither the cluster nor the node.
+//! It is not the node's own key. Its fingerprint is given to clients once, whereas a node that
+//! joins its cluster again gets a new certificate. And the certificate shown to outside machines
+//! must not name the cluster or the node.
 
 use crate::files;
 use crate::identity::IdentityError;
@@ -15,7 +16,7 @@ use std::fmt;
 use std::path::Path;
 use tern_ids::Fingerprint;
 
-/// What its certificate says; nobody looks at it.
+/// The name in its certificate, which is not checked.
 const NAME: &str = "gatekeeper.tern";
 
 /// Key and certificate of a gatekeeper.
@@ -31,15 +32,16 @@ impl fmt::Debug for GateKey {
 }
 
 impl GateKey {
-    /// Reads it, and makes it first if there is none yet. It is one file, so that two who make it at once end with the same.
+    /// Reads the key, or creates it if the file does not exist. Key and certificate are in one
+    /// file, so that two processes that create it at once end up with the same.
     ///
     /// # Errors
-    /// If the file cannot be read or written, or holds something else.
-    pub fn at(path: &Path) -> Result<Self, IdentityError> {
+    /// If the file cannot be read or written, or is malformed.
+    pub fn load_or_create(path: &Path) -> Result<Self, IdentityError> {
         if !path.exists() {
             let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
             let certificate = CertificateParams::new(vec![NAME.into()])?.self_signed(&key)?;
-            files::write_first(path, &format!("{}{}", key.serialize_pem(), certificate.pem()), 0o600)?;
+            files::write_new(path, &format!("{}{}", key.serialize_pem(), certificate.pem()), 0o600)?;
         }
         let text = files::read(path)?;
         let malformed = |_pem| IdentityError::Malformed { path: path.to_owned() };
@@ -49,13 +51,14 @@ impl GateKey {
         })
     }
 
-    /// What clients expect.
+    /// The fingerprint that clients expect.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         fingerprint_of(&self.certificate)
     }
 
-    /// For connections from anybody: who they are is asked once they are encrypted.
+    /// TLS for accepting connections from any client. Clients authenticate themselves inside of the
+    /// encrypted connection.
     ///
     /// # Errors
     /// If the key is unusable.
@@ -69,22 +72,22 @@ impl GateKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::tests::Scratch;
+    use crate::identity::tests::TempDir;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn it_is_made_once_and_for_its_owner_only() {
-        let directory = Scratch::new("gatekeeper");
+    fn gate_key_is_created_once_with_mode_0600() {
+        let directory = TempDir::new("gatekeeper");
         let path = directory.0.join("outside.pem");
-        let first = GateKey::at(&path).unwrap();
-        assert_eq!(GateKey::at(&path).unwrap().fingerprint(), first.fingerprint());
+        let first = GateKey::load_or_create(&path).unwrap();
+        assert_eq!(GateKey::load_or_create(&path).unwrap().fingerprint(), first.fingerprint());
         assert!(first.server().is_ok());
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        // Who comes second leaves what is there.
-        files::write_first(&path, "other", 0o600).unwrap();
-        assert_eq!(GateKey::at(&path).unwrap().fingerprint(), first.fingerprint());
+        // An existing file is kept.
+        files::write_new(&path, "other", 0o600).unwrap();
+        assert_eq!(GateKey::load_or_create(&path).unwrap().fingerprint(), first.fingerprint());
         std::fs::write(&path, "other").unwrap();
-        assert!(GateKey::at(&path).is_err());
+        assert!(GateKey::load_or_create(&path).is_err());
         assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 1, "nothing else is left");
     }
 }

@@ -1,10 +1,11 @@
-//! Who a node is: its key, its certificate, and the authority that signed it.
+//! The identity of a node: its key, its certificate, and the certificate of the authority that
+//! signed it.
 //!
-//! A certificate says `node-N.CLUSTER.tern`, and nothing else of it is ever looked at.
+//! A certificate names `node-N.CLUSTER.tern`. Nothing else in it is used.
 
 use crate::Authority;
 use crate::files::{self, read_certificate, write_certificate};
-use crate::limits::MOST_CLUSTER_NAME;
+use crate::limits::MAX_CLUSTER_NAME;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SigningKey};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fmt;
@@ -12,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tern_ids::NodeId;
 
-/// Why an identity could not be made or read.
+/// Why an identity could not be created or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read.
@@ -20,7 +21,7 @@ pub enum IdentityError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file cannot be written.
@@ -28,28 +29,28 @@ pub enum IdentityError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file is there but holds something else.
+    /// A file exists, but its content is invalid.
     #[error("{} is malformed; join the cluster again", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
     },
-    /// Key and certificate do not belong together.
+    /// The key does not belong to the certificate.
     #[error("{} is not the key of its certificate; join the cluster again", path.display())]
     OtherKey {
         /// The key's file.
         path: PathBuf,
     },
-    /// Not a name for a cluster.
-    #[error("a cluster's name is 1 to {MOST_CLUSTER_NAME} lower-case letters, digits and inner hyphens")]
+    /// The text is not a valid cluster name.
+    #[error("a cluster's name is 1 to {MAX_CLUSTER_NAME} lower-case letters, digits and inner hyphens")]
     ClusterName,
-    /// Not a key that nodes have.
+    /// The public key has an unsupported type.
     #[error("the public key is not an uncompressed point of P-256")]
     PublicKey,
-    /// The cryptographic library refused.
+    /// The cryptographic library returned an error.
     #[error("cannot make a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
     /// TLS cannot be set up with it.
@@ -62,9 +63,9 @@ pub(crate) fn node_name(node: NodeId, cluster: &str) -> String {
     format!("node-{node}.{cluster}.tern")
 }
 
-/// The node and the cluster that a certificate names; `None` if it is not one of ours. Only of worth if the
-/// certificate has been verified.
-pub(crate) fn named_in(certificate: &CertificateDer<'_>) -> Option<(NodeId, String)> {
+/// The node and the cluster that a certificate names; `None` if it is not a certificate of Tern.
+/// Meaningful only for a verified certificate.
+pub(crate) fn node_in_certificate(certificate: &CertificateDer<'_>) -> Option<(NodeId, String)> {
     let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let mut names = parsed.valid_dns_names();
     let (name, None) = (names.next()?, names.next()) else { return None };
@@ -75,13 +76,13 @@ pub(crate) fn named_in(certificate: &CertificateDer<'_>) -> Option<(NodeId, Stri
     Some((NodeId(id), cluster.into()))
 }
 
-/// Whether a text can be a cluster's name.
+/// Checks that a text is a valid name of a cluster.
 ///
 /// # Errors
-/// If not.
+/// If it is not.
 pub fn check_cluster_name(name: &str) -> Result<(), IdentityError> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let fine = (1..=MOST_CLUSTER_NAME).contains(&name.len())
+    let fine = (1..=MAX_CLUSTER_NAME).contains(&name.len())
         && name.chars().all(inner)
         && !name.starts_with('-')
         && !name.ends_with('-');
@@ -98,28 +99,28 @@ impl fmt::Debug for NodeKey {
 }
 
 impl NodeKey {
-    /// Makes a new key.
+    /// Generates a new key.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the system's random generator fails.
     pub fn generate() -> Result<Self, IdentityError> {
         Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
     }
 
-    /// What the authority signs: an uncompressed point of P-256.
+    /// The public key, which the authority signs: an uncompressed point of P-256.
     pub fn public_key(&self) -> &[u8] {
         self.0.der_bytes()
     }
 
-    /// Proves possession: a signature over something that the other side chose.
+    /// Signs a challenge of the peer, to prove possession of the key.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the system's random generator fails.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, IdentityError> {
         Ok(self.0.sign(message)?)
     }
 
-    /// Whether the owner of `public_key` has signed `message`.
+    /// Whether `signature` over `message` was made with the private key of `public_key`.
     pub fn has_signed(public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
         ring::signature::UnparsedPublicKey::new(&ring::signature::ECDSA_P256_SHA256_ASN1, public_key)
             .verify(message, signature)
@@ -127,7 +128,7 @@ impl NodeKey {
     }
 }
 
-/// A node's place in its cluster.
+/// A node's membership in a cluster.
 pub struct Identity {
     node: NodeId,
     cluster: String,
@@ -143,17 +144,17 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Puts together what a node got when it joined.
+    /// Combines a key with the certificates received when the node joined.
     ///
     /// # Errors
-    /// If the certificate is not for this key, or names no node.
+    /// If the certificate is not for this key, or does not name a node.
     pub fn new(
         key: NodeKey,
         certificate: CertificateDer<'static>,
         authority: CertificateDer<'static>,
     ) -> Result<Self, IdentityError> {
         let path = PathBuf::from("node.key");
-        let Some((node, cluster)) = named_in(&certificate) else {
+        let Some((node, cluster)) = node_in_certificate(&certificate) else {
             return Err(IdentityError::Malformed { path });
         };
         let parsed = webpki::EndEntityCert::try_from(&certificate)
@@ -165,11 +166,11 @@ impl Identity {
         Ok(Self { node, cluster, certificate, authority, key: key.0 })
     }
 
-    /// The first node's identity, from the authority beside it.
+    /// The identity of the founding node, signed by the authority on it.
     ///
     /// # Errors
-    /// If the system has no randomness.
-    pub fn issued_by(authority: &Authority, node: NodeId) -> Result<Self, IdentityError> {
+    /// If the system's random generator fails.
+    pub fn issued_by_authority(authority: &Authority, node: NodeId) -> Result<Self, IdentityError> {
         let key = NodeKey::generate()?;
         let certificate = authority.issue_own(node, &key)?;
         Self::new(key, certificate, authority.certificate().clone())
@@ -188,17 +189,17 @@ impl Identity {
     /// Writes `node.key`, `node.pem` and `ca.pem` into a directory.
     ///
     /// # Errors
-    /// If a file cannot be written; others may have been.
+    /// If a file cannot be written. Others may have been written.
     pub fn save(&self, directory: &Path) -> Result<(), IdentityError> {
         files::write(&directory.join("node.key"), &self.key.serialize_pem(), 0o600)?;
         write_certificate(&directory.join("node.pem"), &self.certificate)?;
         write_certificate(&directory.join("ca.pem"), &self.authority)
     }
 
-    /// Reads what [`Self::save`] wrote.
+    /// Reads the files that [`Self::save`] wrote.
     ///
     /// # Errors
-    /// If a file is missing or malformed, or they do not belong together.
+    /// If a file is missing or malformed, or key and certificate do not match.
     pub fn load(directory: &Path) -> Result<Self, IdentityError> {
         let key = KeyPair::from_pem(&files::read(&directory.join("node.key"))?)?;
         let certificate = read_certificate(&directory.join("node.pem"))?;
@@ -214,10 +215,10 @@ impl Identity {
 pub(crate) mod tests {
     use super::*;
 
-    /// A directory that goes with the test.
-    pub(crate) struct Scratch(pub(crate) PathBuf);
+    /// A directory that is removed at the end of the test.
+    pub(crate) struct TempDir(pub(crate) PathBuf);
 
-    impl Scratch {
+    impl TempDir {
         pub(crate) fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("tern-wire-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&path).unwrap();
@@ -225,23 +226,23 @@ pub(crate) mod tests {
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TempDir {
         fn drop(&mut self) {
             let _gone = std::fs::remove_dir_all(&self.0);
         }
     }
 
     #[test]
-    fn an_identity_survives_its_files() {
-        let directory = Scratch::new("identity");
+    fn identity_round_trips_through_files() {
+        let directory = TempDir::new("identity");
         let authority = Authority::create("alpha").unwrap();
-        Identity::issued_by(&authority, NodeId(7)).unwrap().save(&directory.0).unwrap();
+        Identity::issued_by_authority(&authority, NodeId(7)).unwrap().save(&directory.0).unwrap();
         let loaded = Identity::load(&directory.0).unwrap();
         assert_eq!((loaded.node(), loaded.cluster()), (NodeId(7), "alpha"));
     }
 
     #[test]
-    fn a_certificate_for_another_key_is_refused() {
+    fn certificate_for_another_key_is_refused() {
         let authority = Authority::create("alpha").unwrap();
         let certificate = authority.issue_own(NodeId(1), &NodeKey::generate().unwrap()).unwrap();
         let own = NodeKey::generate().unwrap();

@@ -1,26 +1,26 @@
 //! Frames and authenticated links between nodes.
 //!
 //! ```text
-//!  client ── preamble, 32 bytes in clear ──▶ ternd     says whose connection this is to be
+//!  client ── preamble, 32 bytes in clear ──▶ ternd     names the service that the connection is for
 //!         ◀══════ TLS 1.3, mutual ═════════▶ ternd, or the shim that ternd passes the socket to
 //!         ◀══════ frames: kind, flags, tag, payload ══▶
 //! ```
 //!
-//! Synchronous: a [`Link`] belongs to one thread, which either waits on it or polls it. The codec ([`frame`],
-//! [`preamble`], [`message`]) does no I/O and reads no clock, and whatever a peer sends can neither make it
-//! panic nor allocate beyond [`limits`].
+//! Synchronous: a [`Link`] belongs to one thread, which either waits on it or polls it. The codec
+//! ([`frame`], [`preamble`], [`message`]) does no I/O and reads no clock. Bytes from a peer cannot
+//! make it panic, or allocate more than [`limits`] allow.
 #![forbid(unsafe_code)]
 
 pub mod authority;
+mod byte_queue;
+pub mod corrupt;
 mod files;
 pub mod frame;
 pub mod gatekeeper;
-pub mod hostile;
 pub mod identity;
 pub mod limits;
 pub mod link;
 pub mod message;
-mod outgoing;
 pub mod pin;
 pub mod preamble;
 pub mod secret;

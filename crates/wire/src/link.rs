@@ -1,20 +1,21 @@
 //! An authenticated, encrypted connection that carries frames.
 //!
 //! One thread uses it, in one of two ways, which may be mixed:
-//! * waiting: [`Link::send`] and [`Link::recv`], each with a deadline;
-//! * from a poll loop: [`Link::queue`], [`Link::flush`] and [`Link::receive`] never wait. Call `receive` until
-//!   it says `None` before polling for readability, since frames may be here already; poll for writability
-//!   while [`Link::wants_write`]; and go on reading while writing, as the peer does the same.
+//! * blocking: [`Link::send`] and [`Link::recv`], each with a deadline;
+//! * from a poll loop: [`Link::queue`], [`Link::flush`] and [`Link::receive`] never block. Call
+//!   `receive` until it returns `None` before polling for readability, since frames may be buffered
+//!   already; poll for writability while [`Link::wants_write`]; and continue to read while writing,
+//!   as the peer does the same.
 //!
-//! The socket's own blocking mode does not matter, and is left as it is.
+//! The blocking mode of the socket does not matter, and is not changed.
 
+use crate::byte_queue::ByteQueue;
 use crate::frame::{Frame, FrameError};
-use crate::identity::named_in;
-use crate::limits::{FIRST_READ, MOST_PAYLOAD, MOST_READ, MOST_READ_AHEAD, MOST_UNSENT};
-use crate::outgoing::Stretch;
+use crate::identity::node_in_certificate;
+use crate::limits::{FIRST_READ_SIZE, MAX_PAYLOAD, MAX_READ_AHEAD, MAX_READ_SIZE, MAX_UNSENT};
 use crate::pin::fingerprint_of;
 use crate::preamble::Preamble;
-use crate::session::{Inbox, Outbound, Session, Step, Wish};
+use crate::session::{Action, FrameQueue, OutgoingFrame, Session, StepResult};
 use crate::tls::{ClientTls, ServerTls, Trust};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::client::UnbufferedClientConnection;
@@ -25,34 +26,34 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tern_ids::{Fingerprint, NodeId};
 
-/// Why a link failed. Except after `Timeout`, `Full` and `Frame(TooLong)` of a frame of our own, it is of no
-/// further use but to receive what had come before.
+/// Why a link failed. After `Timeout`, `Full`, and `Frame(TooLong)` for a frame to be sent, the
+/// link is still usable. After all others it can only return frames received before.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The peer ended it, or is gone.
+    /// The peer closed it, or is gone.
     #[error("the link was closed")]
     Closed,
-    /// The deadline has passed. What was queued stays queued.
+    /// The deadline has passed. Queued frames stay queued.
     #[error("the peer did not answer in time")]
     Timeout,
-    /// Too much is waiting to be sent; the frame was not queued.
-    #[error("the peer takes nothing; {MOST_UNSENT} bytes are waiting for it")]
+    /// Too many bytes are unsent. The frame was not queued.
+    #[error("the peer does not receive; {MAX_UNSENT} bytes are unsent")]
     Full,
     /// No connection could be made.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where to.
+        /// The address.
         address: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The peer is not who it should be, or says that we are not.
+    /// The peer's identity is not the expected one, or the peer does not accept this side's.
     #[error("the peer is not trusted, or does not trust this node: {0}")]
     Tls(#[from] rustls::Error),
-    /// The peer's certificate names no node of the cluster.
-    #[error("the peer's certificate names no node of this cluster")]
-    Stranger,
-    /// The stream holds something else than frames.
+    /// The peer's certificate does not name a node of the cluster.
+    #[error("the peer's certificate does not name a node of this cluster")]
+    NotAMember,
+    /// The stream contains something other than frames.
     #[error("malformed stream: {0}")]
     Frame(#[from] FrameError),
     /// The socket failed.
@@ -70,23 +71,23 @@ impl From<io::Error> for LinkError {
     }
 }
 
-/// A link; see the module.
+/// A link; see the module's description.
 #[derive(Debug)]
 pub struct Link {
     socket: TcpStream,
     session: Session,
     trust: Trust,
     peer: Option<(Fingerprint, Option<(NodeId, String)>)>,
-    incoming: Stretch,
-    outgoing: Stretch,
-    inbox: Inbox,
-    /// How much is read at once; grows while reads come back full.
+    incoming: ByteQueue,
+    outgoing: ByteQueue,
+    inbox: FrameQueue,
+    /// Size of the next read. Grows while reads return as much as requested.
     read_size: usize,
-    /// The last read came back short, so that the socket was empty then.
+    /// The last read returned less than requested, so the socket was empty then.
     drained: bool,
-    /// What has been read holds no whole record any more.
+    /// The bytes that were read contain no further complete record.
     starved: bool,
-    /// The session has failed, and must not be asked again.
+    /// The session failed and must not be used again.
     broken: bool,
 }
 
@@ -94,8 +95,8 @@ impl Link {
     /// Connects to `HOST:PORT`, writes the preamble, and authenticates.
     ///
     /// # Errors
-    /// If there is no connection by the deadline, or the peer is not the expected one. (A peer that does not
-    /// accept *us* says so only later: the first `recv` fails then.)
+    /// If there is no connection by the deadline, or the peer is not the expected one. A peer that
+    /// does not accept *this* side reports it later: then the first `recv` fails.
     pub fn connect(
         address: &str,
         preamble: Preamble,
@@ -107,16 +108,16 @@ impl Link {
         let session = UnbufferedClientConnection::new(tls.config.clone(), tls.name.clone())?;
         let mut link = Self::new(socket, Session::Client(session), tls.trust.clone())?;
         let bytes = preamble.to_bytes();
-        link.outgoing.room(bytes.len())[..bytes.len()].copy_from_slice(&bytes);
-        link.outgoing.grown(bytes.len());
+        link.outgoing.free_space(bytes.len())[..bytes.len()].copy_from_slice(&bytes);
+        link.outgoing.commit(bytes.len());
         link.handshake(deadline)?;
         Ok(link)
     }
 
-    /// Authenticates whoever connected; the preamble has been read already.
+    /// Authenticates the client of an accepted connection after its preamble has been read.
     ///
     /// # Errors
-    /// If the peer is not one of the expected, or not by the deadline.
+    /// If the client is not an expected one, or does not answer by the deadline.
     pub fn accept(socket: TcpStream, tls: &ServerTls, deadline: Instant) -> Result<Self, LinkError> {
         let session = UnbufferedServerConnection::new(tls.config.clone())?;
         let mut link = Self::new(socket, Session::Server(session), tls.trust.clone())?;
@@ -131,10 +132,10 @@ impl Link {
             session,
             trust,
             peer: None,
-            incoming: Stretch::default(),
-            outgoing: Stretch::default(),
-            inbox: Inbox::default(),
-            read_size: FIRST_READ,
+            incoming: ByteQueue::default(),
+            outgoing: ByteQueue::default(),
+            inbox: FrameQueue::default(),
+            read_size: FIRST_READ_SIZE,
             drained: false,
             starved: false,
             broken: false,
@@ -143,8 +144,8 @@ impl Link {
 
     fn handshake(&mut self, deadline: Instant) -> Result<(), LinkError> {
         while self.session.is_handshaking() || self.wants_write() {
-            match self.step(&Wish::Receive)? {
-                Step::NeedsInput => {
+            match self.step(&Action::Receive)? {
+                StepResult::NeedsInput => {
                     let flushed = self.flush()?;
                     if self.session.is_handshaking() {
                         self.wait(deadline, !flushed)?;
@@ -153,27 +154,27 @@ impl Link {
                         self.wait_for(PollFlags::OUT, deadline)?;
                     }
                 }
-                Step::Closed => return Err(LinkError::Closed),
-                Step::Progress | Step::Sealed => {}
+                StepResult::Closed => return Err(LinkError::Closed),
+                StepResult::Progress | StepResult::Encrypted => {}
             }
         }
         let certificate = self.session.peer_certificate();
-        self.peer = certificate.map(|c| (fingerprint_of(&c), named_in(&c)));
+        self.peer = certificate.map(|c| (fingerprint_of(&c), node_in_certificate(&c)));
         if let Trust::Cluster(own) = &self.trust {
             match &self.peer {
                 Some((_, Some((_, cluster)))) if cluster == own => {}
-                _ => return Err(LinkError::Stranger),
+                _ => return Err(LinkError::NotAMember),
             }
         }
         Ok(())
     }
 
-    /// The fingerprint of the peer's certificate; `None` if it showed none (a machine that joins).
+    /// The fingerprint of the peer's certificate; `None` if it has none (a joining machine).
     pub fn peer_fingerprint(&self) -> Option<Fingerprint> {
         self.peer.as_ref().map(|(fingerprint, _)| *fingerprint)
     }
 
-    /// Which member of the cluster the peer is; `None` on links that are not between members as such.
+    /// The cluster's member that the peer is; `None` on links that do not authenticate members.
     pub fn peer_node(&self) -> Option<NodeId> {
         match (&self.trust, &self.peer) {
             (Trust::Cluster(_), Some((_, Some((node, _))))) => Some(*node),
@@ -197,11 +198,12 @@ impl Link {
         self.socket.local_addr()
     }
 
-    /// Queues a frame whose payload is these parts one after the other, and sends what the socket takes.
+    /// Queues a frame whose payload is the concatenation of `parts`, and sends what the socket
+    /// accepts.
     ///
     /// # Errors
-    /// `Full` or `Frame(TooLong)`: it was not queued, and nothing else has changed. Otherwise the link has
-    /// failed.
+    /// After `Full` or `Frame(TooLong)` the frame is not queued, and nothing has changed. After any
+    /// other error the link has failed.
     pub fn queue(&mut self, kind: u8, tag: u64, parts: &[&[u8]]) -> Result<(), LinkError> {
         self.queue_flagged(kind, 0, tag, parts)
     }
@@ -209,7 +211,7 @@ impl Link {
     /// [`Self::queue`] with flags.
     ///
     /// # Errors
-    /// As `queue`.
+    /// Those of `queue`.
     pub fn queue_flagged(
         &mut self,
         kind: u8,
@@ -218,25 +220,25 @@ impl Link {
         parts: &[&[u8]],
     ) -> Result<(), LinkError> {
         let length: usize = parts.iter().map(|p| p.len()).sum();
-        if length > MOST_PAYLOAD {
+        if length > MAX_PAYLOAD {
             return Err(FrameError::TooLong(length).into());
         }
-        if self.outgoing.len() + length > MOST_UNSENT {
+        if self.outgoing.len() + length > MAX_UNSENT {
             return Err(LinkError::Full);
         }
-        let wish = Wish::Seal(&Outbound { kind, flags, tag, parts });
+        let action = Action::Encrypt(&OutgoingFrame { kind, flags, tag, parts });
         loop {
-            match self.step(&wish)? {
-                Step::Sealed => break,
-                Step::Progress => {}
-                Step::NeedsInput | Step::Closed => return Err(LinkError::Closed),
+            match self.step(&action)? {
+                StepResult::Encrypted => break,
+                StepResult::Progress => {}
+                StepResult::NeedsInput | StepResult::Closed => return Err(LinkError::Closed),
             }
         }
         self.flush()?;
         Ok(())
     }
 
-    /// Sends what the socket takes of what is queued; true if nothing is left.
+    /// Sends queued bytes as far as the socket accepts them. Returns true if none are left.
     ///
     /// # Errors
     /// Those of the socket.
@@ -244,31 +246,32 @@ impl Link {
         self.outgoing.send(&self.socket)
     }
 
-    /// Encrypted bytes that the socket has not taken yet.
+    /// Number of encrypted bytes that the socket has not accepted yet.
     pub fn unsent(&self) -> usize {
         self.outgoing.len()
     }
 
-    /// Whether to poll for writability, and then `flush`.
+    /// Whether to poll for writability and then call `flush`.
     pub fn wants_write(&self) -> bool {
         self.unsent() > 0
     }
 
-    /// The next frame, if it has come; never waits. Reads a bounded amount, so that one busy link does not
-    /// starve the others of a loop.
+    /// The next frame, if one has arrived; never blocks. Reads a limited amount, so that a busy
+    /// link does not starve the other links of a loop.
     ///
     /// # Errors
-    /// `Closed` when the peer has ended the link, after all its frames; else the link has failed.
+    /// `Closed` when the peer has closed the link and all its frames were returned. After any other
+    /// error the link has failed.
     pub fn receive(&mut self) -> Result<Option<Frame>, LinkError> {
-        let mut budget = 2 * MOST_PAYLOAD;
+        let mut budget = 2 * MAX_PAYLOAD;
         loop {
             if let Some(frame) = self.inbox.pop() {
                 return Ok(Some(frame));
             }
-            match self.step(&Wish::Receive)? {
-                Step::Progress => continue,
-                Step::Closed => return Err(LinkError::Closed),
-                Step::NeedsInput | Step::Sealed => self.starved = true,
+            match self.step(&Action::Receive)? {
+                StepResult::Progress => continue,
+                StepResult::Closed => return Err(LinkError::Closed),
+                StepResult::NeedsInput | StepResult::Encrypted => self.starved = true,
             }
             if std::mem::take(&mut self.drained) || budget == 0 {
                 break;
@@ -281,56 +284,56 @@ impl Link {
                 None => break,
             }
         }
-        // Answers of TLS itself, which are rare.
+        // TLS itself rarely sends a reply of its own.
         if self.wants_write() {
             self.flush()?;
         }
         Ok(None)
     }
 
-    /// From now on no frame with a longer payload is taken: of a peer who has still to prove who he is.
-    pub fn limit(&mut self, most: usize) {
-        self.inbox.decoder.limit(most);
+    /// Limits the payload of frames received from now on, for a peer that is not authenticated yet.
+    pub fn limit_payload(&mut self, max: usize) {
+        self.inbox.decoder.limit_payload(max);
     }
 
-    /// Whether a frame is here, or may be in what has been read, so that `receive` needs no socket.
+    /// Whether a frame is buffered, or may be, so that `receive` need not read the socket.
     pub fn has_frame(&self) -> bool {
         !self.inbox.is_empty() || (!self.starved && self.incoming.len() > 0)
     }
 
-    /// Gives back the payload of a frame that is done with, so that the next one needs no new memory.
+    /// Returns the payload buffer of a frame for reuse.
     pub fn recycle(&mut self, payload: Vec<u8>) {
         self.inbox.decoder.recycle(payload);
     }
 
-    /// Queues a frame and waits until all that is queued has left. Reads ahead meanwhile, within a limit, so
-    /// that two peers which send to each other at once do not wait for each other.
+    /// Queues a frame and waits until all queued frames are sent. Meanwhile reads ahead, up to a
+    /// limit, so that two peers that send to each other at once do not deadlock.
     ///
     /// # Errors
-    /// `Timeout`: the frame is queued and partly sent. Others as `queue`.
+    /// After `Timeout` the frame is queued and partly sent. Otherwise those of `queue`.
     pub fn send(&mut self, kind: u8, tag: u64, parts: &[&[u8]], deadline: Instant) -> Result<(), LinkError> {
         self.queue(kind, tag, parts)?;
         self.drain(deadline)
     }
 
-    /// Waits until all that is queued has left; reads ahead as `send` does.
+    /// Waits until all queued frames are sent. Reads ahead like `send`.
     ///
     /// # Errors
     /// `Timeout`, or those of the link.
     pub fn drain(&mut self, deadline: Instant) -> Result<(), LinkError> {
         while !self.flush()? {
-            let read_ahead = self.inbox.bytes() < MOST_READ_AHEAD;
+            let read_ahead = self.inbox.bytes() < MAX_READ_AHEAD;
             let interest = if read_ahead { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
             let events = self.wait_for(interest, deadline)?;
             if read_ahead && events.intersects(PollFlags::IN | PollFlags::HUP) {
                 self.read()?;
-                while self.step(&Wish::Receive)? == Step::Progress {}
+                while self.step(&Action::Receive)? == StepResult::Progress {}
             }
         }
         Ok(())
     }
 
-    /// Waits for the next frame; sends meanwhile what is queued.
+    /// Waits for the next frame. Meanwhile sends queued frames.
     ///
     /// # Errors
     /// `Timeout`, `Closed`, or the link has failed.
@@ -347,21 +350,21 @@ impl Link {
         }
     }
 
-    /// Says goodbye: sends what is queued, then waits for the peer to close its end, so that nothing sent is
-    /// lost to a reset of ours. Frames that still come are dropped.
+    /// Closes the link in order: sends all queued frames, then waits for the peer to close its end,
+    /// so that a reset does not lose sent data. Frames still received are dropped.
     ///
     /// # Errors
-    /// `Timeout` if the peer does not close by the deadline. That it has closed is no proof that it has read
-    /// everything; what needs proof is answered by a frame.
+    /// `Timeout` if the peer does not close by the deadline. A close does not prove that the peer
+    /// has processed everything; where that matters the peer must reply with a frame.
     pub fn finish(mut self, deadline: Instant) -> Result<(), LinkError> {
-        match self.say_goodbye(deadline) {
+        match self.close(deadline) {
             Ok(()) | Err(LinkError::Closed) => Ok(()),
             Err(e) => Err(e),
         }
     }
 
-    fn say_goodbye(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        while self.step(&Wish::Goodbye)? == Step::Progress {}
+    fn close(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        while self.step(&Action::Close)? == StepResult::Progress {}
         self.drain(deadline)?;
         self.socket.shutdown(Shutdown::Write)?;
         loop {
@@ -370,27 +373,27 @@ impl Link {
         }
     }
 
-    fn step(&mut self, wish: &Wish<'_>) -> Result<Step, LinkError> {
+    fn step(&mut self, action: &Action<'_>) -> Result<StepResult, LinkError> {
         if self.broken {
             return Err(LinkError::Closed);
         }
-        let outcome = self.session.step(wish, &mut self.incoming, &mut self.outgoing, &mut self.inbox);
+        let outcome = self.session.step(action, &mut self.incoming, &mut self.outgoing, &mut self.inbox);
         if let Err(e) = &outcome {
             self.broken = true;
             if matches!(e, LinkError::Tls(_)) {
-                // One more step hands out the alert that tells the peer why. A second one would make
-                // rustls look at the same bytes again, which it asserts that nobody does.
+                // One more step produces the alert that tells the peer the reason. After a second
+                // step rustls would process the same bytes again, which violates its assertions.
                 let (incoming, outgoing) = (&mut self.incoming, &mut self.outgoing);
-                let _alert = self.session.step(&Wish::Receive, incoming, outgoing, &mut self.inbox);
+                let _alert = self.session.step(&Action::Receive, incoming, outgoing, &mut self.inbox);
                 let _best_effort = self.outgoing.send(&self.socket);
             }
         }
         outcome
     }
 
-    /// One read from the socket. `None` if nothing was there.
+    /// Reads once from the socket. `None` if no bytes are available.
     fn read(&mut self) -> Result<Option<usize>, LinkError> {
-        // A record and a bit always fit, so that what is left unused here is never a whole record.
+        // The read is larger than a record, so bytes left over here are never a whole record.
         let Some(count) = self.incoming.receive(&self.socket, self.read_size)? else {
             self.drained = false;
             return Ok(None);
@@ -400,7 +403,7 @@ impl Link {
         }
         self.drained = count < self.read_size;
         if !self.drained && !self.session.is_handshaking() {
-            self.read_size = (self.read_size * 4).min(MOST_READ);
+            self.read_size = (self.read_size * 4).min(MAX_READ_SIZE);
         }
         Ok(Some(count))
     }
@@ -437,9 +440,9 @@ impl AsRawFd for Link {
     }
 }
 
-/// Tries each address of a name in turn.
+/// Tries the addresses of a name one after the other.
 fn connect(address: &str, deadline: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name does not resolve to an address");
     for target in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left == Duration::ZERO {

@@ -1,18 +1,18 @@
-//! Typed messages as the payload of a frame: postcard, the whole payload and nothing more.
+//! Typed messages as payloads of frames, encoded with postcard. A message fills the whole payload.
 
-use crate::limits::MOST_PAYLOAD;
+use crate::limits::MAX_PAYLOAD;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Why a message could not be written or read.
+/// Why a message could not be encoded or decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// It does not fit into one frame.
     #[error("a message of {0} bytes does not fit into a frame")]
     TooLong(usize),
-    /// Its parts cannot be written.
+    /// It cannot be encoded.
     #[error("the message cannot be encoded")]
     Encode(#[source] postcard::Error),
-    /// The bytes are not such a message.
+    /// The bytes do not decode to this type.
     #[error("the peer's message is malformed")]
     Malformed(#[source] postcard::Error),
     /// Bytes follow the message.
@@ -20,22 +20,22 @@ pub enum MessageError {
     Trailing(usize),
 }
 
-/// Writes a message.
+/// Encodes a message.
 ///
 /// # Errors
-/// If it is longer than the longest payload.
+/// If it is longer than the maximum payload.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
     let bytes = postcard::to_stdvec(message).map_err(MessageError::Encode)?;
-    if bytes.len() > MOST_PAYLOAD {
+    if bytes.len() > MAX_PAYLOAD {
         return Err(MessageError::TooLong(bytes.len()));
     }
     Ok(bytes)
 }
 
-/// Reads a message. Sequences allocate no more than the payload can hold elements.
+/// Decodes a message. Sequences never allocate more elements than the payload can hold.
 ///
 /// # Errors
-/// If the payload is anything but one whole `T`.
+/// If the payload is not exactly one `T`.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, MessageError> {
     let (message, rest) = postcard::take_from_bytes(payload).map_err(MessageError::Malformed)?;
     if rest.is_empty() { Ok(message) } else { Err(MessageError::Trailing(rest.len())) }
@@ -50,18 +50,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_survive(sample: Sample) {
+        fn messages_round_trip(sample: Sample) {
             prop_assert_eq!(decode::<Sample>(&encode(&sample).unwrap()), Ok(sample));
         }
 
         #[test]
-        fn cut_messages_are_errors(sample: Sample, cut in 1usize..8) {
+        fn truncated_messages_are_errors(sample: Sample, cut in 1usize..8) {
             let bytes = encode(&sample).unwrap();
             prop_assert!(decode::<Sample>(&bytes[..bytes.len().saturating_sub(cut)]).is_err());
         }
 
         #[test]
-        fn any_bytes_are_harmless(bytes: Vec<u8>) {
+        fn arbitrary_bytes_do_not_panic(bytes: Vec<u8>) {
             let _outcome = decode::<Sample>(&bytes);
         }
     }
@@ -72,17 +72,17 @@ mod tests {
     }
 
     #[test]
-    fn a_false_length_does_not_allocate() {
-        // A vector of 2^60 elements, of which none has come.
+    fn false_length_does_not_allocate() {
+        // A vector of 2^60 elements, none of which follow.
         let bytes = postcard::to_stdvec(&(1u64 << 60)).unwrap();
         assert!(decode::<Vec<u64>>(&bytes).is_err());
     }
 
     #[test]
-    fn what_fits_no_frame_is_refused() {
+    fn message_longer_than_a_frame_is_refused() {
         assert_eq!(
-            encode(&serde_bytes(MOST_PAYLOAD)).map(|b| b.len()),
-            Err(MessageError::TooLong(MOST_PAYLOAD + 3))
+            encode(&serde_bytes(MAX_PAYLOAD)).map(|b| b.len()),
+            Err(MessageError::TooLong(MAX_PAYLOAD + 3))
         );
     }
 

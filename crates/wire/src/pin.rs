@@ -1,8 +1,9 @@
-//! TLS with a key that is expected by its fingerprint: between shims, whose ephemeral certificates the two
-//! ternds have told each other, and for a machine that joins, which knows the authority's from its token.
+//! TLS with peers that are identified by a fingerprint. Two ternds exchange the fingerprints of
+//! their shims' ephemeral certificates. A joining machine has the fingerprint of the cluster's
+//! authority in its token.
 
-use crate::identity::{IdentityError, named_in};
-use crate::tls::{ClientTls, ServerTls, Trust, client_builder, provider, sealed, server_config};
+use crate::identity::{IdentityError, node_in_certificate};
+use crate::tls::{ClientTls, ServerTls, Trust, client_builder, provider, server_config, without_resumption};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -26,7 +27,7 @@ pub fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
     Fingerprint(bytes)
 }
 
-/// A key and a certificate that live as long as one shim, and are never written down.
+/// A key and a certificate of one shim process. They are never stored.
 pub struct Ephemeral {
     certificate: CertificateDer<'static>,
     key: KeyPair,
@@ -39,17 +40,17 @@ impl fmt::Debug for Ephemeral {
 }
 
 impl Ephemeral {
-    /// Makes a new one.
+    /// Generates a key and a self-signed certificate.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the system's random generator fails.
     pub fn generate() -> Result<Self, IdentityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = CertificateParams::new(vec!["shim.tern".into()])?.self_signed(&key)?;
         Ok(Self { certificate: certificate.der().clone(), key })
     }
 
-    /// What the other side must be told, by a way that can be trusted.
+    /// The fingerprint, which the peer must receive over a trusted channel.
     pub fn fingerprint(&self) -> Fingerprint {
         fingerprint_of(&self.certificate)
     }
@@ -59,7 +60,7 @@ impl Ephemeral {
     }
 }
 
-/// For a connection to the holder of one key, proving that we hold ours.
+/// TLS for connecting to the holder of the key `expect`, authenticated with the own key.
 ///
 /// # Errors
 /// If the key is unusable.
@@ -68,10 +69,10 @@ pub fn pinned_client(own: &Ephemeral, expect: Fingerprint) -> Result<ClientTls, 
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Pins(vec![expect])))
         .with_client_auth_cert(vec![own.certificate.clone()], own.private_key())?;
-    key_only(sealed(config))
+    key_only(without_resumption(config))
 }
 
-/// For connections from the holders of these keys, and from nobody else.
+/// TLS for accepting connections, from holders of these keys only.
 ///
 /// # Errors
 /// If the key is unusable.
@@ -81,20 +82,21 @@ pub fn pinned_server(own: &Ephemeral, accept: &[Fingerprint]) -> Result<ServerTl
     Ok(ServerTls { config, trust: Trust::KeyOnly })
 }
 
-/// For a machine that joins: the server must be this node, certified by the authority with this fingerprint.
+/// TLS for a machine that joins: the server must be this node, certified by the authority with this
+/// fingerprint.
 ///
 /// # Errors
-/// Never today; TLS is set up here.
+/// If TLS cannot be set up.
 pub fn join_client(authority: Fingerprint, node: NodeId) -> Result<ClientTls, IdentityError> {
     let config = client_builder()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Founder { authority, node }))
         .with_no_client_auth();
-    key_only(sealed(config))
+    key_only(without_resumption(config))
 }
 
 fn key_only(config: Arc<rustls::ClientConfig>) -> Result<ClientTls, IdentityError> {
-    // The verifiers here do not look at it, but TLS wants a name.
+    // The verifiers here ignore the name, but TLS needs one.
     let name = ServerName::try_from("shim.tern").map_err(|_not_dns| IdentityError::ClusterName)?;
     Ok(ClientTls { config, name, trust: Trust::KeyOnly })
 }
@@ -114,8 +116,8 @@ fn schemes() -> Vec<SignatureScheme> {
 const ONLY_TLS13: Error = Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig);
 const UNEXPECTED: Error = Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure);
 
-/// Accepts exactly the certificates with these fingerprints. That the peer also holds the private key, TLS
-/// makes sure with the signature.
+/// Accepts exactly the certificates with these fingerprints. TLS itself checks by a signature that
+/// the peer holds the private key.
 #[derive(Debug)]
 struct Pins(Vec<Fingerprint>);
 
@@ -197,7 +199,7 @@ impl ClientCertVerifier for Pins {
     }
 }
 
-/// Accepts the founding node of a cluster that is known by its authority's fingerprint.
+/// Accepts the founding node of the cluster whose authority has this fingerprint.
 #[derive(Debug)]
 struct Founder {
     authority: Fingerprint,
@@ -220,7 +222,7 @@ impl ServerCertVerifier for Founder {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         let algorithms = provider().signature_verification_algorithms.all;
         verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, algorithms)?;
-        match named_in(end_entity) {
+        match node_in_certificate(end_entity) {
             Some((node, _)) if node == self.node => Ok(ServerCertVerified::assertion()),
             _ => Err(UNEXPECTED),
         }

@@ -1,42 +1,42 @@
-//! What a client writes in clear before TLS begins: whose connection this is to be.
+//! The preamble: sent in clear before TLS, it says which service the connection is for.
 //!
 //! ```text
 //!  0..4    "TERN"
 //!  4       version
 //!  5       kind: 1 Node, 2 Join, 3 Shim, 4 Files, 5 Exec
 //!  6..16   zero
-//!  16..32  the shim, else zero
+//!  16..32  the shim's id, or zero
 //! ```
-//! It grants nothing: whoever gets the connection authenticates the peer.
+//! It grants no rights: the service that gets the connection authenticates the peer.
 
-use crate::limits::{PREAMBLE, PREAMBLE_VERSION};
+use crate::limits::{PREAMBLE_LEN, PREAMBLE_VERSION};
 use tern_ids::ShimId;
 
 const MAGIC: [u8; 4] = *b"TERN";
 
-/// Whose connection this is.
+/// The service that a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preamble {
-    /// For the daemon, from a member of the cluster.
+    /// ternd, from a member of the cluster.
     Node,
-    /// For the daemon, from a machine that wants to become a member.
+    /// ternd, from a machine that wants to join.
     Join,
-    /// For this shim.
+    /// This shim.
     Shim(ShimId),
-    /// For the server of this node's files.
+    /// The MFS server of this node.
     Files,
-    /// For what runs other nodes' commands here.
+    /// The server that runs other nodes' commands here (mexec).
     Exec,
 }
 
-/// Why bytes are no preamble.
+/// Why the bytes are not a preamble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PreambleError {
-    /// The first bytes are something else.
-    #[error("the peer does not speak tern")]
+    /// They do not start with "TERN".
+    #[error("the peer does not use Tern's protocol")]
     Magic,
-    /// A version that this build does not know.
-    #[error("the peer speaks version {0} of the preamble, this node version {PREAMBLE_VERSION}")]
+    /// The version is not supported.
+    #[error("the peer uses preamble version {0}, this node version {PREAMBLE_VERSION}")]
     Version(u8),
     /// An unknown kind, or bytes that must be zero are not.
     #[error("malformed preamble")]
@@ -44,9 +44,9 @@ pub enum PreambleError {
 }
 
 impl Preamble {
-    /// The bytes that are sent.
-    pub fn to_bytes(self) -> [u8; PREAMBLE] {
-        let mut bytes = [0; PREAMBLE];
+    /// Encodes the preamble.
+    pub fn to_bytes(self) -> [u8; PREAMBLE_LEN] {
+        let mut bytes = [0; PREAMBLE_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = PREAMBLE_VERSION;
         bytes[5] = match self {
@@ -62,11 +62,11 @@ impl Preamble {
         bytes
     }
 
-    /// Reads what a client sent.
+    /// Decodes a preamble.
     ///
     /// # Errors
-    /// If it is anything but exactly what [`Self::to_bytes`] makes.
-    pub fn from_bytes(bytes: &[u8; PREAMBLE]) -> Result<Self, PreambleError> {
+    /// If the bytes are not exactly as [`Self::to_bytes`] encodes them.
+    pub fn from_bytes(bytes: &[u8; PREAMBLE_LEN]) -> Result<Self, PreambleError> {
         if bytes[..4] != MAGIC {
             return Err(PreambleError::Magic);
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_kinds_survive() {
+    fn all_kinds_round_trip() {
         let all = [
             Preamble::Node,
             Preamble::Join,
@@ -106,9 +106,9 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_of_a_plain_preamble_is_refused() {
+    fn changed_preamble_bytes_are_refused() {
         let good = Preamble::Node.to_bytes();
-        for at in 0..PREAMBLE {
+        for at in 0..PREAMBLE_LEN {
             let mut bad = good;
             bad[at] ^= 0x80;
             assert!(Preamble::from_bytes(&bad).is_err(), "byte {at}");
@@ -116,8 +116,8 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_is_named_so() {
-        let mut http = [b' '; PREAMBLE];
+    fn another_protocol_is_reported() {
+        let mut http = [b' '; PREAMBLE_LEN];
         http[..14].copy_from_slice(b"GET / HTTP/1.1");
         assert_eq!(Preamble::from_bytes(&http), Err(PreambleError::Magic));
     }

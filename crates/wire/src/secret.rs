@@ -1,35 +1,36 @@
-//! A secret that two know, and how one proves to the other that he does, without saying it.
+//! A shared secret, and a proof of knowing it that does not reveal it.
 //!
-//! The proof is HMAC-SHA256 over what it is for, the certificate that the prover has seen, and a number that the other side has just
-//! made: so it is of no use again, nor to who sits between them with a certificate of his own.
+//! The proof is an HMAC-SHA256 over its purpose, the certificate that the prover has received, and
+//! a nonce of the verifier. So it cannot be replayed, nor be used by a man in the middle with
+//! another certificate.
 
 use ring::hmac::{HMAC_SHA256, Key, sign, verify};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::fmt;
 use tern_ids::Fingerprint;
 
-/// What proofs are for. Another use of such secrets has another text.
+/// The purpose of the proofs. Other uses of such secrets must use another text.
 const PURPOSE: &[u8; 16] = b"tern outside 1\r\n";
 
-/// A number that is used once.
+/// A random number that is used once.
 pub type Nonce = [u8; 32];
 
-/// The system gives no random bytes.
+/// The system's random generator failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the system has no randomness")]
+#[error("the system's random generator failed")]
 pub struct NoRandomness;
 
-/// A new number for one proof.
+/// Generates a nonce for one proof.
 ///
 /// # Errors
-/// If the system has no randomness.
+/// If the system's random generator fails.
 pub fn nonce() -> Result<Nonce, NoRandomness> {
     let mut bytes = [0; 32];
     SystemRandom::new().fill(&mut bytes).map_err(|_unspecified| NoRandomness)?;
     Ok(bytes)
 }
 
-/// A secret; it is not shown by `{:?}`.
+/// A secret. `{:?}` does not print it.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -40,27 +41,27 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A new one.
+    /// Generates a secret.
     ///
     /// # Errors
-    /// If the system has no randomness.
+    /// If the system's random generator fails.
     pub fn generate() -> Result<Self, NoRandomness> {
         nonce().map(Self)
     }
 
-    /// One that is known.
+    /// An existing secret.
     #[must_use]
-    pub fn of(bytes: [u8; 32]) -> Self {
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// To be written down where only who may know it reads it.
+    /// The secret's bytes, for a file that only its owner can read.
     #[must_use]
     pub fn reveal(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The proof of whoever has it.
+    /// The proof for a peer with the certificate `seen` that sent this nonce.
     #[must_use]
     pub fn prove(&self, seen: Fingerprint, nonce: &Nonce) -> [u8; 32] {
         let tag = sign(&Key::new(HMAC_SHA256, &self.0), &message(seen, nonce));
@@ -69,9 +70,9 @@ impl Secret {
         proof
     }
 
-    /// Whether this is that proof. It takes as long wherever the two differ.
+    /// Whether this is the valid proof. Takes constant time.
     #[must_use]
-    pub fn is_proved(&self, shown: Fingerprint, nonce: &Nonce, proof: &[u8]) -> bool {
+    pub fn verify(&self, shown: Fingerprint, nonce: &Nonce, proof: &[u8]) -> bool {
         verify(&Key::new(HMAC_SHA256, &self.0), &message(shown, nonce), proof).is_ok()
     }
 }
@@ -85,23 +86,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_has_it_proves_it_and_only_once() {
+    fn proof_needs_the_secret_and_is_valid_once() {
         let (secret, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
         let (here, elsewhere) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
         let (now, later) = (nonce().unwrap(), nonce().unwrap());
         let proof = secret.prove(here, &now);
-        assert!(secret.is_proved(here, &now, &proof));
-        assert!(!secret.is_proved(here, &later, &proof), "seen before");
-        assert!(!secret.is_proved(elsewhere, &now, &proof), "made for who sits between");
-        assert!(!other.is_proved(here, &now, &proof));
-        assert!(!secret.is_proved(here, &now, &proof[..31]) && !secret.is_proved(here, &now, b""));
+        assert!(secret.verify(here, &now, &proof));
+        assert!(!secret.verify(here, &later, &proof), "seen before");
+        assert!(!secret.verify(elsewhere, &now, &proof), "made for who sits between");
+        assert!(!other.verify(here, &now, &proof));
+        assert!(!secret.verify(here, &now, &proof[..31]) && !secret.verify(here, &now, b""));
         assert_eq!(format!("{secret:?}"), "Secret");
     }
 
     #[test]
-    fn a_proof_is_what_other_languages_compute() {
-        // Python: hmac.new(bytes(range(32)), b"tern outside 1\r\n" + b"\x01" * 32 + b"\x02" * 32, "sha256").hexdigest()
-        let secret = Secret::of(std::array::from_fn(|at| at as u8));
+    fn proof_matches_reference_value() {
+        // Python: hmac.new(bytes(range(32)), b"tern outside 1\r\n" + b"\x01" * 32 + b"\x02" * 32,
+        // "sha256").hexdigest()
+        let secret = Secret::from_bytes(std::array::from_fn(|at| at as u8));
         let proof = secret.prove(Fingerprint([1; 32]), &[2; 32]);
         let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "e8122b66ccc00105425cd6f743c6e3bba5b059e9e8ff7f0e79e3975917e254ea");

@@ -1,9 +1,9 @@
-//! One TLS session over buffers that the link owns; no socket here.
+//! A TLS session over buffers that the link owns, without a socket.
 
+use crate::byte_queue::ByteQueue;
 use crate::frame::{Decoder, Frame, FrameError, header};
-use crate::limits::RECORD;
+use crate::limits::MAX_RECORD;
 use crate::link::LinkError;
-use crate::outgoing::Stretch;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::CertificateDer;
 use rustls::server::UnbufferedServerConnection;
@@ -11,12 +11,12 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedS
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Bytes that a record is longer than what it carries, generously.
+/// Maximum of bytes by which a record is longer than its plaintext (an upper bound).
 const RECORD_OVERHEAD: usize = 64;
-/// A frame shorter than this is gathered in less than a record.
-const SHORT: usize = 512;
+/// Frames shorter than this are assembled in a smaller buffer than a record.
+const SHORT_FRAME: usize = 512;
 
-/// Either end.
+/// The client's or the server's end.
 pub(crate) enum Session {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
@@ -31,47 +31,47 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What one step came to.
+/// The result of one step.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Something happened; step again.
+pub(crate) enum StepResult {
+    /// Something was processed; step again.
     Progress,
-    /// All that has come is used up.
+    /// All received bytes are processed.
     NeedsInput,
-    /// What was to be sent is in the outgoing buffer.
-    Sealed,
-    /// The peer has said goodbye.
+    /// The requested frame is in the outgoing buffer.
+    Encrypted,
+    /// The peer closed the session.
     Closed,
 }
 
-/// What is to be done once the session can send.
-pub(crate) enum Wish<'a> {
-    /// Nothing: take in what has come.
+/// The action to take once the session can send.
+pub(crate) enum Action<'a> {
+    /// Only process received bytes.
     Receive,
-    /// Seal this frame.
-    Seal(&'a Outbound<'a>),
-    /// Say goodbye.
-    Goodbye,
+    /// Encrypt this frame.
+    Encrypt(&'a OutgoingFrame<'a>),
+    /// Send the close notification.
+    Close,
 }
 
-/// A frame to be sent, in parts.
-pub(crate) struct Outbound<'a> {
+/// A frame to send, with its payload in several parts.
+pub(crate) struct OutgoingFrame<'a> {
     pub(crate) kind: u8,
     pub(crate) flags: u16,
     pub(crate) tag: u64,
     pub(crate) parts: &'a [&'a [u8]],
 }
 
-/// Frames that have come.
+/// Received frames.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct FrameQueue {
     pub(crate) decoder: Decoder,
     ready: VecDeque<Frame>,
     /// Payload bytes in `ready`.
     bytes: usize,
 }
 
-impl Inbox {
+impl FrameQueue {
     fn take(&mut self, mut plain: &[u8]) -> Result<(), FrameError> {
         while !plain.is_empty() {
             if let Some(frame) = self.decoder.feed(&mut plain)? {
@@ -98,17 +98,17 @@ impl Inbox {
 }
 
 impl Session {
-    /// Works off one thing.
+    /// Processes one TLS state.
     pub(crate) fn step(
         &mut self,
-        wish: &Wish<'_>,
-        incoming: &mut Stretch,
-        outgoing: &mut Stretch,
-        inbox: &mut Inbox,
-    ) -> Result<Step, LinkError> {
+        action: &Action<'_>,
+        incoming: &mut ByteQueue,
+        outgoing: &mut ByteQueue,
+        inbox: &mut FrameQueue,
+    ) -> Result<StepResult, LinkError> {
         let (used, outcome) = match self {
-            Self::Client(c) => act(c.process_tls_records(incoming.filled()), wish, outgoing, inbox),
-            Self::Server(c) => act(c.process_tls_records(incoming.filled()), wish, outgoing, inbox),
+            Self::Client(c) => run_action(c.process_tls_records(incoming.filled()), action, outgoing, inbox),
+            Self::Server(c) => run_action(c.process_tls_records(incoming.filled()), action, outgoing, inbox),
         };
         incoming.consume(used);
         outcome
@@ -130,16 +130,16 @@ impl Session {
     }
 }
 
-fn act<Data>(
+fn run_action<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
-    wish: &Wish<'_>,
-    outgoing: &mut Stretch,
-    inbox: &mut Inbox,
-) -> (usize, Result<Step, LinkError>) {
+    action: &Action<'_>,
+    outgoing: &mut ByteQueue,
+    inbox: &mut FrameQueue,
+) -> (usize, Result<StepResult, LinkError>) {
     let outcome = match status.state {
         Err(e) => Err(e.into()),
         Ok(ConnectionState::ReadTraffic(mut traffic)) => {
-            let mut outcome = Ok(Step::Progress);
+            let mut outcome = Ok(StepResult::Progress);
             while let Some(record) = traffic.next_record() {
                 let taken = record.map_err(LinkError::from).and_then(|r| Ok(inbox.take(r.payload)?));
                 if let Err(e) = taken {
@@ -150,61 +150,64 @@ fn act<Data>(
             outcome
         }
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
-            let mut room = RECORD_OVERHEAD;
+            let mut size = RECORD_OVERHEAD;
             loop {
-                match data.encode(outgoing.room(room)) {
+                match data.encode(outgoing.free_space(size)) {
                     Ok(count) => {
-                        outgoing.grown(count);
-                        break Ok(Step::Progress);
+                        outgoing.commit(count);
+                        break Ok(StepResult::Progress);
                     }
-                    Err(EncodeError::InsufficientSize(short)) => room = short.required_size,
-                    Err(EncodeError::AlreadyEncoded) => break Ok(Step::Progress),
+                    Err(EncodeError::InsufficientSize(short)) => size = short.required_size,
+                    Err(EncodeError::AlreadyEncoded) => break Ok(StepResult::Progress),
                 }
             }
         }
         Ok(ConnectionState::TransmitTlsData(data)) => {
-            // The bytes keep their place in the outgoing buffer, before anything that is sealed later.
+            // The bytes stay in the outgoing buffer, before any that are encrypted later.
             data.done();
-            Ok(Step::Progress)
+            Ok(StepResult::Progress)
         }
-        Ok(ConnectionState::WriteTraffic(mut traffic)) => match wish {
-            Wish::Receive => Ok(Step::NeedsInput),
-            Wish::Seal(frame) => seal(&mut traffic, frame, outgoing).map(|()| Step::Sealed),
-            Wish::Goodbye => {
-                let count = traffic.queue_close_notify(outgoing.room(RECORD_OVERHEAD));
-                count.map_err(exhausted).map(|count| {
-                    outgoing.grown(count);
-                    Step::Sealed
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => match action {
+            Action::Receive => Ok(StepResult::NeedsInput),
+            Action::Encrypt(frame) => {
+                encrypt_frame(&mut traffic, frame, outgoing).map(|()| StepResult::Encrypted)
+            }
+            Action::Close => {
+                let count = traffic.queue_close_notify(outgoing.free_space(RECORD_OVERHEAD));
+                count.map_err(encrypt_error).map(|count| {
+                    outgoing.commit(count);
+                    StepResult::Encrypted
                 })
             }
         },
-        Ok(ConnectionState::BlockedHandshake) => Ok(Step::NeedsInput),
-        // Goodbye, or early data, which is never offered.
-        Ok(_) => Ok(Step::Closed),
+        Ok(ConnectionState::BlockedHandshake) => Ok(StepResult::NeedsInput),
+        // Closed, or early data, which this side never offers.
+        Ok(_) => Ok(StepResult::Closed),
     };
     (status.discard, outcome)
 }
 
-fn exhausted(error: EncryptError) -> LinkError {
+fn encrypt_error(error: EncryptError) -> LinkError {
     LinkError::Tls(rustls::Error::General(error.to_string()))
 }
 
-/// Seals a frame into records. What is short goes into one record together with the header; whole records
-/// are sealed straight from the caller's memory.
-fn seal<Data>(
+/// Encrypts a frame into records. Short parts share a record with the header. Whole records are
+/// encrypted directly from the caller's memory.
+fn encrypt_frame<Data>(
     traffic: &mut WriteTraffic<'_, Data>,
-    frame: &Outbound<'_>,
-    outgoing: &mut Stretch,
+    frame: &OutgoingFrame<'_>,
+    outgoing: &mut ByteQueue,
 ) -> Result<(), LinkError> {
     let length = frame.parts.iter().map(|p| p.len()).sum();
     let head = header(frame.kind, frame.flags, frame.tag, length)?;
-    // Most frames are short: to clear a record's length for each would take longer than to seal it.
+    // Most frames are short, and clearing a record-sized buffer for each would take longer than
+    // encrypting it.
     let (mut short, mut long);
-    let gathered: &mut [u8] = if head.len() + length < SHORT {
-        short = [0; SHORT];
+    let gathered: &mut [u8] = if head.len() + length < SHORT_FRAME {
+        short = [0; SHORT_FRAME];
         &mut short
     } else {
-        long = [0; RECORD];
+        long = [0; MAX_RECORD];
         &mut long
     };
     let mut have = head.len();
@@ -212,17 +215,17 @@ fn seal<Data>(
     for part in frame.parts {
         let mut part = *part;
         while !part.is_empty() {
-            if have == 0 && part.len() >= RECORD {
-                let (whole, rest) = part.split_at(part.len() - part.len() % RECORD);
+            if have == 0 && part.len() >= MAX_RECORD {
+                let (whole, rest) = part.split_at(part.len() - part.len() % MAX_RECORD);
                 encrypt(traffic, whole, outgoing)?;
                 part = rest;
                 continue;
             }
-            let (now, rest) = part.split_at((RECORD - have).min(part.len()));
+            let (now, rest) = part.split_at((MAX_RECORD - have).min(part.len()));
             gathered[have..have + now.len()].copy_from_slice(now);
             have += now.len();
             part = rest;
-            if have == RECORD {
+            if have == MAX_RECORD {
                 encrypt(traffic, gathered, outgoing)?;
                 have = 0;
             }
@@ -234,20 +237,20 @@ fn seal<Data>(
 fn encrypt<Data>(
     traffic: &mut WriteTraffic<'_, Data>,
     plain: &[u8],
-    outgoing: &mut Stretch,
+    outgoing: &mut ByteQueue,
 ) -> Result<(), LinkError> {
-    let records = plain.len() / RECORD + 1;
-    let mut room = plain.len() + records * RECORD_OVERHEAD;
+    let records = plain.len() / MAX_RECORD + 1;
+    let mut size = plain.len() + records * RECORD_OVERHEAD;
     loop {
-        match traffic.encrypt(plain, outgoing.room(room)) {
+        match traffic.encrypt(plain, outgoing.free_space(size)) {
             Ok(count) => {
-                outgoing.grown(count);
+                outgoing.commit(count);
                 return Ok(());
             }
-            Err(EncryptError::InsufficientSize(short)) if short.required_size > room => {
-                room = short.required_size;
+            Err(EncryptError::InsufficientSize(short)) if short.required_size > size => {
+                size = short.required_size;
             }
-            Err(e) => return Err(exhausted(e)),
+            Err(e) => return Err(encrypt_error(e)),
         }
     }
 }

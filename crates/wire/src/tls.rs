@@ -1,4 +1,4 @@
-//! TLS between members of one cluster: 1.3 only, both sides certified, nothing resumed.
+//! TLS between members of a cluster: version 1.3 only, certificates on both sides, no resumption.
 
 use crate::identity::{Identity, IdentityError, node_name};
 use rustls::client::Resumption;
@@ -10,16 +10,16 @@ use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVeri
 use std::sync::{Arc, OnceLock};
 use tern_ids::NodeId;
 
-/// What a verified certificate of the peer says.
+/// The identity that the verified certificate of the peer proves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Which member of this cluster it is.
+    /// The peer is a member of this cluster; the certificate names which.
     Cluster(String),
-    /// Only that it holds an expected key, or nothing.
+    /// The peer holds an expected key, or it is anonymous.
     KeyOnly,
 }
 
-/// How a client proves itself, and whom it expects.
+/// TLS settings of a client: its own credentials, and the server that it expects.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
     pub(crate) config: Arc<ClientConfig>,
@@ -27,14 +27,14 @@ pub struct ClientTls {
     pub(crate) trust: Trust,
 }
 
-/// How a server proves itself, and whom it accepts.
+/// TLS settings of a server: its own credentials, and the clients that it accepts.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     pub(crate) config: Arc<ServerConfig>,
     pub(crate) trust: Trust,
 }
 
-/// AES-128 first: it is the fastest where the CPU has instructions for it, and all our machines of today do.
+/// AES-128 comes first: it is the fastest on CPUs with AES instructions.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let make = || {
@@ -68,7 +68,7 @@ pub(crate) fn server_config(
     Ok(Arc::new(config))
 }
 
-pub(crate) fn sealed(mut config: ClientConfig) -> Arc<ClientConfig> {
+pub(crate) fn without_resumption(mut config: ClientConfig) -> Arc<ClientConfig> {
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
     Arc::new(config)
@@ -81,7 +81,7 @@ impl Identity {
         Ok(Arc::new(roots))
     }
 
-    /// For connections to a member of the cluster, which must be `peer` and no other.
+    /// TLS for connecting to the cluster's member `peer`.
     ///
     /// # Errors
     /// If the identity's certificates are unusable.
@@ -91,10 +91,14 @@ impl Identity {
             .with_client_auth_cert(vec![self.certificate.clone()], self.private_key())?;
         let name = ServerName::try_from(node_name(peer, self.cluster()))
             .map_err(|_not_dns| IdentityError::ClusterName)?;
-        Ok(ClientTls { config: sealed(config), name, trust: Trust::Cluster(self.cluster().into()) })
+        Ok(ClientTls {
+            config: without_resumption(config),
+            name,
+            trust: Trust::Cluster(self.cluster().into()),
+        })
     }
 
-    /// For connections from members of the cluster, and from nobody else.
+    /// TLS for accepting connections from members of the cluster only.
     ///
     /// # Errors
     /// If the identity's certificates are unusable.
@@ -106,8 +110,9 @@ impl Identity {
         Ok(ServerTls { config, trust: Trust::Cluster(self.cluster().into()) })
     }
 
-    /// For connections from machines that want to join: they get to see the authority's certificate, whose
-    /// fingerprint is in their token, and show none themselves.
+    /// TLS for accepting connections from joining machines. They receive the authority's
+    /// certificate and compare it with the fingerprint in their token. They have no certificate
+    /// themselves.
     ///
     /// # Errors
     /// If the identity's certificates are unusable.

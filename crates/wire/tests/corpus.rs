@@ -1,4 +1,4 @@
-//! The fuzz target's corpus, on every build: no stream may panic.
+//! Runs the fuzz target's corpus in every build: no stream may panic.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -8,7 +8,7 @@ mod examine;
 use std::path::Path;
 
 #[test]
-fn the_corpus_is_harmless() {
+fn corpus_does_not_panic() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/stream");
     let mut frames = std::collections::BTreeMap::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -30,7 +30,7 @@ fn the_corpus_is_harmless() {
 }
 
 #[test]
-fn every_shortening_and_every_turned_bit_is_harmless() {
+fn truncations_and_bit_flips_do_not_panic() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/stream/frames-whole");
     let bytes = std::fs::read(path).unwrap();
     for end in 0..bytes.len() {

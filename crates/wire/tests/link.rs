@@ -1,4 +1,4 @@
-//! Links over loopback: who is let in, and that frames arrive.
+//! Links over loopback: authentication, and delivery of frames.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
@@ -7,26 +7,26 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 use tern_ids::{NodeId, ShimId};
-use tern_wire::limits::{HEADER, MOST_PAYLOAD, MOST_UNSENT, PREAMBLE};
+use tern_wire::limits::{HEADER_LEN, MAX_PAYLOAD, MAX_UNSENT, PREAMBLE_LEN};
 use tern_wire::*;
 
-fn soon() -> Instant {
+fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// Connects the two, and returns how either side saw it.
+/// Connects the two, and returns the result of each side.
 fn meet(client: &ClientTls, server: &ServerTls) -> (Result<Link, LinkError>, Result<Link, LinkError>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::scope(|scope| {
         let accepted = scope.spawn(|| {
             let (mut socket, _) = listener.accept().unwrap();
-            let mut bytes = [0; PREAMBLE];
+            let mut bytes = [0; PREAMBLE_LEN];
             socket.read_exact(&mut bytes).unwrap();
             assert_eq!(Preamble::from_bytes(&bytes), Ok(Preamble::Node));
-            Link::accept(socket, server, soon())
+            Link::accept(socket, server, deadline())
         });
-        let connected = Link::connect(&address, Preamble::Node, client, soon());
+        let connected = Link::connect(&address, Preamble::Node, client, deadline());
         (connected, accepted.join().unwrap())
     })
 }
@@ -38,22 +38,23 @@ fn pair() -> (Link, Link) {
     (a.unwrap(), b.unwrap())
 }
 
-/// The server refused: its own side failed, and the client learns of it at its first read at the latest.
+/// Asserts that the server refuses the client. The client learns it at its first read at the
+/// latest.
 fn assert_refused(client: &ClientTls, server: &ServerTls) {
     let (client, server) = meet(client, server);
     assert!(matches!(server, Err(LinkError::Tls(_) | LinkError::Closed)), "{server:?}");
     if let Ok(mut link) = client {
-        let told = link.recv(soon());
-        assert!(matches!(told, Err(LinkError::Tls(_) | LinkError::Closed)), "{told:?}");
+        let outcome = link.recv(deadline());
+        assert!(matches!(outcome, Err(LinkError::Tls(_) | LinkError::Closed)), "{outcome:?}");
     }
 }
 
 fn member(authority: &Authority, node: u16) -> Identity {
-    Identity::issued_by(authority, NodeId(node)).unwrap()
+    Identity::issued_by_authority(authority, NodeId(node)).unwrap()
 }
 
 #[test]
-fn members_know_each_other() {
+fn members_authenticate_each_other() {
     let authority = Authority::create("alpha").unwrap();
     let (one, two) = (member(&authority, 1), member(&authority, 2));
     let (mut a, mut b) = {
@@ -61,13 +62,13 @@ fn members_know_each_other() {
         (a.unwrap(), b.unwrap())
     };
     assert_eq!((a.peer_node(), b.peer_node()), (Some(NodeId(2)), Some(NodeId(1))));
-    a.send(3, 99, &[b"hel", b"", b"lo"], soon()).unwrap();
-    let frame = b.recv(soon()).unwrap();
+    a.send(3, 99, &[b"hel", b"", b"lo"], deadline()).unwrap();
+    let frame = b.recv(deadline()).unwrap();
     assert_eq!((frame.kind, frame.flags, frame.tag, &frame.payload[..]), (3, 0, 99, &b"hello"[..]));
 }
 
 #[test]
-fn a_member_is_not_taken_for_another() {
+fn another_member_is_refused() {
     let authority = Authority::create("alpha").unwrap();
     let (one, two) = (member(&authority, 1), member(&authority, 2));
     let (a, _) = meet(&one.cluster_client(NodeId(3)).unwrap(), &two.cluster_server().unwrap());
@@ -89,10 +90,11 @@ fn another_cluster_is_refused_even_if_it_has_the_same_name() {
 }
 
 #[test]
-fn a_client_without_certificate_is_refused() {
+fn client_without_certificate_is_refused() {
     let authority = Authority::create("alpha").unwrap();
     let client = join_client(authority.fingerprint(), NodeId(1)).unwrap();
-    // That server does not show the authority, so the client is given one that does for this part.
+    // That server does not send the authority's certificate; another client is used for the second
+    // part.
     let one = member(&authority, 1);
     let (client, server) = meet(&client, &one.cluster_server().unwrap());
     assert!(client.is_err() && server.is_err());
@@ -100,14 +102,14 @@ fn a_client_without_certificate_is_refused() {
     assert_refused(&pinned_client(&shim, fingerprint_of_node(&one)).unwrap(), &one.cluster_server().unwrap());
 }
 
-/// What a client sees of that node.
+/// The fingerprint of that node as a client sees it.
 fn fingerprint_of_node(node: &Identity) -> tern_ids::Fingerprint {
     let (client, _server) = meet(&node.cluster_client(node.node()).unwrap(), &node.cluster_server().unwrap());
     client.unwrap().peer_fingerprint().unwrap()
 }
 
 #[test]
-fn a_joining_machine_pins_the_authority_and_the_node() {
+fn joining_machine_pins_authority_and_node() {
     let authority = Authority::create("alpha").unwrap();
     let one = member(&authority, 1);
     let server = one.join_server().unwrap();
@@ -134,7 +136,7 @@ fn shims_pin_each_other() {
     // The server expects other clients.
     let server = pinned_server(&b, &[c.fingerprint()]).unwrap();
     assert_refused(&pinned_client(&a, b.fingerprint()).unwrap(), &server);
-    // It expects nobody.
+    // The server accepts no clients.
     assert_refused(&pinned_client(&c, b.fingerprint()).unwrap(), &pinned_server(&b, &[]).unwrap());
 }
 
@@ -147,13 +149,13 @@ fn garbage_instead_of_tls_is_an_error() {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         peer.write_all(garbage).unwrap();
         peer.shutdown(std::net::Shutdown::Write).unwrap();
-        let outcome = Link::accept(listener.accept().unwrap().0, &tls, soon());
+        let outcome = Link::accept(listener.accept().unwrap().0, &tls, deadline());
         assert!(matches!(outcome, Err(LinkError::Tls(_) | LinkError::Closed)), "{outcome:?}");
     }
 }
 
 #[test]
-fn a_silent_peer_costs_no_more_than_the_deadline() {
+fn silent_peer_times_out() {
     let tls = pinned_server(&Ephemeral::generate().unwrap(), &[]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -163,45 +165,46 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
 }
 
 #[test]
-fn an_ended_link_says_so_after_its_last_frame() {
+fn closed_link_is_reported_after_its_last_frame() {
     let (mut a, mut b) = pair();
-    a.send(1, 1, &[b"last"], soon()).unwrap();
+    a.send(1, 1, &[b"last"], deadline()).unwrap();
     drop(a);
-    assert_eq!(b.recv(soon()).unwrap().payload, b"last");
-    assert!(matches!(b.recv(soon()), Err(LinkError::Closed)));
+    assert_eq!(b.recv(deadline()).unwrap().payload, b"last");
+    assert!(matches!(b.recv(deadline()), Err(LinkError::Closed)));
     assert!(matches!(b.receive(), Err(LinkError::Closed)));
 }
 
 #[test]
-fn finish_loses_nothing_though_the_peer_was_sending() {
+fn finish_loses_nothing_while_the_peer_sends() {
     let (mut a, mut b) = pair();
     b.queue(9, 0, &[&[7; 100_000]]).unwrap();
     a.queue(1, 1, &[b"last"]).unwrap();
     thread::scope(|scope| {
-        let finished = scope.spawn(move || a.finish(soon()));
-        assert_eq!(b.recv(soon()).unwrap().payload, b"last");
-        assert!(matches!(b.recv(soon()), Err(LinkError::Closed)));
+        let finished = scope.spawn(move || a.finish(deadline()));
+        assert_eq!(b.recv(deadline()).unwrap().payload, b"last");
+        assert!(matches!(b.recv(deadline()), Err(LinkError::Closed)));
         drop(b);
         finished.join().unwrap().unwrap();
     });
 }
 
 #[test]
-fn nothing_to_receive_is_not_waited_for() {
+fn receive_does_not_block() {
     let (mut a, mut b) = pair();
     assert!(a.receive().unwrap().is_none() && b.receive().unwrap().is_none());
-    let deadline = Instant::now() + Duration::from_millis(20);
-    assert!(matches!(a.recv(deadline), Err(LinkError::Timeout)));
+    let short = Instant::now() + Duration::from_millis(20);
+    assert!(matches!(a.recv(short), Err(LinkError::Timeout)));
     b.queue(5, 6, &[]).unwrap();
-    assert_eq!(a.recv(soon()).unwrap().tag, 6);
+    assert_eq!(a.recv(deadline()).unwrap().tag, 6);
 }
 
 #[test]
 fn frames_of_all_sizes_arrive_whole() {
     let (mut a, mut b) = pair();
     let record = 16 << 10;
-    let sizes = [0, 1, HEADER, record - HEADER - 1, record - HEADER, record, record + 1, 3 * record + 7];
-    let sizes = sizes.into_iter().chain([MOST_PAYLOAD - 1, MOST_PAYLOAD]);
+    let sizes =
+        [0, 1, HEADER_LEN, record - HEADER_LEN - 1, record - HEADER_LEN, record, record + 1, 3 * record + 7];
+    let sizes = sizes.into_iter().chain([MAX_PAYLOAD - 1, MAX_PAYLOAD]);
     thread::scope(|scope| {
         scope.spawn({
             let sizes = sizes.clone();
@@ -209,13 +212,13 @@ fn frames_of_all_sizes_arrive_whole() {
                 for (tag, size) in sizes.enumerate() {
                     let payload: Vec<u8> = (0..size).map(|at| (at * 31 + tag) as u8).collect();
                     let (head, tail) = payload.split_at(size / 3);
-                    a.send(1, tag as u64, &[head, tail], soon()).unwrap();
+                    a.send(1, tag as u64, &[head, tail], deadline()).unwrap();
                 }
-                a.finish(soon()).unwrap();
+                a.finish(deadline()).unwrap();
             }
         });
         for (tag, size) in sizes.enumerate() {
-            let frame = b.recv(soon()).unwrap();
+            let frame = b.recv(deadline()).unwrap();
             assert_eq!((frame.tag, frame.payload.len()), (tag as u64, size));
             assert!(frame.payload.iter().enumerate().all(|(at, byte)| *byte == (at * 31 + tag) as u8));
             b.recycle(frame.payload);
@@ -225,16 +228,16 @@ fn frames_of_all_sizes_arrive_whole() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_and_harms_nothing() {
+fn too_long_payload_is_refused_and_link_stays_usable() {
     let (mut a, mut b) = pair();
-    let long = vec![0; MOST_PAYLOAD + 1];
+    let long = vec![0; MAX_PAYLOAD + 1];
     assert!(matches!(a.queue(1, 0, &[&long]), Err(LinkError::Frame(FrameError::TooLong(_)))));
     a.queue(1, 0, &[b"fine"]).unwrap();
-    assert_eq!(b.recv(soon()).unwrap().payload, b"fine");
+    assert_eq!(b.recv(deadline()).unwrap().payload, b"fine");
 }
 
 #[test]
-fn a_peer_that_takes_nothing_fills_a_bounded_buffer() {
+fn unsent_bytes_are_bounded() {
     let (mut a, mut b) = pair();
     let payload = vec![1; 1 << 20];
     let mut queued = 0;
@@ -246,26 +249,26 @@ fn a_peer_that_takes_nothing_fills_a_bounded_buffer() {
         assert!(queued < 1000);
     };
     assert!(matches!(refused, LinkError::Full), "{refused:?}");
-    assert!(a.unsent() <= MOST_UNSENT + (1 << 20) && a.wants_write());
-    // All that was queued still arrives, in order, and the link goes on.
+    assert!(a.unsent() <= MAX_UNSENT + (1 << 20) && a.wants_write());
+    // All queued frames still arrive, in order, and the link stays usable.
     thread::scope(|scope| {
-        scope.spawn(move || a.drain(soon()).unwrap());
+        scope.spawn(move || a.drain(deadline()).unwrap());
         for tag in 0..queued {
-            assert_eq!(b.recv(soon()).unwrap().tag, tag);
+            assert_eq!(b.recv(deadline()).unwrap().tag, tag);
         }
     });
 }
 
 #[test]
-fn both_may_send_bulk_at_once_waiting() {
+fn bulk_both_ways_does_not_deadlock_when_blocking() {
     let (mut a, mut b) = pair();
     let run = |link: &mut Link| {
         let payload = vec![1; 1 << 20];
         for tag in 0..12 {
-            link.send(1, tag, &[&payload], soon()).unwrap();
+            link.send(1, tag, &[&payload], deadline()).unwrap();
         }
         for tag in 0..12 {
-            assert_eq!(link.recv(soon()).unwrap().tag, tag);
+            assert_eq!(link.recv(deadline()).unwrap().tag, tag);
         }
     };
     thread::scope(|scope| {
@@ -275,11 +278,11 @@ fn both_may_send_bulk_at_once_waiting() {
 }
 
 #[test]
-fn both_may_send_bulk_at_once_polling() {
+fn bulk_both_ways_does_not_deadlock_when_polling() {
     let (mut a, mut b) = pair();
     let payload = vec![1; 256 << 10];
     let (mut sent, mut got) = ([0u64; 2], [0u64; 2]);
-    let end = soon();
+    let end = deadline();
     while got != [400, 400] {
         assert!(Instant::now() < end, "stuck at {sent:?} sent, {got:?} received");
         for (at, link) in [&mut a, &mut b].into_iter().enumerate() {
@@ -297,11 +300,11 @@ fn both_may_send_bulk_at_once_polling() {
     }
 }
 
-/// A peer that has been let in but sends no frames: each kind of nonsense ends the link with an error.
+/// A stream damaged inside of TLS ends the link with an error.
 #[test]
-fn nonsense_inside_tls_is_an_error() {
-    // Sent as plain bytes over a session of its own, through the codec only: see tests/corpus.rs. Here, the
-    // encrypted stream is damaged on the way.
+fn damaged_tls_stream_is_an_error() {
+    // Frames damaged before encryption are tested in tests/corpus.rs. Here the encrypted stream is
+    // damaged on the way.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (own, peer) = (Ephemeral::generate().unwrap(), Ephemeral::generate().unwrap());
     let server = pinned_server(&own, &[peer.fingerprint()]).unwrap();
@@ -317,7 +320,8 @@ fn nonsense_inside_tls_is_an_error() {
             scope.spawn(move || {
                 let _ended = std::io::copy(&mut far_back, &mut near_back);
             });
-            // The bytes of the preamble and the handshake pass, then one bit of the bulk is turned.
+            // The preamble and the handshake pass unchanged, then one bit of the bulk data is
+            // flipped.
             let (mut passed, mut piece) = (0, [0; 4096]);
             while let Ok(count @ 1..) = near.read(&mut piece) {
                 if passed < 40_000 && passed + count >= 40_000 {
@@ -331,18 +335,18 @@ fn nonsense_inside_tls_is_an_error() {
         });
         let accepted = scope.spawn(|| {
             let (mut socket, _) = listener.accept().unwrap();
-            socket.read_exact(&mut [0; PREAMBLE]).unwrap();
-            let mut link = Link::accept(socket, &server, soon()).unwrap();
+            socket.read_exact(&mut [0; PREAMBLE_LEN]).unwrap();
+            let mut link = Link::accept(socket, &server, deadline()).unwrap();
             loop {
-                if let Err(e) = link.recv(soon()) {
+                if let Err(e) = link.recv(deadline()) {
                     return e;
                 }
             }
         });
-        let mut link = Link::connect(&through, Preamble::Shim(ShimId([1; 16])), &client, soon()).unwrap();
+        let mut link = Link::connect(&through, Preamble::Shim(ShimId([1; 16])), &client, deadline()).unwrap();
         let mut outcome = Ok(());
         for tag in 0..100 {
-            outcome = link.send(1, tag, &[&[3; 5000]], soon());
+            outcome = link.send(1, tag, &[&[3; 5000]], deadline());
             if outcome.is_err() {
                 break;
             }

@@ -1,11 +1,12 @@
-//! How fast a link is. Not a check: `cargo test --release -p tern-wire --test speed -- --ignored --nocapture`.
+//! Measures the speed of a link; not a check. `cargo test --release -p tern-wire --test speed --
+//! --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
-use tern_wire::limits::PREAMBLE;
+use tern_wire::limits::PREAMBLE_LEN;
 use tern_wire::*;
 
 /// CPU seconds that this thread has used.
@@ -20,14 +21,14 @@ fn pair() -> (Link, Link) {
     let server = pinned_server(&b, &[a.fingerprint()]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let soon = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     thread::scope(|scope| {
         let accepted = scope.spawn(|| {
             let (mut socket, _) = listener.accept().unwrap();
-            std::io::Read::read_exact(&mut socket, &mut [0; PREAMBLE]).unwrap();
-            Link::accept(socket, &server, soon).unwrap()
+            std::io::Read::read_exact(&mut socket, &mut [0; PREAMBLE_LEN]).unwrap();
+            Link::accept(socket, &server, deadline).unwrap()
         });
-        (Link::connect(&address, Preamble::Node, &client, soon).unwrap(), accepted.join().unwrap())
+        (Link::connect(&address, Preamble::Node, &client, deadline).unwrap(), accepted.join().unwrap())
     })
 }
 

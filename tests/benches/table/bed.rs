@@ -1,4 +1,4 @@
-//! A lab for a measurement, and programs that run in it and say what they measured.
+//! A lab for a measurement, and programs that run in it and print their results.
 
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use tern_control::MigrationReport;
 use tern_lab::{Lab, Options};
 
-/// How long a program may be silent that is to say something.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a program may take for a line of output.
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A lab with a cluster in it. It goes down when it is dropped.
+/// A lab with a cluster. Dropping it takes the lab down.
 #[derive(Debug)]
 pub(crate) struct Bed {
     /// The lab.
@@ -21,17 +21,17 @@ pub(crate) struct Bed {
     programs: PathBuf,
 }
 
-/// A program in a node. It is killed when it is dropped.
+/// A program on a node. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
-    /// As its node numbers it; 0 if it has not said.
+    /// Its pid on its node; 0 if it has not printed it.
     pub(crate) pid: i32,
 }
 
 impl Bed {
-    /// Nodes with equal shares of what a lab may have, connected by `link` (as in `tern lab`).
+    /// Nodes with equal shares of the machine's CPUs, connected by `link` (as in `tern lab`).
     ///
     /// # Errors
     /// If something is not built, or the lab does not come up.
@@ -44,7 +44,7 @@ impl Bed {
         }
         let programs = build(&binaries)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        // As much as there is; a little less, so that the lab has nothing to scale.
+        // A little less than all CPUs, so that the lab need not scale the shares.
         let share = (cpus as f64 * 0.75 / f64::from(nodes) * 1000.0).floor() / 1000.0;
         let options = Options {
             nodes,
@@ -85,22 +85,22 @@ impl Bed {
         Ok(Running { child, lines, pid: 0 })
     }
 
-    /// Starts one of the programs in tests/programs/bench, and waits until it has said its pid.
+    /// Starts one of the programs in tests/programs/bench, and waits until it has printed its pid.
     ///
     /// # Errors
     /// If it does not.
     pub(crate) fn program(&self, node: u16, words: &[&str]) -> Result<Running> {
         let mut running = self.start(node, words)?;
         let line = running.line()?;
-        let pid = line.strip_prefix("pid ").with_context(|| format!("{words:?} said {line:?}"))?;
+        let pid = line.strip_prefix("pid ").with_context(|| format!("{words:?} printed {line:?}"))?;
         running.pid = pid.parse()?;
         Ok(running)
     }
 
-    /// Runs a command on a node to its end.
+    /// Runs a command on a node and waits for it.
     ///
     /// # Errors
-    /// If it fails, with what it said.
+    /// If it fails, with its error output.
     pub(crate) fn run(&self, node: u16, words: &[&str]) -> Result<Vec<u8>> {
         let end = self.command(node, words).output()?;
         if !end.status.success() {
@@ -109,54 +109,55 @@ impl Bed {
         Ok(end.stdout)
     }
 
-    /// Moves a process of node 1: to a node, or `home`.
+    /// Migrates a process of node 1 to a node or `home`.
     ///
     /// # Errors
-    /// What `migrate` said.
+    /// The message of `migrate`.
     pub(crate) fn migrate(&self, pid: i32, to: &str) -> Result<MigrationReport> {
         let out = self.run(1, &["tern", "migrate", &pid.to_string(), to, "--json"])?;
         Ok(serde_json::from_slice(&out)?)
     }
 
-    /// This very program, as nodes find it.
+    /// The path of this program, as nodes see it.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If it cannot be determined.
     pub(crate) fn own(&self) -> Result<String> {
         Ok(std::env::current_exe()?.display().to_string())
     }
 }
 
 impl Running {
-    /// The next line that it says.
+    /// The next line of its output.
     ///
     /// # Errors
-    /// If it says none for a long time, or has ended.
+    /// If none arrives in time, or it has ended.
     pub(crate) fn line(&mut self) -> Result<String> {
-        self.lines.recv_timeout(PATIENCE).context("a program said nothing")
+        self.lines.recv_timeout(LINE_TIMEOUT).context("a program printed nothing")
     }
 
-    /// Tells it a line.
+    /// Sends it a line.
     ///
     /// # Errors
     /// If it has ended.
-    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
+    pub(crate) fn send(&mut self, line: &str) -> Result<()> {
         let input = self.child.stdin.as_mut().context("no input")?;
         writeln!(input, "{line}")?;
         Ok(input.flush()?)
     }
 
-    /// Drops what it has said so far.
-    pub(crate) fn forget(&mut self) {
+    /// Discards the output received so far.
+    pub(crate) fn discard_output(&mut self) {
         while self.lines.try_recv().is_ok() {}
     }
 
-    /// The numbers that it says in the next so many seconds. The first is left out: it may have begun before.
+    /// The numbers that it prints within this many seconds, without the first, whose measurement
+    /// may have begun earlier.
     ///
     /// # Errors
-    /// If it says something else.
+    /// If it prints anything else.
     pub(crate) fn numbers(&mut self, seconds: f64) -> Result<Vec<f64>> {
-        self.forget();
+        self.discard_output();
         let until = Instant::now() + Duration::from_secs_f64(seconds);
         let mut all = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -165,13 +166,13 @@ impl Running {
         Ok(all.split_off(1.min(all.len())))
     }
 
-    /// All numbers that it says until it ends.
+    /// All numbers that it prints until it ends.
     ///
     /// # Errors
-    /// If it says something else, or fails.
+    /// If it prints anything else, or fails.
     pub(crate) fn all_numbers(mut self) -> Result<Vec<f64>> {
         let mut all = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(LINE_TIMEOUT) {
             all.push(line.parse().with_context(|| format!("{line:?} is no number"))?);
         }
         let status = self.child.wait()?;

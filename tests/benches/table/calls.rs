@@ -1,11 +1,11 @@
-//! A call that is performed at home, against the shortest exchange that two plain programs can have.
+//! A call performed at home, compared with the shortest exchange between two plain programs.
 
 use crate::bed::Bed;
 use crate::table::{Aim, Series, Table};
 use crate::tls;
 use anyhow::{Context, Result};
 
-/// How often each is measured, in turns.
+/// Number of measurements of each, taken alternately.
 const TURNS: u32 = 3;
 /// Seconds of each measurement.
 const SECONDS: f64 = 3.0;
@@ -40,7 +40,7 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
             Aim::AtMost(2.5),
         )?;
         let rest = forwarded.median() - sealed.median();
-        table.state(
+        table.row(
             &format!("… of which TLS link, {delay} ms"),
             &sealed.text(" µs"),
             &format!(

@@ -1,10 +1,10 @@
-//! How long a process stands still when it moves.
+//! Freeze time of a migrated process.
 
 use crate::bed::Bed;
 use crate::table::{Series, Table};
 use anyhow::{Context, Result};
 
-/// How often each process goes out and home.
+/// Number of round trips of each process.
 const TURNS: u32 = 3;
 
 /// Adds its rows.
@@ -28,7 +28,7 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
             }
             let note =
                 format!("home again {}; all of the way out {}; {criu}", home.text(" ms"), total.text(" ms"));
-            table.state(&name, &out.text(" ms"), &note)?;
+            table.row(&name, &out.text(" ms"), &note)?;
         }
     }
     Ok(())

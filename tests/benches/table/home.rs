@@ -1,4 +1,4 @@
-//! What mosrun costs a program that stays at home.
+//! The cost of mosrun for a program that stays at home.
 
 use crate::bed::Bed;
 use crate::table::{Aim, Series, Table};
@@ -13,16 +13,16 @@ const PAIRS: usize = 60;
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let bed = Bed::make(1, "switch")?;
-    // Both are there all the time, and each batch of the one has one of the other beside it: how fast the machine is
-    // changes from second to second by more than what is looked for.
+    // Both programs exist all the time, and each batch of one is paired with a batch of the other:
+    // the machine's speed changes from second to second by more than the difference to be measured.
     let mut both = [bed.program(1, &["mosrun", "calls"])?, bed.program(1, &["calls"])?];
     let (mut under, mut alone, mut ratios) = <(Series, Series, Series)>::default();
     for pair in 0..PAIRS {
         let mut speeds = [0.0; 2];
         for turn in 0..2 {
-            // Whoever comes second finds the machine as the first has left it: they take turns at that, too.
+            // The order alternates, since the first of a pair affects the second.
             let at = (pair + turn) % 2;
-            both[at].tell("go")?;
+            both[at].send("go")?;
             speeds[at] = 1e6 / both[at].line()?.parse::<f64>()?;
         }
         under.add(speeds[0]);
@@ -49,7 +49,7 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         }
     }
     let more = mosrun.median() - plain.median();
-    table.exceed(
+    table.compare_difference(
         "start of `mosrun true`",
         &mosrun.text(" ms"),
         "`true`",

@@ -1,15 +1,16 @@
-//! `make bench`: one table, each row beside what it is measured against, in the same run.
+//! `make bench`: one table, each row with the reference it is compared with, measured in the same
+//! run.
 //!
 //! ```text
 //!  calls     a forwarded getppid        against   a TCP ping-pong between the same nodes
 //!  memory    a process of 1 GiB moved   against   iperf3, and TLS streaming into fresh memory
-//!  freeze    how long a process stands still, by heap and by how fast it writes
+//!  freeze    freeze time, by heap size and write rate
 //!  threads   the freeze with 100 threads   against   the same with one
 //!  home      a program under mosrun     against   the same alone
 //!  rates     calls, signals, forks and execs a second away   against   the same at home
 //! ```
-//! `TERN_BENCH=calls,freeze` measures only these. The program is also the other end of the streams and ping-pongs
-//! over TLS (`tls`), and what counts starts (`start`): then it runs inside a node.
+//! `TERN_BENCH=calls,freeze` selects rows. The program is also the peer of the streams and
+//! ping-pongs over TLS (`tls`), and times program starts (`start`): these run inside a node.
 #![forbid(unsafe_code)]
 
 mod bed;
@@ -26,10 +27,10 @@ mod tls;
 use anyhow::{Result, bail};
 use table::Table;
 
-/// What measures something and writes it down.
+/// A measurement that adds rows to the table.
 type Measure = fn(&mut Table) -> Result<()>;
 
-/// What can be measured, by name.
+/// All measurements, by name.
 const ALL: [(&str, Measure); 6] = [
     ("calls", calls::measure),
     ("memory", memory::measure),
@@ -44,7 +45,7 @@ fn main() -> Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [] => {}
-        ["tls", ref rest @ ..] => return tls::end(rest),
+        ["tls", ref rest @ ..] => return tls::run_peer(rest),
         ["start", count] => return start::count(count.parse()?),
         _ => bail!(
             "this program is called without arguments; TERN_BENCH=calls,memory,freeze,threads,home,rates chooses"

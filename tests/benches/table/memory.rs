@@ -1,4 +1,4 @@
-//! How fast memory moves.
+//! Throughput of memory transfer.
 
 use crate::bed::Bed;
 use crate::table::{Aim, Series, Table};
@@ -7,11 +7,11 @@ use anyhow::{Context, Result};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often each is measured, in turns.
+/// Number of measurements of each, taken alternately.
 const TURNS: u32 = 3;
-/// Bytes of memory of the process, and of the stream that it is compared with.
+/// Bytes of memory of the process, and of the stream it is compared with.
 const HEAP: usize = 1 << 30;
-/// Bytes that become free at a time.
+/// Bytes freed at a time.
 const CHUNK: usize = 64 << 20;
 
 /// Adds its rows.
@@ -50,9 +50,10 @@ fn against(
     table.compare(&what, &moved.text(" MB/s"), other, &streamed.text(" MB/s"), ratio, aim)
 }
 
-/// Sees to it that free memory is memory, for the next seconds. A virtual machine's host takes back what has been free
-/// for two of them (free page reporting), and here a page that it must give again costs more than sending it: 0.3 GB/s
-/// instead of 2. What came second in a turn then had what came first had paid for.
+/// Keeps free memory backed by real memory for the next seconds. A virtual machine's host takes
+/// back pages that have been free for two seconds (free page reporting), and a page that it must
+/// give again costs more than sending it (0.3 GB/s instead of 2), from which only the second
+/// measurement of a turn would be spared.
 fn warm() -> JoinHandle<()> {
     let mut held: Vec<Vec<u8>> = (0..3 * HEAP / CHUNK).map(|_| vec![1; CHUNK]).collect();
     std::thread::spawn(move || {
@@ -63,7 +64,7 @@ fn warm() -> JoinHandle<()> {
     })
 }
 
-/// Bytes a second that arrive.
+/// Bytes a second received.
 fn iperf(bed: &Bed) -> Result<f64> {
     let mut server = bed.start(2, &["iperf3", "-s", "-1", "--forceflush"])?;
     while !server.line()?.contains("listening") {}

@@ -1,20 +1,20 @@
-//! How often a second what a program away asks of home is done, against the same program at home.
+//! Operations a second that a program away makes at home, compared with the same program at home.
 
 use crate::bed::{Bed, Running};
 use crate::table::{Aim, Series, Table};
 use anyhow::{Context, Result};
 
-/// How often each is measured, in turns.
+/// Number of measurements of each, taken alternately.
 const TURNS: u32 = 5;
 
-/// What is measured: its name, the program, how many of it run at once, and the bytes that each time brings.
+/// Rows: name, program, number of instances, and bytes for each operation.
 const ROWS: [(&str, &[&str], usize, f64); 13] = [
     ("forwarded getppid", &["rates", "getppid"], 1, 0.0),
     ("… by 4 threads", &["rates", "getppid", "4"], 1, 0.0),
     ("… by 4 processes", &["rates", "getppid"], 4, 0.0),
-    ("read of 4 KiB of a file in hand", &["rates", "read"], 1, 4096.0),
+    ("read of 4 KiB of a delegated file", &["rates", "read"], 1, 4096.0),
     ("… by 4 processes", &["rates", "read"], 4, 4096.0),
-    ("write of 4 KiB to a file in hand", &["rates", "write"], 1, 4096.0),
+    ("write of 4 KiB to a delegated file", &["rates", "write"], 1, 4096.0),
     ("… by 4 processes", &["rates", "write"], 4, 4096.0),
     ("forwarded read of 4 KiB by 4 threads", &["rates", "read", "4"], 1, 4096.0),
     ("read cancelled by a signal, restarted", &["blocked", "read", "1"], 1, 0.0),
@@ -24,7 +24,7 @@ const ROWS: [(&str, &[&str], usize, f64); 13] = [
     ("posix_spawn of true, wait", &["rates", "exec"], 1, 0.0),
 ];
 
-/// How many threads those have whose freezes are compared.
+/// Numbers of threads for which freezes are compared.
 const THREADS: [&str; 2] = ["1", "10"];
 
 /// Adds its rows.
@@ -47,7 +47,7 @@ fn rate(
     bed: &Bed,
     (what, words, count, bytes): (&str, &[&str], usize, f64),
 ) -> Result<()> {
-    // Locked, so that only we move them.
+    // Locked, so that only this benchmark moves them.
     let mosrun: Vec<&str> = [&["mosrun", "-L"], words].concat();
     let start = |words: &[&str]| (0..count).map(|_i| bed.program(1, words)).collect::<Result<Vec<Running>>>();
     let (mut gone, mut stayed, mut native) = (start(&mosrun)?, start(&mosrun)?, start(words)?);
@@ -56,11 +56,11 @@ fn rate(
     }
     let (mut away, mut home, mut alone) = <(Series, Series, Series)>::default();
     for _ in 0..TURNS {
-        away.add(a_second(&mut gone)?);
-        home.add(a_second(&mut stayed)?);
-        alone.add(a_second(&mut native)?);
+        away.add(total_rate(&mut gone)?);
+        home.add(total_rate(&mut stayed)?);
+        alone.add(total_rate(&mut native)?);
     }
-    // Thousands, if the faster side has them.
+    // In thousands if the rate at home is high.
     let (by, unit) = if home.median() < 10_000.0 { (1.0, " /s") } else { (1e-3, " k/s") };
     let [away, home, alone] = [&away, &home, &alone].map(|series| series.times(by));
     let mut against = format!("at home, mosrun; native {}", alone.text(unit));
@@ -71,10 +71,10 @@ fn rate(
     table.compare(what, &away.text(unit), &against, &home.text(unit), ratio, Aim::None)
 }
 
-/// How often all of them together did it.
-fn a_second(programs: &mut [Running]) -> Result<f64> {
+/// The sum of the rates of all instances.
+fn total_rate(programs: &mut [Running]) -> Result<f64> {
     for program in &mut *programs {
-        program.tell("go")?;
+        program.send("go")?;
     }
     let mut sum = 0.0;
     for program in programs {
@@ -84,8 +84,8 @@ fn a_second(programs: &mut [Running]) -> Result<f64> {
     Ok(sum)
 }
 
-/// Moves from node to node of a process whose threads are in a call, and of one whose threads compute. Only one of them is
-/// there at a time: who computes has all of his node.
+/// Freeze times between nodes of a process whose threads wait in a call, and of one whose threads
+/// compute. One process at a time, so that a computing one has its whole node.
 fn freezes(table: &mut Table) -> Result<()> {
     let bed = Bed::make(3, "switch")?;
     for threads in THREADS {
@@ -99,8 +99,8 @@ fn freezes(table: &mut Table) -> Result<()> {
                     series.add(bed.migrate(program.pid, node).with_context(|| what.clone())?.freeze_ms);
                 }
                 if how == "read" {
-                    // The calls are still what they were.
-                    a_second(std::slice::from_mut(&mut program)).with_context(|| what.clone())?;
+                    // The pending calls must still work.
+                    total_rate(std::slice::from_mut(&mut program)).with_context(|| what.clone())?;
                 }
             }
         }

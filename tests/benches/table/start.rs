@@ -1,16 +1,16 @@
-//! Inside a node: how long programs take from fork to the end of wait.
+//! Runs inside a node: the time of a program from fork to the end of wait.
 
 use anyhow::{Result, ensure};
 use std::io::{Write, stdout};
 use std::process::Command;
 use std::time::Instant;
 
-/// Prints so many lines with the milliseconds of `mosrun true` and of `true`.
+/// Prints this many lines with the milliseconds of `mosrun true` and of `true`.
 ///
 /// # Errors
 /// If one of them fails.
 pub(crate) fn count(times: u32) -> Result<()> {
-    // The first of each reads its files from disk.
+    // The first run of each is discarded: it reads files from disk.
     for turn in 0..=times {
         let (mosrun, plain) = (run(&["mosrun", "/bin/true"])?, run(&["/bin/true"])?);
         if turn > 0 {

@@ -1,10 +1,10 @@
-//! The table: printed row by row, as Markdown, so that what was measured before a failure is there.
+//! The table, printed row by row as Markdown, so that rows measured before a failure are kept.
 
 use anyhow::{Result, ensure};
 use std::io::{Write, stdout};
 use std::time::Instant;
 
-/// The table that is being filled.
+/// The table being printed.
 #[derive(Debug)]
 pub(crate) struct Table {
     begun: Instant,
@@ -12,14 +12,14 @@ pub(crate) struct Table {
     aims: usize,
 }
 
-/// What a row is to reach.
+/// The target of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Aim {
     /// No more than this.
     AtMost(f64),
     /// No less than this.
     AtLeast(f64),
-    /// Nothing is aimed at.
+    /// No target.
     None,
 }
 
@@ -27,7 +27,7 @@ impl Table {
     /// Prints the head.
     ///
     /// # Errors
-    /// If nobody takes the output.
+    /// If standard output cannot be written.
     pub(crate) fn begin() -> Result<Self> {
         let file = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = file.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
@@ -44,15 +44,15 @@ impl Table {
         )?;
         writeln!(
             out,
-            "Nodes are namespaces of this machine. Between two nodes each has half of three quarters of its CPUs, by"
+            "Nodes are namespaces of this machine. With two nodes, each has half of three quarters of its CPUs, by"
         )?;
         writeln!(
             out,
-            "quota, and shares them with the carrying of packets: absolute figures are those of slow nodes. Both sides"
+            "quota, and shares them with packet processing: absolute figures are those of slow nodes. Both sides"
         )?;
         writeln!(
             out,
-            "of a ratio had the same shares, in turns. Medians; in brackets the least and the most.\n"
+            "of a ratio had the same shares, in turns. Medians; in brackets the minimum and the maximum.\n"
         )?;
         writeln!(out, "| measured | Tern | against | it has | ratio | aim |")?;
         writeln!(out, "|---|--:|---|--:|--:|--:|")?;
@@ -62,7 +62,7 @@ impl Table {
     /// Adds a row with a ratio.
     ///
     /// # Errors
-    /// As `begin`; also if there is no ratio.
+    /// As `begin`; also if the ratio is not finite.
     pub(crate) fn compare(
         &mut self,
         what: &str,
@@ -73,7 +73,7 @@ impl Table {
         aim: Aim,
     ) -> Result<()> {
         ensure!(ratio.is_finite(), "{what}: one side was not measured");
-        let verdict = self.judge(ratio, aim, "×");
+        let verdict = self.check_target(ratio, aim, "×");
         let digits = if ratio < 0.1 { 5 } else { 3 };
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | {ratio:.digits$} | {verdict} |")?;
         Ok(())
@@ -83,7 +83,7 @@ impl Table {
     ///
     /// # Errors
     /// As `begin`.
-    pub(crate) fn exceed(
+    pub(crate) fn compare_difference(
         &mut self,
         what: &str,
         tern: &str,
@@ -92,21 +92,21 @@ impl Table {
         by: (f64, &str),
         aim: f64,
     ) -> Result<()> {
-        let verdict = self.judge(by.0, Aim::AtMost(aim), by.1);
+        let verdict = self.check_target(by.0, Aim::AtMost(aim), by.1);
         writeln!(stdout(), "| {what} | {tern} | {against} | {other} | +{:.2}{} | {verdict} |", by.0, by.1)?;
         Ok(())
     }
 
-    /// Adds a row that stands by itself.
+    /// Adds a row without a comparison.
     ///
     /// # Errors
     /// As `begin`.
-    pub(crate) fn state(&mut self, what: &str, tern: &str, note: &str) -> Result<()> {
+    pub(crate) fn row(&mut self, what: &str, tern: &str, note: &str) -> Result<()> {
         writeln!(stdout(), "| {what} | {tern} | {note} | | | |")?;
         Ok(())
     }
 
-    /// Says what could not be measured.
+    /// Adds a row for a measurement that failed.
     ///
     /// # Errors
     /// As `begin`.
@@ -125,7 +125,7 @@ impl Table {
         Ok(())
     }
 
-    fn judge(&mut self, value: f64, aim: Aim, unit: &str) -> String {
+    fn check_target(&mut self, value: f64, aim: Aim, unit: &str) -> String {
         let (good, text) = match aim {
             Aim::AtMost(most) => (value <= most, format!("≤ {most}{unit}")),
             Aim::AtLeast(least) => (value >= least, format!("≥ {least}{unit}")),
@@ -137,34 +137,34 @@ impl Table {
     }
 }
 
-/// Several measurements of one thing.
+/// Repeated measurements of one quantity.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Series(Vec<f64>);
 
 impl Series {
-    /// Adds one.
+    /// Adds a value.
     pub(crate) fn add(&mut self, value: f64) {
         self.0.push(value);
     }
 
-    /// Adds many.
+    /// Adds values.
     pub(crate) fn extend(&mut self, values: impl IntoIterator<Item = f64>) {
         self.0.extend(values);
     }
 
-    /// In another unit, of which one of these has so many.
+    /// All values multiplied by a factor.
     pub(crate) fn times(&self, factor: f64) -> Self {
         Self(self.0.iter().map(|value| value * factor).collect())
     }
 
-    /// The middle one; NaN, which meets no aim, if there are none.
+    /// The median; NaN, which meets no target, if there are no values.
     pub(crate) fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    /// The median and the extremes, in this unit.
+    /// The median and the extremes, with this unit.
     pub(crate) fn text(&self, unit: &str) -> String {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -1,15 +1,16 @@
-//! How much longer a process of many threads stands still than the same program with one.
+//! How much longer the freeze of a process with many threads is than that of one with a single
+//! thread.
 
 use crate::bed::Bed;
 use crate::table::{Series, Table};
 use anyhow::{Context, Result};
 
-/// How many threads.
-const MANY: &str = "100";
-/// How often they go on the journey.
+/// Number of threads.
+const THREADS: &str = "100";
+/// Number of journeys.
 const TURNS: u32 = 7;
-/// By how much (ms).
-const AIM: f64 = 50.0;
+/// Target for the difference in ms.
+const MAX_DIFFERENCE_MS: f64 = 50.0;
 
 /// Adds its rows.
 ///
@@ -17,7 +18,7 @@ const AIM: f64 = 50.0;
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let bed = Bed::make(3, "switch")?;
-    let mut many = bed.program(1, &["threads", MANY])?;
+    let mut many = bed.program(1, &["threads", THREADS])?;
     let mut one = bed.program(1, &["threads", "1"])?;
     for program in [&mut many, &mut one] {
         program.line()?;
@@ -26,15 +27,23 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
     let mut freezes: [(Series, Series); 3] = Default::default();
     for _ in 0..TURNS {
         for ((to, how), (of_many, of_one)) in journeys.iter().zip(&mut freezes) {
-            of_many
-                .add(bed.migrate(many.pid, to).with_context(|| format!("{MANY} threads {how}"))?.freeze_ms);
+            of_many.add(
+                bed.migrate(many.pid, to).with_context(|| format!("{THREADS} threads {how}"))?.freeze_ms,
+            );
             of_one.add(bed.migrate(one.pid, to).with_context(|| format!("one thread {how}"))?.freeze_ms);
         }
     }
     for ((_, how), (of_many, of_one)) in journeys.iter().zip(&freezes) {
-        let name = format!("freeze, {MANY} threads, {how}");
+        let name = format!("freeze, {THREADS} threads, {how}");
         let more = of_many.median() - of_one.median();
-        table.exceed(&name, &of_many.text(" ms"), "one thread", &of_one.text(" ms"), (more, " ms"), AIM)?;
+        table.compare_difference(
+            &name,
+            &of_many.text(" ms"),
+            "one thread",
+            &of_one.text(" ms"),
+            (more, " ms"),
+            MAX_DIFFERENCE_MS,
+        )?;
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
-/* blocked read|poll|compute THREADS: a child whose threads wait in a call for a byte of their pipes, or compute, and
- * which is to be moved; its parent stays. For each line that it reads the parent sends signals with a handler for a
- * second, to all threads at once, and again when all of them are back in their calls, and says how many; then it gives
- * each its byte, and fails if one has not got it.
+/* blocked read|poll|compute THREADS: a child whose threads wait in a call for a byte of their
+ * pipes, or compute, and which is to be moved; its parent stays. For each input line the parent
+ * sends signals with a handler for a second, to all threads at once, and again when all of them are
+ * back in their calls, and prints how many; then it sends each thread its byte, and fails if one
+ * does not get it.
  */
 #include "stopwatch.h"
 #include <errno.h>
@@ -16,7 +17,8 @@
 enum { MOST = 100 };
 
 static int threads, kind, call;
-/* Where each thread's byte comes; where threads say their numbers, and then what happened to them. */
+/* The pipe of each thread; and the pipe on which threads send their ids, and then what happened to
+ * them. */
 static int bytes[MOST][2], tids[2], said[2];
 
 static void must(int good, const char *what)
@@ -32,7 +34,7 @@ static void say(char what)
 	must(write(said[1], &what, 1) == 1, "write");
 }
 
-/* The next so many things that were said are all this one. */
+/* The next `count` reports must all be this one. */
 static void hear(char what, int times)
 {
 	for (char got; times > 0; times--) {
@@ -55,17 +57,17 @@ static void signalled(int number)
 static void *wait_there(void *argument)
 {
 	int number = (int)(long)argument, tid = (int)syscall(SYS_gettid);
-	/* In their order, so that the parent knows whose it is. */
+	/* In their order, so that the parent can tell them apart. */
 	must(write(tids[1], (int[]){ number, tid }, 2 * sizeof(int)) == 2 * sizeof(int), "write");
 	for (volatile long spun = 0; kind == 'c';)
 		spun++;
 	for (;;) {
 		char byte;
 		struct pollfd readable = { bytes[number][0], POLLIN, 0 };
-		/* It is never restarted by the kernel, whatever the handler's flags are. */
+		/* The kernel never restarts it, whatever the handler's flags are. */
 		while (kind == 'p' && poll(&readable, 1, -1) < 0)
 			must(errno == EINTR, "poll");
-		/* It is restarted, and does not say EINTR. */
+		/* It is restarted, and does not fail with EINTR. */
 		must(read(bytes[number][0], &byte, 1) == 1, "read");
 		say('b');
 	}
@@ -84,7 +86,7 @@ static void child(void)
 	wait_there(NULL);
 }
 
-/* Waits until a thread is in its call, as the kernel sees it; away, that is its deputy. */
+/* Waits until a thread is in its call according to the kernel; away, that is its deputy. */
 static void is_blocked(int syscall_file)
 {
 	for (int looks = 0;; looks++) {
@@ -92,7 +94,7 @@ static void is_blocked(int syscall_file)
 		must(pread(syscall_file, text, sizeof text - 1, 0) > 0, "/proc/PID/task/TID/syscall");
 		if (text[0] != 'r' && atoi(text) == call)
 			return;
-		/* Looking takes the node's time: it is not to be more than a little. */
+		/* Polling uses CPU time of the node, so it is kept rare. */
 		if (looks < 10)
 			sched_yield();
 		else

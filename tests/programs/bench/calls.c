@@ -1,4 +1,4 @@
-/* calls: a program that does little but short system calls: a batch of them for each line that it reads. */
+/* calls: a program that does little but short system calls: a batch of them for each input line. */
 #include "stopwatch.h"
 #include <fcntl.h>
 #include <sys/stat.h>

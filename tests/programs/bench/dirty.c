@@ -1,5 +1,5 @@
-/* dirty MIB MB_PER_SECOND: a heap without any two pages alike, of which so much is written to each second, page
- * after page, until it is killed. 0: it sleeps.
+/* dirty MIB MB_PER_SECOND: a heap of which no two pages are alike, written at this rate, page after
+ * page, until it is killed. 0: it sleeps.
  */
 #include "stopwatch.h"
 #include <stdint.h>
@@ -20,7 +20,7 @@ int main(int argc, char **argv)
 	double begun = now();
 	for (uint64_t written = 0;;) {
 		uint64_t due = (uint64_t)((now() - begun) * each_second);
-		/* What it could not write while it stood still is not made up for. */
+		/* Writes missed while it was frozen are not made up for. */
 		if (due > written + (uint64_t)(each_second / 10))
 			begun = now() - (double)written / each_second;
 		else

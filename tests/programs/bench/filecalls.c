@@ -1,6 +1,6 @@
-/* filecalls FILE [shared]: how often a second it reads 4 KiB, writes 4 KiB (both straight on through 1 MiB of a file that it
- * makes, again and again), seeks and asks for attributes. With `shared` a child has the file as well, so that nobody may do
- * these calls on his own.
+/* filecalls FILE [shared]: how often a second it reads 4 KiB, writes 4 KiB (both sequentially
+ * through 1 MiB of a file that it creates, again and again), seeks and reads attributes. With
+ * `shared` a child has the file as well, so that no guest can make these calls locally.
  */
 #include "stopwatch.h"
 #include <fcntl.h>
@@ -57,7 +57,7 @@ static void measure(const char *name, void (*once)(void))
 {
 	long rounds = 0;
 	count = 0;
-	for (int i = 0; i < 200; i++) /* until it is known to be made often */
+	for (int i = 0; i < 200; i++) /* until it is on the fast path */
 		once();
 	count = 0;
 	double begun = now();

@@ -1,4 +1,4 @@
-/* The shortest call that is performed at home: getppid, over and over, until it is killed. */
+/* The shortest call that is performed at home: getppid, in a loop, until it is killed. */
 #include "stopwatch.h"
 #include <sys/syscall.h>
 

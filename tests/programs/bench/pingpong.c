@@ -1,4 +1,6 @@
-/* pingpong PORT | pingpong ADDRESS PORT SECONDS: 64 bytes to and fro over TCP, without delay. */
+/* pingpong PORT | pingpong ADDRESS PORT SECONDS: 64 bytes back and forth over TCP, without
+ * delay. pingpong PORT | pingpong ADDRESS PORT SECONDS: 64 bytes back and forth over TCP,
+ * without delay. */
 #include "stopwatch.h"
 #include <arpa/inet.h>
 #include <netinet/tcp.h>

@@ -1,5 +1,7 @@
-/* rates WHAT [THREADS]: how often a second it does something: getppid, read (4 KiB of a file), write (4 KiB, straight on
- * through a file of 1 MiB again and again), fork (and _exit and wait) or exec (posix_spawn of /bin/true, and wait). For each line that it reads all threads do that for a second.
+/* rates WHAT [THREADS]: how often a second it does something: getppid, read (4 KiB of a file),
+ * write (4 KiB, sequentially through a file of 1 MiB, again and again), fork (and _exit and wait)
+ * or exec (posix_spawn of /bin/true, and wait). For each input line all threads do that for a
+ * second.
  */
 #include "stopwatch.h"
 #include <fcntl.h>
@@ -68,7 +70,7 @@ static void start(void)
 	has_ended(child);
 }
 
-/* What it can do, and how often between two looks at the clock. */
+/* The operations, and how many of each are made between two readings of the clock. */
 static const struct work {
 	const char *name;
 	void (*once)(void);

@@ -1,7 +1,8 @@
-/* smallfiles DIRECTORY FILES TRANSACTIONS: what a mail or news server does with its files, as PostMark has it. Makes FILES
- * files of 500 to 9,999 bytes in ten directories. A transaction is two deeds: a whole file is read, or something is appended
- * to one; and a file is made, or one is removed. At the end removes all. Chances are the same each time. Says the sum of all
- * bytes that it has read, which is the same wherever it runs.
+/* smallfiles DIRECTORY FILES TRANSACTIONS: the file operations of a mail or news server, as in
+ * PostMark. Creates FILES files of 500 to 9,999 bytes in ten directories. A transaction is two
+ * operations: a whole file is read, or something is appended to one; and a file is created, or one
+ * is removed. At the end removes all. The random choices are the same each time. Prints the sum of
+ * all bytes that it has read, which is the same wherever it runs.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -13,7 +14,7 @@
 enum { LEAST = 500, MOST = 10000, FOLDERS = 10, BLOCK = 4096 };
 
 static char text[MOST];
-static unsigned long *numbers; /* of the files that there are */
+static unsigned long *numbers; /* of the existing files */
 static unsigned long count, made, sum;
 
 static void must(int good, const char *what)

@@ -1,5 +1,5 @@
-/* How the programs that are timed say what they measured: one line a batch, "NANOSECONDS\n" for each round. The
- * clock is read by the vDSO, so that also away it is no call to home.
+/* How the timed programs report: one line a batch, "NANOSECONDS
+ * " for each round. The clock is read by the vDSO, so that it is no forwarded call.
  */
 #ifndef TERN_STOPWATCH_H
 #define TERN_STOPWATCH_H
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How many seconds a batch takes, about. */
+/* Approximate duration of a batch in seconds. */
 #define BATCH 0.2
 
 static inline double now(void)
@@ -27,7 +27,8 @@ static inline void say_pid(void)
 	printf("pid %d\n", (int)getpid());
 }
 
-/* Calls once(arg) over and over until the time is over (0: for ever), and says each batch's nanoseconds per call. */
+/* Calls once(arg) until the time is over (0: for ever), and prints each batch's nanoseconds per
+ * call. */
 static inline void batches(double seconds, void (*once)(int), int arg)
 {
 	double begun = now(), end = begun + seconds;

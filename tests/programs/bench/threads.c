@@ -1,4 +1,5 @@
-/* threads COUNT: a hundred or so threads in step, every tenth of them with a call in each step, until it is killed. */
+/* threads COUNT: threads in step, every tenth of them with a call in each step, until the program
+ * is killed. */
 #include "stopwatch.h"
 #include <pthread.h>
 #include <stdint.h>
@@ -24,7 +25,7 @@ int main(int argc, char **argv)
 	if (count < 1 || pthread_attr_init(&small) || pthread_attr_setstacksize(&small, 128 << 10) ||
 	    pthread_barrier_init(&together, NULL, (unsigned)count))
 		return 2;
-	/* The first one is one of them. */
+	/* The main thread is one of them. */
 	for (intptr_t i = 1; i < count; i++) {
 		pthread_t thread;
 		if (pthread_create(&thread, &small, step, (void *)i))

@@ -1,5 +1,5 @@
-/* Proves, by being refused: 32-bit code is not moved. It needs no 32-bit libraries: it says that it is there, waits until
- * the file TERN_UNTIL exists, and says PASS. */
+/* Proves, by being refused: 32-bit code is not moved. It needs no 32-bit libraries: it prints that
+ * it runs, waits until the file TERN_UNTIL exists, and prints PASS. */
 
 enum { SYS_EXIT = 1, SYS_WRITE = 4, SYS_ACCESS = 33, SYS_NANOSLEEP = 162 };
 
@@ -10,7 +10,7 @@ static int call(int nr, long a, long b, long c)
 	return result;
 }
 
-/* What follows NAME= in this string, if it begins so. */
+/* The value after NAME= in this string, if it begins so. */
 static const char *value(const char *string, const char *name)
 {
 	while (*name && *string == *name)

@@ -1,4 +1,4 @@
-/* Tries: a 32-bit call, which the table knows nothing of. */
+/* Tries: a 32-bit call, which the system call table does not cover. */
 #include "hostile.h"
 
 int main(void)

@@ -1,5 +1,5 @@
-/* Tries: the call that its argument names, which only home can make. It says what came of it, which must be what
- * comes of it at home. */
+/* Tries: the call that its argument names, which only home can make. It prints the result, which
+ * must be that at home. */
 #include "hostile.h"
 #include <linux/bpf.h>
 #include <linux/perf_event.h>
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 		long zero = 0;
 		struct iovec here = { &zero, sizeof zero }, there = { &zero, sizeof zero };
 		tell(what, syscall(SYS_process_vm_writev, child, &here, 1, &there, 1, 0));
-		/* Pid 1 where it runs is our helper. */
+		/* Pid 1 on its node is the sandbox helper. */
 		tell(what, syscall(SYS_process_vm_writev, 1, &here, 1, (struct iovec[]){ { own_user, 8 } }, 1, 99));
 	} else if (strcmp(what, "bpf") == 0) {
 		union bpf_attr attr = { .map_type = 99 };

@@ -1,5 +1,6 @@
-/* What hostile guests share. Each waits twice for a line: for "go", when it has been moved away, and for "end",
- * when what it did has been looked at. It is told as its first argument near which address our range lies. */
+/* Common code of the hostile guests. Each waits twice for a line: for "go", when it has been moved
+ * away, and for "end", when the effects have been examined. Its first argument is an address near
+ * the stub's range. */
 #include "../program.h"
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -8,7 +9,7 @@
 
 enum { RANGE = 256 << 10, PAGE = 4096 };
 
-/* Reads one line, and dies of any other. */
+/* Reads one line, and exits on any other. */
 UNUSED static void await(const char *word)
 {
 	char line[16] = { 0 };
@@ -43,7 +44,7 @@ UNUSED static bool mapped(uintptr_t at)
 	return mincore((void *)at, PAGE, &resident) == 0;
 }
 
-/* Our range, which is there only while the program is away. mincore is not trapped. */
+/* The stub's range, which is mapped only while the program is away. mincore is not trapped. */
 UNUSED static uintptr_t find_range(const char *area)
 {
 	uintptr_t near = strtoull(area, NULL, 0);

@@ -1,4 +1,5 @@
-/* Is not hostile at all: another family's guest on the same node, which notices each call that is lost or repeated. */
+/* Not hostile: a guest of another family on the same node, which notices each lost or repeated
+ * call. */
 #include "hostile.h"
 
 int main(void)

@@ -1,4 +1,5 @@
-/* Tries: raw calls, made away, to get at the node that it runs on: the result of each must be home's. */
+/* Tries: raw calls, made away, to affect the node that it runs on: the result of each must be
+ * home's. */
 #include "hostile.h"
 #include <arpa/inet.h>
 #include <sys/mount.h>
@@ -47,7 +48,8 @@ int main(void)
 	CHECK(syscall(SYS_memfd_create, "hostile", 0) >= 0);
 	CHECK_IS(syscall(SYS_mount, "none", "/tmp/hostile-mount", "tmpfs", 0, NULL), 0);
 
-	/* The first process of a namespace is not killed from inside; and in the guest's own it would be its helper. */
+	/* The first process of a namespace cannot be killed from inside; in the guest's own
+	 * namespace it would be its helper. */
 	CHECK_IS(syscall(SYS_kill, 1, SIGKILL), 0);
 	CHECK_IS(syscall(SYS_tkill, 1, SIGKILL), 0);
 	refused("kill of nobody", syscall(SYS_kill, 4000000, SIGKILL), ESRCH);

@@ -1,5 +1,5 @@
-/* Tries: to confuse us by writing all over the writable part of our range between its calls. It must not even
- * harm itself: nothing is kept there while it runs. */
+/* Tries: to confuse the shim by writing over the writable part of the stub's range between its
+ * calls. It must not even harm itself: no state is kept there while it runs. */
 #include "hostile.h"
 #include <setjmp.h>
 
@@ -18,10 +18,10 @@ static void fault(int signal)
 	siglongjmp(before, signal);
 }
 
-/* Between the look and the write it may have come home. */
+/* It may have come home between the check and the write. */
 static void scribble(uintptr_t page, size_t word, uint64_t value)
 {
-	if (!mapped(page)) /* it is not there at home */
+	if (!mapped(page)) /* it is not mapped at home */
 		return;
 	if (sigsetjmp(before, 1) == 0)
 		((volatile uint64_t *)page)[word] = value;

@@ -1,4 +1,5 @@
-/* Tries: to overwrite its own deputy, code or mailbox, through /proc/self/mem, which home opens for it. */
+/* Tries: to overwrite its own deputy, code or mailbox, through /proc/self/mem, which home opens
+ * for it. */
 #include "hostile.h"
 
 static unsigned char junk[RANGE];

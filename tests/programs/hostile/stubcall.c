@@ -1,5 +1,5 @@
-/* Tries: the call that its argument names, made by a jump to our own `syscall` instruction. Behind it is nothing
- * to return to, so each ends in a fault, where the result is taken. */
+/* Tries: the call that its argument names, made by a jump to the stub's `syscall` instruction.
+ * Behind it is nothing to return to, so each ends in a fault, where the result is taken. */
 #include "hostile.h"
 #include <sched.h>
 #include <sys/socket.h>
@@ -50,7 +50,7 @@ int main(int argc, char **argv)
 		CHECK(ret > 1);
 		await_exit((pid_t)ret, 7);
 	} else if (strcmp(what, "clone") == 0) {
-		/* The very call that the shim makes there, but of its own accord. */
+		/* The call that the shim makes there itself, but unrequested. */
 		if ((ret = through(stub, SYS_clone, CLONE_PARENT, 0, 0)) == 0)
 			_exit(7);
 	} else {

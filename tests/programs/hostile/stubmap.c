@@ -1,5 +1,5 @@
-/* Tries: something else in place of our range, and then calls for which we need it. What becomes of the program
- * is its own affair. */
+/* Tries: other content in the stub's range, and then calls for which the shim needs the stub. The
+ * program itself may fail. */
 #include "hostile.h"
 
 static volatile sig_atomic_t caught;
@@ -34,7 +34,7 @@ int main(int argc, char **argv)
 	else if (strcmp(what, "trap") == 0)
 		fill(range, "\xcc", 1); /* a breakpoint, as after a single step */
 	else if (strcmp(what, "another call") == 0)
-		fill(range, "\xb8\x27\x00\x00\x00\x0f\x05", 7); /* getpid, whatever was to be called */
+		fill(range, "\xb8\x27\x00\x00\x00\x0f\x05", 7); /* getpid, whatever the shim wanted to call */
 	else if (strcmp(what, "repeat") == 0)
 		fill(range, "\xf3\xa4\xeb\xfc", 4); /* rep movsb, for ever */
 	else if (strcmp(what, "none") == 0)

@@ -1,11 +1,11 @@
 /*
- * What is a file system's word worth when a machine is reset? Three uses:
+ * Tests what a file system guarantees when a machine is reset. Three uses:
  *
- *   saver DIR FIRST    writes records to files of DIR for ever, saves some, and says on the console which are saved:
- *                      "saved FILE SLOT=VERSION … .". Versions count from FIRST. What fails says "lost", with what it was. On
- *                      SIGUSR1 it looks at the files that it has kept for that, and says what becomes of each.
- *   saver read DIR     which records are there: "FILE SLOT VERSION" each, "FILE SLOT BAD" for what is none.
- *   saver lock FILE    whether a record lock of the file can be had: "free" or "taken".
+ *   saver DIR FIRST    writes records to files of DIR for ever, syncs some, and prints on the console which are synced:
+ *                      "saved FILE SLOT=VERSION … .". Versions count from FIRST. Failures print "lost" and the operation.
+ *                      On SIGUSR1 it tests the files that it keeps for that, and prints the results.
+ *   saver read DIR     prints the records that exist: "FILE SLOT VERSION", or "FILE SLOT BAD" for a damaged one.
+ *   saver lock FILE    prints whether a record lock of the file is available: "free" or "taken".
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -26,7 +26,7 @@
 #define SLOTS 64
 #define FILES 6
 
-/* One that is open, and what of it was written since it was last saved. */
+/* An open file, and what was written to it since the last sync. */
 struct file {
 	char name[16];
 	int fd, flags;
@@ -93,7 +93,7 @@ static void map(struct file *file)
 	}
 }
 
-/* Closes it and opens it again: what was not saved is nobody's any more. */
+/* Closes and reopens it: unsynced writes may then be lost without an error. */
 static void anew(struct file *file)
 {
 	int is_mapped = file->map != NULL;
@@ -146,12 +146,12 @@ static void save(struct file *file)
 	}
 }
 
-/* A new file, or a new one for an old name: its name is saved with the directory. */
+/* Creates or replaces a file, and syncs the directory. */
 static void make(const char *name, const char *first)
 {
 	char record[RECORD];
 	fill(record, name, 0, ++version);
-	/* Opened before, so that it would know if what follows is lost. */
+	/* Opened before, so that an error of what follows is reported on it. */
 	int dir = openat(directory, ".", O_RDONLY | O_DIRECTORY);
 	int fd = openat(directory, first, O_CREAT | O_TRUNC | O_WRONLY, 0644);
 	int good = dir >= 0 && fd >= 0 && write(fd, record, RECORD) == RECORD && !fsync(fd);
@@ -170,7 +170,8 @@ static int errno_of(ssize_t done)
 	return done < 0 ? errno : 0;
 }
 
-/* What becomes of who wrote and did not save, who reads that, who saved all, and who holds a lock. */
+/* Errors for a writer that has not synced, for a reader of its data, for one that has synced
+ * all, and for a lock holder. */
 static struct file unsaved = { .name = "unsaved", .flags = O_RDWR }, clean = { .name = "clean", .flags = O_RDWR };
 static struct file locked = { .name = "locked", .flags = O_RDWR };
 static int reader;
@@ -223,7 +224,7 @@ static int run(const char *path)
 		begin(&files[i]);
 	}
 	map(&files[FILES + 1]);
-	/* The names, and how long the mapped one is. */
+	/* The names, and the length of the mapped file. */
 	if (fsync(directory) || fsync(files[FILES + 1].fd))
 		return 2;
 	for (unsigned turn = 0;; turn++) {

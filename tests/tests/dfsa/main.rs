@@ -1,8 +1,8 @@
-//! Calls on files that are made where the guest runs.
+//! File calls that run on the guest's node.
 #![forbid(unsafe_code)]
 
-mod homes;
+mod local_files;
 mod names;
-mod near;
-mod opened;
+mod open_guard;
+mod remote_map;
 mod shared_files;

@@ -1,14 +1,15 @@
-//! A guest reads files of a file system that the nodes share where it is: here a directory of the machine that is in all nodes.
+//! A guest reads files of a shared file system on its own node; here a directory of the machine
+//! that all nodes have.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tern_tests::breaking::{configure, until};
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection::{configure, wait_until};
+use tern_tests::file_guest::FileGuest;
 use tern_tests::mover;
-use tern_tests::told::Told;
 
-/// What all nodes have.
+/// The directory that all nodes have.
 struct Shared(PathBuf);
 
 impl Shared {
@@ -19,13 +20,13 @@ impl Shared {
         Ok(Self(at))
     }
 
-    /// A file that is long enough to be worth it, of lines of 16 bytes.
+    /// Creates a file of lines of 16 bytes, long enough to be opened on the guest's node.
     fn fill(&self, name: &str) -> Result<String> {
         let at = self.0.join(name);
         let lines: String = (0..8192).map(|line| format!("{line:015}\n")).collect();
         std::fs::write(&at, lines)?;
         std::fs::set_permissions(&at, std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
-        Ok(at.to_str().context("a strange name")?.to_owned())
+        Ok(at.to_str().context("the path is not UTF-8")?.to_owned())
     }
 }
 
@@ -35,38 +36,38 @@ impl Drop for Shared {
     }
 }
 
-/// So many nodes have the directory, and these declare it.
+/// A cluster whose nodes have the directory; those of `declare` list it in their configuration.
 fn cluster(name: &str, shared: &Shared, nodes: u16, declare: &[u16]) -> Result<Cluster> {
     let cluster = Cluster::with_shared(name, nodes, &shared.0)?;
     for node in declare {
         configure(&cluster, *node, &format!("shared = [{:?}]", shared.0))?;
     }
     let all_up = || cluster.run(1, &["mosctl", "whois", "2"]).is_ok();
-    until("all nodes to be there", Duration::from_secs(20), all_up)?;
+    wait_until("all nodes are up", Duration::from_secs(20), all_up)?;
     Ok(cluster)
 }
 
-/// Reads its first line until guests have the file open on node 2.
-fn read_until_open(told: &mut Told<'_>, path: &str) -> Result<()> {
+/// Reads the first line until a guest has the file open on node 2.
+fn read_until_open(guest: &mut FileGuest<'_>, path: &str) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(20);
-    while !told.open_there()?.contains(path) {
-        ensure!(Instant::now() < end, "{path} is not open there: {}", told.running.so_far());
-        read_first(told)?;
+    while !guest.open_files()?.contains(path) {
+        ensure!(Instant::now() < end, "{path} is not open on node 2: {}", guest.running.output_so_far());
+        read_first(guest)?;
     }
     Ok(())
 }
 
-fn read_first(told: &mut Told<'_>) -> Result<()> {
-    told.tell("seek 0 0", "seek 0")?;
-    told.tell("read 16", "read 000000000000000")
+fn read_first(guest: &mut FileGuest<'_>) -> Result<()> {
+    guest.run("seek 0 0", "seek 0")?;
+    guest.run("read 16", "read 000000000000000")
 }
 
-/// Reads its first line until the shim on node 2 has said that it cannot be opened there.
-fn read_until_refused(told: &mut Told<'_>, cluster: &Cluster, times: usize) -> Result<String> {
+/// Reads the first line until the shim on node 2 has logged that it cannot open the file there.
+fn read_until_refused(guest: &mut FileGuest<'_>, cluster: &Cluster, times: usize) -> Result<String> {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
-        read_first(told)?;
-        let look = "grep -h 'through home that could be here' /run/tern/shims/*.log || true";
+        read_first(guest)?;
+        let look = "grep -h 'could not be opened; it is used through home' /run/tern/shims/*.log || true";
         let said = String::from_utf8_lossy(&cluster.run(2, &["sh", "-c", look])?).into_owned();
         if said.lines().count() >= times {
             return Ok(said);
@@ -75,156 +76,156 @@ fn read_until_refused(told: &mut Told<'_>, cluster: &Cluster, times: usize) -> R
     }
 }
 
-fn end(mut told: Told<'_>) -> Result<()> {
-    told.running.close_input();
-    ensure!(told.running.finish(Duration::from_secs(20))?.status == 0);
+fn end(mut guest: FileGuest<'_>) -> Result<()> {
+    guest.running.close_input();
+    ensure!(guest.running.finish(Duration::from_secs(20))?.status == 0);
     Ok(())
 }
 
 #[test]
-fn a_guest_reads_a_shared_file_where_it_is() -> Result<()> {
+fn guest_reads_a_shared_file_locally() -> Result<()> {
     let shared = Shared::new("sharedread")?;
     let cluster = cluster("sharedread", &shared, 2, &[1, 2])?;
     let path = shared.fill("a")?;
-    let mut told = Told::start(&cluster, &[])?;
-    told.tell(&format!("open {path} O_RDONLY"), "open ")?;
-    read_until_open(&mut told, &path)?;
-    read_first(&mut told)?;
-    told.tell("read 16", "read 000000000000001")?;
-    told.tell("seek -16 2", "seek 131056")?;
-    told.tell("read 99", "read 000000000008191")?;
-    told.tell("seek 32 0", "seek 32")?;
-    // Who is born has the same offset, and nobody has the file there any more.
-    told.tell("born 16", "born 0")?;
-    told.tell("seek 0 1", "seek 48")?;
-    ensure!(!told.open_there()?.contains(&path), "it is open there, and shared");
-    told.tell("close", "close")?;
-    // Where it goes its offset goes too.
-    told.tell(&format!("open {path} O_RDONLY"), "open ")?;
-    read_until_open(&mut told, &path)?;
-    told.tell("seek 160 0", "seek 160")?;
-    told.tell("read 16", "read 000000000000010")?;
-    ensure!(cluster.migrate(told.running.pid, "home").is_ok());
-    told.tell("read 16", "read 000000000000011")?;
-    end(told)
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    guest.run(&format!("open {path} O_RDONLY"), "open ")?;
+    read_until_open(&mut guest, &path)?;
+    read_first(&mut guest)?;
+    guest.run("read 16", "read 000000000000001")?;
+    guest.run("seek -16 2", "seek 131056")?;
+    guest.run("read 99", "read 000000000008191")?;
+    guest.run("seek 32 0", "seek 32")?;
+    // A child shares the offset, so the guest's node must not have the file open any more.
+    guest.run("born 16", "born 0")?;
+    guest.run("seek 0 1", "seek 48")?;
+    ensure!(!guest.open_files()?.contains(&path), "it is still open on node 2 though it is shared");
+    guest.run("close", "close")?;
+    // Its offset goes with it.
+    guest.run(&format!("open {path} O_RDONLY"), "open ")?;
+    read_until_open(&mut guest, &path)?;
+    guest.run("seek 160 0", "seek 160")?;
+    guest.run("read 16", "read 000000000000010")?;
+    ensure!(cluster.migrate(guest.running.pid, "home").is_ok());
+    guest.run("read 16", "read 000000000000011")?;
+    end(guest)
 }
 
 #[test]
-fn what_somebody_else_changes_is_read_at_home_until_it_stays() -> Result<()> {
+fn changing_file_is_read_at_home_until_it_is_unchanged() -> Result<()> {
     let shared = Shared::new("sharedchange")?;
     let cluster = cluster("sharedchange", &shared, 2, &[1, 2])?;
     let path = shared.fill("a")?;
-    let mut told = Told::start(&cluster, &[])?;
-    told.tell(&format!("open {path} O_RDONLY"), "open ")?;
-    read_until_open(&mut told, &path)?;
-    told.tell("seek 16 0", "seek 16")?;
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    guest.run(&format!("open {path} O_RDONLY"), "open ")?;
+    read_until_open(&mut guest, &path)?;
+    guest.run("seek 16 0", "seek 16")?;
     let change = format!("printf 00changed | dd of={path} bs=1 seek=32 conv=notrunc status=none");
     cluster.run(1, &["sh", "-c", &change])?;
-    told.tell("read 16", "read 000000000000001")?;
-    told.tell("read 16", "read 00changed000002")?;
-    told.tell("seek 0 1", "seek 48")?;
-    ensure!(!told.open_there()?.contains(&path), "it is read there though it changes");
-    read_until_open(&mut told, &path)?;
-    end(told)
+    guest.run("read 16", "read 000000000000001")?;
+    guest.run("read 16", "read 00changed000002")?;
+    guest.run("seek 0 1", "seek 48")?;
+    ensure!(!guest.open_files()?.contains(&path), "it is read on node 2 though it changes");
+    read_until_open(&mut guest, &path)?;
+    end(guest)
 }
 
 #[test]
-fn who_takes_a_lock_or_writes_does_so_at_home() -> Result<()> {
+fn locks_and_writes_are_made_at_home() -> Result<()> {
     let shared = Shared::new("sharedlock")?;
     let cluster = cluster("sharedlock", &shared, 2, &[1, 2])?;
     let path = shared.fill("a")?;
-    let mut told = Told::start(&cluster, &[])?;
-    // What is written is not even offered; what is written there was written at home.
-    told.tell(&format!("open {path} O_RDWR"), "open ")?;
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    // A file open for writing is not delegated; its writes are made at home.
+    guest.run(&format!("open {path} O_RDWR"), "open ")?;
     for _ in 0..20 {
-        read_first(&mut told)?;
+        read_first(&mut guest)?;
     }
-    told.tell("write ----", "write 4")?;
-    ensure!(!told.open_there()?.contains(&path), "it is written there");
+    guest.run("write ----", "write 4")?;
+    ensure!(!guest.open_files()?.contains(&path), "it is written on node 2");
     ensure!(std::fs::read(&path)?.get(16..20) == Some(&b"----"[..]));
-    told.tell("close", "close")?;
-    told.tell(&format!("open {path} O_RDONLY"), "open ")?;
-    read_until_open(&mut told, &path)?;
-    told.tell("look", "look")?;
-    read_first(&mut told)?;
-    ensure!(!told.open_there()?.contains(&path), "it is read there under a lock");
-    end(told)
+    guest.run("close", "close")?;
+    guest.run(&format!("open {path} O_RDONLY"), "open ")?;
+    read_until_open(&mut guest, &path)?;
+    guest.run("look", "look")?;
+    read_first(&mut guest)?;
+    ensure!(!guest.open_files()?.contains(&path), "it is read on node 2 under a lock");
+    end(guest)
 }
 
 #[test]
-fn it_is_that_file_or_none_and_under_the_same_rights() -> Result<()> {
+fn local_open_is_the_same_file_with_the_same_rights() -> Result<()> {
     let shared = Shared::new("sharedrights")?;
     let cluster = cluster("sharedrights", &shared, 2, &[1, 2])?;
-    let who = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"];
-    let mut told = Told::start(&cluster, &who)?;
+    let as_user = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"];
+    let mut guest = FileGuest::start(&cluster, &as_user)?;
     let [taken, covered, removed] = ["taken", "covered", "removed"].map(|name| shared.fill(name));
     let (taken, covered, removed) = (taken?, covered?, removed?);
-    // Before it is settled enough to be offered.
-    told.tell(&format!("open {taken} O_RDONLY"), "open ")?;
+    // Before the file has been unchanged for long enough to be delegated.
+    guest.run(&format!("open {taken} O_RDONLY"), "open ")?;
     cluster.run(1, &["chmod", "0", &taken])?;
-    let said = read_until_refused(&mut told, &cluster, 1)?;
+    let said = read_until_refused(&mut guest, &cluster, 1)?;
     ensure!(said.contains("Permission denied"), "{said}");
-    told.tell("close", "close")?;
-    // On that node there is another mount in its place.
+    guest.run("close", "close")?;
+    // On that node another mount covers the file.
     cluster.run(2, &["mount", "--bind", "/etc/passwd", &covered])?;
-    told.tell(&format!("open {covered} O_RDONLY"), "open ")?;
-    let said = read_until_refused(&mut told, &cluster, 2)?;
+    guest.run(&format!("open {covered} O_RDONLY"), "open ")?;
+    let said = read_until_refused(&mut guest, &cluster, 2)?;
     ensure!(said.contains("cross-device"), "{said}");
-    told.tell("close", "close")?;
+    guest.run("close", "close")?;
     cluster.run(2, &["umount", &covered])?;
-    told.tell(&format!("open {removed} O_RDONLY"), "open ")?;
+    guest.run(&format!("open {removed} O_RDONLY"), "open ")?;
     std::fs::remove_file(&removed)?;
-    let said = read_until_refused(&mut told, &cluster, 3)?;
+    let said = read_until_refused(&mut guest, &cluster, 3)?;
     ensure!(said.contains("No such file"), "{said}");
-    told.tell("close", "close")?;
-    // What the node has there is not what home has: all of it the same but the file.
-    let root = shared.0.to_str().context("a strange name")?;
+    guest.run("close", "close")?;
+    // The directory of that node is another one: everything matches but the file.
+    let root = shared.0.to_str().context("the path is not UTF-8")?;
     cluster.run(2, &["umount", root])?;
-    told.tell(&format!("open {covered} O_RDONLY"), "open ")?;
-    let said = read_until_refused(&mut told, &cluster, 4)?;
+    guest.run(&format!("open {covered} O_RDONLY"), "open ")?;
+    let said = read_until_refused(&mut guest, &cluster, 4)?;
     ensure!(said.contains("Stale file handle"), "{said}");
-    ensure!(!told.open_there()?.contains(root), "something is open there");
-    end(told)
+    ensure!(!guest.open_files()?.contains(root), "a file is open on node 2");
+    end(guest)
 }
 
 #[test]
-fn a_node_that_does_not_declare_it_has_it_through_home() -> Result<()> {
+fn undeclared_shared_files_are_read_at_home() -> Result<()> {
     let shared = Shared::new("sharednot")?;
     let cluster = cluster("sharednot", &shared, 3, &[1, 3])?;
     let path = shared.fill("a")?;
-    let mut told = Told::start(&cluster, &[])?;
-    told.tell(&format!("open {path} O_RDONLY"), "open ")?;
+    let mut guest = FileGuest::start(&cluster, &[])?;
+    guest.run(&format!("open {path} O_RDONLY"), "open ")?;
     for _ in 0..100 {
-        read_first(&mut told)?;
+        read_first(&mut guest)?;
     }
-    ensure!(!told.open_there()?.contains(&path), "it is open there");
-    end(told)
+    ensure!(!guest.open_files()?.contains(&path), "it is open on node 2");
+    end(guest)
 }
 
 #[test]
-fn what_it_reads_and_writes_is_the_same_wherever_it_goes() -> Result<()> {
-    goes_about("inhand", "sharedmoves")
+fn delegated_file_io_survives_moves() -> Result<()> {
+    move_while_running("delegation", "sharedmoves")
 }
 
 #[test]
-fn what_is_called_very_often_is_the_same_wherever_it_goes() -> Result<()> {
-    goes_about("hotcalls", "sharedhot")
+fn frequent_file_calls_survive_moves() -> Result<()> {
+    move_while_running("fastpath", "sharedhot")
 }
 
 #[test]
-fn what_is_called_on_files_is_the_same_wherever_it_goes() -> Result<()> {
-    goes_about("file", "sharedfile")
+fn file_calls_survive_moves() -> Result<()> {
+    move_while_running("file", "sharedfile")
 }
 
-/// A program whose files are on it is moved all the time.
-fn goes_about(program: &str, name: &str) -> Result<()> {
+/// A program whose files are on the shared file system is migrated all the time.
+fn move_while_running(program: &str, name: &str) -> Result<()> {
     let shared = Shared::new(name)?;
     let cluster = cluster(name, &shared, 3, &[1, 2, 3])?;
-    mover::goes_about(&cluster, program, at(&shared.0)?)?;
-    ensure!(std::fs::read_dir(&shared.0)?.next().is_none(), "it has left something");
+    mover::move_while_running(&cluster, program, at(&shared.0)?)?;
+    ensure!(std::fs::read_dir(&shared.0)?.next().is_none(), "it has left files");
     Ok(())
 }
 
 fn at(path: &Path) -> Result<&str> {
-    path.to_str().context("a strange name")
+    path.to_str().context("the path is not UTF-8")
 }

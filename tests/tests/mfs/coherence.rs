@@ -1,22 +1,22 @@
-//! What is changed in one place is seen in the others: which of two versions of the same size is read, a thousand times, and how
-//! soon what a local program of the server does is seen where the file is open.
+//! Coherence: a reader gets the newer of two versions of the same size, a thousand times, and a
+//! change by a local program of the server is soon visible where the file is open.
 
 use anyhow::Result;
 use std::time::{Duration, Instant};
-use tern_tests::asked::Asked;
 use tern_tests::cluster::Cluster;
+use tern_tests::line_client::LineClient;
 
-/// How often one writes and the other one reads.
+/// Number of writes, each followed by a read on another node.
 const ROUNDS: u32 = 1000;
 
-/// How often something is changed behind the back of who has it open.
-const NOTICED: u32 = 10;
+/// Number of changes by a local program while the file is open elsewhere.
+const LOCAL_CHANGES: u32 = 10;
 
 /// The term of a lease.
-const TERM: Duration = Duration::from_secs(1);
+const LEASE_TERM: Duration = Duration::from_secs(1);
 
-/// Does what each line says, in one directory, and answers each with a line.
-const DOER: &str = r#"
+/// Performs an operation in one directory for each line, and replies with a line.
+const WORKER: &str = r#"
 import os, sys, time
 place, kept = sys.argv[1], {}
 def until(what):
@@ -51,7 +51,7 @@ for line in sys.stdin:
         with open(name(of)) as file:
             said = file.read()
     elif verb == "keep":
-        # What has just been changed is not kept yet.
+        # A file that has just changed is not cached yet.
         for turn in range(15):
             os.pread(held(of), 100, 0), os.fstat(held(of)), time.sleep(0.01)
     elif verb == "sees":
@@ -64,8 +64,8 @@ for line in sys.stdin:
 "#;
 
 /// A program on one node.
-fn doer(cluster: &Cluster, node: u16, place: &str) -> Result<Asked> {
-    Asked::start(cluster.command(node, "timeout").args(["500", "/usr/bin/python3", "-c", DOER, place]))
+fn worker(cluster: &Cluster, node: u16, place: &str) -> Result<LineClient> {
+    LineClient::start(cluster.command(node, "timeout").args(["500", "/usr/bin/python3", "-c", WORKER, place]))
 }
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
@@ -79,17 +79,17 @@ fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
 }
 
 #[test]
-fn what_was_written_is_what_is_read_a_thousand_times() {
+fn read_after_remote_write_sees_new_data_a_thousand_times() {
     let cluster = mounted("mfsthousand", 3, &[1, 3]).unwrap();
-    // Node 2 has the files: there the writer is a local program.
+    // Node 2 has the files, so the writer there is a local program.
     for (writer, place) in [(3, "/mfs/2/tmp/co"), (2, "/tmp/co")] {
         for verb in ["write", "over"] {
-            let mut writer = doer(&cluster, writer, place).unwrap();
-            let mut reader = doer(&cluster, 1, "/mfs/2/tmp/co").unwrap();
+            let mut writer = worker(&cluster, writer, place).unwrap();
+            let mut reader = worker(&cluster, 1, "/mfs/2/tmp/co").unwrap();
             let mut wrong = Vec::new();
             for round in 0..ROUNDS {
-                assert_eq!(writer.does(&format!("{verb} file {round:06}")), "done");
-                let read = reader.does("read file -");
+                assert_eq!(writer.request(&format!("{verb} file {round:06}")), "done");
+                let read = reader.request("read file -");
                 if read != format!("{round:06}") {
                     wrong.push((round, read));
                 }
@@ -100,12 +100,12 @@ fn what_was_written_is_what_is_read_a_thousand_times() {
 }
 
 #[test]
-fn a_local_program_is_noticed_long_before_the_term_is_over() {
+fn local_change_is_visible_before_the_lease_expires() {
     let cluster = mounted("mfsnoticed", 2, &[1]).unwrap();
-    let mut local = doer(&cluster, 2, "/tmp/co").unwrap();
-    let mut reader = doer(&cluster, 1, "/mfs/2/tmp/co").unwrap();
+    let mut local = worker(&cluster, 2, "/tmp/co").unwrap();
+    let mut reader = worker(&cluster, 1, "/mfs/2/tmp/co").unwrap();
     let mut waited = Duration::ZERO;
-    for round in 0..NOTICED {
+    for round in 0..LOCAL_CHANGES {
         let (value, mode) = (format!("{round:06}"), if round % 2 == 0 { "640" } else { "600" });
         let there = if round % 2 == 0 { ("make", "yes") } else { ("remove", "no") };
         for (done, seen) in [
@@ -113,19 +113,15 @@ fn a_local_program_is_noticed_long_before_the_term_is_over() {
             (format!("chmod file {mode}"), format!("mode file {mode}")),
             (format!("{} name -", there.0), format!("there name {}", there.1)),
         ] {
-            assert_eq!(reader.does("keep file -"), "done");
-            assert_eq!(local.does(&done), "done");
+            assert_eq!(reader.request("keep file -"), "done");
+            assert_eq!(local.request(&done), "done");
             let begun = Instant::now();
-            assert_eq!(reader.does(&seen), "True", "{seen}");
+            assert_eq!(reader.request(&seen), "True", "{seen}");
             waited += begun.elapsed();
         }
     }
-    // Two of each three are believed until somebody says that they are not so: for half a term and more, if nobody did.
-    assert!(waited < TERM * NOTICED / 4, "it took {waited:?}");
-    cluster
-        .run(
-            2,
-            &["grep", "a program of this node has changed what another one believes", "/run/tern/mfs.log"],
-        )
-        .unwrap();
+    // Without recalls, two of each three changes would take half a term or longer: until the cached
+    // data expires.
+    assert!(waited < LEASE_TERM * LOCAL_CHANGES / 4, "it took {waited:?}");
+    cluster.run(2, &["grep", "a local program has changed a leased file", "/run/tern/mfs.log"]).unwrap();
 }

@@ -1,13 +1,15 @@
-//! Locks of whole files (flock) and of open ones (`F_OFD_SETLK`) hold in the cluster, and go with who had them.
+//! Locks of whole files (flock) and of open files (`F_OFD_SETLK`) hold across the cluster, and end
+//! with their owner.
 
 use anyhow::Result;
 use std::process::Stdio;
-use tern_tests::asked::Asked;
 use tern_tests::cluster::Cluster;
+use tern_tests::line_client::LineClient;
 
-/// Does what each line says to one file, and answers each with a line. `f` is flock, `o` a lock of the open file, `p` one of the
-/// process; then comes what is wanted, and whether to wait for it. `add` writes a number at the end, and `look` tells what there is.
-const DOER: &str = r#"
+/// Performs an operation on one file for each line, and replies with a line. `f` is flock, `o` a
+/// lock of the open file, `p` one of the process; the kind of lock and whether to wait follow.
+/// `add` appends a number, and `look` prints size and content.
+const WORKER: &str = r#"
 import errno, fcntl, os, struct, sys
 path, files = sys.argv[1], {}
 def lock(file, how, wanted, waits):
@@ -37,19 +39,24 @@ for line in sys.stdin:
         print(errno.errorcode[error.errno], flush=True)
 "#;
 
-/// Python's own call goes on after a signal, so another program waits.
+/// Python's own call is restarted after a signal, so another program waits.
 const WAITER: &str = "flock /mfs/2/tmp/locked -c 'echo has'";
 
-fn doer(cluster: &Cluster, node: u16, path: &str) -> Result<Asked> {
-    let mut doer =
-        Asked::start(cluster.command(node, "timeout").args(["60", "/usr/bin/python3", "-c", DOER, path]))?;
+fn worker(cluster: &Cluster, node: u16, path: &str) -> Result<LineClient> {
+    let mut worker = LineClient::start(cluster.command(node, "timeout").args([
+        "60",
+        "/usr/bin/python3",
+        "-c",
+        WORKER,
+        path,
+    ]))?;
     for name in ["a", "b"] {
-        doer.does(&format!("open {name}"));
+        worker.request(&format!("open {name}"));
     }
-    Ok(doer)
+    Ok(worker)
 }
 
-/// Three nodes, of which two see the files of the one between them.
+/// Three nodes; nodes 1 and 3 have mounted the files of node 2.
 fn mounted(prefix: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 3)?;
     for node in [1, 3] {
@@ -62,15 +69,19 @@ fn mounted(prefix: &str) -> Result<Cluster> {
 const THERE: &str = "/mfs/2/tmp/locked";
 
 #[test]
-fn what_is_locked_is_locked_on_every_node() {
+fn locks_hold_on_every_node() {
     let cluster = mounted("mfslocks").unwrap();
-    let mut one = doer(&cluster, 1, THERE).unwrap();
+    let mut one = worker(&cluster, 1, THERE).unwrap();
     for (node, path) in [(3, THERE), (2, "/tmp/locked"), (1, THERE)] {
-        let mut other = doer(&cluster, node, path).unwrap();
+        let mut other = worker(&cluster, node, path).unwrap();
         for how in ["f", "o"] {
             let mut is = |who: u8, line: String, said: &str| {
-                let doer = if who == 1 { &mut one } else { &mut other };
-                assert_eq!(doer.does(&line), said, "{line} by {who}, who is on node {node}");
+                let worker = if who == 1 { &mut one } else { &mut other };
+                assert_eq!(
+                    worker.request(&line),
+                    said,
+                    "{line} by program {who}; the second one is on node {node}"
+                );
             };
             is(1, format!("a {how} alone"), "done");
             is(2, format!("a {how} alone"), "EAGAIN");
@@ -92,57 +103,57 @@ fn what_is_locked_is_locked_on_every_node() {
             is(2, "open a".into(), "done");
         }
     }
-    // They are not in each other's way, nor in that of a process' own.
-    let mut other = doer(&cluster, 3, THERE).unwrap();
-    assert_eq!(one.does("a f alone"), "done");
-    assert_eq!(other.does("a p alone"), "done");
-    assert_eq!(one.does("a o alone"), "EAGAIN");
-    assert_eq!(other.does("a p none"), "done");
-    assert_eq!(one.does("a o alone"), "done");
-    assert_eq!(other.does("a p alone"), "EAGAIN");
+    // Locks of open files and of processes conflict; flock conflicts with neither.
+    let mut other = worker(&cluster, 3, THERE).unwrap();
+    assert_eq!(one.request("a f alone"), "done");
+    assert_eq!(other.request("a p alone"), "done");
+    assert_eq!(one.request("a o alone"), "EAGAIN");
+    assert_eq!(other.request("a p none"), "done");
+    assert_eq!(one.request("a o alone"), "done");
+    assert_eq!(other.request("a p alone"), "EAGAIN");
 }
 
 #[test]
-fn who_waits_for_a_file_gets_it_or_is_interrupted() {
+fn blocked_lock_is_granted_or_interrupted() {
     let cluster = mounted("mfswaits").unwrap();
-    let mut one = doer(&cluster, 1, THERE).unwrap();
-    assert_eq!(one.does("a f alone"), "done");
+    let mut one = worker(&cluster, 1, THERE).unwrap();
+    assert_eq!(one.request("a f alone"), "done");
     let end = cluster.command(3, "timeout").args(["1", "sh", "-c", WAITER]).output().unwrap();
-    assert_eq!((end.status.code(), &end.stdout[..]), (Some(124), &b""[..]), "he had it");
+    assert_eq!((end.status.code(), &end.stdout[..]), (Some(124), &b""[..]), "the lock was granted");
     let mut waiter = cluster.command(3, "timeout");
     let waiter = waiter.args(["30", "sh", "-c", WAITER]).stdout(Stdio::piped()).spawn().unwrap();
-    // Whoever has it dies of it.
+    // The owner of the lock is killed.
     one.kill().unwrap();
     cluster.run(1, &["pkill", "-KILL", "-f", "[i]mport errno, fcntl, os, struct"]).unwrap();
     assert_eq!(waiter.wait_with_output().unwrap().stdout, b"has\n");
 }
 
 #[test]
-fn who_had_a_lock_of_a_server_that_was_killed_is_told_so() {
+fn lock_lost_with_its_server_gives_estale() {
     let cluster = mounted("mfskilled").unwrap();
-    let mut one = doer(&cluster, 1, THERE).unwrap();
-    assert_eq!(one.does("a f alone"), "done");
+    let mut one = worker(&cluster, 1, THERE).unwrap();
+    assert_eq!(one.request("a f alone"), "done");
     cluster.run(2, &["pkill", "-KILL", "-f", "[t]ern-mfs.*serve"]).unwrap();
-    assert_eq!(one.does("a f shared"), "ESTALE");
-    assert_eq!(one.does("b f alone"), "done", "what had none is opened again");
+    assert_eq!(one.request("a f shared"), "ESTALE");
+    assert_eq!(one.request("b f alone"), "done", "a file without locks is opened again");
 }
 
 #[test]
-fn who_gets_a_lock_sees_what_was_done_under_the_last_one() {
+fn lock_holder_sees_writes_under_the_previous_lock() {
     let cluster = mounted("mfslocksee").unwrap();
     cluster.run(2, &["sh", "-c", ": > /tmp/locked"]).unwrap();
-    let mut there = doer(&cluster, 1, THERE).unwrap();
-    let mut local = doer(&cluster, 2, "/tmp/locked").unwrap();
+    let mut there = worker(&cluster, 1, THERE).unwrap();
+    let mut local = worker(&cluster, 2, "/tmp/locked").unwrap();
     for round in 1..=200 {
-        // So that there is something to believe.
-        there.does("look a");
+        // So that there is content to cache.
+        there.request("look a");
         let how = if round % 2 == 0 { "p" } else { "f" };
-        local.does(&format!("a {how} alone wait"));
-        local.does(&format!("add a {round}"));
-        local.does(&format!("a {how} none"));
-        there.does(&format!("a {how} shared wait"));
-        let is = there.does("look a");
+        local.request(&format!("a {how} alone wait"));
+        local.request(&format!("add a {round}"));
+        local.request(&format!("a {how} none"));
+        there.request(&format!("a {how} shared wait"));
+        let is = there.request("look a");
         assert_eq!(is, format!("size {0} read {0} last {round}", 4 * round), "round {round}");
-        there.does(&format!("a {how} none"));
+        there.request(&format!("a {how} none"));
     }
 }

@@ -1,15 +1,15 @@
-//! The files of other nodes, in the tree that is mounted on each node.
+//! Tests of MFS: the files of other nodes below /mfs.
 #![forbid(unsafe_code)]
 
+mod cached_names;
 mod coherence;
-mod kept;
-mod listed;
+mod compression;
+mod concurrency;
+mod exclusive_create;
+mod listing;
 mod locks;
-mod made;
-mod many;
-mod names;
-mod packed;
 mod passthrough;
 mod programs;
 mod random;
+mod special_names;
 mod tree;

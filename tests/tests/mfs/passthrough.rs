@@ -1,17 +1,18 @@
-//! Files of a node in its own tree: its kernel reads and writes them itself, as its user may, and other nodes see each write.
+//! FUSE passthrough: a node's kernel reads and writes the node's own files itself, with the user's
+//! rights, and other nodes see each write.
 
 use anyhow::Result;
 use std::time::Duration;
-use tern_tests::asked::Asked;
-use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection;
+use tern_tests::line_client::LineClient;
 
-/// How long something that is to happen may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for anything that a busy machine may delay.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Does what each line says with the files of one directory, and answers each with a line. What it has to wait for longer than that
-/// ends it.
-const DOER: &str = r#"
+/// Performs an operation on the files of one directory for each line, and replies with a line. An
+/// operation that blocks for longer than 30 s ends the program.
+const WORKER: &str = r#"
 import ctypes, os, signal, sys, time
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -33,7 +34,7 @@ for line in sys.stdin:
     elif verb == "append":
         os.write(files[key], words[0].encode())
     elif verb == "end":
-        # As who writes to the end of a file without O_APPEND, time and again.
+        # As a program that appends without O_APPEND, again and again.
         said = 0
         for _ in range(int(words[0])):
             said = os.lseek(files[key], 0, os.SEEK_END)
@@ -43,12 +44,12 @@ for line in sys.stdin:
     elif verb == "read":
         said = os.pread(files[key], 100, int(words[0])).decode()
     elif verb == "map":
-        # Python's own keeps the file open.
+        # Python's own mmap keeps the file open.
         maps[key] = libc.mmap(None, 4096, 3, 1, files[key], 0)
     elif verb == "store":
         ctypes.memmove(maps[key], words[0].encode(), len(words[0]))
     elif verb == "newer":
-        # What has just been changed would be asked for in any case.
+        # Attributes of a file that has just changed would not be cached in any case.
         time.sleep(0.2)
         before = os.stat(words[0]).st_mtime_ns
         ctypes.memmove(maps[key], b"new", 3)
@@ -65,14 +66,15 @@ for line in sys.stdin:
     print(said, flush=True)
 "#;
 
-/// A program on one node.
-fn doer(cluster: &Cluster, node: u16, place: &str, uid: u32) -> Result<Asked> {
+/// A program on one node, running as this user.
+fn worker(cluster: &Cluster, node: u16, place: &str, uid: u32) -> Result<LineClient> {
     let uid = uid.to_string();
-    let as_user = ["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", DOER, place];
-    Asked::start(cluster.command(node, "setpriv").args(as_user))
+    let as_user =
+        ["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", WORKER, place];
+    LineClient::start(cluster.command(node, "setpriv").args(as_user))
 }
 
-/// Two nodes that see all, of which the first has a disk of its own at /own.
+/// Two nodes that have mounted /mfs; node 1 has a tmpfs at /own.
 fn mounted(prefix: &str) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, 2)?;
     cluster.run(
@@ -85,111 +87,114 @@ fn mounted(prefix: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Has each line done, and compares what is said.
-fn does(doer: &mut Asked, lines: &[(&str, &str)]) {
+/// Sends each line, and compares the replies.
+fn run_all(worker: &mut LineClient, lines: &[(&str, &str)]) {
     for (line, wanted) in lines {
-        assert_eq!(doer.does(line), *wanted, "{line}");
+        assert_eq!(worker.request(line), *wanted, "{line}");
     }
 }
 
 #[test]
-fn a_node_needs_nobody_for_its_own_open_files_and_others_see_what_it_writes() {
+fn own_files_need_no_daemon_and_writes_are_visible_elsewhere() {
     let cluster = mounted("mfspass").unwrap();
-    let mut own = doer(&cluster, 1, "/mfs/1/own", 0).unwrap();
-    let mut other = doer(&cluster, 2, "/mfs/1/own", 0).unwrap();
-    does(&mut own, &[("open f f new", "done"), ("open g f a", "done"), ("write f 0 000", "done")]);
-    // Nobody serves the tree now, but for what its kernel does itself.
+    let mut own = worker(&cluster, 1, "/mfs/1/own", 0).unwrap();
+    let mut other = worker(&cluster, 2, "/mfs/1/own", 0).unwrap();
+    run_all(&mut own, &[("open f f new", "done"), ("open g f a", "done"), ("write f 0 000", "done")]);
+    // The FUSE daemon is stopped now: only the kernel's own passthrough works.
     let tree = r#"p=$(pgrep -f "[t]ern-mfs mount /mfs") && kill -"#;
     cluster.run(1, &["sh", "-c", &format!("{tree}STOP $p")]).unwrap();
-    does(&mut own, &[("write f 0 001", "done"), ("append g 23", "done"), ("read f 0", "00123")]);
+    run_all(&mut own, &[("write f 0 001", "done"), ("append g 23", "done"), ("read f 0", "00123")]);
     cluster.run(1, &["sh", "-c", &format!("{tree}CONT $p")]).unwrap();
-    does(&mut other, &[("look f", "5 00123"), ("open f f r", "done"), ("read f 0", "00123")]);
+    run_all(&mut other, &[("look f", "5 00123"), ("open f f r", "done"), ("read f 0", "00123")]);
     for round in 100..200 {
-        own.does(&format!("write f 0 {round}"));
-        assert_eq!(other.does("read f 0"), format!("{round}23"));
+        own.request(&format!("write f 0 {round}"));
+        assert_eq!(other.request("read f 0"), format!("{round}23"));
     }
     for round in 0..20 {
-        own.does("append g x");
-        let (size, seen) = (6 + round, own.does("look f"));
+        own.request("append g x");
+        let (size, seen) = (6 + round, own.request("look f"));
         assert!(seen.starts_with(&format!("{size} ")), "{size}: {seen}");
-        assert_eq!(other.does("look f"), seen);
+        assert_eq!(other.request("look f"), seen);
     }
-    // What the other writes is what is read here.
-    does(&mut other, &[("open w f w", "done"), ("write w 0 abc", "done")]);
-    does(&mut own, &[("read f 0", "abc23xxxxxxxxxxxxxxxxxxxx"), ("close f", "done"), ("close g", "done")]);
-    // Who comes to what is open in the usual way has it in that way.
-    does(&mut own, &[("open r small r", "done"), ("open w small w", "done"), ("write w 0 SMALL", "done")]);
-    does(
+    // The owning node reads what the other node writes.
+    run_all(&mut other, &[("open w f w", "done"), ("write w 0 abc", "done")]);
+    run_all(&mut own, &[("read f 0", "abc23xxxxxxxxxxxxxxxxxxxx"), ("close f", "done"), ("close g", "done")]);
+    // A file that is already open without passthrough is opened without it again.
+    run_all(&mut own, &[("open r small r", "done"), ("open w small w", "done"), ("write w 0 SMALL", "done")]);
+    run_all(
         &mut own,
         &[("read r 0", "SMALL"), ("look small", "5 SMALL"), ("close r", "done"), ("close w", "done")],
     );
-    does(&mut own, &[("open w small w", "done"), ("write w 0 small", "done"), ("look small", "5 small")]);
-    does(&mut other, &[("look small", "5 small")]);
+    run_all(&mut own, &[("open w small w", "done"), ("write w 0 small", "done"), ("look small", "5 small")]);
+    run_all(&mut other, &[("look small", "5 small")]);
 }
 
 #[test]
-fn a_node_knows_where_its_own_files_end() {
+fn seek_end_on_own_files_is_current() {
     let cluster = mounted("mfspassend").unwrap();
-    let mut own = doer(&cluster, 1, "/mfs/1/own", 0).unwrap();
+    let mut own = worker(&cluster, 1, "/mfs/1/own", 0).unwrap();
     for file in ["a", "b", "c"] {
-        does(&mut own, &[(&format!("open f {file} new"), "done"), ("end f 40", "3900"), ("close f", "done")]);
+        run_all(
+            &mut own,
+            &[(&format!("open f {file} new"), "done"), ("end f 40", "3900"), ("close f", "done")],
+        );
         let size = cluster.run(1, &["stat", "-c", "%s", &format!("/own/{file}")]).unwrap();
         assert_eq!(size, b"4000\n");
     }
 }
 
-/// Both files are opened again, and nothing stays of what they were before.
+/// The client opens both files again, and the previous server's opens do not remain.
 #[test]
-fn a_copy_goes_on_when_the_server_has_begun_anew() {
+fn copy_file_range_survives_server_restart() {
     let cluster = mounted("mfscopy").unwrap();
-    let mut other = doer(&cluster, 2, "/mfs/1/own", 0).unwrap();
-    does(&mut other, &[("open from small r", "done"), ("open to new new", "done"), ("copy from to", "5")]);
+    let mut other = worker(&cluster, 2, "/mfs/1/own", 0).unwrap();
+    run_all(&mut other, &[("open from small r", "done"), ("open to new new", "done"), ("copy from to", "5")]);
     for _ in 0..2 {
-        // What is asked of one that dies just then ends with an error, since nobody knows whether it was done.
+        // A request in flight when the server dies fails, since it is unknown whether it was done.
         let anew = "p=$(pgrep -f '[t]ern-mfs.* serve'); kill -KILL $p; while [ -d /proc/$p ]; do sleep 0.05; done; \
                     until pgrep -f '[t]ern-mfs.* serve'; do sleep 0.05; done";
         cluster.run(1, &["sh", "-c", anew]).unwrap();
-        does(&mut other, &[("copy from to", "5")]);
+        run_all(&mut other, &[("copy from to", "5")]);
     }
-    does(&mut other, &[("close to", "done"), ("close from", "done")]);
+    run_all(&mut other, &[("close to", "done"), ("close from", "done")]);
     let open = "p=$(pgrep -f '[t]ern-mfs.* serve') && ! ls -l /proc/$p/fd | grep 'lrwx.* /own/new'";
     let look = || cluster.run(1, &["sh", "-c", open]).is_ok();
-    breaking::until("none is open at the server", PATIENCE, look).unwrap();
+    fault_injection::wait_until("no file is open at the server", EVENT_TIMEOUT, look).unwrap();
 }
 
 #[test]
-fn what_is_stored_to_a_file_that_was_closed_is_seen_by_others() {
+fn stores_to_a_closed_mapped_file_are_visible_elsewhere() {
     let cluster = mounted("mfsmapped").unwrap();
-    let mut own = doer(&cluster, 1, "/mfs/1/own", 0).unwrap();
-    let mut other = doer(&cluster, 2, "/mfs/1/own", 0).unwrap();
+    let mut own = worker(&cluster, 1, "/mfs/1/own", 0).unwrap();
+    let mut other = worker(&cluster, 2, "/mfs/1/own", 0).unwrap();
     let long = "x".repeat(100);
-    does(
+    run_all(
         &mut own,
         &[("open f f new", "done"), ("write f 4095 !", "done"), (&format!("write f 0 {long}"), "done")],
     );
-    does(&mut own, &[("map f", "done"), ("newer f f", "True"), ("close f", "done")]);
-    does(&mut other, &[("open f f r", "done")]);
-    does(&mut own, &[("open g f r", "done")]);
+    run_all(&mut own, &[("map f", "done"), ("newer f f", "True"), ("close f", "done")]);
+    run_all(&mut other, &[("open f f r", "done")]);
+    run_all(&mut own, &[("open g f r", "done")]);
     for round in 100..200 {
-        own.does(&format!("store f {round}"));
-        assert_eq!(other.does("read f 0")[..3], format!("{round}"));
-        // Here it goes on in its way, small as it is.
-        assert_eq!(own.does("read g 0")[..3], format!("{round}"));
+        own.request(&format!("store f {round}"));
+        assert_eq!(other.request("read f 0")[..3], format!("{round}"));
+        // A small file that was opened without passthrough stays so, and reads the new content.
+        assert_eq!(own.request("read g 0")[..3], format!("{round}"));
     }
-    does(&mut own, &[("unmap f", "done")]);
+    run_all(&mut own, &[("unmap f", "done")]);
 }
 
 #[test]
-fn its_user_may_what_he_may_on_the_disk() {
+fn user_has_the_same_rights_as_on_the_disk() {
     let cluster = mounted("mfspassuser").unwrap();
     let said = ["/own", "/mfs/1/own"].map(|place| {
-        let mut user = doer(&cluster, 1, place, 5001).unwrap();
+        let mut user = worker(&cluster, 1, place, 5001).unwrap();
         let lines = "open f mine new|write f 0 x|mode mine 4755|write f 0 y|modeof mine|close f|open f mine rw|\
                      mode mine 4755|write f 0 z|modeof mine|look mine";
-        let said: Vec<_> = lines.split('|').map(|line| user.does(line)).collect();
+        let said: Vec<_> = lines.split('|').map(|line| user.request(line)).collect();
         cluster.run(1, &["rm", "/own/mine"]).unwrap();
         said
     });
     assert_eq!(said[0], said[1]);
-    assert_eq!(said[0][4], "0o755", "the kernel takes it away");
+    assert_eq!(said[0][4], "0o755", "the kernel clears the set-id bit");
 }

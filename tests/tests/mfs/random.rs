@@ -1,34 +1,35 @@
-//! Operations at random, in the manner of fsx and fsstress, through /mfs and on the disk: each must have the same outcome.
+//! Random operations in the manner of fsx and fsstress, through /mfs and on the disk: each must
+//! have the same result.
 //!
-//! TERN_SEED=N begins elsewhere, TERN_STEPS=N goes on for longer; what failed says both.
+//! TERN_SEED=N changes the seed and TERN_STEPS=N the number of steps; a failure prints both.
 
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::doers::{Chance, Doers};
+use tern_tests::disk_comparison::{DiskComparison, Random};
 
-/// How large the file may become. Some pages, and more than what is sent at once.
-const SIZE: u64 = 400_000;
+/// Largest size of the file: several pages, and more than one request carries.
+const MAX_FILE_SIZE: u64 = 400_000;
 
-/// The longest piece.
-const PIECE: u64 = 90_000;
+/// Largest size of one operation.
+const MAX_LENGTH: u64 = 90_000;
 
 fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// Runs one test, on so many steps and from the seed that is asked for, which it says if it fails.
+/// Runs one test with the seed and number of steps from the environment; prints both if it fails.
 fn seeded(
     name: &str,
     steps: u64,
     nodes: &[u16],
-    run: impl Fn(&mut Doers, &mut Chance, u64) -> Result<()>,
+    run: impl Fn(&mut DiskComparison, &mut Random, u64) -> Result<()>,
 ) -> Result<()> {
     let (seed, steps) = (number("TERN_SEED", 1), number("TERN_STEPS", steps));
     let cluster = mounted(name, nodes)?;
-    let mut doers = Doers::start(&cluster, nodes)?;
-    let ended = run(&mut doers, &mut Chance::new(seed), steps).and_then(|()| doers.compare_trees());
+    let mut comparison = DiskComparison::start(&cluster, nodes)?;
+    let ended = run(&mut comparison, &mut Random::new(seed), steps).and_then(|()| comparison.compare_trees());
     ended.with_context(|| format!("TERN_SEED={seed} TERN_STEPS={steps}"))
 }
 
@@ -38,16 +39,16 @@ fn mounted(prefix: &str, nodes: &[u16]) -> Result<Cluster> {
         cluster.mount(*node, "timeout=3")?;
     }
     if nodes.contains(&2) {
-        // Its own kernel does them itself; the lab's disk is made of others, of which it does not.
+        // A tmpfs: its kernel does these operations itself, which it does not on the lab's overlay.
         cluster.run(2, &["mount", "-t", "tmpfs", "own", "/tmp"])?;
     }
     Ok(cluster)
 }
 
-/// What can be done to one file, by one who has it open as `name`; empty if it is to be opened again.
-fn file_deed(chance: &mut Chance, name: &str) -> String {
-    let (at, length, seed) = (chance.below(SIZE), chance.below(PIECE), chance.below(1 << 32));
-    match chance.below(24) {
+/// A random operation on one file that is open as `name`; empty if it is to be opened again.
+fn file_operation(random: &mut Random, name: &str) -> String {
+    let (at, length, seed) = (random.below(MAX_FILE_SIZE), random.below(MAX_LENGTH), random.below(1 << 32));
+    match random.below(24) {
         0..=3 => format!("pwrite {name} {at} {length} {seed}"),
         4..=6 => format!("pread {name} {at} {length}"),
         7 => format!("read {name} {length}"),
@@ -56,8 +57,8 @@ fn file_deed(chance: &mut Chance, name: &str) -> String {
         10 => format!("ftruncate {name} {at}"),
         11 => format!("truncate f {at}"),
         12 | 13 => format!("map {name} {at} {length}"),
-        14 => format!("allocate {name} {} {at} {length}", chance.of(&[0, 1, 3, 16, 17])),
-        15 => format!("copy {name} {at} {name} {} {length}", chance.below(SIZE)),
+        14 => format!("allocate {name} {} {at} {length}", random.pick(&[0, 1, 3, 16, 17])),
+        15 => format!("copy {name} {at} {name} {} {length}", random.below(MAX_FILE_SIZE)),
         16 => format!("fstat {name}"),
         17 => "get f".to_owned(),
         18 => "stat f".to_owned(),
@@ -67,27 +68,29 @@ fn file_deed(chance: &mut Chance, name: &str) -> String {
     }
 }
 
-/// The same, and opening and closing it again.
-fn opening_deed(chance: &mut Chance, name: &str, modes: &[&str]) -> [Option<String>; 2] {
-    let deed = file_deed(chance, name);
-    if deed.is_empty() {
-        let mode = chance.of(modes);
+/// The same, or closing and opening the file.
+fn file_or_open_operation(random: &mut Random, name: &str, modes: &[&str]) -> [Option<String>; 2] {
+    let operation = file_operation(random, name);
+    if operation.is_empty() {
+        let mode = random.pick(modes);
         return [Some(format!("close {name}")), Some(format!("open {name} f {mode}"))];
     }
-    [Some(deed), None]
+    [Some(operation), None]
 }
 
 #[test]
-fn one_file_is_like_one_on_the_disk() {
-    seeded("mfsfsx", 2500, &[1], |doers, chance, steps| {
-        doers.both(0, "put f 100000 1")?;
+fn random_calls_on_a_file_match_the_disk() {
+    seeded("mfsfsx", 2500, &[1], |comparison, random, steps| {
+        comparison.run_both(0, "put f 100000 1")?;
         for _ in 0..steps {
-            for deed in opening_deed(chance, "a", &["+", "+", "r", "w", "+t", "+c"]).into_iter().flatten() {
-                doers.both(0, &deed)?;
+            for operation in
+                file_or_open_operation(random, "a", &["+", "+", "r", "w", "+t", "+c"]).into_iter().flatten()
+            {
+                comparison.run_both(0, &operation)?;
             }
-            let deed = format!("store a {} {} 5", chance.below(SIZE), chance.below(PIECE));
-            if chance.below(20) == 0 {
-                doers.both(0, &deed)?;
+            let operation = format!("store a {} {} 5", random.below(MAX_FILE_SIZE), random.below(MAX_LENGTH));
+            if random.below(20) == 0 {
+                comparison.run_both(0, &operation)?;
             }
         }
         Ok(())
@@ -96,15 +99,17 @@ fn one_file_is_like_one_on_the_disk() {
 }
 
 #[test]
-fn one_file_is_the_same_for_two_nodes() {
-    seeded("mfstwo", 2500, &[1, 3], |doers, chance, steps| {
-        doers.both(0, "put f 100000 1")?;
+fn random_calls_on_a_file_from_two_nodes_match_the_disk() {
+    seeded("mfstwo", 2500, &[1, 3], |comparison, random, steps| {
+        comparison.run_both(0, "put f 100000 1")?;
         for _ in 0..steps {
-            let who = usize::try_from(chance.below(2)).context("too many")?;
-            // Each has the file open twice.
-            let name = format!("{}{}", chance.of(&["x", "y"]), who);
-            for deed in opening_deed(chance, &name, &["+", "r", "r", "w", "+t"]).into_iter().flatten() {
-                doers.both(who, &deed)?;
+            let client = usize::try_from(random.below(2)).context("too many")?;
+            // Each node has the file open twice.
+            let name = format!("{}{}", random.pick(&["x", "y"]), client);
+            for operation in
+                file_or_open_operation(random, &name, &["+", "r", "r", "w", "+t"]).into_iter().flatten()
+            {
+                comparison.run_both(client, &operation)?;
             }
         }
         Ok(())
@@ -113,23 +118,25 @@ fn one_file_is_the_same_for_two_nodes() {
 }
 
 #[test]
-fn one_file_is_the_same_for_its_own_node_and_another() {
-    seeded("mfsown", 2500, &[1, 2], |doers, chance, steps| {
-        doers.both(0, "put f 100000 1")?;
+fn random_calls_on_a_file_from_owner_and_client_match_the_disk() {
+    seeded("mfsown", 2500, &[1, 2], |comparison, random, steps| {
+        comparison.run_both(0, "put f 100000 1")?;
         for step in 0..steps {
-            let who = usize::try_from(chance.below(2)).context("too many")?;
-            let name = format!("{}{}", chance.of(&["x", "y"]), who);
-            let is_own = who == 1;
-            // What is small, and only read, would not be done so, nor what is open then.
+            let client = usize::try_from(random.below(2)).context("too many")?;
+            let name = format!("{}{}", random.pick(&["x", "y"]), client);
+            let is_own = client == 1;
+            // On its own node, small files that are only read are opened without passthrough, and
+            // so is every file that is open that way already.
             let modes: &[&str] =
                 if is_own { &["+", "+", "w", "+t", "+c"] } else { &["+", "r", "r", "w", "+t"] };
-            for deed in opening_deed(chance, &name, modes).into_iter().flatten() {
-                doers.both(who, &deed)?;
+            for operation in file_or_open_operation(random, &name, modes).into_iter().flatten() {
+                comparison.run_both(client, &operation)?;
             }
-            // The other one is refused such a mapping while this one writes.
-            let deed = format!("store {name} {} {} {step}", chance.below(SIZE), chance.below(PIECE));
-            if is_own && chance.below(10) == 0 {
-                doers.both(who, &deed)?;
+            // The other node's attempt at such a mapping would be refused while this one writes.
+            let operation =
+                format!("store {name} {} {} {step}", random.below(MAX_FILE_SIZE), random.below(MAX_LENGTH));
+            if is_own && random.below(10) == 0 {
+                comparison.run_both(client, &operation)?;
             }
         }
         Ok(())
@@ -137,35 +144,35 @@ fn one_file_is_the_same_for_its_own_node_and_another() {
     .unwrap();
 }
 
-/// A path in a tree that has few of them, so that they meet.
-fn path(chance: &mut Chance) -> String {
+/// A path in a tree of few names, so that operations collide.
+fn path(random: &mut Random) -> String {
     let mut path = String::new();
-    for _ in 0..chance.below(3) {
-        path += chance.of(&["d0/", "d1/", "d2/"]);
+    for _ in 0..random.below(3) {
+        path += random.pick(&["d0/", "d1/", "d2/"]);
     }
-    path + chance.of(&["d0", "d1", "d2", "f0", "f1", "f2", "f3", "l0", "l1"])
+    path + random.pick(&["d0", "d1", "d2", "f0", "f1", "f2", "f3", "l0", "l1"])
 }
 
-/// What can be done to a tree.
-fn tree_deed(chance: &mut Chance) -> String {
-    let (one, other) = (path(chance), path(chance));
-    let (length, seed) = (chance.below(9000), chance.below(1 << 32));
-    match chance.below(36) {
+/// A random operation on a tree.
+fn tree_operation(random: &mut Random) -> String {
+    let (one, other) = (path(random), path(random));
+    let (length, seed) = (random.below(9000), random.below(1 << 32));
+    match random.below(36) {
         0..=2 => format!("create {one}"),
         3..=6 => format!("mkdir {one}"),
         7..=9 => format!("rename {one} {other} 0"),
-        10 => format!("rename {one} {other} {}", 1 + chance.below(2)),
+        10 => format!("rename {one} {other} {}", 1 + random.below(2)),
         11 | 12 => format!("link {one} {other}"),
         13 => format!("symlink {other} {one}"),
         14 | 15 => format!("unlink {one}"),
         16 => format!("rmdir {one}"),
-        17 => format!("chmod {one} {}", chance.of(&["600", "755", "2775", "1777", "4711"])),
-        18 => format!("utime {one} {}", chance.below(1000)),
-        19 => format!("set {one} user.{} {seed} {}", chance.of(&["a", "b"]), chance.below(3)),
-        20 => format!("unset {one} user.{}", chance.of(&["a", "b"])),
+        17 => format!("chmod {one} {}", random.pick(&["600", "755", "2775", "1777", "4711"])),
+        18 => format!("utime {one} {}", random.below(1000)),
+        19 => format!("set {one} user.{} {seed} {}", random.pick(&["a", "b"]), random.below(3)),
+        20 => format!("unset {one} user.{}", random.pick(&["a", "b"])),
         21 => format!("value {one} user.a"),
         22 => format!("attributes {one}"),
-        23 => format!("chown {one} {} {}", chance.below(3), chance.below(3)),
+        23 => format!("chown {one} {} {}", random.below(3), random.below(3)),
         24 => format!("fifo {one}"),
         25 | 26 => format!("put {one} {length} {seed}"),
         27 => format!("truncate {one} {length}"),
@@ -178,29 +185,30 @@ fn tree_deed(chance: &mut Chance) -> String {
 }
 
 #[test]
-fn a_tree_is_like_one_on_the_disk_for_two_nodes() {
-    seeded("mfsstress", 3000, &[1, 3], |doers, chance, steps| {
+fn random_calls_on_a_tree_from_two_nodes_match_the_disk() {
+    seeded("mfsstress", 3000, &[1, 3], |comparison, random, steps| {
         for step in 0..steps {
-            let who = usize::try_from(chance.below(2)).context("too many")?;
-            let deed = tree_deed(chance);
-            if deed.starts_with("rename") {
-                // As mv looks first: a directory that another node has moved, and that nobody here has seen since, answers
-                // ESTALE to a rename by its new name, since the kernel cannot move its own entry for it meanwhile.
-                for path in deed.split(' ').skip(1).take(2) {
-                    doers.both(who, &format!("stat {path}"))?;
+            let client = usize::try_from(random.below(2)).context("too many")?;
+            let operation = tree_operation(random);
+            if operation.starts_with("rename") {
+                // As mv does: a rename of a directory that another node has moved fails with ESTALE
+                // under its new name if nobody on this node has looked it up since, as the kernel
+                // cannot move its dentry meanwhile.
+                for path in operation.split(' ').skip(1).take(2) {
+                    comparison.run_both(client, &format!("stat {path}"))?;
                 }
             }
-            // Nobody else writes what would be waited for.
-            let opens = deed.starts_with("get") || deed.starts_with("put");
+            // Opening a fifo would block: it has no other writer or reader.
+            let opens = operation.starts_with("get") || operation.starts_with("put");
             let may = !opens || {
-                let path = deed.split(' ').nth(1).unwrap_or(".");
-                doers.both(who, &format!("stat {path}"))?.starts_with('-')
+                let path = operation.split(' ').nth(1).unwrap_or(".");
+                comparison.run_both(client, &format!("stat {path}"))?.starts_with('-')
             };
             if may {
-                doers.both(who, &deed)?;
+                comparison.run_both(client, &operation)?;
             }
             if step % 500 == 0 {
-                doers.compare_trees()?;
+                comparison.compare_trees()?;
             }
         }
         Ok(())
@@ -209,34 +217,38 @@ fn a_tree_is_like_one_on_the_disk_for_two_nodes() {
 }
 
 #[test]
-fn what_was_done_is_done_whatever_is_cut() {
-    seeded("mfscut", 600, &[1, 3], |doers, chance, steps| {
-        doers.both(0, "put f 100000 1")?;
+fn random_calls_are_atomic_when_links_are_cut() {
+    seeded("mfscut", 600, &[1, 3], |comparison, random, steps| {
+        comparison.run_both(0, "put f 100000 1")?;
         for name in ["x0", "x1"] {
-            let who = usize::from(name == "x1");
-            doers.both(who, &format!("open {name} f +"))?;
+            let client = usize::from(name == "x1");
+            comparison.run_both(client, &format!("open {name} f +"))?;
         }
         for step in 1..=steps {
-            let who = usize::try_from(chance.below(2)).context("too many")?;
-            let deed = if chance.below(2) == 0 {
-                format!("pwrite x{who} {} {} {step}", chance.below(SIZE), chance.below(60_000))
+            let client = usize::try_from(random.below(2)).context("too many")?;
+            let operation = if random.below(2) == 0 {
+                format!("pwrite x{client} {} {} {step}", random.below(MAX_FILE_SIZE), random.below(60_000))
             } else {
-                let deed = tree_deed(chance);
-                if deed.starts_with("get") || deed.starts_with("put") { "list .".to_owned() } else { deed }
-            };
-            // His own cable to the server, or all of the server's.
-            let cable = chance.of(&[Cable::Node(2), Cable::between(2, if who == 0 { 1 } else { 3 })]);
-            match step % 300 {
-                0 => doers.both_without(who, &deed, cable, None)?,
-                60 | 120 | 180 | 240 => {
-                    let moment = Duration::from_millis(100 + chance.below(400));
-                    doers.both_without(who, &deed, cable, Some(moment))?;
+                let operation = tree_operation(random);
+                if operation.starts_with("get") || operation.starts_with("put") {
+                    "list .".to_owned()
+                } else {
+                    operation
                 }
-                _ => drop(doers.both(who, &deed)?),
+            };
+            // The client's own cable to the server, or all cables of the server.
+            let cable = random.pick(&[Cable::Node(2), Cable::between(2, if client == 0 { 1 } else { 3 })]);
+            match step % 300 {
+                0 => comparison.run_both_with_cut(client, &operation, cable, None)?,
+                60 | 120 | 180 | 240 => {
+                    let duration = Duration::from_millis(100 + random.below(400));
+                    comparison.run_both_with_cut(client, &operation, cable, Some(duration))?;
+                }
+                _ => drop(comparison.run_both(client, &operation)?),
             }
         }
-        // But for what the kernel here can say by itself.
-        ensure!(steps < 600 || doers.lost > 0, "nothing was ever lost");
+        // Operations that the client's kernel can answer alone are never lost.
+        ensure!(steps < 600 || comparison.lost > 0, "no operation was lost");
         Ok(())
     })
     .unwrap();

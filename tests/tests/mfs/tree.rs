@@ -1,4 +1,4 @@
-//! The files of every node, on every node.
+//! The files of every node, seen from every node.
 
 use anyhow::Result;
 use std::io::{BufRead, BufReader, Write};
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 
-/// Where the tasks are that are run on the disk and through /mfs.
+/// The folder of the tasks, which are run on the disk and through /mfs.
 const TASKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tasks");
 
-/// How long who waits for a lost node has to wait at most, with a timeout of 3 s: two more for the last look, and as much
-/// again on a busy machine.
-const LOST: Duration = Duration::from_secs(10);
+/// Longest wait for a lost node with a timeout of 3 s: two more seconds for the last attempt, and
+/// as much again on a busy machine.
+const LOST_NODE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Rounds of writing and reading by turns.
+/// Rounds of alternating writes and reads.
 const ROUNDS: u32 = 250;
 
 fn mounted(prefix: &str, nodes: u16, on: &[u16]) -> Result<Cluster> {
-    with_patience(prefix, nodes, on, 10)
+    mounted_with_timeout(prefix, nodes, on, 10)
 }
 
-/// Trees that wait for a node for so many seconds.
-fn with_patience(prefix: &str, nodes: u16, on: &[u16], seconds: u32) -> Result<Cluster> {
+/// Mounts with a request timeout of this many seconds.
+fn mounted_with_timeout(prefix: &str, nodes: u16, on: &[u16], seconds: u32) -> Result<Cluster> {
     let cluster = Cluster::with_nodes(prefix, nodes)?;
     for node in on {
         cluster.mount(*node, &format!("timeout={seconds}"))?;
@@ -31,13 +31,14 @@ fn with_patience(prefix: &str, nodes: u16, on: &[u16], seconds: u32) -> Result<C
     Ok(cluster)
 }
 
-/// Kills the server of node 2's files, and waits until there is another one: that may take longer than the tree's patience.
+/// Kills the file server of node 2, and waits until a new one serves: that may take longer than the
+/// request timeout.
 fn replace_server(cluster: &Cluster) {
     sh(cluster, 2, "pkill -KILL -f '[t]ern-mfs.*serve'");
     sh(cluster, 1, "until ls -d /mfs/2/. >/dev/null 2>&1; do sleep 0.05; done");
 }
 
-/// What a shell on a node says, and how it ends.
+/// The output of a shell command on a node, followed by `failed` if it fails.
 fn sh(cluster: &Cluster, node: u16, line: &str) -> String {
     let end = match cluster.command(node, "timeout").args(["60", "sh", "-c", line]).output() {
         Ok(end) => end,
@@ -47,11 +48,12 @@ fn sh(cluster: &Cluster, node: u16, line: &str) -> String {
     format!("{out}{err}{}", if end.status.success() { "" } else { "failed" })
 }
 
-/// One task in a directory on node 2, run there, and in another one from node 1.
-fn same_as_on_the_disk(cluster: &Cluster, task: &str, who: &str) {
+/// Runs one task in a directory on node 2 locally, and in another one from node 1, and compares the
+/// outputs.
+fn same_as_on_the_disk(cluster: &Cluster, task: &str, prefix: &str) {
     sh(cluster, 2, "rm -rf /tmp/there /tmp/here; mkdir -m 777 /tmp/there /tmp/here");
     let task = Path::new(TASKS).join(task);
-    let line = |directory: &str| format!("{who} /usr/bin/python3 {} {directory}", task.display());
+    let line = |directory: &str| format!("{prefix} /usr/bin/python3 {} {directory}", task.display());
     let there = sh(cluster, 2, &line("/tmp/there"));
     let here = sh(cluster, 1, &line("/mfs/2/tmp/here"));
     for (there, here) in there.lines().zip(here.lines()) {
@@ -62,20 +64,20 @@ fn same_as_on_the_disk(cluster: &Cluster, task: &str, who: &str) {
 }
 
 #[test]
-fn it_does_what_a_disk_does() {
+fn calls_match_the_disk() {
     let cluster = mounted("mfsdisk", 2, &[1]).unwrap();
-    for who in ["", "setpriv --reuid 1234 --regid 1234 --groups 77"] {
-        same_as_on_the_disk(&cluster, "files.py", who);
+    for prefix in ["", "setpriv --reuid 1234 --regid 1234 --groups 77"] {
+        same_as_on_the_disk(&cluster, "files.py", prefix);
     }
 }
 
 #[test]
-fn everybody_may_what_he_may_on_the_disk() {
+fn permissions_match_the_disk() {
     let cluster = mounted("mfsrights", 2, &[1]).unwrap();
     same_as_on_the_disk(&cluster, "rights.py", "");
 }
 
-/// Writes as much as the kernel sends at once, being in more groups than fit beside it.
+/// Writes as much as the kernel sends in one request, by a process in more groups than fit into it.
 const IN_MANY_GROUPS: &str = "
 import os
 os.setgroups(range(1000, 4000))
@@ -84,15 +86,15 @@ print(os.write(file, bytes(range(256)) * 4096))
 ";
 
 #[test]
-fn who_is_in_many_groups_writes_as_much_as_others() {
+fn member_of_many_groups_can_write_full_requests() {
     let cluster = mounted("mfsgroups", 2, &[1]).unwrap();
     assert_eq!(sh(&cluster, 1, &format!("/usr/bin/python3 -c \"{IN_MANY_GROUPS}\"")), "1048576\n");
     let same = "/usr/bin/python3 -c \"print(open('/tmp/many', 'rb').read() == bytes(range(256)) * 4096)\"";
     assert_eq!(sh(&cluster, 2, same), "True\n");
 }
 
-/// Writes as many bytes as before by turns with the other, and reads what he has written: each time from an open of its own, or
-/// from one that it has had from the beginning.
+/// Writes the same number of bytes in turns with another program, and reads what the other has
+/// written: by a new open each time, or through a descriptor open from the beginning.
 const TURNS: &str = r#"
 import os, sys, time
 place, own, other, first, rounds = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4] == "first", int(sys.argv[5])
@@ -137,10 +139,10 @@ fn turns(
 }
 
 #[test]
-fn what_is_written_anywhere_is_read_everywhere() {
+fn writes_on_any_node_are_read_on_every_node() {
     let cluster = mounted("mfscoherent", 3, &[1, 3]).unwrap();
-    // The writer on node 2 is a local program that knows nothing of all this; on node 3 it is one through /mfs. What is open
-    // already need see only what comes through /mfs at once.
+    // The writer on node 2 is a local program that does not use /mfs; on node 3 it is one through
+    // /mfs. A descriptor that is already open must see at once only what is written through /mfs.
     for (node, place, how) in [(2, "/tmp", "anew"), (3, "/mfs/2/tmp", "anew"), (3, "/mfs/2/tmp", "held")] {
         sh(&cluster, 2, "printf x000000 | tee /tmp/value-a > /tmp/value-b");
         let one = turns(&cluster, node, place, "a", "b", "first", how).unwrap();
@@ -153,7 +155,7 @@ fn what_is_written_anywhere_is_read_everywhere() {
     }
 }
 
-/// Reads a file through one open whenever it is told to, and says what it was or the error.
+/// Reads a file through one descriptor for each line, and prints the content or the error.
 const READER: &str = r#"
 import errno, os, sys, time
 file = os.open("/mfs/2/tmp/kept", os.O_RDONLY)
@@ -165,8 +167,8 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn what_is_kept_is_kept_for_its_term_and_no_longer() {
-    let cluster = with_patience("mfskept", 2, &[1], 3).unwrap();
+fn cached_content_is_valid_until_the_lease_expires() {
+    let cluster = mounted_with_timeout("mfskept", 2, &[1], 3).unwrap();
     sh(&cluster, 2, "printf first > /tmp/kept; sleep 0.2");
     let mut reader = cluster.command(1, "/usr/bin/python3");
     let mut reader =
@@ -178,14 +180,14 @@ fn what_is_kept_is_kept_for_its_term_and_no_longer() {
         lines.next().unwrap().unwrap()
     };
     assert_eq!(read(), "first");
-    // A local program on the server rewrites it: the term is the most that this can take.
+    // A local program on the server rewrites it: the change must be visible within the lease term.
     sh(&cluster, 2, "printf other > /tmp/kept");
     let begun = Instant::now();
     while read() != "other" {
-        assert!(begun.elapsed() < LOST, "it is old for ever");
+        assert!(begun.elapsed() < LOST_NODE_TIMEOUT, "the old content stays");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // From its own memory it can be read without the server, until the term is over.
+    // Cached content can be read without the server until the lease expires.
     let kept = |read: &mut dyn FnMut() -> String| {
         assert_eq!(read(), "other");
         cluster.lab().cut(Cable::Node(2)).unwrap();
@@ -194,15 +196,15 @@ fn what_is_kept_is_kept_for_its_term_and_no_longer() {
     };
     let mut tries = 0;
     while !kept(&mut read).0 {
-        // The term was over just before.
+        // The lease had just expired.
         cluster.lab().heal_all().unwrap();
         while read() != "other" {}
         tries += 1;
-        assert!(tries < 20, "nothing is kept");
+        assert!(tries < 20, "nothing is cached");
     }
     let begun = Instant::now();
     while read() != "EIO" {
-        assert!(begun.elapsed() < LOST, "it is believed for ever");
+        assert!(begun.elapsed() < LOST_NODE_TIMEOUT, "cached content does not expire");
         std::thread::sleep(Duration::from_millis(20));
     }
     drop(ask);
@@ -210,9 +212,9 @@ fn what_is_kept_is_kept_for_its_term_and_no_longer() {
 }
 
 #[test]
-fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
-    let cluster = with_patience("mfslost", 3, &[1], 3).unwrap();
-    // A program with a file open, which goes on when it is told to.
+fn lost_node_gives_eio_and_comes_back() {
+    let cluster = mounted_with_timeout("mfslost", 3, &[1], 3).unwrap();
+    // A program with a file open, which continues when a file appears.
     let mut program = cluster.command(1, "sh");
     let line = "exec 3>/mfs/2/tmp/held; echo one >&3; touch /tmp/open; until [ -e /tmp/on ]; do sleep 0.02; done; \
                 echo two >&3; touch /tmp/again; until [ -e /tmp/off ]; do sleep 0.02; done; echo three >&3";
@@ -223,7 +225,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     let begun = Instant::now();
     let said = sh(&cluster, 1, "cat /mfs/2/tmp/held");
     assert!(said.contains("Input/output error"), "{said}");
-    assert!(begun.elapsed() < LOST, "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < LOST_NODE_TIMEOUT, "it took {:?}", begun.elapsed());
     assert_eq!(sh(&cluster, 1, "ls /mfs"), "1\n2\n3\nhere\nhome\nlastexec\nmagic\nselected\n");
     assert!(!sh(&cluster, 1, "ls /mfs/3/").contains("failed"));
 
@@ -232,13 +234,13 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     sh(&cluster, 1, "until [ -e /tmp/again ]; do sleep 0.02; done");
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\n");
 
-    // A server that was killed has lost everything: what is open is found again by its name.
+    // A killed server has lost all its open files: they are opened again by name.
     replace_server(&cluster);
     sh(&cluster, 1, "touch /tmp/off");
     assert!(held.wait().unwrap().success());
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/held"), "one\ntwo\nthree\n");
 
-    // One that was renamed meanwhile is found by its new name.
+    // A file that was renamed meanwhile is found by its new name.
     let line = "exec 3</mfs/2/tmp/held; mv /mfs/2/tmp/held /mfs/2/tmp/moved; touch /tmp/moved; \
                 until [ -e /tmp/see ]; do sleep 0.02; done; cat <&3; mv /mfs/2/tmp/moved /mfs/2/tmp/held";
     let held = cluster.command(1, "sh").args(["-c", line]).stdout(Stdio::piped()).spawn().unwrap();
@@ -247,7 +249,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     sh(&cluster, 1, "touch /tmp/see");
     assert_eq!(String::from_utf8_lossy(&held.wait_with_output().unwrap().stdout), "one\ntwo\nthree\n");
 
-    // What has no name any more is not found again, and another file of its name is not taken for it.
+    // A removed file is not found again, and another file of its name is not taken for it.
     let line = "exec 3</mfs/2/tmp/held; rm /mfs/2/tmp/held; echo other > /mfs/2/tmp/held; cat <&3 | head -1; touch /tmp/gone; \
                 until [ -e /tmp/look ]; do sleep 0.02; done; cat <&3";
     let mut program = cluster.command(1, "sh");
@@ -259,7 +261,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     assert_eq!(String::from_utf8_lossy(&end.stdout), "one\n");
     assert!(String::from_utf8_lossy(&end.stderr).contains("Stale file handle"), "{end:?}");
 
-    // And it can always be unmounted.
+    // It can be unmounted at any time.
     cluster.lab().cut(Cable::Node(2)).unwrap();
     assert_eq!(
         sh(&cluster, 1, "umount /mfs; until ! pgrep -f '[t]ern-mfs.*mount' >/dev/null; do sleep 0.02; done"),
@@ -267,7 +269,7 @@ fn a_lost_node_is_an_error_and_no_wait_and_comes_back() {
     );
 }
 
-/// Locks a file that it writes to, and says so.
+/// Locks a file, and reports that.
 const LOCKER: &str = "
 import fcntl, time
 file = open('/mfs/2/tmp/locked', 'r+')
@@ -276,8 +278,8 @@ print('locked', flush=True)
 time.sleep(100)
 ";
 
-/// Whether a local program on node 2 can lock the same, until it can.
-const LOCKED: &str = "
+/// Tries to lock the same file as a local program on node 2, until it can.
+const LOCK_PROBE: &str = "
 import fcntl, time
 file = open('/tmp/locked', 'r+')
 for wait in range(200):
@@ -292,8 +294,8 @@ else:
 ";
 
 #[test]
-fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
-    let cluster = with_patience("mfsended", 2, &[1], 3).unwrap();
+fn exit_while_a_node_is_lost_releases_locks_and_files_there() {
+    let cluster = mounted_with_timeout("mfsended", 2, &[1], 3).unwrap();
     sh(&cluster, 2, "echo one > /tmp/locked");
     let mut locker = cluster.command(1, "/usr/bin/python3");
     let mut locker = locker.args(["-c", LOCKER]).stdout(Stdio::piped()).spawn().unwrap();
@@ -304,13 +306,13 @@ fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
     assert_ne!(sh(&cluster, 2, open).lines().next(), Some("0"));
 
     cluster.lab().cut(Cable::Node(2)).unwrap();
-    // The last that is said to the node is said in vain.
+    // The last requests to the node are lost.
     let _lost = sh(&cluster, 1, "cat /mfs/2/tmp/locked");
     locker.kill().unwrap();
     locker.wait().unwrap();
     cluster.lab().heal_all().unwrap();
-    assert_eq!(sh(&cluster, 2, &format!("/usr/bin/python3 -c \"{LOCKED}\"")), "free\n");
-    // Nobody here has said anything to the node since, and the object goes last, with the next call.
+    assert_eq!(sh(&cluster, 2, &format!("/usr/bin/python3 -c \"{LOCK_PROBE}\"")), "free\n");
+    // No request has been sent since; the release of the inode is sent with the next call.
     sh(&cluster, 1, "echo 2 > /proc/sys/vm/drop_caches; ls /mfs/2/tmp");
     let closed = format!("for i in $(seq 100); do [ $({open}) -le 1 ] && break; sleep 0.05; done; {open}");
     assert!(
@@ -320,7 +322,8 @@ fn who_ends_while_a_node_is_lost_leaves_neither_locks_nor_open_files_there() {
     );
 }
 
-/// Writes to a file and makes one in a directory, and wants both saved when it is told to; says how that went.
+/// Writes to a file and creates one in a directory, and calls fsync on both for each line; prints
+/// the results.
 const SAVER: &str = "
 import errno, fcntl, os
 def tried(call, *words):
@@ -350,7 +353,7 @@ print(tried(os.fsync, file))
 ";
 
 #[test]
-fn what_is_said_to_be_saved_is_saved() {
+fn fsync_reports_lost_writes() {
     let cluster = mounted("mfssaved", 2, &[1]).unwrap();
     sh(&cluster, 2, "mkdir -m 777 /tmp/saved");
     let mut saver = cluster.command(1, "/usr/bin/python3");
@@ -359,12 +362,13 @@ fn what_is_said_to_be_saved_is_saved() {
     let mut line = || lines.next().unwrap().unwrap();
     let mut on = saver.stdin.take().unwrap();
     let kill = "pkill -KILL -f '[t]ern-mfs.*serve'";
-    // What a server has written that was killed is in its kernel, and the next one saves it. It locks what nobody had locked.
+    // What a killed server has written is in its kernel, and the next server syncs it. It
+    // re-acquires the lock, which was free.
     assert_eq!(line(), "written");
     sh(&cluster, 2, kill);
     writeln!(on).unwrap();
     assert_eq!(line(), "done done done done done 0 done");
-    // Another boot: a machine that was reset. What was locked somebody else may have had since, killed or reset.
+    // Another boot id: a machine that was reset. Another process may have held the lock since.
     assert_eq!(line(), "written");
     let reset = "cat /proc/sys/kernel/random/uuid > /tmp/boot && mount --bind /tmp/boot /proc/sys/kernel/random/boot_id";
     assert_eq!(sh(&cluster, 2, reset), "");
@@ -377,7 +381,7 @@ fn what_is_said_to_be_saved_is_saved() {
 }
 
 #[test]
-fn there_is_no_way_out_of_it() {
+fn mounted_tree_cannot_be_escaped() {
     let cluster = mounted("mfsout", 2, &[1, 2]).unwrap();
     let refused = |line: &str, why: &str| {
         let said = sh(&cluster, 1, line);
@@ -389,7 +393,7 @@ fn there_is_no_way_out_of_it() {
     sh(&cluster, 2, "rm -f /tmp/null; mknod -m 666 /tmp/null c 1 3");
     refused("echo x > /mfs/2/tmp/null", "Permission denied");
     refused("mknod /mfs/2/tmp/zero c 1 5", "Operation not permitted");
-    // A link is followed by who follows it.
+    // A symbolic link is resolved on the client's side.
     sh(&cluster, 1, "echo first > /tmp/mine");
     sh(
         &cluster,
@@ -398,7 +402,7 @@ fn there_is_no_way_out_of_it() {
     );
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/mine /mfs/2/tmp/link"), "second\nfirst\n");
     assert_eq!(sh(&cluster, 1, "cat /mfs/2/tmp/up"), "first\n");
-    // Nobody becomes another by a program of another node.
+    // Set-user-id programs of another node have no effect.
     sh(&cluster, 2, "cp /usr/bin/id /tmp/id; chmod 4755 /tmp/id");
     let id = "setpriv --reuid 1234 --regid 1234 --clear-groups /mfs/2/tmp/id -u";
     assert_eq!(sh(&cluster, 1, id), "1234\n");
@@ -406,7 +410,7 @@ fn there_is_no_way_out_of_it() {
 }
 
 #[test]
-fn a_node_lets_others_reach_what_it_wants() {
+fn access_follows_the_nodes_configuration() {
     let cluster = mounted("mfsrules", 2, &[1]).unwrap();
     let rule = |lines: &str| {
         let line = format!(
@@ -440,7 +444,7 @@ fn a_node_lets_others_reach_what_it_wants() {
 }
 
 #[test]
-fn here_is_where_the_process_runs() {
+fn here_is_the_node_of_the_process() {
     let cluster = mounted("mfshere", 2, &[1]).unwrap();
     assert_eq!(sh(&cluster, 1, "readlink /mfs/here; readlink /mfs/home; readlink /mfs/0"), "1\n1\n1\n");
     assert_eq!(sh(&cluster, 1, "runon 2 sh -c 'cd /mfs/here && pwd -P; readlink /mfs/home'"), "/mfs/2\n1\n");

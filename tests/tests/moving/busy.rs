@@ -1,5 +1,5 @@
-//! Processes that do one thing all the time are sent from node to node all the time: what is under way of that thing, or of the
-//! move, meets the other at every moment.
+//! Processes that do one thing all the time are migrated all the time, so that the operation and
+//! the migration meet at every stage of each other.
 
 use anyhow::{Context, Result, ensure};
 use std::thread;
@@ -8,7 +8,7 @@ use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
 use tern_tests::running::{ANNOUNCE, Running};
 
-fn is_sent_about(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str]) -> Result<()> {
+fn move_around(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str]) -> Result<()> {
     let program = named(name, flavour)?;
     let until = format!("/tmp/until-{name}-{}", flavour.name());
     let mut command = cluster.command(1, "mosrun");
@@ -19,60 +19,64 @@ fn is_sent_about(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str
     for to in places {
         if let Err(refused) = cluster.migrate(pid, to) {
             let why = &refused.message;
-            let said = running.so_far();
-            ensure!(why.contains("already"), "to {to}: {why}; it says {said}\n{}", cluster.scene(pid));
+            let said = running.output_so_far();
+            ensure!(why.contains("already"), "to {to}: {why}; it says {said}\n{}", cluster.diagnostics(pid));
         }
     }
     cluster.touch(&until)?;
-    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.scene(pid))?;
-    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}\n{}", cluster.scene(pid));
+    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(pid))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}\n{}", cluster.diagnostics(pid));
     Ok(())
 }
 
-fn are_sent_about(lab: &str, name: &str, places: &[&str]) -> Result<()> {
+fn move_all_flavours_around(lab: &str, name: &str, places: &[&str]) -> Result<()> {
     let cluster = &Cluster::up(lab)?;
     thread::scope(|scope| {
         let flavours = [Flavour::Static, Flavour::Dynamic, Flavour::Musl];
-        let sent = flavours.map(|flavour| scope.spawn(move || is_sent_about(cluster, name, flavour, places)));
+        let sent = flavours.map(|flavour| scope.spawn(move || move_around(cluster, name, flavour, places)));
         sent.into_iter().try_for_each(|one| one.join().map_err(|_panic| anyhow::anyhow!("a panic"))?)
     })
 }
 
-/// By a thread that is not its first. What its node had still sent of the old program ended one of three within some hundred
-/// moves.
+/// The exec is made by a thread other than the first. Messages that a node has still sent about the
+/// old program must not affect the new one.
 #[test]
-fn a_process_that_executes_programs_is_sent_from_node_to_node() -> Result<()> {
-    are_sent_about("executing", "threadexec", &["2", "3"].repeat(75))
+fn exec_survives_moves_between_nodes() -> Result<()> {
+    move_all_flavours_around("executing", "threadexec", &["2", "3"].repeat(75))
 }
 
-/// At home too a thread executes a program while all of them are taken hold of: who had the process' number was taken to have ended,
-/// and who has it now to be nobody, about once in a thousand moves. He stood for ever then at his next stop.
+/// At home, too, a thread may execute a program while all threads are being attached: the thread
+/// that had the process's pid is gone, and the executing thread has it now.
 #[test]
-fn a_process_that_executes_programs_is_sent_home_and_away() -> Result<()> {
-    are_sent_about("executinghome", "threadexec", &["2", "home"].repeat(40))
+fn exec_survives_moves_home_and_away() -> Result<()> {
+    move_all_flavours_around("executinghome", "threadexec", &["2", "home"].repeat(40))
 }
 
-/// The deputy makes a mapping that holds the file, of which home must know before it takes an address space.
+/// The deputy makes a mapping that keeps the file referenced, and home must have recorded it before
+/// it takes over an address space.
 #[test]
-fn a_process_that_maps_files_is_sent_home_and_away() -> Result<()> {
-    are_sent_about("mapping", "mapping", &["2", "home"].repeat(75))
+fn file_mapping_survives_moves_home_and_away() -> Result<()> {
+    move_all_flavours_around("mapping", "mapping", &["2", "home"].repeat(75))
 }
 
-/// What its own call has just raised waits when it is brought to a stand at home: the handler is to run before that call returns.
+/// A signal raised by the process's own call is pending when it is stopped at home: the handler
+/// must run before that call returns.
 #[test]
-fn a_process_that_sends_itself_signals_is_sent_home_and_away() -> Result<()> {
-    are_sent_about("ownsignals", "ownsignals", &["2", "home"].repeat(75))
+fn own_signals_survive_moves_home_and_away() -> Result<()> {
+    move_all_flavours_around("ownsignals", "ownsignals", &["2", "home"].repeat(75))
 }
 
-/// Every few milliseconds it makes a call for which it is fetched home: also while the node is prepared to which it was told to
-/// go. It goes there from home.
+/// Every few milliseconds the process makes a call that can only be made at home, and is brought
+/// home for it, also while a target node is being prepared for a requested migration. The migration
+/// then continues from home.
 #[test]
-fn a_process_that_has_to_come_home_goes_on_from_there() -> Result<()> {
-    are_sent_about("fetched", "written", &["2", "3"])
+fn move_continues_from_home_when_a_call_needs_home() -> Result<()> {
+    move_all_flavours_around("fetched", "written", &["2", "3"])
 }
 
-/// Signals that its threads send each other are there when they hear of them in another way, wherever they are by then.
+/// A signal between its threads is delivered before any later effect of the sender is visible, on
+/// whatever nodes they run.
 #[test]
-fn a_process_of_threads_that_signal_each_other_is_sent_from_node_to_node() -> Result<()> {
-    are_sent_about("sigordered", "sigorder", &["2", "3"].repeat(75))
+fn signal_order_between_threads_survives_moves() -> Result<()> {
+    move_all_flavours_around("sigordered", "sigorder", &["2", "3"].repeat(75))
 }

@@ -1,47 +1,49 @@
-//! A program is frozen at every single system call that it makes away, once asked for and not made, once made and its
-//! result not delivered, and comes home there: the same output as without moving.
+//! A program is frozen at each system call that it makes away and comes home there, once before the
+//! call is made and once after it was made but before its result is delivered. The output must be
+//! that of a run without migration.
 //!
-//! One run of the program for each call and each of the two. A home shim stops at the call by itself, since nobody
-//! else could hit each of them: `TERN_FREEZE_FILE` (crates/migrate/src/fault.rs).
+//! Each call and each of the two moments takes one run of the program. A home shim stops at the
+//! call by itself, as nothing else could hit every one: `TERN_FREEZE_FILE`
+//! (crates/migrate/src/fault.rs).
 
 use anyhow::{Context, Result};
 use std::fs;
-use tern_tests::breaking::{await_up, kill_daemon, start_daemon};
 use tern_tests::catalogue::movable;
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection::{await_up, kill_daemon, start_daemon};
 use tern_tests::journey::{Journey, frozen_at};
 use tern_tests::programs::{Flavour, built, wanted};
 use tern_tests::verdict::Verdict;
 
-/// No program makes more calls than this in one round.
-const MOST: u64 = 2000;
-const FILE: &str = "/tmp/freeze";
+/// Upper bound for the calls that a program makes in one round.
+const MAX_CALLS: u64 = 2000;
+const FREEZE_FILE: &str = "/tmp/freeze";
 
 /// Pipes, processes, signals, waits.
 #[test]
-fn of_short_programs() -> Result<()> {
-    freeze("every-call", &["pipe", "sigself", "polling", "locks"])
+fn short_programs_survive_a_freeze_at_every_call() -> Result<()> {
+    freeze_at_every_call("every-call", &["pipe", "sigself", "polling", "locks"])
 }
 
 /// Hundreds of calls.
 #[test]
-fn of_a_program_with_files() -> Result<()> {
-    freeze("every-file", &["file"])
+fn file_program_survives_a_freeze_at_every_call() -> Result<()> {
+    freeze_at_every_call("every-file", &["file"])
 }
 
-fn freeze(name: &str, programs: &[&str]) -> Result<()> {
+fn freeze_at_every_call(name: &str, programs: &[&str]) -> Result<()> {
     built()?;
     let cluster = Cluster::with_nodes(name, 2)?;
     kill_daemon(&cluster, 1)?;
-    start_daemon(&cluster, 1, &[format!("TERN_FREEZE_FILE={FILE}")])?;
+    start_daemon(&cluster, 1, &[format!("TERN_FREEZE_FILE={FREEZE_FILE}")])?;
     await_up(&cluster, 1)?;
-    let file = cluster.lab().node(1).path(FILE)?;
+    let file = cluster.lab().node(1).path(FREEZE_FILE)?;
     let mut verdict = Verdict::default();
     for &name in programs.iter().filter(|name| wanted("TERN_PROGRAMS", name)) {
         let entry = movable().find(|e| e.name == name).context("there is no such program")?;
         for when in ["asked", "made"] {
             let mut calls = 0;
-            for number in 1..MOST {
+            for number in 1..MAX_CALLS {
                 fs::write(&file, format!("{number} {when}"))?;
                 let what = format!("{name}, call {number} {when}");
                 verdict.each([(what, ())], 1, |()| {
@@ -58,6 +60,6 @@ fn freeze(name: &str, programs: &[&str]) -> Result<()> {
             }
         }
     }
-    verdict.pronounce();
+    verdict.conclude();
     Ok(())
 }

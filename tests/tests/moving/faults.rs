@@ -1,14 +1,15 @@
-//! Faults at every phase. Before the hand-over the program goes on at home, after it a lost destination is the
-//! program's end and nothing is left; a cut that heals in time, and daemons that come and go, are not noticed.
+//! Faults at every phase. Before the hand-over the program continues at home. After it, a lost
+//! destination ends the program, and nothing is left behind. A cut that heals in time, and restarts
+//! of daemons, have no effect.
 //!
-//! A phase is stopped at by `TERN_FAULT` in the environment of the daemon whose shim shall stand still there. There
-//! is no point of its own in pre-copy: `source:freeze` is its end, when the process still runs. All of clean-up
-//! is `guest:resume` and what follows.
+//! A shim blocks at a phase named by `TERN_FAULT` in the environment of its daemon. Pre-copy has no
+//! point of its own: `source:freeze` is its end, when the process still runs. Clean-up begins with
+//! `guest:resume`.
 //!
 //! * [`hand_over`]: something dies or is cut on the way out
 //! * [`lost`]: a node, a shim or a guest is lost while a program is away
 //! * [`cut`]: links are cut and healed, on every journey
-//! * [`daemons`]: ternd comes and goes
+//! * [`daemons`]: ternd stops and restarts
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cut;
@@ -18,37 +19,39 @@ mod lost;
 
 use anyhow::{Result, bail};
 use std::time::Duration;
-use tern_tests::breaking::{
-    Fault, Patient, await_up, kill_daemon, kill_shims, leftovers, pids, set_patience, start_daemon,
-};
 use tern_tests::cluster::{Cluster, Refused};
+use tern_tests::fault_injection::{
+    Fault, TestProcess, await_up, kill_daemon, kill_shims, leftovers, pids, set_timeouts, start_daemon,
+};
 use tern_tests::programs::built;
 use tern_tests::verdict::Verdict;
 
-/// Seconds: beats are one a second.
+/// In seconds; heartbeats are sent once a second.
 pub(crate) const SUSPEND_AFTER: u32 = 2;
 pub(crate) const GIVE_UP_AFTER: u32 = 6;
-/// For cuts that are healed before.
-pub(crate) const HEALS_WITHIN: u32 = 18;
-/// For what must not depend on the patience of home.
-pub(crate) const PATIENT: u32 = 45;
-/// How long anything may take on this machine beyond what it must take.
+/// `give_up_after` for cuts that are healed earlier.
+pub(crate) const GIVE_UP_AFTER_HEAL: u32 = 18;
+/// `give_up_after` for cases in which home must not give up.
+pub(crate) const LONG_GIVE_UP_AFTER: u32 = 45;
+/// How much longer than necessary anything may take on a busy machine.
 pub(crate) const SLACK: Duration = Duration::from_secs(12);
 /// A guest without home ends itself 5 s after home has given up.
-pub(crate) const GUEST_ENDS: Duration = Duration::from_secs(5);
+pub(crate) const GUEST_END_DELAY: Duration = Duration::from_secs(5);
 
-/// The points before the hand-over of a journey out: the node whose shim stands there, and where.
-pub(crate) const BEFORE: [(u16, &str); 5] = [
+/// The points before the hand-over of a migration out: the node whose shim blocks there, and the
+/// point.
+pub(crate) const POINTS_BEFORE_HAND_OVER: [(u16, &str); 5] = [
     (2, "guest:offer"),
     (2, "guest:prepare"),
     (1, "source:freeze"),
     (2, "guest:freeze"),
     (1, "home:hand-over"),
 ];
-/// Those after it.
-pub(crate) const AFTER: [(u16, &str); 3] = [(2, "guest:hand-over"), (1, "home:resume"), (2, "guest:resume")];
+/// The points after it.
+pub(crate) const POINTS_AFTER_HAND_OVER: [(u16, &str); 3] =
+    [(2, "guest:hand-over"), (1, "home:resume"), (2, "guest:resume")];
 
-/// Brings a cluster back into order after a case, whatever became of it.
+/// Restores the cluster after a failed case.
 fn restore(cluster: &Cluster) -> Result<()> {
     cluster.lab().heal_all()?;
     for node in cluster.lab().nodes() {
@@ -56,7 +59,7 @@ fn restore(cluster: &Cluster) -> Result<()> {
         if node.init_pid().is_err() {
             cluster.lab().restart(number)?;
         } else {
-            // Also to be rid of a fault in its environment.
+            // A restart also removes a fault from its environment.
             if !pids(cluster, number, "ternd")?.is_empty() {
                 kill_daemon(cluster, number)?;
             }
@@ -71,33 +74,34 @@ fn restore(cluster: &Cluster) -> Result<()> {
 
 pub(crate) type Case<'a> = Box<dyn Fn() -> Result<()> + Send + 'a>;
 
-/// Runs cases one after the other, each with the scene if it fails.
-pub(crate) fn judge<'a>(cluster: &'a Cluster, cases: Vec<(String, Case<'a>)>) {
+/// Runs cases one after the other; a failure includes diagnostics.
+pub(crate) fn run_cases<'a>(cluster: &'a Cluster, cases: Vec<(String, Case<'a>)>) {
     let wanted = |name: &str| std::env::var("TERN_CASES").map_or(true, |w| name.contains(&w));
     let cases = cases.into_iter().filter(|(name, _)| wanted(name));
     let mut verdict = Verdict::default();
     verdict.each(cases, 1, |case: Case<'a>| match case() {
         Ok(()) => Ok(vec![]),
         Err(why) => {
-            let text = format!("{why:#}\n{}", cluster.scene(0));
+            let text = format!("{why:#}\n{}", cluster.diagnostics(0));
             match restore(cluster) {
                 Ok(()) => Err(text),
                 Err(error) => Err(format!("{text}\nand the cluster could not be restored: {error:#}")),
             }
         }
     });
-    verdict.pronounce();
+    verdict.conclude();
 }
 
-/// Starts a migration, breaks something while it stands at a point, lets it go on, and gives what migrate said.
-pub(crate) fn broken_move(
-    patient: &Patient<'_>,
+/// Starts a migration, causes damage while it is blocked at a point, releases it, and returns the
+/// result of migrate.
+pub(crate) fn damaged_move(
+    process: &TestProcess<'_>,
     cluster: &Cluster,
     fault: &Fault<'_>,
     to: &str,
     damage: impl FnOnce() -> Result<()>,
 ) -> Result<Result<(), Refused>> {
-    let pid = patient.pid();
+    let pid = process.pid();
     fault.set()?;
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| cluster.migrate(pid, to).map(drop));
@@ -117,14 +121,14 @@ pub(crate) fn broken_move(
 pub(crate) fn two_nodes(prefix: &str, suspend_after: u32, give_up_after: u32) -> Cluster {
     built().unwrap();
     let cluster = Cluster::with_nodes(prefix, 2).unwrap();
-    set_patience(&cluster, suspend_after, give_up_after).unwrap();
+    set_timeouts(&cluster, suspend_after, give_up_after).unwrap();
     cluster
 }
 
-/// A program away for a moment already.
-pub(crate) fn away<'a>(cluster: &'a Cluster, name: &str) -> Result<Patient<'a>> {
-    let patient = Patient::start(cluster, name)?;
-    patient.go("2")?;
+/// Starts a program and migrates it to node 2.
+pub(crate) fn start_away<'a>(cluster: &'a Cluster, name: &str) -> Result<TestProcess<'a>> {
+    let process = TestProcess::start(cluster, name)?;
+    process.migrate("2")?;
     std::thread::sleep(Duration::from_millis(100));
-    Ok(patient)
+    Ok(process)
 }

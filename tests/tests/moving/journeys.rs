@@ -1,21 +1,21 @@
-//! Every tiny program × every journey: the same output and exit status as without moving.
+//! Every tiny program × every journey: the same output and exit status as without migration.
 //!
-//! One cluster for each journey and flavour. Programs that compute run one at a time, since the proof that they do
-//! it away is the CPU time of the node; the others some at a time. Dynamically linked programs make all journeys,
-//! static ones those with the most kinds of moves.
+//! Each journey and flavour has a cluster. Programs that compute run one at a time, since the proof
+//! that they run away is the CPU time of the node; the others run several at a time. Dynamically
+//! linked programs make all journeys, static ones those with the most kinds of moves.
 
 use anyhow::Result;
-use tern_tests::breaking::configure;
 use tern_tests::catalogue::{Entry, Kind, movable};
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection::configure;
 use tern_tests::journey::{Journey, title, travel};
 use tern_tests::programs::{Flavour, built, executable, wanted};
 use tern_tests::verdict::Verdict;
 
-/// The programs that make most calls on files.
-const ON_FILES: [&str; 3] = ["file", "inhand", "hotcalls"];
-/// Programs that call are run this many at a time: they wait more than they compute.
-const AT_A_TIME: usize = 6;
+/// The programs with the most file operations.
+const ON_FILES: [&str; 3] = ["file", "delegation", "fastpath"];
+/// Number of calling programs that run at a time: they wait more than they compute.
+const CONCURRENCY: usize = 4;
 
 type Run = (String, (&'static Entry, Flavour));
 
@@ -34,14 +34,14 @@ fn runs(flavours: &[Flavour]) -> Result<(Vec<Run>, Vec<Run>)> {
 fn go(journey: Journey, flavour: Flavour) -> Result<()> {
     built()?;
     let (computing, calling) = runs(&[flavour])?;
-    // A program that stays at home needs no second node, and so no node but the first gets CPU time.
+    // A program that stays at home needs no second node.
     let nodes = if journey == Journey::Home { 1 } else { 3 };
     let cluster = Cluster::with_nodes(&format!("{}-{}", journey.name(), flavour.name()), nodes)?;
     let mut verdict = Verdict::default();
     let run = |(entry, flavour)| travel(&cluster, entry, flavour, journey);
     verdict.each(computing, 1, run);
-    verdict.each(calling, AT_A_TIME, run);
-    verdict.pronounce();
+    verdict.each(calling, CONCURRENCY, run);
+    verdict.conclude();
     Ok(())
 }
 
@@ -58,6 +58,7 @@ journeys! {
     home_dynamic: Home, Dynamic;
     home_musl: Home, Musl;
     out_dynamic: Out, Dynamic;
+    out_and_home_dynamic: OutAndHome, Dynamic;
     onward_dynamic: Onward, Dynamic;
     onward_static: Onward, Static;
     onward_musl: Onward, Musl;
@@ -66,16 +67,17 @@ journeys! {
     ping_pong_dynamic: PingPong, Dynamic;
 }
 
-/// The programs that call on files, where no system call takes the fast path.
+/// The programs with file operations, with the fast path disabled.
 #[test]
 fn without_fast_path() -> Result<()> {
     built()?;
     let cluster = Cluster::up("no-fast-path")?;
-    [1, 2, 3].into_iter().try_for_each(|node| configure(&cluster, node, "hot_calls = false"))?;
+    [1, 2, 3].into_iter().try_for_each(|node| configure(&cluster, node, "fastpath = false"))?;
     let mut all = Vec::new();
     for (journey, flavours) in [
         (Journey::Home, &[Flavour::Dynamic, Flavour::Musl][..]),
         (Journey::Out, &[Flavour::Dynamic]),
+        (Journey::OutAndHome, &[Flavour::Dynamic]),
         (Journey::Onward, &Flavour::ALL),
         (Journey::BornAway, &[Flavour::Dynamic, Flavour::Static]),
     ] {
@@ -84,7 +86,7 @@ fn without_fast_path() -> Result<()> {
         all.extend(calling.map(|(title, run)| (format!("{title} {}", journey.name()), (run, journey))));
     }
     let mut verdict = Verdict::default();
-    verdict.each(all, AT_A_TIME, |((entry, flavour), journey)| travel(&cluster, entry, flavour, journey));
-    verdict.pronounce();
+    verdict.each(all, CONCURRENCY, |((entry, flavour), journey)| travel(&cluster, entry, flavour, journey));
+    verdict.conclude();
     Ok(())
 }

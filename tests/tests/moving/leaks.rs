@@ -1,16 +1,16 @@
-//! Ten thousand moves of one program in one run: nothing grows, on no node. TERN_MOVES=N for fewer.
+//! Ten thousand moves of one program leak no resource on any node. TERN_MOVES=N sets the number.
 
 use anyhow::{Result, ensure};
 use tern_tests::cluster::Cluster;
-use tern_tests::held::{Held, show};
 use tern_tests::jobs::job;
+use tern_tests::resources::{ResourceCheck, show};
 
-/// Moves before the first look: caches have filled, and the shims that stay are there.
-const WARM: u32 = 300;
-/// Memory that ternd and the home shim may have gained (KiB): an allocator rounds, and logs have buffers.
+/// Moves before the first count: caches have filled, and the permanent shims exist.
+const WARM_UP_MOVES: u32 = 300;
+/// Memory in KiB that ternd and the home shim may gain: allocators round, and logs have buffers.
 const SLACK_KIB: u64 = 4 << 10;
-/// Mappings that ternd may have gained: glibc's allocator makes another arena, of two mappings, when threads meet in it, up
-/// to eight for a CPU.
+/// Mappings that ternd may gain: glibc's allocator makes another arena, of two mappings, when
+/// threads contend for one, up to eight for each CPU.
 const SLACK_MAPPINGS: u64 = 64;
 
 fn slack(of: &str) -> u64 {
@@ -21,11 +21,11 @@ fn slack(of: &str) -> u64 {
     }
 }
 
-fn moves(cluster: &Cluster, pid: i32, count: u32) -> Result<()> {
+fn move_around(cluster: &Cluster, pid: i32, count: u32) -> Result<()> {
     for number in 0..count.next_multiple_of(3) {
         let to = ["2", "3", "home"][number as usize % 3];
         if let Err(refused) = cluster.migrate(pid, to) {
-            // Its last call may still be under way at home.
+            // Its last call may still be pending at home.
             ensure!(refused.message.contains("busy"), "move {number} to {to}: {}", refused.message);
         }
     }
@@ -34,19 +34,20 @@ fn moves(cluster: &Cluster, pid: i32, count: u32) -> Result<()> {
 }
 
 #[test]
-fn ten_thousand_moves_leave_nothing() -> Result<()> {
+fn ten_thousand_moves_leak_nothing() -> Result<()> {
     let wanted = std::env::var("TERN_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
     let cluster = Cluster::up("leaks")?;
     let running = job(&cluster, "")?;
-    moves(&cluster, running.pid, WARM)?;
-    // Guest shims come and go with each move, so that is looked at while the program is at home.
-    let held = Held { cluster: &cluster, programs: "ternd|tern-shim", slack };
-    let before = held.settled(None)?;
-    moves(&cluster, running.pid, wanted)?;
-    let after = held.settled(Some(&before))?;
+    move_around(&cluster, running.pid, WARM_UP_MOVES)?;
+    // Guest shims come and go with each move, so resources are counted while the program is at
+    // home.
+    let check = ResourceCheck { cluster: &cluster, programs: "ternd|tern-shim", slack };
+    let before = check.stable_count(None)?;
+    move_around(&cluster, running.pid, wanted)?;
+    let after = check.stable_count(Some(&before))?;
     println!("{wanted} moves");
     show(&before, &after);
-    let grown = held.grown(&before, &after);
-    ensure!(grown.is_empty(), "after {wanted} moves there is more of:\n{}", grown.join("\n"));
+    let grown = check.growth(&before, &after);
+    ensure!(grown.is_empty(), "grown after {wanted} moves:\n{}", grown.join("\n"));
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! Processes that move: journeys, faults on the way, and programs that must not notice.
+//! Tests of migration: journeys, faults on the way, and programs that must not notice.
 #![forbid(unsafe_code)]
 
 mod busy;
-mod crowd;
+mod control_group;
 mod every_call;
 mod faults;
-mod grouped;
 mod journeys;
 mod leaks;
-mod leaving;
+mod many_threads;
 mod native;
-mod real;
-mod recovers;
-mod refused;
+mod real_programs;
+mod recovery;
+mod refusals;
+mod shutdown;
 mod stopped;

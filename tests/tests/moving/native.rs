@@ -1,5 +1,5 @@
-//! The tiny programs where nothing moves: each passes, with the same output each time, also on a busy machine.
-//! What fails here says nothing about Tern.
+//! The tiny programs without migration: each passes, with the same output each time, also on a busy
+//! machine. A failure here is not a fault of Tern.
 
 use anyhow::Result;
 use tern_tests::catalogue::{ENTRIES, Entry};
@@ -23,9 +23,9 @@ fn runs() -> Result<Vec<Run>> {
 }
 
 #[test]
-fn programs_pass_and_say_the_same_each_time() -> Result<()> {
+fn programs_pass_with_the_same_output_each_time() -> Result<()> {
     let mut verdict = Verdict::default();
-    // More at a time than there are CPUs: busy on purpose.
+    // More at a time than there are CPUs, to keep the machine busy.
     verdict.each(runs()?, 6, |(entry, flavour)| {
         let run = || unmoved(None, entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"));
         let first = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
@@ -36,13 +36,13 @@ fn programs_pass_and_say_the_same_each_time() -> Result<()> {
         }
         Ok(vec![])
     });
-    verdict.pronounce();
+    verdict.conclude();
     Ok(())
 }
 
-/// What differs here is the lab's doing: it shows before any program moves.
+/// A difference here is caused by the lab, without any migration.
 #[test]
-fn programs_say_the_same_on_a_node_of_the_lab() -> Result<()> {
+fn programs_have_the_same_output_on_a_lab_node() -> Result<()> {
     let runs = runs()?;
     let cluster = Cluster::bare("native")?;
     let mut verdict = Verdict::default();
@@ -51,6 +51,6 @@ fn programs_say_the_same_on_a_node_of_the_lab() -> Result<()> {
         let here = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
         there.difference(&here).map_or(Ok(vec![]), Err)
     });
-    verdict.pronounce();
+    verdict.conclude();
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A process that job control has stopped can be moved, stays stopped wherever it is, and goes on at SIGCONT.
+//! A process stopped by job control can be migrated, stays stopped wherever it is, and continues at
+//! SIGCONT.
 
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -6,10 +7,11 @@ use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
 use tern_tests::running::Running;
 
-/// Says the pid of what it was given, and waits for it: what calls us stops with its own child.
-const BESIDE: &str = r#""$@" & echo $! >&2; wait $!"#;
+/// Starts the given command as a child, prints its pid, and waits for it: a stop of the direct
+/// child would stop the lab's command too.
+const RUN_AS_CHILD: &str = r#""$@" & echo $! >&2; wait $!"#;
 
-/// The states of all threads of a process of node 1: `t` is a stop of job control in the hand of a tracer.
+/// The states of all threads of a process of node 1; `t` is a job-control stop under a tracer.
 fn states(cluster: &Cluster, pid: i32) -> Result<String> {
     let script = format!(
         "for t in /proc/{pid}/task/*/stat; do sed 's/.*) //' $t | cut -c1; done | sort -u | tr -d '\\n'"
@@ -18,27 +20,28 @@ fn states(cluster: &Cluster, pid: i32) -> Result<String> {
     Ok(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
-/// Looks one after the other that must all find it stopped: a call that is made for it stops a thread for a moment too.
-const LOOKS: u32 = 5;
+/// Number of consecutive checks that must find it stopped, since a call made by the shim also stops
+/// a thread briefly.
+const REQUIRED_CHECKS: u32 = 5;
 
 fn await_stop(cluster: &Cluster, pid: i32, wanted: bool) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     let mut found = 0;
-    while found < if wanted { LOOKS } else { 1 } {
+    while found < if wanted { REQUIRED_CHECKS } else { 1 } {
         let states = states(cluster, pid)?;
         let stopped = !states.is_empty() && states.chars().all(|state| "tT".contains(state));
         found = if stopped == wanted { found + 1 } else { 0 };
         ensure!(
             Instant::now() < until,
             "threads of {pid} are {states}; stopped: {wanted}\n{}",
-            cluster.scene(pid)
+            cluster.diagnostics(pid)
         );
     }
     Ok(())
 }
 
-/// Waits until a node uses next to no CPU time, as when there is nothing to run.
-fn rests(cluster: &Cluster, node: u16, pid: i32) -> Result<()> {
+/// Waits until a node uses almost no CPU time.
+fn await_idle(cluster: &Cluster, node: u16, pid: i32) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         let before = cluster.cpu_seconds(node)?;
@@ -50,30 +53,31 @@ fn rests(cluster: &Cluster, node: u16, pid: i32) -> Result<()> {
         ensure!(
             Instant::now() < until,
             "node {node} used {used:.2} s of CPU time while its guest is stopped\n{}",
-            cluster.scene(pid)
+            cluster.diagnostics(pid)
         );
     }
 }
 
-/// Waits until nothing is under way at home that began away (a sleep of 10 ms): who is stopped in the middle of that is busy
-/// until it goes on (docs/limits.md). Its threads' calls have their arguments in our range of addresses.
+/// Waits until no call that began away is pending at home (a sleep of 10 ms): a process stopped in
+/// such a call cannot be migrated until it continues (docs/reference/limits.md). The calls of its threads
+/// have their arguments in the shim's address range.
 fn await_last_call(cluster: &Cluster, pid: i32) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     let script = format!("cat /proc/{pid}/task/*/syscall");
     let mut found = 0;
-    while found < LOOKS {
+    while found < REQUIRED_CHECKS {
         let calls = cluster.run(1, &["sh", "-c", &script])?;
         found = if String::from_utf8_lossy(&calls).contains(" 0x31000") { 0 } else { found + 1 };
-        ensure!(Instant::now() < until, "its last call does not end\n{}", cluster.scene(pid));
+        ensure!(Instant::now() < until, "its last call does not end\n{}", cluster.diagnostics(pid));
     }
     Ok(())
 }
 
-fn is_moved(name: &str) -> Result<()> {
+fn check_moves(name: &str) -> Result<()> {
     let program = named(name, Flavour::Dynamic)?;
     let cluster = Cluster::up("stopped")?;
     let mut command = cluster.command(1, "sh");
-    command.args(["-c", BESIDE, "sh"]).arg(&program);
+    command.args(["-c", RUN_AS_CHILD, "sh"]).arg(&program);
     command.env("TERN_SECONDS", "0.5").env("TERN_UNTIL", "/tmp/until-stopped");
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
@@ -81,14 +85,14 @@ fn is_moved(name: &str) -> Result<()> {
     let signal = |name: &str| cluster.run(1, &["kill", name, &pid.to_string()]).map(drop);
     let go = |to: &str| {
         let moved = cluster.migrate(pid, to).map(drop);
-        moved.map_err(|refused| anyhow::anyhow!("to {to}: {}\n{}", refused.message, cluster.scene(pid)))
+        moved.map_err(|refused| anyhow::anyhow!("to {to}: {}\n{}", refused.message, cluster.diagnostics(pid)))
     };
     go("2")?;
     signal("-STOP")?;
     await_stop(&cluster, pid, true)?;
-    rests(&cluster, 2, pid)?;
+    await_idle(&cluster, 2, pid)?;
     go("3")?;
-    rests(&cluster, 3, pid)?;
+    await_idle(&cluster, 3, pid)?;
     go("home")?;
     await_stop(&cluster, pid, true)?;
     signal("-CONT")?;
@@ -102,28 +106,28 @@ fn is_moved(name: &str) -> Result<()> {
     await_last_call(&cluster, pid)?;
     signal("-STOP")?;
     await_stop(&cluster, pid, true)?;
-    // From home it leaves stopped.
+    // It leaves home while it is stopped.
     go("2")?;
-    rests(&cluster, 2, pid)?;
+    await_idle(&cluster, 2, pid)?;
     signal("-CONT")?;
     cluster.touch("/tmp/until-stopped")?;
-    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.scene(pid))?;
-    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}\n{}", cluster.scene(pid));
+    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(pid))?;
+    ensure!(end.status == 0 && end.out.ends_with(b"PASS\n"), "{end:?}\n{}", cluster.diagnostics(pid));
     Ok(())
 }
 
 #[test]
-fn a_stopped_process_is_moved_and_stays_stopped() -> Result<()> {
-    is_moved("arith")
+fn stopped_process_moves_and_stays_stopped() -> Result<()> {
+    check_moves("arith")
 }
 
 #[test]
-fn a_stopped_process_with_threads_is_moved_and_stays_stopped() -> Result<()> {
-    is_moved("threads")
+fn stopped_process_with_threads_moves_and_stays_stopped() -> Result<()> {
+    check_moves("threads")
 }
 
-/// Away it opens what it reads and what it writes, copies a piece at a time, and counts without making calls in between.
-const COPIES: &str = r#"
+/// Opens a source and a destination away, copies in pieces, and computes without calls in between.
+const COPY_PROGRAM: &str = r#"
 import os, sys
 source, sink = os.open("/tmp/stopped-in", os.O_RDONLY), os.open("/tmp/stopped-out", os.O_WRONLY | os.O_CREAT)
 print("copies", flush=True)
@@ -132,39 +136,40 @@ while piece := os.read(source, 100):
     sum(range(300_000))
 "#;
 
-/// What it has written behind is in the file though it is stopped, and it leaves: its files are put down first.
+/// Pending writes of a stopped process reach the file, and it can leave: its delegations are
+/// returned first.
 #[test]
-fn what_a_stopped_process_has_written_is_there_and_it_can_leave() -> Result<()> {
+fn stopped_process_has_its_writes_flushed_and_can_move() -> Result<()> {
     let cluster = Cluster::with_nodes("stopped-files", 2)?;
     cluster.run(1, &["sh", "-c", "head -c 40000 /dev/urandom > /tmp/stopped-in"])?;
     let mut command = cluster.command(1, "sh");
-    command.args(["-c", BESIDE, "sh", "runon", "2", "python3", "-c", COPIES]);
+    command.args(["-c", RUN_AS_CHILD, "sh", "runon", "2", "python3", "-c", COPY_PROGRAM]);
     let mut running = Running::start(&mut command, false)?;
     let pid = running.pid;
-    let failed = |what: &str| format!("{what}\n{}", cluster.scene(pid));
-    running.hear("copies")?;
+    let failed = |what: &str| format!("{what}\n{}", cluster.diagnostics(pid));
+    running.await_output("copies")?;
     let same = |command: &str| cluster.run(1, &["sh", "-c", command]).is_ok();
     let begun = "cmp -n $(stat -c %s /tmp/stopped-out) /tmp/stopped-in /tmp/stopped-out";
     let until = Instant::now() + Duration::from_secs(30);
     while !same("test -s /tmp/stopped-out") {
-        ensure!(Instant::now() < until, failed("nothing is written"));
+        ensure!(Instant::now() < until, failed("the output file stays empty"));
     }
     for to in ["home", "2"] {
         cluster.run(1, &["kill", "-STOP", &pid.to_string()])?;
         await_stop(&cluster, pid, true)?;
-        ensure!(same(begun), failed("it has written something else"));
+        ensure!(same(begun), failed("the output differs from the input"));
         cluster.migrate(pid, to).map_err(|refused| anyhow::anyhow!(failed(&refused.message)))?;
         await_stop(&cluster, pid, true)?;
         cluster.run(1, &["kill", "-CONT", &pid.to_string()])?;
         await_stop(&cluster, pid, false)?;
     }
-    let end = running.finish(Duration::from_secs(120)).with_context(|| cluster.scene(pid))?;
+    let end = running.finish(Duration::from_secs(120)).with_context(|| cluster.diagnostics(pid))?;
     ensure!(end.status == 0 && same("cmp /tmp/stopped-in /tmp/stopped-out"), "{end:?}");
     Ok(())
 }
 
-/// A file in hand whose offset only the guest knows, and a call that waits for ever.
-const WAITS: &str = r#"
+/// A delegated file whose offset only the guest has, and a call that blocks until input arrives.
+const WAIT_PROGRAM: &str = r#"
 import os
 source = os.open("/etc/passwd", os.O_RDONLY)
 begun = os.read(source, 10)
@@ -174,20 +179,22 @@ print((begun + os.read(source, 1 << 20)) == open("/etc/passwd", "rb").read())
 "#;
 
 #[test]
-fn who_waits_with_a_file_in_hand_can_leave() -> Result<()> {
+fn process_blocked_with_a_delegation_can_move() -> Result<()> {
     let cluster = Cluster::with_nodes("waiting-files", 2)?;
     let mut command = cluster.command(1, "sh");
     command.args(["-c", r#"exec 3<&0; "$@" <&3 & echo $! >&2; wait $!"#, "sh"]);
-    command.args(["runon", "2", "python3", "-c", WAITS]);
+    command.args(["runon", "2", "python3", "-c", WAIT_PROGRAM]);
     let mut running = Running::start(&mut command, false)?;
     let pid = running.pid;
-    running.hear("waits")?;
+    running.await_output("waits")?;
     for to in ["home", "2"] {
         let moved = cluster.migrate(pid, to).map(drop);
-        moved.map_err(|refused| anyhow::anyhow!("to {to}: {}\n{}", refused.message, cluster.scene(pid)))?;
+        moved.map_err(|refused| {
+            anyhow::anyhow!("to {to}: {}\n{}", refused.message, cluster.diagnostics(pid))
+        })?;
     }
     running.close_input();
-    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.scene(pid))?;
+    let end = running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(pid))?;
     ensure!(end.status == 0 && end.out.ends_with(b"True\n"), "{end:?}");
     Ok(())
 }

@@ -1,15 +1,17 @@
-//! Build tools with mexec before what they run, as docs/builds.md has it, against the same without.
+//! Build tools with mexec before their commands, as docs/guide/builds.md describes, compared with the
+//! same builds without.
 
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::Stdio;
 use tern_tests::cluster::Cluster;
-use tern_tests::outcome::said;
+use tern_tests::outcome::result_of;
 
-/// Files and one that does not compile, and a compiler that takes a while for each. When a build begins it is known for what takes no time,
-/// as after many questions for its version. `$CC` is that compiler, with mexec before it or without. (rustc names objects anew each
-/// time when it compiles incrementally.)
+/// A project with a file that does not compile, and a compiler that takes a while for each file.
+/// Before the build, mexec has seen it as a short command, as after many version queries. `$CC` is
+/// that compiler, with or without mexec before it. (Incremental compilation is off since rustc
+/// would name its objects differently each time.)
 const PROJECT: &str = r#"
 unset MAKELEVEL MAKEFLAGS MFLAGS CARGO_MAKEFLAGS RUSTC_WRAPPER CARGO_TARGET_DIR
 export CARGO_INCREMENTAL=0
@@ -29,11 +31,12 @@ mkdir -p short && ln -sf /bin/true short/cc && ln -sf /bin/true short/rustc
 export TERN_PLACED=/tmp/p/notes
 "#;
 
-/// A tool, how it builds all, how what does not compile, and where its objects are.
+/// A build tool: how it builds everything, how it builds the broken file, and where its objects
+/// are.
 struct Tool {
     name: &'static str,
     all: &'static str,
-    bad: &'static str,
+    broken: &'static str,
     objects: &'static str,
 }
 
@@ -41,7 +44,7 @@ const TOOLS: [Tool; 8] = [
     Tool {
         name: "make",
         all: r#"printf 'p: f1.o f2.o f3.o f4.o f5.o f6.o f7.o f8.o f9.o\n\t$(CC) -o $@ $^\n' > Makefile; make -j8 CC="$CC""#,
-        bad: r#"make CC="$CC" bad.o"#,
+        broken: r#"make CC="$CC" bad.o"#,
         objects: "*.o p",
     },
     Tool {
@@ -49,39 +52,39 @@ const TOOLS: [Tool; 8] = [
         all: r#"printf 'rule cc\n  command = %s -c -o $out $in\n' "$CC" > build.ninja
             for i in f1 f2 f3 f4 f5 f6 f7 f8 f9 bad; do echo "build $i.o: cc $i.c" >> build.ninja; done
             echo 'default f1.o f2.o f3.o f4.o f5.o f6.o f7.o f8.o f9.o' >> build.ninja; ninja -j8"#,
-        bad: "ninja bad.o",
+        broken: "ninja bad.o",
         objects: "*.o",
     },
     Tool {
         name: "cmake",
         all: r#"printf 'cmake_minimum_required(VERSION 3.13)\nproject(p C)\nadd_executable(p %s)\nadd_library(bad OBJECT EXCLUDE_FROM_ALL bad.c)\n' "$(echo f*.c)" > CMakeLists.txt
             cmake -B b -DCMAKE_C_COMPILER=/tmp/p/cc ${P:+"-DCMAKE_C_COMPILER_LAUNCHER=mexec;-r"} > log || cat log; cmake --build b -j8"#,
-        bad: "cmake --build b --target bad",
+        broken: "cmake --build b --target bad",
         objects: "b/CMakeFiles/p.dir/*.o b/p",
     },
     Tool {
         name: "meson",
         all: r#"printf "project('p', 'c')\nexecutable('p'$(printf ", '%s'" f*.c))\nstatic_library('bad', 'bad.c', build_by_default: false)\n" > meson.build
             CC="$CC" meson setup b > log || cat log; ninja -C b -j8"#,
-        bad: "ninja -C b libbad.a",
+        broken: "ninja -C b libbad.a",
         objects: "b/p.p/*.o b/p",
     },
     Tool {
         name: "xargs",
         all: "ls f*.c | xargs -P8 -n1 $CC -c",
-        bad: "echo bad.c | xargs -P8 -n1 $CC -c",
+        broken: "echo bad.c | xargs -P8 -n1 $CC -c",
         objects: "*.o",
     },
     Tool {
         name: "parallel",
         all: "parallel -j8 $CC -c {} ::: f*.c",
-        bad: "parallel -j8 $CC -c {} ::: bad.c",
+        broken: "parallel -j8 $CC -c {} ::: bad.c",
         objects: "*.o",
     },
     Tool {
         name: "sh",
         all: "for f in f*.c; do $CC -c $f & all=\"$all $!\"; done; for one in $all; do wait $one || exit; done",
-        bad: "$CC -c bad.c & wait $!",
+        broken: "$CC -c bad.c & wait $!",
         objects: "*.o",
     },
     Tool {
@@ -95,15 +98,16 @@ const TOOLS: [Tool; 8] = [
             echo 'fn main() { println!("{} {}", a1::f(), include!(concat!(env!("OUT_DIR"), "/x.rs"))); }' > top/src/main.rs
             printf '[workspace]\nresolver = "2"\nmembers = ["a1", "a2", "a3", "a4", "a5", "a6", "bad", "top"]\n' > Cargo.toml
             RUSTC_WRAPPER=$W cargo build -j8 --offline --workspace --exclude bad 2> log; code=$?; grep -A3 warning log; target/debug/top; (exit $code)"#,
-        bad: "RUSTC_WRAPPER=$W cargo build --offline -q -p bad",
+        broken: "RUSTC_WRAPPER=$W cargo build --offline -q -p bad",
         objects: "c/target/debug/deps/*.rlib c/target/debug/top",
     },
 ];
 
-/// What there is to compare of a build: how it ended, what it has made, and how one ended that cannot be made.
-type Made = (Option<i32>, String, (Option<i32>, String, String));
+/// The result of a build: its exit status, the checksums of its objects, and the result of building
+/// the broken file.
+type BuildResult = (Option<i32>, String, (Option<i32>, String, String));
 
-fn build(cluster: &Cluster, tool: &Tool, placed: bool) -> Result<Made> {
+fn build(cluster: &Cluster, tool: &Tool, placed: bool) -> Result<BuildResult> {
     let run = |line: &str, short: &str| {
         let (prefix, spin) = if placed { ("mexec -r", "80000") } else { ("", "0") };
         let mut command = cluster.command(1, "sh");
@@ -113,7 +117,7 @@ fn build(cluster: &Cluster, tool: &Tool, placed: bool) -> Result<Made> {
             .env("W", if placed { "mexec" } else { "" })
             .env("SPIN", spin)
             .env("SHORT", short);
-        Ok::<_, std::io::Error>(said(&command.output()?))
+        Ok::<_, std::io::Error>(result_of(&command.output()?))
     };
     let (code, out, err) = run(tool.all, if placed { "yes" } else { "" })?;
     let made = cluster.run(1, &["sh", "-c", &format!("cd /tmp/p; sha256sum {}", tool.objects)])?;
@@ -121,13 +125,14 @@ fn build(cluster: &Cluster, tool: &Tool, placed: bool) -> Result<Made> {
     let warns = format!("{out}{err}").contains("warning");
     assert!(made.lines().count() >= 7 && !warns, "{}: {made}\n{out}\n{err}", tool.name);
     let cd = if tool.name == "cargo" { "cd c\n" } else { "" };
-    let (failed, out, err) = run(&format!("{cd}{}", tool.bad), "")?;
-    // What was run is shown by some, with all its words.
+    let (failed, out, err) = run(&format!("{cd}{}", tool.broken), "")?;
+    // Some tools print the command with all its words.
     let plain = |text: &str| text.replace("mexec -r ", "");
     Ok((code, made, (failed, plain(&out), plain(&err))))
 }
 
-/// How many commands ran, how many of them on another node, and the most that ran at home at once.
+/// Number of commands that ran, number of those on another node, and the largest number that ran at
+/// home at once.
 fn ran(cluster: &Cluster) -> Result<(usize, usize, usize)> {
     let notes = cluster.run(1, &["cat", "/tmp/p/notes"])?;
     let (mut all, mut away, mut most) = (0, 0, 0);
@@ -153,7 +158,7 @@ fn ran(cluster: &Cluster) -> Result<(usize, usize, usize)> {
 }
 
 #[test]
-fn every_build_tool_makes_the_same_with_mexec_before_its_commands() {
+fn every_build_tool_has_the_same_results_with_mexec() {
     let cluster = Cluster::with_nodes("tools", 3).unwrap();
     for tool in &TOOLS {
         let is_there = cluster.command(1, "sh").args(["-c", "command -v $0", tool.name]).output().unwrap();
@@ -171,9 +176,9 @@ fn every_build_tool_makes_the_same_with_mexec_before_its_commands() {
         assert_eq!(placed, native, "{}", tool.name);
         let (all, away, most) = ran(&cluster).unwrap();
         let seen =
-            format!("{}: of {all} commands {away} ran elsewhere, and {most} at once at home", tool.name);
+            format!("{}: {away} of {all} commands ran elsewhere, and {most} at once at home", tool.name);
         eprintln!("{seen}, {:?}", begun.elapsed());
-        // Home takes one more than it has CPUs, and as many that it thinks short.
+        // Home takes one more than it has CPUs, and as many that it expects to be short.
         assert!(all >= 8 && away > 0 && most <= 4, "{seen}");
     }
 }

@@ -1,15 +1,16 @@
-//! What commands that are placed elsewhere see of their home's files, which they believe for long: never what was over before they began,
-//! before they were told something, or before anything else that they have seen.
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
+//! Placed commands cache files of their home for a long time. They must never see a state older
+//! than their start, than a message they received, or than anything else they have seen.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use tern_tests::cluster::Cluster;
 
-/// Rounds of each kind; a stale name or file in one of them is a failure.
+/// Rounds of each kind; one stale name or file is a failure.
 const ROUNDS: usize = 60;
 
-/// Home has to be asked for what its kernel tells it of: by itself it looks only when all of these are over.
+/// A cluster whose home delays its kernel's change notices, so that it must be queried for them:
+/// without a query it reads them only after the rounds are over.
 fn cluster(name: &str, nodes: u16) -> Cluster {
     let cluster = Cluster::with_nodes(name, nodes).unwrap();
     let serve = "TERN_LATE_NOTICES=900 TERN_RUN_DIR=/run/tern setsid tern-mfs --config /etc/tern serve > /run/mfs 2>&1 & \
@@ -18,21 +19,21 @@ fn cluster(name: &str, nodes: u16) -> Cluster {
     cluster
 }
 
-/// The room's kernel cannot forget names, as before Linux 6.16.
-fn is_old(cluster: &Cluster) {
+/// The kernel of the container's node cannot invalidate names, as before Linux 6.16.
+fn use_old_kernel_behaviour(cluster: &Cluster) {
     let serve = "TERN_NO_EPOCH=1 TERN_RUN_DIR=/run/tern setsid tern-exec --config /etc/tern serve > /run/exec 2>&1 & \
         until grep -q ready /run/exec; do sleep 0.01; done";
     cluster.run(2, &["sh", "-ec", serve]).unwrap();
 }
 
-/// A line of a shell on node 1, in a directory of its own.
+/// Runs a shell command on node 1 in a directory for the test.
 fn home(cluster: &Cluster, line: &str) -> String {
     let script = format!("mkdir -p /tmp/d && cd /tmp/d && {line}");
     String::from_utf8(cluster.run(1, &["sh", "-ec", &script]).unwrap()).unwrap()
 }
 
 fn changes_before_each_command(cluster: &Cluster, rounds: usize) {
-    // Each looks at what is to be there only in the next round, and so believes that it is not.
+    // Each command looks for a name that appears in the next round, and so has cached its absence.
     let there = "cat f g l; test -e new$0 && echo new; test -e new$1 || echo none; cat dir/x; ls | wc -l";
     let line = format!(
         "n=0; while [ $n -lt {rounds} ]; do \
@@ -47,108 +48,109 @@ fn changes_before_each_command(cluster: &Cluster, rounds: usize) {
 }
 
 #[test]
-fn what_was_done_before_it_began_is_seen() {
+fn command_sees_changes_before_its_start() {
     let cluster = cluster("placedbefore", 2);
     changes_before_each_command(&cluster, ROUNDS);
-    // Also behind another server of files, which knows nothing of what the last one had promised.
+    // Also with a new file server, which knows no leases of the previous one.
     let kill = "pkill -9 -f 'tern-mf[s].*serve'; printf anew > f; mexec -n 2 cat f; printf agai > f; mexec -n 2 cat f";
     assert_eq!(home(&cluster, kill), "anewagai");
     changes_before_each_command(&cluster, 10);
 }
 
 #[test]
-fn it_is_seen_by_an_older_kernel() {
+fn command_sees_changes_on_older_kernels() {
     let cluster = cluster("placedold", 2);
-    is_old(&cluster);
+    use_old_kernel_behaviour(&cluster);
     changes_before_each_command(&cluster, ROUNDS);
 }
 
-/// A script that answers each line of its input with one.
-struct Answering {
+/// A script that replies to each line of its input with a line.
+struct LineScript {
     child: Child,
-    answers: BufReader<std::process::ChildStdout>,
+    replies: BufReader<std::process::ChildStdout>,
 }
 
-impl Answering {
-    /// One that is placed on node 2.
+impl LineScript {
+    /// Starts one that is placed on node 2.
     fn new(cluster: &Cluster, script: &str) -> Self {
         let mut command = cluster.command(1, "mexec");
         command.args(["-n", "2", "sh", "-c", script]).current_dir("/tmp");
-        Self::begins(command)
+        Self::spawn(command)
     }
 
-    /// One of node 1 itself.
+    /// Starts one on node 1.
     fn at_home(cluster: &Cluster, script: &str) -> Self {
         let mut command = cluster.command(1, "sh");
         command.args(["-c", script]);
-        Self::begins(command)
+        Self::spawn(command)
     }
 
-    fn begins(mut command: Command) -> Self {
+    fn spawn(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Self { child, answers }
+        let replies = BufReader::new(child.stdout.take().unwrap());
+        Self { child, replies }
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    fn answer(&mut self) -> String {
+    fn reply(&mut self) -> String {
         let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
+        self.replies.read_line(&mut line).unwrap();
         line
     }
 }
 
-impl Drop for Answering {
+impl Drop for LineScript {
     fn drop(&mut self) {
-        // After a failure it may wait for ever for what was to come.
+        // After a failure it may wait for input for ever.
         let _ended = self.child.kill();
         let _status = self.child.wait();
     }
 }
 
 #[test]
-fn what_was_done_before_it_was_told_is_seen() {
+fn command_sees_changes_before_a_message() {
     let cluster = cluster("placedtold", 2);
     home(&cluster, "echo 0 > f; ln -s none l");
-    // What it believes it has looked at some time after that was made: what is new is not believed.
+    // The second look comes later than the change: a file that has just changed is not cached.
     let look = "echo $(cat f) $(test -e x$n && echo there) $(test -e x$((n + 1)) || echo none) $(readlink l)";
     let script = format!("cd d; while read n; do {look}; sleep 0.06; {look} > /dev/null; echo ready; done");
-    let mut command = Answering::new(&cluster, &script);
+    let mut command = LineScript::new(&cluster, &script);
     let script = "cd /tmp/d; while read n; do echo $n > f; : > x$n; ln -sfn to$n l; echo done; done";
-    let mut writer = Answering::at_home(&cluster, script);
+    let mut writer = LineScript::at_home(&cluster, script);
     for n in 1..=ROUNDS {
-        writer.tell(&n.to_string());
-        writer.answer();
-        command.tell(&n.to_string());
-        assert_eq!(command.answer(), format!("{n} there none to{n}\n"));
-        assert_eq!(command.answer(), "ready\n");
+        writer.send(&n.to_string());
+        writer.reply();
+        command.send(&n.to_string());
+        assert_eq!(command.reply(), format!("{n} there none to{n}\n"));
+        assert_eq!(command.reply(), "ready\n");
     }
 }
 
 #[test]
-fn what_was_done_before_anything_that_it_finds_is_seen() {
+fn command_sees_changes_before_anything_it_reads() {
     let cluster = cluster("placedfinds", 2);
     home(&cluster, "echo 0 > f; echo 0 > line");
-    // It reads the file, and believes it; then it waits for a line in another one, of which it believes nothing since it opens that for writing.
+    // It reads and caches the file. Then it waits for a line in another one, which it does not
+    // cache, as it is open for writing.
     let script = format!(
         "cd d; n=0; while [ $n -lt {ROUNDS} ]; do n=$((n + 1)); sleep 0.06; cat f > /dev/null; test -e x$n; echo ready; \
             until read v <> line; [ \"$v\" = $n ]; do :; done; echo $(cat f) $(test -e x$n && echo there); done"
     );
-    let mut command = Answering::new(&cluster, &script);
+    let mut command = LineScript::new(&cluster, &script);
     let script = "cd /tmp/d; while read n; do echo $n > f; : > x$n; echo $n > line; done";
-    let mut writer = Answering::at_home(&cluster, script);
+    let mut writer = LineScript::at_home(&cluster, script);
     for n in 1..=ROUNDS {
-        assert_eq!(command.answer(), "ready\n");
-        writer.tell(&n.to_string());
-        assert_eq!(command.answer(), format!("{n} there\n"));
+        assert_eq!(command.reply(), "ready\n");
+        writer.send(&n.to_string());
+        assert_eq!(command.reply(), format!("{n} there\n"));
     }
 }
 
 #[test]
-fn what_another_node_s_command_has_done_is_seen() {
+fn command_sees_changes_by_commands_on_other_nodes() {
     let cluster = cluster("placedboth", 3);
     let line = "for n in $(seq 60); do \
             mexec -n 2 sh -c 'echo $0 > f; mkdir d$0; echo $0 > d$0/g' $n; \
@@ -158,76 +160,77 @@ fn what_another_node_s_command_has_done_is_seen() {
     assert_eq!(home(&cluster, line), "");
 }
 
-/// How often it is asked what a directory is like, which is believed; and how long it is left alone before it is changed, at first.
-const OF_A_DIRECTORY: [(usize, f64); 2] = [(2, 2.5), (ROUNDS, 0.06)];
+/// Number of queries of a directory's attributes, which are cached, and the seconds before each
+/// change.
+const DIRECTORY_ROUNDS: [(usize, f64); 2] = [(2, 2.5), (ROUNDS, 0.06)];
 
 #[test]
-fn what_its_directory_is_like_when_it_is_told_is_seen() {
+fn directory_attributes_are_current_after_a_message() {
     let cluster = cluster("placedlike", 2);
     home(&cluster, "mkdir sub; echo x > f");
-    for (rounds, rest) in OF_A_DIRECTORY {
-        // It has come there before, so that no name is looked up on the way.
+    for (rounds, rest) in DIRECTORY_ROUNDS {
+        // It has entered the directory before, so no name is looked up on the way.
         let look = "stat -c '%z %a' .";
         let script = format!(
             "cd d/sub; while read n; do {look}; {look} > /dev/null; sleep {rest}; {look} > /dev/null; echo ready; done"
         );
-        let mut command = Answering::new(&cluster, &script);
-        command.tell("0");
-        let _first = (command.answer(), command.answer());
+        let mut command = LineScript::new(&cluster, &script);
+        command.send("0");
+        let _first = (command.reply(), command.reply());
         for n in 1..=rounds {
             let line = format!(": > sub/x{n}; chmod 7{}5 sub; stat -c '%z %a' sub", n % 2 * 5);
             let is = home(&cluster, &line);
-            command.tell(&n.to_string());
-            assert_eq!(command.answer(), is, "round {n}");
-            assert_eq!(command.answer(), "ready\n");
+            command.send(&n.to_string());
+            assert_eq!(command.reply(), is, "round {n}");
+            assert_eq!(command.reply(), "ready\n");
         }
     }
 }
 
 #[test]
-fn what_an_open_file_is_like_when_it_is_told_is_seen() {
+fn open_file_attributes_are_current_after_a_message() {
     let cluster = cluster("placedopen", 2);
     home(&cluster, "echo 0 > f");
     let look = "import os, sys; fd = os.open('/tmp/d/f', os.O_RDONLY)\n\
         for line in sys.stdin: print(os.fstat(fd).st_size, len(os.pread(fd, 9999, 0)), flush=True); os.fstat(fd)";
-    let mut command = Answering::new(&cluster, &format!("exec python3 -uc \"{look}\""));
+    let mut command = LineScript::new(&cluster, &format!("exec python3 -uc \"{look}\""));
     let script = "cd /tmp/d; while read n; do echo $n >> f; stat -c '%s %s' f; done";
-    let mut writer = Answering::at_home(&cluster, script);
+    let mut writer = LineScript::at_home(&cluster, script);
     for n in 1..=ROUNDS {
-        writer.tell(&n.to_string());
-        let is = writer.answer();
-        command.tell("look");
-        assert_eq!(command.answer(), is, "round {n}");
+        writer.send(&n.to_string());
+        let is = writer.reply();
+        command.send("look");
+        assert_eq!(command.reply(), is, "round {n}");
     }
 }
 
 #[test]
-fn who_may_not_enter_a_directory_is_told_so_and_may_when_he_may() {
+fn directory_permissions_are_current_after_a_message() {
     let cluster = cluster("placedmay", 2);
-    // Somebody else's, so that the kernel goes by the mode that it believes.
+    // Owned by another user, so that the kernel checks the cached mode.
     home(&cluster, "chmod 777 .; mkdir sub; echo x > sub/f");
     let script = "cd d/sub; while read n; do cat f 2> /dev/null || echo no; sleep 0.06; cat f > /dev/null 2>&1; echo ready; done";
     let script = format!("cd /tmp; exec setpriv --reuid 1000 --regid 1000 --clear-groups sh -c '{script}'");
-    let mut command = Answering::new(&cluster, &script);
+    let mut command = LineScript::new(&cluster, &script);
     for n in 1..=ROUNDS {
         let (mode, seen) = if n % 2 == 0 { ("700", "no\n") } else { ("755", "x\n") };
         home(&cluster, &format!("chmod {mode} sub"));
-        command.tell(&n.to_string());
-        assert_eq!(command.answer(), seen, "round {n}");
-        assert_eq!(command.answer(), "ready\n");
+        command.send(&n.to_string());
+        assert_eq!(command.reply(), seen, "round {n}");
+        assert_eq!(command.reply(), "ready\n");
     }
 }
 
 #[test]
-fn an_open_file_of_two_has_the_locks_of_one_each() {
+fn two_opens_have_separate_locks() {
     let cluster = cluster("placedlock", 2);
-    // Both have opened it alike: the second gets nothing of the first one's lock.
+    // Both descriptors were opened alike, yet they do not share the first one's lock.
     let line = "echo x > f; mexec -n 2 sh -c 'cat f > /dev/null; exec 8< f 9< f; flock -x 8; flock -n -x 9 || echo held; flock -u 8; flock -n -x 9 && echo had'";
     assert_eq!(home(&cluster, line), "held\nhad\n");
 }
 
 #[test]
-fn what_was_read_is_not_sent_again_when_something_else_changes() {
+fn cached_content_survives_unrelated_changes() {
     let cluster = cluster("placedkept", 2);
     let line = "head -c 8000000 /dev/urandom > big; sleep 0.1; for i in 1 2 3; do mexec -n 2 cksum big > /dev/null; done; \
         sent() { awk 'NR > 2 { sub(/.*:/, \"\"); sum += $9 } END { print sum }' /proc/net/dev; }; \
@@ -238,7 +241,7 @@ fn what_was_read_is_not_sent_again_when_something_else_changes() {
 }
 
 #[test]
-fn what_is_cut_off_when_it_is_opened_can_be_mapped() {
+fn truncated_file_can_be_mapped() {
     let cluster = cluster("placedmap", 2);
     let program = "import mmap, os; fd = os.open('f', os.O_RDWR | os.O_TRUNC); os.ftruncate(fd, 4096); \
         m = mmap.mmap(fd, 4096); m[:3] = b'new'; m.flush(); print('mapped')";
@@ -249,9 +252,9 @@ fn what_is_cut_off_when_it_is_opened_can_be_mapped() {
 }
 
 #[test]
-fn a_lock_on_what_is_only_read_goes_with_its_descriptor() {
+fn closing_a_descriptor_releases_its_read_locks() {
     let cluster = cluster("placedread", 2);
-    // Files that are left open, of which a close is not told.
+    // Files that stay open on the server, which learns of no close.
     let read = "import fcntl, os, sys; a = os.open('f', os.O_RDONLY); fcntl.lockf(a, fcntl.LOCK_SH); \
         print('has', flush=True); sys.stdin.readline(); os.close(a); print('closed', flush=True); sys.stdin.readline()";
     let write = "import fcntl, sys; f = open('f', 'r+')\nwhile True:\n  try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); break\n  except OSError: \
@@ -260,10 +263,10 @@ fn a_lock_on_what_is_only_read_goes_with_its_descriptor() {
         &cluster,
         &format!("echo x > f; printf '{}' > w.py; mexec -n 2 cat f", write.replace('\'', "'\\''")),
     );
-    let mut command = Answering::new(&cluster, &format!("cd d; exec python3 -c \"{read}\""));
-    assert_eq!(command.answer(), "has\n");
+    let mut command = LineScript::new(&cluster, &format!("cd d; exec python3 -c \"{read}\""));
+    assert_eq!(command.reply(), "has\n");
     assert_eq!(home(&cluster, "python3 w.py once 2>&1 || true"), "held\n");
-    command.tell("close");
-    assert_eq!(command.answer(), "closed\n");
+    command.send("close");
+    assert_eq!(command.reply(), "closed\n");
     assert_eq!(home(&cluster, "timeout 20 python3 w.py waits"), "free\n");
 }

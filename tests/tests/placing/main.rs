@@ -1,13 +1,14 @@
-//! Commands that are placed, not moved: mexec, builds, and machines outside of the cluster.
+//! Tests of placed commands, which run elsewhere but do not migrate: mexec, builds, and clients
+//! outside the cluster.
 #![forbid(unsafe_code)]
 
 mod build_tools;
 mod faults;
 mod files;
-mod many;
+mod many_commands;
 mod mexec;
-mod mexec_waits;
+mod mexec_queue;
 mod outside;
-mod owned;
+mod owner_priority;
 mod report;
-mod shared;
+mod shared_fs;

@@ -1,25 +1,26 @@
-//! Commands of a machine that is not in the cluster: what a client with a key gets, and what everybody else does not.
+//! Commands from a machine outside the cluster: what a client with a key may do, and that others
+//! may do nothing.
 
 mod gate;
 
-use gate::{Gate, OUTSIDE, client_path, content, until};
+use gate::{Gate, OUTSIDE, client_path, content, wait_until};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::outcome::said;
+use tern_tests::outcome::result_of;
 
-/// What holds for any command of a client, whichever Python runs it. `prefix` is what a shell would see of signals.
+/// Checks that must hold for every command of a client, with any Python.
 fn check(gate: &Gate, python: &[String], key: &str) {
     let run = |words: &[&str]| {
-        // Pipes for all three: not every system passes on a file that it cannot name.
+        // Pipes for all three: not every system can pass on a file without a name.
         let mut client = gate.client_of(python, key);
         let client =
             client.arg("--").args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = client.spawn().expect("it cannot be begun");
+        let mut child = client.spawn().expect("it cannot be started");
         drop(child.stdin.take());
-        said(&child.wait_with_output().expect("its end is not known"))
+        result_of(&child.wait_with_output().expect("cannot wait for it"))
     };
     let ok = |out: &str| (Some(0), out.to_owned(), String::new());
     let line = "id -un; id -G; pwd; umask; echo $HOME $USER $LOGNAME $PATH";
@@ -29,24 +30,25 @@ fn check(gate: &Gate, python: &[String], key: &str) {
         run(&["sh", "-c", "echo out; echo err >&2; exit 7"]),
         (Some(7), "out\n".into(), "err\n".into())
     );
-    // No shell sees the words, and none is an option of anybody's.
+    // No shell interprets the words, and none is taken as an option.
     let words = ["a b", "", "'\"$HOME;`id`", "two\nlines", "*", "-n", "ä€", "--", "back\\slash\\"];
     let printed: String = words.iter().map(|word| format!("<{word}>")).collect();
     assert_eq!(run(&[&["printf", "<%s>"][..], &words].concat()), ok(&printed), "{python:?}");
     let killed = run(&["sh", "-c", "kill -TERM $$"]);
-    // Python's own processes die of it; the lab's way in passes that on. Windows has no signals.
+    // Python's child processes die of the signal, and the lab's command passes it on. Windows has
+    // no signals.
     assert!(killed.0 == Some(143) || killed.0.is_none(), "{python:?}: {killed:?}");
     assert_eq!(run(&["no-such-thing"]).0, Some(127));
     assert_eq!(run(&["/etc/passwd"]).0, Some(126));
-    // More than all that is under way, both ways at once, and any bytes.
+    // More than fits into all buffers, both ways at once, with all byte values.
     let mut client = gate.client_of(python, key);
     client.args(["--", "sh", "-c", "cat; echo over >&2"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = client.stderr(Stdio::piped()).spawn().expect("it cannot be begun");
+    let mut child = client.stderr(Stdio::piped()).spawn().expect("it cannot be started");
     let (content, mut stdin) = (content(5_000_000), child.stdin.take().expect("no pipe"));
     let sent = content.clone();
     let writer = std::thread::spawn(move || stdin.write_all(&sent));
-    let end = child.wait_with_output().expect("its end is not known");
-    writer.join().expect("the writer fails").expect("nobody reads");
+    let end = child.wait_with_output().expect("cannot wait for it");
+    writer.join().expect("the writer fails").expect("the write fails");
     assert!(
         end.stdout == content && end.stderr == b"over\n" && end.status.success(),
         "{python:?}: {:?}",
@@ -54,17 +56,19 @@ fn check(gate: &Gate, python: &[String], key: &str) {
     );
 }
 
-/// Says where it runs. What takes less than some 20 ms is thought to belong home.
+/// Prints the node. The sleep is needed since a command of less than about 20 ms is expected to
+/// stay at home.
 const WHERE: [&str; 3] = ["sh", "-c", "sleep 0.1; hostname"];
 
 #[test]
-fn a_command_of_a_client_is_its_user_s_on_any_node() {
+fn client_command_runs_as_its_user_on_any_node() {
     let gate = Gate::open("outrun", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     check(&gate, &["python3".into()], &key);
-    // Once more with home busy, so that node 2 runs them: it is no other machine for the client's command.
+    // Once more with home busy, so that node 2 runs them: for the client's command that must make
+    // no difference.
     gate.on(1, "for i in 1 2 3; do timeout 200 sh -c 'while :; do :; done' > /dev/null 2>&1 & done");
-    until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
+    wait_until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
     check(&gate, &["python3".into()], &key);
     assert_eq!(gate.run(&key, &WHERE).1, "node2\n");
     assert_eq!(gate.list("list")[0]["client"], "laptop");
@@ -74,12 +78,12 @@ fn a_command_of_a_client_is_its_user_s_on_any_node() {
 }
 
 #[test]
-fn variables_and_directories_are_within_bounds() {
+fn variables_and_directories_are_restricted() {
     let gate = Gate::open("outenv", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     gate.on(1, "mkdir /home/anna/sub /srv/open; chown anna /home/anna/sub; echo secret > /home/bert/file");
     let with = |options: &[&str], words: &[&str]| {
-        said(&gate.client(&key).args(options).arg("--").args(words).output().unwrap())
+        result_of(&gate.client(&key).args(options).arg("--").args(words).output().unwrap())
     };
     let ok = |out: &str| (Some(0), out.to_owned(), String::new());
     assert_eq!(with(&["-e", "FOO=a b", "-e", "LANG=C"], &["sh", "-c", "echo $FOO $LANG"]), ok("a b C\n"));
@@ -109,14 +113,14 @@ fn variables_and_directories_are_within_bounds() {
         let no = err.contains("denied") || err.contains("not permitted");
         assert!(code != Some(0) && out.is_empty() && no, "{line}: {code:?} {out}{err}");
     }
-    // The owner's tools are not his.
+    // A client may not use the administrator's tools.
     let line = format!("{} outside jobs", gate.0.on_machine("tern").get_program().to_string_lossy());
     assert_eq!(with(&[], &["sh", "-c", &line]).0, Some(3));
     gate.on(1, "[ ! -e /tmp/was-run ]");
 }
 
 #[test]
-fn who_has_no_good_key_runs_nothing() {
+fn invalid_keys_run_nothing() {
     let gate = Gate::open("outkeys", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     let expired = gate.key("old", &["--user", "anna", "--days", "1"]);
@@ -150,7 +154,7 @@ fn who_has_no_good_key_runs_nothing() {
     gate.on(OUTSIDE, &format!("chmod 644 {key}"));
     assert!(gate.run(&key, &["true"]).2.contains("others can read the key"));
     gate.on(OUTSIDE, &format!("chmod 600 {key}"));
-    // Root is meant, or is not.
+    // A key for root requires --root.
     let root = |words: &[&str]| {
         let mut add = gate.0.tool(1, "outside");
         add.args(["add", "roots", "--address", "x:1", "--user", "root"])
@@ -161,11 +165,11 @@ fn who_has_no_good_key_runs_nothing() {
             .code()
     };
     assert_eq!((root(&[]), root(&["--root"])), (Some(3), Some(0)));
-    // What no client would say.
+    // Requests that no client would send.
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/placing/outside/hostile.py");
     let mut hostile = gate.0.command(OUTSIDE, "python3");
     let end = hostile.arg(script).arg(client_path()).arg(&key).output().unwrap();
-    let (code, out, err) = said(&end);
+    let (code, out, err) = result_of(&end);
     assert!(code == Some(0) && out.lines().count() == 28, "{code:?} {out}{err}");
     for line in out.lines() {
         let (case, came) = line.split_once(": ").unwrap();
@@ -186,29 +190,29 @@ fn who_has_no_good_key_runs_nothing() {
         assert!(right, "{line}");
     }
     gate.on(1, "[ ! -e /tmp/was-run ]");
-    until("nothing is left", || gate.list("jobs").is_empty() && gate.count("^sleep 9") == 0);
+    wait_until("nothing is left", || gate.list("jobs").is_empty() && gate.count("^sleep 9") == 0);
     let (code, out, _) = gate.run(&key, &["echo", "well"]);
-    assert_eq!((code, &*out), (Some(0), "well\n"), "and all goes on");
+    assert_eq!((code, &*out), (Some(0), "well\n"), "commands run again");
 }
 
 #[test]
-fn a_job_ends_with_its_client_its_key_and_its_gatekeeper() {
+fn job_ends_with_its_client_key_and_gatekeeper() {
     let gate = Gate::open("outend", 2);
     let key = gate.key("laptop", &["--user", "anna", "--jobs", "2"]);
     let line = "setsid sleep 1001 & sleep 1002";
     for place in ["here", "elsewhere"] {
         if place == "elsewhere" {
             gate.on(1, "for i in 1 2 3; do timeout 100 sh -c 'while :; do :; done' > /dev/null 2>&1 & done");
-            until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
+            wait_until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
         }
         let mut child = gate.begin(&key, line);
-        until("it runs", || gate.count("^sleep 100[12]") == 2);
+        wait_until("it runs", || gate.count("^sleep 100[12]") == 2);
         gate.on(OUTSIDE, "pkill -KILL -f '[m]exec.py'");
         child.wait().unwrap();
-        until(place, || gate.count("^sleep 100[12]") == 0 && gate.list("jobs").is_empty());
+        wait_until(place, || gate.count("^sleep 100[12]") == 0 && gate.list("jobs").is_empty());
     }
     gate.on(1, "pkill -KILL -x timeout; true");
-    // As many as it may have, and no more.
+    // As many jobs as the key allows, and no more.
     let (first, second) = (gate.begin(&key, line), gate.begin(&key, line));
     let (code, _, err) = gate.run(&key, &["true"]);
     assert!(code == Some(255) && err.contains("2 jobs of this key run"), "{code:?} {err}");
@@ -216,54 +220,56 @@ fn a_job_ends_with_its_client_its_key_and_its_gatekeeper() {
     assert_eq!(jobs.len(), 2);
     assert_eq!((&jobs[0]["client"], &jobs[0]["user"]), (&"laptop".into(), &"anna".into()));
     assert!(jobs[0]["command"].as_str().unwrap().contains("sleep 1002") && jobs[0]["from"].is_string());
-    // The key.
+    // The key is revoked.
     gate.on(1, "tern outside revoke laptop");
     for child in [first, second] {
-        let (code, _, err) = said(&child.wait_with_output().unwrap());
+        let (code, _, err) = result_of(&child.wait_with_output().unwrap());
         assert!(code == Some(255) && err.contains("this key was revoked"), "{code:?} {err}");
     }
-    until("all is ended", || gate.count("^sleep 100[12]") == 0);
-    // The gatekeeper; ternd has another soon.
+    wait_until("all processes have ended", || gate.count("^sleep 100[12]") == 0);
+    // The gatekeeper is killed; ternd starts another one.
     let key = gate.key("laptop", &["--user", "anna"]);
     let child = gate.begin(&key, line);
     gate.on(1, "pkill -KILL -f '[t]ern-exec.*outside'");
-    let (code, _, err) = said(&child.wait_with_output().unwrap());
+    let (code, _, err) = result_of(&child.wait_with_output().unwrap());
     assert!(code == Some(255) && err.contains("connection to the gatekeeper was lost"), "{code:?} {err}");
-    until("all is ended", || gate.count("^sleep 100[12]") == 0);
-    until("it is back", || gate.run(&key, &["true"]).0 == Some(0));
-    // The node.
+    wait_until("all processes have ended", || gate.count("^sleep 100[12]") == 0);
+    wait_until("it is back", || gate.run(&key, &["true"]).0 == Some(0));
+    // The node stops.
     let child = gate.begin(&key, line);
     gate.on(1, "pkill -TERM -x ternd");
-    assert_eq!(said(&child.wait_with_output().unwrap()).0, Some(255));
-    until("nobody listens", || gate.on(1, "ss -Htln").lines().all(|line| !line.contains(":7102")));
-    until("all is ended", || gate.count("^sleep 100[12]") == 0);
+    assert_eq!(result_of(&child.wait_with_output().unwrap()).0, Some(255));
+    wait_until("no gatekeeper listens", || {
+        gate.on(1, "ss -Htln").lines().all(|line| !line.contains(":7102"))
+    });
+    wait_until("all processes have ended", || gate.count("^sleep 100[12]") == 0);
 }
 
 #[test]
-fn nobody_listens_unless_that_is_said() {
+fn gatekeeper_listens_only_if_configured() {
     let gate = Gate(Cluster::with_nodes("outnone", 2).unwrap());
     let listens = |what: &str| gate.on(1, "ss -Htln").lines().any(|line| line.contains(what));
     assert!(!listens(":7102") && gate.count("tern-exec.*outside") == 0);
     gate.on(1, "useradd -m anna");
     let end = gate.0.tool(1, "outside").args(["add", "a", "--user", "anna"]).output().unwrap();
     assert!(
-        end.status.code() == Some(2) && said(&end).2.contains("mexec_outside is not set"),
+        end.status.code() == Some(2) && result_of(&end).2.contains("mexec_outside is not set"),
         "{:?}",
-        said(&end)
+        result_of(&end)
     );
     assert_eq!(gate.0.tool(1, "outside").arg("jobs").output().unwrap().status.code(), Some(5));
     gate.listens("0.0.0.0:7102");
     assert!(listens("0.0.0.0:7102"));
-    // Elsewhere, and nowhere, as ternd.toml says.
+    // On another address, and on none, as ternd.toml says.
     gate.listens("127.0.0.1:7104");
-    until("elsewhere", || listens("127.0.0.1:7104") && !listens(":7102"));
+    wait_until("elsewhere", || listens("127.0.0.1:7104") && !listens(":7102"));
     gate.on(1, "sed -i /mexec_outside/d /etc/tern/ternd.toml");
     gate.0.lab().restart_daemon(1).unwrap();
-    until("nowhere", || !listens(":7104") && gate.count("tern-exec.*outside") == 0);
+    wait_until("nowhere", || !listens(":7104") && gate.count("tern-exec.*outside") == 0);
 }
 
 #[test]
-fn signals_of_a_client_reach_its_command() {
+fn client_signals_reach_its_command() {
     let gate = Gate::open("outsig", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     let kill = |signal: &str| gate.on(OUTSIDE, &format!("pkill -{signal} -f '^[^ ]*python[^ ]* .*mexec.py'"));
@@ -273,23 +279,25 @@ fn signals_of_a_client_reach_its_command() {
     );
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
     kill("USR1");
-    let mut heard = [0; 5];
-    child.stdout.as_mut().unwrap().read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"usr1\n");
+    let mut output = [0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut output).unwrap();
+    assert_eq!(&output, b"usr1\n");
     kill("INT");
-    assert_eq!(said(&child.wait_with_output().unwrap()), (Some(3), "int\n".into(), String::new()));
-    // As at a terminal: the shell waits for its child, which must hear of it as well. Here, and on another node.
+    assert_eq!(result_of(&child.wait_with_output().unwrap()), (Some(3), "int\n".into(), String::new()));
+    // As at a terminal: the shell waits for its child, which must get the signal as well. At home,
+    // and on another node.
     for place in ["here", "elsewhere"] {
         if place == "elsewhere" {
             gate.on(1, "for i in 1 2 3; do timeout 100 sh -c 'while :; do :; done' > /dev/null 2>&1 & done");
-            until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
+            wait_until("home is seen to be busy", || gate.run(&key, &WHERE).1 == "node2\n");
         }
         let mut child = gate.begin(&key, "sleep 1003; echo not reached");
         kill("INT");
         let status = child.wait().unwrap();
         assert!(!status.success(), "{place}");
-        until("its child too", || gate.count("^sleep 1003") == 0);
-        // It stops, and goes on; below a shell, since the lab's way in stops with its own child.
+        wait_until("its child has ended", || gate.count("^sleep 1003") == 0);
+        // It stops and continues; under a shell, since the lab's command stops with its direct
+        // child.
         gate.on(1, "rm -f /tmp/at");
         let below = ["sh", "-c", "\"$@\"; exit $?", "sh", "python3"];
         let child = gate.begin_of(
@@ -298,9 +306,9 @@ fn signals_of_a_client_reach_its_command() {
             "i=0; while [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); echo $i > /tmp/at; done",
         );
         let at = || gate.on(1, "cat /tmp/at 2> /dev/null || true");
-        until("it counts", || !at().is_empty());
+        wait_until("it counts", || !at().is_empty());
         kill("TSTP");
-        until("the client stops", || {
+        wait_until("the client stops", || {
             gate.on(OUTSIDE, "ps -eo stat,args | grep '^[^ ]* *[^ ]*python[^ ]* .*[m]exec.py'")
                 .starts_with('T')
         });
@@ -309,17 +317,17 @@ fn signals_of_a_client_reach_its_command() {
             std::thread::sleep(Duration::from_millis(700));
             at() == before && before != "100\n"
         };
-        until("its command has stopped as well", stands);
+        wait_until("its command has stopped as well", stands);
         kill("CONT");
         assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0), "{place}");
         assert_eq!(at(), "100\n");
     }
 }
 
-/// All that are installed, and what `TERN_PYTHONS` names: command lines with `;` between them, as
+/// All that are installed, and those of `TERN_PYTHONS`: command lines separated by `;`, such as
 /// `wine /opt/python/python.exe`.
 #[test]
-fn the_client_runs_under_every_python() {
+fn client_runs_under_every_python() {
     let gate = Gate::open("outpython", 2);
     let key = gate.key("laptop", &["--user", "anna"]);
     let places = "echo $PATH | tr : '\\n'; ls -d ~/.pyenv/versions/*/bin 2> /dev/null";
@@ -339,13 +347,13 @@ fn the_client_runs_under_every_python() {
             .args(["-c", version])
             .stdin(Stdio::piped())
             .output();
-        let (code, out, _) = said(&end.unwrap());
+        let (code, out, _) = result_of(&end.unwrap());
         let kind = format!(
             "{}{}",
             out.trim(),
             if words.len() > 1 { format!(" ({})", words[0]) } else { String::new() }
         );
-        // Names of one that was tried, and wrappers of none.
+        // Skip other names of a tried version, and wrappers of a version that is not installed.
         if code != Some(0) || out.trim().is_empty() || tried.contains(&kind) {
             continue;
         }

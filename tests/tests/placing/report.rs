@@ -1,4 +1,5 @@
-//! What is to be seen of placed commands: the report of a build, a terminal's last line, and mps.
+//! What users see of placed commands: the report of a build, the status line of a terminal, and
+//! mps.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -6,17 +7,18 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_control::PlacedRow;
-use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection;
 
-/// How long something that is to happen may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for anything that a busy machine may delay.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn until(what: &str, holds: impl FnMut() -> bool) {
-    breaking::until(what, PATIENCE, holds).expect("it takes too long");
+fn wait_until(what: &str, holds: impl FnMut() -> bool) {
+    fault_injection::wait_until(what, EVENT_TIMEOUT, holds).expect("timed out");
 }
 
-/// A project whose recipes take a while, one of them with what would end a script in a page.
+/// A project whose recipes take a while; their output contains `</script>`, which must not end the
+/// page's script.
 const PROJECT: &str = r##"
 unset MAKELEVEL MAKEFLAGS MFLAGS
 rm -rf /tmp/p && mkdir /tmp/p && cd /tmp/p
@@ -36,7 +38,7 @@ fn shell(cluster: &Cluster, line: &str) -> Command {
 }
 
 #[test]
-fn a_report_has_every_command_with_its_node_and_a_pipe_has_none_of_it() {
+fn report_lists_every_command_and_a_pipe_gets_no_status() {
     let cluster = Cluster::with_nodes("report", 3).unwrap();
     let run = |make: &str| {
         let end = shell(&cluster, make).output().unwrap();
@@ -60,7 +62,7 @@ fn a_report_has_every_command_with_its_node_and_a_pipe_has_none_of_it() {
     for command in commands {
         let time = |at: usize| command[at].as_u64().unwrap();
         assert!(time(0) <= time(1) && time(1) + 1000 < time(2), "{command}");
-        assert!(command[7].as_u64().is_some_and(|cpu| cpu > 0), "its CPU time is known: {command}");
+        assert!(command[7].as_u64().is_some_and(|cpu| cpu > 0), "no CPU time: {command}");
         nodes.push(data["nodes"][time(3) as usize]["name"].as_str().unwrap().to_owned());
     }
     nodes.sort();
@@ -69,7 +71,7 @@ fn a_report_has_every_command_with_its_node_and_a_pipe_has_none_of_it() {
     let failed: Vec<_> = commands.iter().filter(|command| command[6] != 0).collect();
     assert!(failed.len() == 1 && failed[0][6] == 3 && failed[0][9] == "sh -c 'exit 3'", "{failed:?}");
     assert!(page.contains("it failed with 2; ") && page.contains(", 6 jobs at a time"));
-    // And the same of commands that no mpmake has begun.
+    // The same for commands that were not started by mpmake.
     let line =
         "for i in 1 2 3; do TERN_PLACED=notes mexec -n 2,3 sleep 0.1 & done; wait; mexec --report-of notes";
     let end = shell(&cluster, line).output().unwrap();
@@ -80,9 +82,10 @@ fn a_report_has_every_command_with_its_node_and_a_pipe_has_none_of_it() {
     assert_eq!(left, b"0\n");
 }
 
-/// Of two nodes, one has all files and other things to do, and a link of 2.5 MB a second, which knows no speed of its own.
+/// One of two nodes has all files and is busy, and its link has 2.5 MB/s, of which the interface
+/// reports nothing.
 #[test]
-fn a_link_that_is_too_slow_for_the_files_is_what_held_the_build_up() {
+fn slow_link_is_reported_as_the_bottleneck() {
     let cluster = Cluster::with_link("narrow", 2, "switch:20mbit").unwrap();
     let project = r##"
 unset MAKELEVEL MAKEFLAGS MFLAGS
@@ -101,10 +104,10 @@ kill $busy
 "##;
     let page = cluster.run(1, &["sh", "-c", project]).unwrap();
     let page = String::from_utf8_lossy(&page).into_owned();
-    let held_up = page.split("<h2>What held it up</h2>").nth(1).expect("a report");
+    let held_up = page.split("<h2>Bottleneck</h2>").nth(1).expect("a report");
     let held_up = held_up.split("<h2>").next().unwrap();
     assert!(held_up.starts_with("<p>The link of this node, which all files come from: for "), "{held_up}");
-    // For more than half of the time it was full: 2.5 MB/s.
+    // The link, 2.5 MB/s, was full for more than half of the time.
     let rate = held_up.split("data waited to be sent, at ").nth(1).and_then(|said| said.split(' ').next());
     let rate: f64 = rate.and_then(|rate| rate.parse().ok()).expect("a rate");
     assert!((1.2..2.7).contains(&rate) && held_up.contains(" MB a second"), "{held_up}");
@@ -115,7 +118,7 @@ fn placed(cluster: &Cluster, node: u16) -> Result<Vec<PlacedRow>> {
 }
 
 #[test]
-fn placed_commands_are_seen_while_they_run_and_no_longer() {
+fn placed_commands_are_listed_while_they_run() {
     let cluster = Cluster::with_nodes("mpsx", 2).unwrap();
     assert_eq!(placed(&cluster, 1).unwrap(), []);
     let mut many: Vec<_> = (0..7)
@@ -125,8 +128,8 @@ fn placed_commands_are_seen_while_they_run_and_no_longer() {
         let rows = placed(&cluster, 1).unwrap();
         rows.iter().filter(|row| row.r#where.map(|node| node.0) == node && row.from.is_none()).count()
     };
-    // As many as it has CPUs, and one more.
-    until("some run and the others wait", || on(Some(2)) == 2 && on(None) == 5);
+    // As many run as it has CPUs, and one more.
+    wait_until("some run and the others wait", || on(Some(2)) == 2 && on(None) == 5);
     let there = placed(&cluster, 2).unwrap();
     assert_eq!(there.len(), on(Some(2)));
     assert!(there.iter().all(|row| row.from.is_some_and(|home| home.0 == 1) && row.command == "sleep 1000"));
@@ -134,34 +137,36 @@ fn placed_commands_are_seen_while_they_run_and_no_longer() {
     assert!(table.contains("queued") && table.contains("sleep 1000"), "{table}");
     let mon = String::from_utf8(cluster.run(1, &["mon", "--once"]).unwrap()).unwrap();
     assert!(mon.contains(" queued, load "), "{mon}");
-    // Who waits at a terminal hears what for.
+    // At a terminal, mexec prints what the command waits for.
     let said = at_a_terminal(&cluster, "exec mexec -n 2 true", "waits for room", b"\x03").unwrap();
     assert!(said.starts_with("mexec: waits for room on node 2\n"), "{said:?}");
     cluster.run(1, &["pkill", "-x", "mexec"]).unwrap();
     many.iter_mut().for_each(|one| drop(one.wait()));
-    until("none is left", || (1..=2).all(|node| placed(&cluster, node).unwrap().is_empty()));
+    wait_until("none is left", || (1..=2).all(|node| placed(&cluster, node).unwrap().is_empty()));
 }
 
-/// What a terminal shows that has scrolled nothing away, without the line that is written below it; and how often that was.
+/// The text of a terminal that has not scrolled, without the status line below it; and how often
+/// that was drawn.
 fn without_status(said: &str) -> (String, usize) {
     let mut parts = said.split("\x1b7");
     let mut text = parts.next().unwrap_or_default().to_owned();
     let mut count = 0;
     for part in parts {
-        let (status, rest) = part.split_once("\x1b8").expect("what is put away comes back");
+        let (status, rest) = part.split_once("\x1b8").expect("the cursor is not restored");
         count += usize::from(status.contains("mpmake: "));
         text += rest;
     }
     (text.replace("\x1bD\x1b[A", ""), count)
 }
 
-/// mpmake at a terminal; what it says. When this word has come, these keys are typed.
+/// Runs a command at a terminal, and returns its output. Once this word has appeared, these keys
+/// are typed.
 fn at_a_terminal(cluster: &Cluster, line: &str, word: &str, keys: &[u8]) -> Result<String> {
     let line = format!("stty rows 20 cols 90 -echo; {line}");
     let mut script = shell(cluster, "exec script -qec \"$0\" /dev/null");
     let script = script.arg(line).env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut script = script.spawn()?;
-    // At its end script would type one as well.
+    // When its input closes, script sends an end of file, so the input stays open.
     let mut keyboard = script.stdin.take().context("no keyboard")?;
     let mut output = script.stdout.take().context("no output")?;
     let (mut said, mut bytes, mut typed) = (Vec::new(), [0; 4096], false);
@@ -181,7 +186,7 @@ fn at_a_terminal(cluster: &Cluster, line: &str, word: &str, keys: &[u8]) -> Resu
 }
 
 #[test]
-fn a_terminal_shows_what_runs_and_nothing_of_it_stays() {
+fn terminal_status_line_is_shown_and_removed() {
     let cluster = Cluster::with_nodes("status", 2).unwrap();
     let said = at_a_terminal(&cluster, "mpmake -j1 o1 o2 o3 o4 o5 o6 o7 o8; echo over", "\0", b"").unwrap();
     let (text, shown) = without_status(&said);
@@ -190,18 +195,18 @@ fn a_terminal_shows_what_runs_and_nothing_of_it_stays() {
     assert!(shown > 0 && said.contains(" done | "), "{said:?}");
     assert_eq!(lines[..8], made, "{said:?}");
     assert!(
-        lines[8].starts_with("mpmake: 8 commands in ") && lines[9].starts_with("mpmake: why there: "),
+        lines[8].starts_with("mpmake: 8 commands in ") && lines[9].starts_with("mpmake: reasons: "),
         "{said:?}"
     );
     assert_eq!(lines[10..], ["over"]);
-    // All lines scroll again, and the last is empty.
+    // The whole screen scrolls again, and the status line is erased.
     assert!(said.rfind("\x1b[r\x1b[20;1H\x1b[0m\x1b[2K") > said.rfind(" done"), "{said:?}");
-    // A short one shows nothing at all, if the machine lets it be short.
+    // A short build shows no status line, if the machine is fast enough for it to be short.
     let begun = Instant::now();
     let said = at_a_terminal(&cluster, "mpmake o1", "\0", b"").unwrap();
     let shows_nothing = !said.contains('\x1b') || begun.elapsed() > Duration::from_secs(2);
     assert!(shows_nothing && said.contains("mpmake: 1 commands"), "{said:?}");
-    // Whoever interrupts it has make clean up, and the terminal as it was.
+    // After an interrupt, make cleans up, and the terminal is restored.
     let said = at_a_terminal(&cluster, "trap : INT; mpmake -j1; echo code $?", " done | ", b"\x03").unwrap();
     let (text, _) = without_status(&said);
     assert!(text.contains("Interrupt") && text.contains("code 130"), "{said:?}");

@@ -1,8 +1,9 @@
-//! The cluster as its users and administrators steer it: balancing, commands, the tree of files for both, and what strangers may not do.
+//! Tests of control and security: balancing, commands, the administration tree, and access by
+//! strangers.
 #![forbid(unsafe_code)]
 
-mod administered;
-mod balanced;
-mod by_hand;
-mod no_way_in;
+mod admin_tree;
+mod balancing;
+mod isolation;
+mod manual_control;
 mod stranger;

@@ -1,5 +1,5 @@
-//! What strangers try, on the port of a node and on its sockets. It runs inside a node: the test program starts
-//! itself there, with whom to attack in its environment.
+//! Attacks on the port and the sockets of a node. They run inside a node: the test program starts
+//! itself there, with the target in its environment.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -13,22 +13,22 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tern_wire::limits::MOST_PAYLOAD;
+use tern_wire::limits::MAX_PAYLOAD;
 use tern_wire::{Authority, Identity, Preamble, frame};
 
-/// Whom to attack: `HOST:PORT`.
+/// The target: `HOST:PORT`.
 pub(crate) const ADDRESS: &str = "TERN_TEST_ADDRESS";
-/// A shim that lives there.
+/// A shim that runs there.
 pub(crate) const SHIM: &str = "TERN_TEST_SHIM";
 
 /// Longer than a handshake may take.
-const PATIENCE: Duration = Duration::from_secs(15);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Believes everybody: a stranger would.
+/// Accepts every server certificate.
 #[derive(Debug)]
-struct Credulous;
+struct AcceptAnyServer;
 
-impl ServerCertVerifier for Credulous {
+impl ServerCertVerifier for AcceptAnyServer {
     fn verify_server_cert(
         &self,
         _certificate: &CertificateDer<'_>,
@@ -63,15 +63,15 @@ impl ServerCertVerifier for Credulous {
     }
 }
 
-/// As whom a stranger comes.
+/// The identity that a stranger presents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum As {
+enum PresentedIdentity {
     Nobody,
     Member,
     MemberOfAnother,
 }
 
-impl As {
+impl PresentedIdentity {
     /// The folder of its key and certificate.
     fn identity(self) -> Result<Option<PathBuf>> {
         match self {
@@ -81,9 +81,9 @@ impl As {
                 let folder = PathBuf::from("/tmp/another-cluster");
                 std::fs::create_dir_all(&folder)?;
                 let own = Identity::load(Path::new("/etc/tern"))?;
-                // Of the same name, and by the number of a member.
+                // A cluster of the same name, and a node number of a member.
                 let imposter = Authority::create(own.cluster())?;
-                Identity::issued_by(&imposter, own.node())?.save(&folder)?;
+                Identity::issued_by_authority(&imposter, own.node())?.save(&folder)?;
                 Ok(Some(folder))
             }
         }
@@ -106,17 +106,17 @@ impl Target {
 
     fn connect(&self) -> Result<TcpStream> {
         let socket = TcpStream::connect(&self.address).with_context(|| self.address.clone())?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(SOCKET_TIMEOUT))?;
+        socket.set_write_timeout(Some(SOCKET_TIMEOUT))?;
         Ok(socket)
     }
 
-    fn tls(&self, preamble: Preamble, who: As) -> Result<Stream> {
+    fn tls(&self, preamble: Preamble, identity: PresentedIdentity) -> Result<Stream> {
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Credulous));
-        let config = match who.identity()? {
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyServer));
+        let config = match identity.identity()? {
             None => config.with_no_client_auth(),
             Some(folder) => {
                 let certificate = CertificateDer::from_pem_file(folder.join("node.pem"))?;
@@ -131,25 +131,25 @@ impl Target {
     }
 }
 
-/// Whatever is said, the other side closes without having said anything itself.
+/// Checks that the other side closes the connection without a reply.
 fn is_closed(mut stream: impl Read + Write, said: &[u8]) -> Result<()> {
-    // It may be closed while we still speak.
+    // The other side may close it while this side still writes.
     let _ = stream.write_all(said).and_then(|()| stream.flush());
     let mut answer = [0; 64];
     match stream.read(&mut answer) {
         Ok(0) => Ok(()),
-        Ok(count) => bail!("it answers: {:?}", &answer[..count]),
+        Ok(count) => bail!("it replies: {:?}", &answer[..count]),
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            bail!("it keeps the connection")
+            bail!("it keeps the connection open")
         }
         Err(_refused) => Ok(()),
     }
 }
 
-/// Everything that is tried over the network.
+/// All attacks over the network.
 ///
 /// # Errors
-/// What was not refused.
+/// If one was not refused.
 pub(crate) fn at_the_port() -> Result<()> {
     let target = Target::from_environment()?;
     let random = Preamble::Shim(tern_ids::ShimId([0x5a; 16]));
@@ -161,7 +161,7 @@ pub(crate) fn at_the_port() -> Result<()> {
         ("noise", vec![0xff; 100_000]),
         ("a truncated record", [&node.to_bytes()[..], &[0x16, 3, 1, 0xff, 0xff]].concat()),
         ("no record", [&node.to_bytes()[..], &[0; 70_000]].concat()),
-        ("noise to one who joins", [&Preamble::Join.to_bytes()[..], &[7; 3000]].concat()),
+        ("noise to the join service", [&Preamble::Join.to_bytes()[..], &[7; 3000]].concat()),
         ("noise to a shim", [&shim.to_bytes()[..], &[0xee; 50_000]].concat()),
     ];
     for (what, bytes) in plain {
@@ -171,23 +171,23 @@ pub(crate) fn at_the_port() -> Result<()> {
         let mut answer = Vec::new();
         let end = socket.read_to_end(&mut answer);
         let timed_out = |e: &std::io::Error| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-        ensure!(!end.as_ref().is_err_and(timed_out), "{what}: it keeps the connection");
-        // A TLS alert at most.
-        ensure!(answer.len() < 16 && !answer.starts_with(&[0x16]), "{what}: it answers {answer:?}");
+        ensure!(!end.as_ref().is_err_and(timed_out), "{what}: it keeps the connection open");
+        // At most a TLS alert.
+        ensure!(answer.len() < 16 && !answer.starts_with(&[0x16]), "{what}: it replies {answer:?}");
     }
     let ping = frame::header(1, 0, 1, 0)?;
     for preamble in [node, shim, random] {
-        for who in [As::Nobody, As::MemberOfAnother] {
-            is_closed(target.tls(preamble, who)?, &ping)
-                .with_context(|| format!("{who:?} to {preamble:?}"))?;
+        for identity in [PresentedIdentity::Nobody, PresentedIdentity::MemberOfAnother] {
+            is_closed(target.tls(preamble, identity)?, &ping)
+                .with_context(|| format!("{identity:?} to {preamble:?}"))?;
         }
     }
     for preamble in [shim, random] {
-        // A member holds no key that this shim was told of.
-        is_closed(target.tls(preamble, As::Member)?, &ping)
+        // A member does not have the key that this shim expects.
+        is_closed(target.tls(preamble, PresentedIdentity::Member)?, &ping)
             .with_context(|| format!("a member to {preamble:?}"))?;
     }
-    // Who connects and says nothing holds up nobody else.
+    // Connections that stay silent delay no other connection.
     let silent = || -> Result<TcpStream> {
         let mut socket = target.connect()?;
         socket.write_all(&shim.to_bytes())?;
@@ -195,17 +195,17 @@ pub(crate) fn at_the_port() -> Result<()> {
     };
     let silent = (0..8).map(|_| silent()).collect::<Result<Vec<_>>>()?;
     let begun = Instant::now();
-    is_closed(target.tls(shim, As::Nobody)?, &ping).context("behind those who are silent")?;
+    is_closed(target.tls(shim, PresentedIdentity::Nobody)?, &ping).context("behind silent connections")?;
     ensure!(
         begun.elapsed() < Duration::from_secs(4),
-        "behind those who are silent it took {:?}",
+        "behind silent connections it took {:?}",
         begun.elapsed()
     );
     drop(silent);
     let mut endless = ping;
     endless[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut too_long = ping;
-    too_long[4..8].copy_from_slice(&u32::try_from(MOST_PAYLOAD + 1)?.to_le_bytes());
+    too_long[4..8].copy_from_slice(&u32::try_from(MAX_PAYLOAD + 1)?.to_le_bytes());
     let mut version = ping;
     version[0] ^= 0xff;
     let nonsense = [&frame::header(1, 0, 1, 200_000)?[..], &[0xff; 200_000]].concat();
@@ -219,21 +219,22 @@ pub(crate) fn at_the_port() -> Result<()> {
         ("an empty request", &empty),
         ("an unknown kind", &kind),
     ] {
-        is_closed(target.tls(node, As::Member)?, bytes).with_context(|| format!("a member says {what}"))?;
+        is_closed(target.tls(node, PresentedIdentity::Member)?, bytes)
+            .with_context(|| format!("a member sends {what}"))?;
     }
-    // A frame that ends in the middle.
-    let mut link = target.tls(node, As::Member)?;
+    // A truncated frame.
+    let mut link = target.tls(node, PresentedIdentity::Member)?;
     link.write_all(&[&frame::header(1, 0, 1, 1000)?[..], &[0; 10]].concat())?;
     link.conn.send_close_notify();
     link.flush()?;
     link.sock.shutdown(Shutdown::Write)?;
-    is_closed(link, b"").context("a member says half a frame")
+    is_closed(link, b"").context("a member sends half a frame")
 }
 
-/// What another user of the node tries with its sockets.
+/// Attacks of another user of the node on its sockets.
 ///
 /// # Errors
-/// What was not refused.
+/// If one was not refused.
 pub(crate) fn at_the_sockets() -> Result<()> {
     for file in ["/run/tern/shims", "/etc/tern/node.key", "/etc/tern/ca.key"] {
         match std::fs::File::open(file) {
@@ -256,15 +257,15 @@ pub(crate) fn at_the_sockets() -> Result<()> {
             Err(e) if e.kind() == ErrorKind::PermissionDenied => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(SOCKET_TIMEOUT))?;
         let _closed_already = socket.write_all(bytes);
         let _closed_already = socket.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
         let end = socket.read_to_end(&mut answer);
         let timed_out = |e: &std::io::Error| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-        ensure!(!end.as_ref().is_err_and(timed_out), "the control socket keeps the connection");
+        ensure!(!end.as_ref().is_err_and(timed_out), "the control socket keeps the connection open");
         let text = String::from_utf8_lossy(&answer);
-        ensure!(answer.is_empty() || text.contains("efused"), "it answers {text:?}");
+        ensure!(answer.is_empty() || text.contains("efused"), "it replies {text:?}");
     }
     Ok(())
 }

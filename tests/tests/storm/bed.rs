@@ -1,4 +1,4 @@
-//! How a task gets into the storm, and what must be true of the report.
+//! Runs a task in the storm, and checks the report.
 
 use super::tasks::Task;
 use anyhow::{Context, Result, ensure};
@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tern_lab::Report;
 use tern_tests::cluster::Cluster;
 
-/// Seconds after which one run is taken to hang.
-const LIMIT: &str = "600";
+/// Seconds after which a run counts as hung.
+const RUN_TIMEOUT_SECS: &str = "600";
 
 /// The script of a task.
 pub(crate) fn script(task: &Task) -> PathBuf {
@@ -23,8 +23,8 @@ pub(crate) fn tool(cluster: &Cluster, words: &[&str]) -> Command {
     command
 }
 
-/// Fails, with what to install, if a program of the task is not here: nothing is left out silently.
-pub(crate) fn needs(task: &Task) -> Result<()> {
+/// Fails if a program of the task is missing, and names its package: no task is skipped silently.
+pub(crate) fn check_requirements(task: &Task) -> Result<()> {
     for (program, package) in task.needs {
         let found = if program.starts_with('/') {
             Path::new(program).exists()
@@ -36,7 +36,7 @@ pub(crate) fn needs(task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// Puts a task into the storm until it has been moved so often, and demands that nothing differs.
+/// Runs a task in the storm until it has been moved this often, and requires that nothing differs.
 pub(crate) fn storm(
     cluster: &Cluster,
     task: &Task,
@@ -44,14 +44,24 @@ pub(crate) fn storm(
     every: &str,
     moves: u64,
 ) -> Result<Report> {
-    needs(task)?;
+    check_requirements(task)?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let seed = std::env::var("TERN_SEED").unwrap_or_else(|_unset| clock.to_string());
     let moves = moves.to_string();
     let script = script(task);
-    let script = script.to_str().context("the name of this folder is not text")?;
+    let script = script.to_str().context("the path of this folder is not UTF-8")?;
     let words = [
-        "--json", "--seed", &seed, "--every", every, "--moves", &moves, "--limit", LIMIT, "--", "bash",
+        "--json",
+        "--seed",
+        &seed,
+        "--every",
+        every,
+        "--moves",
+        &moves,
+        "--limit",
+        RUN_TIMEOUT_SECS,
+        "--",
+        "bash",
         script,
     ];
     let end = tool(cluster, &words).args(args).output()?;
@@ -61,20 +71,20 @@ pub(crate) fn storm(
         "TERN_SEED={seed}, exit {:?}\n{}\n{}",
         end.status.code(),
         report.text(),
-        cluster.scene(0)
+        cluster.diagnostics(0)
     );
     ensure!(report.moves.broken.is_empty(), "tern failed, though the program did not:\n{}", report.text());
     Ok(report)
 }
 
-/// What the tool has printed.
+/// Parses the output of the tool.
 pub(crate) fn report(end: &Output) -> Result<Report> {
     serde_json::from_slice(&end.stdout)
         .with_context(|| format!("no report: {:?} {}", end.status, String::from_utf8_lossy(&end.stderr)))
 }
 
-/// One line for the log.
-pub(crate) fn line(name: &str, report: &Report) -> String {
+/// A summary for the log.
+pub(crate) fn summary(name: &str, report: &Report) -> String {
     let refused: u64 = report.moves.refused.values().sum();
     format!(
         "{name}: {} moves in {} runs, {} of {} processes, {refused} refused {:?}, native {:.1} s, storm {:.1} s",

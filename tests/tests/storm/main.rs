@@ -1,8 +1,9 @@
-//! Real work in a storm of migrations (`tern lab storm`): what shells, small tools, builds, repositories, databases and
-//! Python's own tests say and leave must be what they say and leave without Tern.
+//! Real work in a storm of migrations (`tern lab storm`): the output and files of shells, small
+//! tools, builds, repositories, databases and Python's own tests must be the same as without Tern.
 //!
-//! `TERN_SEED=N` repeats a run's choices; `TERN_MODULES=test_os,test_select` picks some of Python's.
-#![allow(clippy::unwrap_used, reason = "a test may end by panicking, and what it calls too")]
+//! `TERN_SEED=N` repeats a run's choices; `TERN_MODULES=test_os,test_select` selects Python test
+//! modules.
+#![allow(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 #![forbid(unsafe_code)]
 
 mod bed;
@@ -17,120 +18,120 @@ use tern_tests::programs::wanted;
 use tern_tests::verdict::Verdict;
 use threaded::{FFMPEG, GO, JAVA, MULTIPROCESSING, NODE, RAYON, REDIS};
 
-/// Moves that a program must have survived, in the long tests.
-const MANY: u64 = 1_000;
-/// And each module of Python's tests, of which there are many.
-const SOME: u64 = 100;
+/// Number of moves in the long tests.
+const LONG_TEST_MOVES: u64 = 1_000;
+/// Number of moves for each module of Python's tests, of which there are many.
+const MODULE_MOVES: u64 = 100;
 
 fn quick(task: &Task) {
     let cluster = Cluster::up("quick-storm").unwrap();
     let report = storm(&cluster, task, task.quick, "20..200ms", 10).unwrap();
-    eprintln!("{}", bed::line(task.name, &report));
+    eprintln!("{}", bed::summary(task.name, &report));
 }
 
 fn long(task: &Task) {
     let cluster = Cluster::up("storm").unwrap();
-    let report = storm(&cluster, task, task.long, "20..200ms", MANY).unwrap();
-    eprintln!("{}", bed::line(task.name, &report));
+    let report = storm(&cluster, task, task.long, "20..200ms", LONG_TEST_MOVES).unwrap();
+    eprintln!("{}", bed::summary(task.name, &report));
 }
 
 #[test]
-fn a_shell_in_a_short_storm() {
+fn shell_survives_a_short_storm() {
     quick(&SHELL);
 }
 
 #[test]
-fn small_tools_in_a_short_storm() {
+fn small_tools_survive_a_short_storm() {
     quick(&COREUTILS);
 }
 
-/// A process that begins and ends threads while it is sent.
+/// Threads start and end while their process is migrated.
 #[test]
-fn threads_begin_while_their_process_is_sent() {
+fn thread_creation_survives_moves() {
     let cluster = Cluster::up("births-storm").unwrap();
     let report = storm(&cluster, &BIRTHS, &[], "5..60ms", 8).unwrap();
-    eprintln!("{}", bed::line("births", &report));
+    eprintln!("{}", bed::summary("births", &report));
 }
 
 mod thousand_moves {
     use super::*;
 
     #[test]
-    fn of_a_shell() {
+    fn shell() {
         long(&SHELL);
     }
 
     #[test]
-    fn of_small_tools() {
+    fn small_tools() {
         long(&COREUTILS);
     }
 
     #[test]
-    fn of_make_and_gcc() {
+    fn make_and_gcc() {
         long(&BUILD);
     }
 
     #[test]
-    fn of_git() {
+    fn git() {
         long(&GIT);
     }
 
     #[test]
-    fn of_sqlite() {
+    fn sqlite() {
         long(&SQLITE);
     }
 
     #[test]
-    fn of_openssl() {
+    fn openssl() {
         long(&OPENSSL);
     }
 
     #[test]
-    fn of_ffmpeg() {
+    fn ffmpeg() {
         long(&FFMPEG);
     }
 
     #[test]
-    fn of_redis() {
+    fn redis() {
         long(&REDIS);
     }
 
     #[test]
-    fn of_go() {
+    fn go() {
         long(&GO);
     }
 
     #[test]
-    fn of_java() {
+    fn java() {
         long(&JAVA);
     }
 
     #[test]
-    fn of_node() {
+    fn node() {
         long(&NODE);
     }
 
     #[test]
-    fn of_rayon() {
+    fn rayon() {
         long(&RAYON);
     }
 
     #[test]
-    fn of_multiprocessing() {
+    fn multiprocessing() {
         long(&MULTIPROCESSING);
     }
 
     #[test]
-    fn of_python_modules() {
+    fn python_modules() {
         let cluster = Cluster::up("storm").unwrap();
         let mut verdict = Verdict::default();
         let modules = PYTHON.long.iter().filter(|module| wanted("TERN_MODULES", module));
         verdict.each(modules.map(|module| ((*module).to_owned(), *module)), 1, |module| {
             let name = format!("test.{module}");
-            let report =
-                storm(&cluster, &PYTHON, &[&name], "20..200ms", SOME).map_err(|e| format!("{e:#}"))?;
-            Ok(vec![bed::line(module, &report)])
+            let report = storm(&cluster, &PYTHON, &[&name], "20..200ms", MODULE_MOVES)
+                .map_err(|e| format!("{e:#}"))?;
+            Ok(vec![bed::summary(module, &report)])
         });
-        verdict.pronounce();
+        verdict.conclude();
     }
 }

@@ -1,15 +1,15 @@
-//! What is put into the storm: scripts of `tests/tasks`, and what they need.
+//! The tasks of the storm: scripts of `tests/tasks`, and the programs that they need.
 
-/// One of them.
+/// A task.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) name: &'static str,
-    /// In `tests/tasks`; it says and leaves the same each time.
+    /// A file of `tests/tasks`; its output and files are the same each time.
     pub(crate) script: &'static str,
-    /// What it is called with in the default tests, and in the long ones.
+    /// Its arguments in the default tests, and in the long ones.
     pub(crate) quick: &'static [&'static str],
     pub(crate) long: &'static [&'static str],
-    /// Programs, or files by their full name, and the Debian packages that have them.
+    /// Programs, or absolute paths of files, and the Debian packages that contain them.
     pub(crate) needs: &'static [(&'static str, &'static str)],
 }
 
@@ -21,7 +21,7 @@ pub(crate) const SHELL: Task = Task {
     needs: &[("bash", "bash"), ("/usr/bin/python3", "python3")],
 };
 
-/// Threads that begin and end all the time, so that some begin while their process is being sent.
+/// Threads start and end all the time, so that some start while their process is being migrated.
 pub(crate) const BIRTHS: Task = Task {
     name: "births",
     script: "births.sh",
@@ -65,7 +65,7 @@ pub(crate) const OPENSSL: Task = Task {
     needs: &[("openssl", "openssl")],
 };
 
-/// Debian 12's; scripts/setup finds that of another Python.
+/// For Debian 12; scripts/setup finds that of other versions.
 pub(crate) const TEST_SUITE: (&str, &str) =
     ("/usr/lib/python3.11/test/test_os.py", "libpython3.11-testsuite");
 
@@ -78,8 +78,9 @@ pub(crate) const PYTHON: Task = Task {
     needs: &[("/usr/bin/python3", "python3"), TEST_SUITE],
 };
 
-/// What is quick is run several times in one process (`*N`), what takes minutes in parts (`NAME PART`), as `python.sh` has
-/// it; which tests are left out, and why, is there too. Without test_fcntl, which is above. Of test_mmap without the files of gigabytes, which each move reads.
+/// Quick modules are run several times in one process (`*N`), slow ones in parts (`NAME PART`), by
+/// `python.sh`, which also lists the excluded tests and the reasons. test_fcntl is in `quick`.
+/// test_mmap runs without its files of gigabytes, which each move would read.
 const MODULES: &[&str] = &[
     "test_os",
     "test_select",

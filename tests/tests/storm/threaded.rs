@@ -1,9 +1,9 @@
-//! Programs with several threads in the storm, and one whose processes share memory. Python's own tests of both are in
-//! `tasks.rs`.
+//! Multi-threaded programs in the storm, and one whose processes share memory. Python's own tests
+//! of both are in `tasks.rs`.
 
 use super::tasks::Task;
 
-// Each is in `tests/tasks/threaded.sh` by its name.
+// Each has a section of its name in `tests/tasks/threaded.sh`.
 pub(crate) const FFMPEG: Task = threaded("ffmpeg", &["ffmpeg"], &[("ffmpeg", "ffmpeg")]);
 pub(crate) const REDIS: Task =
     threaded("redis", &["redis"], &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")]);

@@ -1,4 +1,5 @@
-//! `tern lab storm` itself: it finds differences, does not take a calm for a storm, and leaves nothing behind.
+//! Tests of `tern lab storm` itself: it finds differences, notices a storm without moves, and
+//! leaves nothing behind.
 
 use super::bed::{report, tool};
 use std::path::Path;
@@ -6,12 +7,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 
-/// It says whether somebody traces it, which at home nobody does.
+/// Prints whether it is traced, which it is not at home.
 const TELLTALE: &str = "for i in $(seq 150); do grep -h TracerPid /proc/$$/status; done | sed 's/[1-9].*/somebody/' \
                         | sort -u; kill -TERM $$";
 
 #[test]
-fn differences_are_found_and_calm_is_no_storm() {
+fn differences_and_missing_moves_are_reported() {
     let cluster = Cluster::up("storm-tool").unwrap();
     let seen = tool(&cluster, &["--json", "--seed", "3", "--every", "5..30ms", "--", "bash", "-c", TELLTALE]);
     let end = { seen }.output().unwrap();
@@ -23,20 +24,20 @@ fn differences_are_found_and_calm_is_no_storm() {
     assert_eq!(found.differences[0].what, "stdout");
     assert!(found.differences[0].how.contains("+TracerPid:\tsomebody"), "{}", found.text());
 
-    // Nothing that is that quick can be moved.
+    // A command that is that quick cannot be moved.
     let end = tool(&cluster, &["--json", "--every", "2s", "--", "true"]).output().unwrap();
     assert_eq!(end.status.code(), Some(2), "{}", String::from_utf8_lossy(&end.stderr));
     let end = tool(&cluster, &["--json", "--every", "2000ms", "--", "true"]).output().unwrap();
     let found = report(&end).unwrap();
     assert_eq!((end.status.code(), found.moves.moves, found.runs), (Some(3), 0, 5), "{}", found.text());
 
-    // What is by chance is not blamed on Tern.
+    // Random output is not blamed on Tern.
     let chance = "cat /proc/sys/kernel/random/uuid >file; for i in $(seq 100); do cat file; done | uniq";
     let end = tool(&cluster, &["--json", "--", "sh", "-c", chance]).output().unwrap();
     let found = report(&end).unwrap();
     assert!(found.unsteady && found.differences.len() == 2, "{}", found.text());
 
-    // What stays behind is ended, and told: one is left running natively as well.
+    // Processes left behind are ended and reported; the native run leaves one as well.
     let behind = "sleep 1000 & setsid sh -c 'sleep 1000 & echo $0' & wait $!";
     let end = tool(&cluster, &["--json", "--moves", "0", "--", "bash", "-c", behind]).output().unwrap();
     assert_eq!(end.status.code(), Some(0), "{}", report(&end).unwrap().text());
@@ -48,8 +49,8 @@ fn differences_are_found_and_calm_is_no_storm() {
 }
 
 #[test]
-fn its_own_lab_ends_with_it() {
-    // Holds the turn, so that no other lab slows this one.
+fn own_lab_is_removed_at_the_end() {
+    // Holds the lab slot, so that no other lab slows this one.
     let cluster = Cluster::bare("storm-turn").unwrap();
     let name = format!("own-storm-{}", std::process::id());
     let place = Path::new("/run/tern-lab").join(&name);
@@ -67,7 +68,7 @@ fn its_own_lab_ends_with_it() {
     assert!(said.contains("differences  0"), "{said}");
     assert!(!place.exists());
 
-    // Told to end in the middle of it, it ends by that signal, and takes everything with it.
+    // Interrupted in the middle, it ends by that signal, and removes everything.
     let mut running = storm("touch /run/begun; sleep 1000").stdout(Stdio::null()).spawn().unwrap();
     let lab = || tern_lab::Lab::open(&name.parse().unwrap());
     let until = Instant::now() + Duration::from_secs(60);

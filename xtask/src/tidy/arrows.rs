@@ -1,33 +1,34 @@
-//! Which crate may know which. What is above does not know what is below:
+//! Which crate may depend on which. A crate in the table may depend only on crates above it:
 //!
 //! ```text
-//!  ids                       identifiers; everything may know them
+//!  ids                       identifiers; any crate may depend on it
 //!  cgroup                    the machine's control groups
-//!  balancer                  who should run where; pure, and so a leaf
-//!  load                      what a node has and how busy it is; asks cgroup for its limits
-//!  gossip                    who else is there
-//!  syscall  control  wire    what is said
-//!  tracee ─ image            what is held
-//!  migrate                   a journey
-//!  guest    deputy           the two halves, which never see each other
-//!  shim                      holds one of them
-//!  node                      starts shims as programs, and so knows none of the above but control, wire
-//!                            and what decides: load, gossip, balancer
+//!  balancer                  decides where processes run; pure, so it depends only on ids
+//!  load                      a node's resources and load; reads its limits through cgroup
+//!  gossip                    membership of the cluster
+//!  syscall  control  wire    the protocols
+//!  tracee ─ image            the state of a process
+//!  migrate                   the migration protocol
+//!  guest    deputy           the two halves of a process, independent of each other
+//!  shim                      the program that runs one of the halves
+//!  node                      starts shims as programs, so it depends only on control, wire
+//!                            and the crates for decisions: load, gossip, balancer
 //!  mfs                       all nodes' files as one tree; reads the node's map and identity
-//!  mexec                     commands that are placed; reads the node's map and identity
-//!  admin                     the node as files; asks ternd, and reads its configuration
-//!  sim                       a cluster of nothing but gossip and balancer
+//!  mexec                     runs commands on other nodes; reads the node's map and identity
+//!  admin                     the node as files; queries ternd, and reads its configuration
+//!  sim                       simulates a cluster of gossip and balancer only
 //!  lab                       starts nodes, as programs
-//!  top                       shows the cluster, which it asks for in control's words
-//!  cli                       reaches the cluster through control, and places commands in mexec's words; founds and joins with node; its doctor reads
-//!                            the node's identity, which is wire's
+//!  top                       displays the cluster, which it queries through control
+//!  cli                       queries the cluster through control, runs commands through mexec, and
+//!                            founds and joins clusters with node; its doctor reads the node's
+//!                            identity, which is in wire
 //! ```
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::process::Command;
 
-/// Each crate, and the crates of ours that it may depend on besides ids.
+/// Each crate, and the crates of this project that it may depend on besides ids.
 const ARROWS: [(&str, &[&str]); 24] = [
     ("tern-ids", &[]),
     ("tern-cgroup", &[]),
@@ -67,7 +68,8 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ("xtask", &["tern-syscall"]),
 ];
 
-/// The away half also puts its guests where the owner of the node can limit them.
+/// The away half also uses cgroup, to put guests into the control groups that the node's owner can
+/// limit.
 const AWAY: &[&str] = &[
     "tern-cgroup",
     "tern-tracee",
@@ -78,14 +80,14 @@ const AWAY: &[&str] = &[
     "tern-control",
 ];
 
-/// What a half of a process may know: everything but the other half.
+/// The allowed dependencies of a half of a process: everything but the other half.
 const HALF: &[&str] =
     &["tern-tracee", "tern-image", "tern-wire", "tern-syscall", "tern-migrate", "tern-control"];
 
-/// One breach per dependency that the table does not have, and per crate that is not in it.
+/// One violation per dependency that is not in the table, and per crate that is not in it.
 ///
 /// # Errors
-/// If cargo does not describe the workspace.
+/// cargo cannot describe the workspace.
 pub(super) fn check() -> Result<Vec<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let args = ["metadata", "--no-deps", "--format-version", "1"];
@@ -99,15 +101,17 @@ fn breaches(metadata: &Value) -> Vec<String> {
     for package in list(&metadata["packages"]) {
         let name = package["name"].as_str().unwrap_or_default();
         let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
-            breaches.push(format!("{name}: a new crate; say in xtask/src/tidy/arrows.rs what it may know"));
+            breaches.push(format!(
+                "{name}: a new crate; add it and its dependencies to xtask/src/tidy/arrows.rs"
+            ));
             continue;
         };
-        // What only tests need (kind "dev") is no part of the structure.
+        // Dependencies of tests only (kind "dev") are not checked.
         let built = list(&package["dependencies"]).filter(|dependency| dependency["kind"] != "dev");
         for other in built.filter_map(|dependency| dependency["name"].as_str()) {
             let ours = ARROWS.iter().any(|(known, _)| *known == other);
             if ours && other != "tern-ids" && !allowed.contains(&other) {
-                breaches.push(format!("{name} must not know {other}"));
+                breaches.push(format!("{name} must not depend on {other}"));
             }
         }
     }
@@ -135,13 +139,13 @@ mod tests {
         ]});
         let breaches = breaches(&metadata);
         assert_eq!(breaches.len(), 3, "{breaches:?}");
-        assert_eq!(breaches[0], "tern-guest must not know tern-deputy");
-        assert_eq!(breaches[1], "tern-shim must not know tern-node");
+        assert_eq!(breaches[0], "tern-guest must not depend on tern-deputy");
+        assert_eq!(breaches[1], "tern-shim must not depend on tern-node");
     }
 
     #[test]
     fn the_table_has_no_circle() {
-        // Each crate may know only those above it.
+        // Each crate may depend only on those above it.
         for (place, (name, allowed)) in ARROWS.iter().enumerate() {
             for other in *allowed {
                 let above = ARROWS.iter().position(|(known, _)| known == other);

@@ -3,20 +3,20 @@
 use anyhow::{Context, Result};
 use std::process::Command;
 
-/// The newest commit that need not keep the rule; it came after this.
+/// The last commit before the rule; this and all earlier commits are exempt.
 const BEFORE_THE_RULE: &str = "4d1210bcf4ac";
-/// Longer subjects are cut by `git log --oneline` in a terminal of 80 columns.
+/// Maximum length of a subject. `git log --oneline` cuts longer ones on a terminal of 80 columns.
 const MAX_SUBJECT: usize = 72;
 
-/// One breach per subject since the rule came.
+/// One violation per subject since the rule was introduced.
 ///
 /// # Errors
-/// If git does not run.
+/// git cannot be run.
 pub(super) fn check() -> Result<Vec<String>> {
     let range = format!("{BEFORE_THE_RULE}..HEAD");
     let log = Command::new("git").args(["log", "--no-merges", "--format=%h %s", &range]).output();
     let log = log.context("cannot run git")?;
-    // A shallow clone does not have that commit, and nothing to check.
+    // A shallow clone lacks that commit; then nothing is checked.
     if !log.status.success() {
         return Ok(Vec::new());
     }

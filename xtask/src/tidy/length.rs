@@ -1,15 +1,15 @@
-//! Files are short: who reads one holds it in mind.
+//! Limits the length of files, so that a reader can keep one in mind.
 
 use crate::source::Source;
 
-/// Longer files need a reason in xtask/long-files.txt.
+/// Lines of code above which a file needs a reason in xtask/long-files.txt.
 const SOFT: usize = 400;
-/// No file is longer, but those whose reason is that they are about to be split.
+/// Maximum lines of code, except in files whose reason ends with [`PROMISE`].
 const HARD: usize = 600;
-/// What the reason of a file that is longer than that ends with.
+/// The end of the reason of a file that exceeds [`HARD`].
 const PROMISE: &str = "to be split";
 
-/// One breach per file that is too long, and per reason that is needed no more.
+/// One violation per file that is too long, and per reason that is no longer needed.
 pub(super) fn check(sources: &[Source], reasons: &[(String, String)]) -> Vec<String> {
     let reason = |path: &str| reasons.iter().find(|(excused, _)| excused == path).map(|(_, reason)| reason);
     let long: Vec<(&str, usize)> = sources
@@ -30,11 +30,12 @@ pub(super) fn check(sources: &[Source], reasons: &[(String, String)]) -> Vec<Str
         }
     }
     let stale = reasons.iter().filter(|(path, _)| !long.iter().any(|(one, _)| one == path));
-    breaches.extend(stale.map(|(path, _)| format!("xtask/long-files.txt: {path} is not long, or not there")));
+    breaches
+        .extend(stale.map(|(path, _)| format!("xtask/long-files.txt: {path} is not long, or is missing")));
     breaches
 }
 
-/// Lines that are neither empty nor comments, without the tests at the end.
+/// Number of lines that are neither empty nor comments, without the tests at the end.
 fn code_lines(text: &str) -> usize {
     let mut lines = text.lines().map(str::trim).peekable();
     let mut count = 0;

@@ -1,4 +1,5 @@
-//! Names say what a thing is about. These say nothing, and so attract what belongs elsewhere.
+//! Forbids file names that do not say what a file is about, because such files attract unrelated
+//! code.
 
 use crate::source::Source;
 
@@ -7,7 +8,7 @@ const EMPTY: [&str; 12] = [
     "lib",
 ];
 
-/// One breach per path with such a name in it.
+/// One violation per path with such a name.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     sources.iter().filter(|source| source.is_rust()).filter_map(|source| breach(&source.path)).collect()
 }
@@ -15,11 +16,11 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
 fn breach(path: &str) -> Option<String> {
     let mut parts: Vec<&str> = path.split('/').collect();
     let file = parts.pop()?.strip_suffix(".rs")?;
-    // Below tests/ a file beside its folder would be a test of its own.
+    // Below tests/, a file beside its folder would be a separate test, so mod.rs is allowed there.
     if file == "mod" && !parts.contains(&"tests") {
         return Some(format!("{path}: name it after its folder, beside it, instead of mod.rs"));
     }
-    // A crate's root must be called lib.rs.
+    // A crate's root must be named lib.rs.
     let root = file == "lib" && parts.last() == Some(&"src");
     let name = parts
         .into_iter()

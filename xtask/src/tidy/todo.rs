@@ -1,8 +1,8 @@
-//! What is left to do is an issue; a mark in the code says which.
+//! Open work belongs in an issue; a mark in the code must name the issue.
 
 use crate::source::Source;
 
-/// One breach per mark without a number.
+/// One violation per mark without an issue number.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let ours = |path: &str| path != file!() && [".rs", ".sh", ".py"].iter().any(|end| path.ends_with(end));
     let mut breaches = Vec::new();
@@ -19,7 +19,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
 fn unnumbered(line: &str) -> bool {
     ["TODO", "FIXME", "XXX"].iter().any(|mark| {
         let after = line.split_once(mark).map(|(_, after)| after);
-        // A longer word, such as a name in capitals, is no mark.
+        // A longer word that starts with a mark, such as a constant's name, is not a mark.
         let after = after.filter(|after| !after.starts_with(|c: char| c.is_alphanumeric() || c == '_'));
         after.is_some_and(|after| {
             let issue = after.strip_prefix("(#").and_then(|rest| rest.split_once(')'));

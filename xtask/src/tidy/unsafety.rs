@@ -1,11 +1,11 @@
-//! Unsafe code is where xtask/unsafe-allowed.txt says, and nowhere else; the compiler holds the other crates to
-//! it (`#![forbid(unsafe_code)]`).
+//! Unsafe code is allowed only in the places listed in xtask/unsafe-allowed.txt. In all other
+//! crates `#![forbid(unsafe_code)]` makes the compiler enforce it.
 
 use crate::source::{Source, code};
 use std::collections::BTreeSet;
 
-/// One breach per file that may not have unsafe code, per crate that does not say so to the compiler, and per
-/// permission that nobody uses.
+/// One violation per file with forbidden unsafe code, per crate without the attribute that forbids
+/// it, and per unused permission.
 pub(super) fn check(sources: &[Source], allowed: &[(String, String)]) -> Vec<String> {
     let mut breaches = Vec::new();
     let mut used = BTreeSet::new();
@@ -20,7 +20,7 @@ pub(super) fn check(sources: &[Source], allowed: &[(String, String)]) -> Vec<Str
     breaches.extend(unused.map(|(place, _)| format!("xtask/unsafe-allowed.txt: {place} has no unsafe code")));
     for source in sources.iter().filter(|source| is_root(&source.path)) {
         let Some(folder) = source.path.rsplit_once("/src/").map(|(folder, _)| folder) else { continue };
-        // The whole crate may: then there is nothing for the compiler to hold it to.
+        // If the whole crate is allowed to use unsafe code, it needs no attribute.
         if allowed.iter().any(|(place, _)| place == folder) {
             continue;
         }
@@ -34,17 +34,17 @@ pub(super) fn check(sources: &[Source], allowed: &[(String, String)]) -> Vec<Str
     breaches
 }
 
-/// Whether a permission, for a file or a folder, is for this file too.
+/// Whether a permission, for a file or a folder, covers this file.
 fn covers(place: &str, path: &str) -> bool {
     path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The first file of a library or program.
+/// Whether it is the root file of a library or program.
 fn is_root(path: &str) -> bool {
     path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs")
 }
 
-/// Whether the keyword stands before what it makes unsafe; in prose it stands before other words.
+/// Whether the text has the keyword before a Rust item or block. In prose, other words follow it.
 fn has_unsafe(text: &str) -> bool {
     let objects = ["{", "(", "fn ", "impl", "extern", "trait"];
     text.lines().any(|line| {

@@ -1,10 +1,11 @@
-//! One word for one thing: retired words stay out of names, and a public type's name has one meaning in the tree.
+//! One word per concept: names must not contain retired words, and a public type's name is unique
+//! in the tree.
 
 use crate::source::{self, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One breach per identifier with a retired word in it. `retired` pairs the words, separated by spaces, with the
-/// names to write instead.
+/// One violation per identifier with a retired word in it. `retired` pairs the words, separated by
+/// spaces, with the names to use instead.
 pub(super) fn retired(sources: &[Source], retired: &[(String, String)]) -> Vec<String> {
     let retired: Vec<(Vec<&str>, &str)> =
         retired.iter().map(|(old, new)| (old.split(' ').collect(), new.as_str())).collect();
@@ -26,8 +27,8 @@ pub(super) fn retired(sources: &[Source], retired: &[(String, String)]) -> Vec<S
     breaches
 }
 
-/// One breach per name that public types of several crates have.
-pub(super) fn public_types(sources: &[Source]) -> Vec<String> {
+/// One violation per name that public types of several crates share.
+pub(super) fn public_types(sources: &[Source], exceptions: &[(String, String)]) -> Vec<String> {
     let mut crates_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for source in sources.iter().filter(|source| source.is_rust()) {
         let Some((name, file)) = source.path.strip_prefix("crates/").and_then(|path| path.split_once('/'))
@@ -42,12 +43,22 @@ pub(super) fn public_types(sources: &[Source]) -> Vec<String> {
             }
         }
     }
-    let several = crates_of.into_iter().filter(|(_, crates)| crates.len() > 1);
+    let is_exception = |name: &str| exceptions.iter().any(|(exception, _)| exception == name);
+    let unused = exceptions
+        .iter()
+        .filter(|(name, _)| crates_of.get(name.as_str()).is_none_or(|crates| crates.len() < 2));
+    let unused: Vec<String> = unused
+        .map(|(name, _)| {
+            format!("{name}: no longer a type of several crates: remove it from shared-type-names.txt")
+        })
+        .collect();
+    let several = crates_of.into_iter().filter(|(name, crates)| crates.len() > 1 && !is_exception(name));
     several
         .map(|(name, crates)| {
             let crates: Vec<&str> = crates.into_iter().collect();
             format!("{name}: a public type of {}: one name, one meaning", crates.join(" and "))
         })
+        .chain(unused)
         .collect()
 }
 
@@ -62,7 +73,7 @@ fn identifiers(code: &str) -> impl Iterator<Item = &str> {
     names.filter(|name| name.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
-/// The words of a name in any of Rust's cases, in small letters.
+/// The words of a name, in any of Rust's naming styles, in lower case.
 fn words(name: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut after_small = false;
@@ -115,9 +126,9 @@ mod tests {
         let place = |name: &str| {
             rust(&format!("crates/{name}/src/lib.rs"), "    pub struct Place<'a> {\npub(crate) enum Own {}")
         };
-        assert_eq!(public_types(&[place("a")]), Vec::<String>::new());
+        assert_eq!(public_types(&[place("a")], &[]), Vec::<String>::new());
         assert_eq!(
-            public_types(&[place("a"), place("b")]),
+            public_types(&[place("a"), place("b")], &[]),
             ["Place: a public type of a and b: one name, one meaning"]
         );
     }

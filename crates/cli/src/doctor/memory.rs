@@ -1,16 +1,17 @@
-//! How the pages are found that a process has written to since they were last copied.
+//! How the pages that a process has written since the last copy are found, and whether shared
+//! memory can be moved.
 #![expect(unsafe_code, reason = "userfaultfd and mmap have no safe form")]
 
 use super::Finding;
 use super::child::{checked, in_child};
-use crate::output::reason;
+use crate::output::error_text;
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Of linux/userfaultfd.h and linux/fs.h, which libc does not have.
+/// From linux/userfaultfd.h and linux/fs.h; libc does not have these.
 mod abi {
     /// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
     pub(super) const UFFDIO_API: u64 = 0xC018_AA3F;
@@ -26,17 +27,22 @@ mod abi {
     pub(super) const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
     pub(super) const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
     pub(super) const PAGE_IS_WRITTEN: u64 = 1 << 1;
-    /// The bit of /proc/PID/pagemap.
+    /// The soft-dirty bit of an entry in /proc/PID/pagemap.
     pub(super) const SOFT_DIRTY: u64 = 1 << 55;
 }
 
-pub(super) fn examine() -> Vec<Finding> {
-    let written = in_child(|| Pages::map()?.written_pages_are_seen());
-    let soft_dirty = in_child(|| Pages::map()?.soft_dirty_is_seen());
-    vec![write_tracking(written, soft_dirty), memfd(), shared(open_mapped()), opened(ask_before_open())]
+pub(super) fn probe() -> Vec<Finding> {
+    let written = in_child(|| Pages::map()?.userfaultfd_finds_written_page());
+    let soft_dirty = in_child(|| Pages::map()?.soft_dirty_finds_written_page());
+    vec![
+        write_tracking(written, soft_dirty),
+        memfd(),
+        shared_memory(open_mapped()),
+        shared_files(mark_open_permission()),
+    ]
 }
 
-/// Two pages of this process, which end with it.
+/// Two mapped pages of this process; they live until it ends.
 struct Pages {
     start: usize,
     size: usize,
@@ -45,7 +51,7 @@ struct Pages {
 impl Pages {
     fn map() -> io::Result<Self> {
         let size = rustix::param::page_size();
-        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address chosen by the kernel replaces no existing one.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -63,42 +69,42 @@ impl Pages {
         }
     }
 
-    fn write_to(&self, page: usize) {
+    fn write_page(&self, page: usize) {
         let at = (self.start + page * self.size) as *mut u8;
-        // SAFETY: within the mapping, which is writable and nobody else's.
+        // SAFETY: the address is in the mapping, which is writable and used by nothing else.
         unsafe { at.write_volatile(1) };
     }
 
-    /// Tracks writes with userfaultfd, as the first rounds of a migration do, and answers 1 if exactly the
-    /// written page is found.
-    fn written_pages_are_seen(&self) -> io::Result<u64> {
-        self.write_to(0);
-        self.write_to(1);
+    /// Tracks writes with userfaultfd, as the first rounds of a migration do. Returns 1 if exactly
+    /// the written page is reported.
+    fn userfaultfd_finds_written_page(&self) -> io::Result<u64> {
+        self.write_page(0);
+        self.write_page(1);
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | abi::UFFD_USER_MODE_ONLY;
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         let uffd = checked(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })? as i32;
         let features = abi::UFFD_FEATURE_WP_ASYNC | abi::UFFD_FEATURE_WP_UNPOPULATED;
-        control(uffd, abi::UFFDIO_API, &mut [abi::UFFD_API, features, 0])?;
+        ioctl(uffd, abi::UFFDIO_API, &mut [abi::UFFD_API, features, 0])?;
         let (start, length) = (self.start as u64, 2 * self.size as u64);
-        control(uffd, abi::UFFDIO_REGISTER, &mut [start, length, abi::UFFDIO_REGISTER_MODE_WP, 0])?;
+        ioctl(uffd, abi::UFFDIO_REGISTER, &mut [start, length, abi::UFFDIO_REGISTER_MODE_WP, 0])?;
         let pagemap = File::open("/proc/self/pagemap")?;
         self.scan(&pagemap)?;
-        self.write_to(1);
+        self.write_page(1);
         let [from, to, _] = self.scan(&pagemap)?;
         let second = start + self.size as u64;
         Ok(u64::from((from, to) == (second, start + length)))
     }
 
-    /// The first region written to since the last scan, and protects it anew.
+    /// Returns the first region written since the last scan, and write-protects it again.
     fn scan(&self, pagemap: &File) -> io::Result<[u64; 3]> {
         let mut region = [0u64; 3];
         let (start, end) = (self.start as u64, (self.start + 2 * self.size) as u64);
         let flags = abi::PM_SCAN_WP_MATCHING | abi::PM_SCAN_CHECK_WPASYNC;
         let written = abi::PAGE_IS_WRITTEN;
-        // struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, then the categories:
-        // inverted, all of, any of, returned.
+        // struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, then the
+        // category masks: inverted, all of, any of, returned.
         let vector = region.as_mut_ptr() as u64;
-        control(
+        ioctl(
             pagemap.as_raw_fd(),
             abi::PAGEMAP_SCAN,
             &mut [96, flags, start, end, 0, vector, 1, 0, 0, written, 0, written],
@@ -106,12 +112,12 @@ impl Pages {
         Ok(region)
     }
 
-    /// Tracks writes with the soft-dirty bit; answers 1 if exactly the written page is found.
-    fn soft_dirty_is_seen(&self) -> io::Result<u64> {
-        self.write_to(0);
-        self.write_to(1);
+    /// Tracks writes with the soft-dirty bit. Returns 1 if exactly the written page is reported.
+    fn soft_dirty_finds_written_page(&self) -> io::Result<u64> {
+        self.write_page(0);
+        self.write_page(1);
         std::fs::write("/proc/self/clear_refs", "4")?;
-        self.write_to(1);
+        self.write_page(1);
         let pagemap = File::open("/proc/self/pagemap")?;
         let mut entries = [0; 16];
         pagemap.read_exact_at(&mut entries, (self.start / self.size * 8) as u64)?;
@@ -124,9 +130,10 @@ impl Pages {
 }
 
 /// An ioctl whose argument is a structure of 64-bit fields.
-fn control<const N: usize>(fd: i32, request: u64, argument: &mut [u64; N]) -> io::Result<u64> {
-    // SAFETY: every request of `abi` encodes the size of its structure, which is N fields at each call above;
-    // where a field is itself a pointer (PAGEMAP_SCAN's vector), the caller's array outlives the call.
+fn ioctl<const N: usize>(fd: i32, request: u64, argument: &mut [u64; N]) -> io::Result<u64> {
+    // SAFETY: every request in `abi` encodes the size of its structure, which is N fields at each
+    // call above. Where a field is itself a pointer (PAGEMAP_SCAN's vector), the caller's array
+    // outlives the call.
     checked(unsafe { libc::ioctl(fd, request, argument.as_mut_ptr()) }.into())
 }
 
@@ -134,19 +141,19 @@ fn write_tracking(written: io::Result<u64>, soft_dirty: io::Result<u64>) -> Find
     let name = "write tracking";
     let why = |tried: io::Result<u64>| match tried {
         Ok(_) => "does not find the written page".to_owned(),
-        Err(error) => reason(&error),
+        Err(error) => error_text(&error),
     };
     match (written, soft_dirty) {
         (Ok(1), _) => Finding::ok(name, "userfaultfd WP_ASYNC and PAGEMAP_SCAN"),
         (other, Ok(1)) => Finding::limited(
             name,
             format!("only soft-dirty bits (userfaultfd WP_ASYNC: {})", why(other)),
-            "processes with much memory stand still longer when they leave this node; best is kernel 6.7",
+            "processes with much memory are frozen longer when they leave this node; update to kernel 6.7",
         ),
         (written, soft_dirty) => Finding::limited(
             name,
             format!("none (userfaultfd WP_ASYNC: {}; soft-dirty: {})", why(written), why(soft_dirty)),
-            "processes that leave this node stand still while all of their memory is copied",
+            "processes that leave this node are frozen while all their memory is copied; update to kernel 6.7",
         ),
     }
 }
@@ -155,44 +162,51 @@ fn memfd() -> Finding {
     let name = "memfd";
     match rustix::fs::memfd_create("tern-doctor", rustix::fs::MemfdFlags::CLOEXEC) {
         Ok(_) => Finding::ok(name, "works"),
-        Err(error) => Finding::missing(name, reason(&error.into()), "deputies have no mailboxes: no moves"),
+        Err(error) => Finding::missing(
+            name,
+            error_text(&error.into()),
+            "no process can leave this node, because a deputy's mailbox is a memfd",
+        ),
     }
 }
 
-/// Opens what is behind a mapping of this process.
+/// Opens the file behind a mapping of this process through /proc/self/map_files.
 fn open_mapped() -> io::Result<File> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let of_file = maps.lines().find(|line| line.contains('/')).and_then(|line| line.split(' ').next());
     File::open(format!("/proc/self/map_files/{}", of_file.ok_or(io::ErrorKind::NotFound)?))
 }
 
-fn shared(opened: io::Result<File>) -> Finding {
+fn shared_memory(opened: io::Result<File>) -> Finding {
     let name = "shared memory";
     match opened {
-        Ok(_) => Finding::ok(name, "is moved with those that share it"),
+        Ok(_) => Finding::ok(name, "moves with the processes that share it"),
         Err(error) => {
-            let cost =
-                "memory without a name keeps home those that share it (CAP_CHECKPOINT_RESTORE opens it)";
-            Finding::limited(name, reason(&error), cost)
+            let follows =
+                "processes that share anonymous memory stay at home; ternd needs CAP_CHECKPOINT_RESTORE";
+            Finding::limited(name, error_text(&error), follows)
         }
     }
 }
 
-/// Asks the kernel to ask before it opens a file that nobody else has.
-fn ask_before_open() -> io::Result<()> {
+/// Asks fanotify for permission events on opening a file, as home does for shared files of
+/// processes that are away.
+fn mark_open_permission() -> io::Result<()> {
     let file = rustix::fs::memfd_create("tern-doctor", rustix::fs::MemfdFlags::CLOEXEC)?;
     let init = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC | InitFlags::FAN_REPORT_TID;
     let fanotify = Fanotify::init(init, EventFFlags::O_RDONLY)?;
     Ok(fanotify.mark(MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM, &file, None::<&str>)?)
 }
 
-fn opened(asked: io::Result<()>) -> Finding {
+fn shared_files(marked: io::Result<()>) -> Finding {
     let name = "shared files";
-    match asked {
-        Ok(()) => Finding::ok(name, "who opens one that is written away waits until it is home"),
+    match marked {
+        Ok(()) => {
+            Finding::ok(name, "an open of a file that is being written away waits until the file is home")
+        }
         Err(error) => {
-            let cost = "what others write to a file or semaphore that is shared away may be undone";
-            Finding::limited(name, format!("fanotify does not ask: {}", reason(&error)), cost)
+            let follows = "other programs' writes to a file or semaphore that is shared away may be lost; fanotify needs root";
+            Finding::limited(name, format!("fanotify permission events: {}", error_text(&error)), follows)
         }
     }
 }
@@ -200,24 +214,24 @@ fn opened(asked: io::Result<()>) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
+    use crate::doctor::FindingState;
 
     #[test]
-    fn shared_memory_has_to_be_opened() {
-        assert_eq!(shared(Err(io::ErrorKind::PermissionDenied.into())).state, State::Limited);
-        assert_eq!(shared(File::open("/proc/self/maps")).state, State::Ok);
+    fn shared_memory_needs_map_files() {
+        assert_eq!(shared_memory(Err(io::ErrorKind::PermissionDenied.into())).state, FindingState::Limited);
+        assert_eq!(shared_memory(File::open("/proc/self/maps")).state, FindingState::Ok);
     }
 
     #[test]
-    fn the_kernel_has_to_ask_before_it_opens() {
-        assert_eq!(opened(Err(io::ErrorKind::PermissionDenied.into())).state, State::Limited);
-        assert_eq!(opened(Ok(())).state, State::Ok);
+    fn shared_files_need_permission_events() {
+        assert_eq!(shared_files(Err(io::ErrorKind::PermissionDenied.into())).state, FindingState::Limited);
+        assert_eq!(shared_files(Ok(())).state, FindingState::Ok);
     }
 
     #[test]
-    fn the_best_way_that_works_is_named() {
+    fn best_working_write_tracking_is_reported() {
         let no = || Err(io::Error::from_raw_os_error(libc::EINVAL));
-        assert_eq!(write_tracking(Ok(1), no()).state, State::Ok);
+        assert_eq!(write_tracking(Ok(1), no()).state, FindingState::Ok);
         assert!(write_tracking(no(), Ok(1)).found.starts_with("only soft-dirty"));
         let none = write_tracking(Ok(0), Ok(0));
         assert!(none.found.contains("WP_ASYNC: does not find the written page"), "{}", none.found);

@@ -1,9 +1,9 @@
-//! Namespaces for guests, and pids of one's own choice in them.
+//! Namespaces for guests, and whether a pid can be chosen in them.
 #![expect(unsafe_code, reason = "unshare, fork and prctl have no safe form")]
 
 use super::Finding;
 use super::child::{checked, in_child};
-use crate::output::reason;
+use crate::output::error_text;
 use std::io;
 
 const KINDS: [(&str, i32); 7] = [
@@ -16,15 +16,15 @@ const KINDS: [(&str, i32); 7] = [
     ("uts", libc::CLONE_NEWUTS),
 ];
 
-/// A pid that is not likely to be next by chance.
-const CHOSEN: i32 = 4_321;
+/// A pid that the kernel is unlikely to assign next.
+const TEST_PID: i32 = 4_321;
 
-pub(super) fn examine() -> Vec<Finding> {
-    vec![kinds(), chosen_pid(), tid_address(), pid_max()]
+pub(super) fn probe() -> Vec<Finding> {
+    vec![kinds(), selectable_pid(), tid_address(), pid_max()]
 }
 
 fn unshare(flags: i32) -> io::Result<u64> {
-    // SAFETY: called in a probe's child only, which has nothing to share.
+    // SAFETY: called only in a probe's child, which shares nothing that this could affect.
     checked(unsafe { libc::unshare(flags) }.into())
 }
 
@@ -35,30 +35,31 @@ fn kinds() -> Finding {
         let names: Vec<_> = KINDS.iter().map(|(name, _)| *name).collect();
         return Finding::ok(name, names.join(", "));
     }
-    // One by one, each within a user namespace, to say which it is.
+    // Each one alone in a user namespace, to report which one is refused.
     let refused: Vec<String> = KINDS
         .iter()
         .filter_map(|(name, flag)| {
             let error = in_child(|| unshare(libc::CLONE_NEWUSER | flag)).err()?;
-            Some(format!("{name}: {}", reason(&error)))
+            Some(format!("{name}: {}", error_text(&error)))
         })
         .collect();
     let found = if refused.is_empty() { "not all at once".into() } else { refused.join("; ") };
     Finding::missing(
         name,
         found,
-        "this node hosts no guests; look at user.max_user_namespaces and kernel.unprivileged_userns_clone",
+        "this node hosts no guests; check sysctl user.max_user_namespaces and kernel.unprivileged_userns_clone",
     )
 }
 
-/// Guests have the pids that they have at home.
-fn chosen_pid() -> Finding {
-    let name = "chosen pids";
+/// A guest has the same pid as at home, so pids must be selectable.
+fn selectable_pid() -> Finding {
+    let name = "selectable pids";
     let tried = in_child(|| {
         unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID)?;
-        // Only the child of this one is in the namespace; it is its init, and tries.
+        // Only the next child is in the new pid namespace; it is the namespace's init and runs the
+        // probe.
         in_child(|| {
-            std::fs::write("/proc/sys/kernel/ns_last_pid", (CHOSEN - 1).to_string())?;
+            std::fs::write("/proc/sys/kernel/ns_last_pid", (TEST_PID - 1).to_string())?;
             // SAFETY: as in `in_child`; the new process ends at once.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
@@ -69,14 +70,14 @@ fn chosen_pid() -> Finding {
         })
     });
     match tried {
-        Ok(pid) if pid == CHOSEN as u64 => Finding::ok(name, "ns_last_pid takes effect"),
-        Ok(pid) => not_chosen(name, format!("ns_last_pid is ignored (got {pid})")),
-        Err(error) => not_chosen(name, format!("ns_last_pid: {}", reason(&error))),
+        Ok(pid) if pid == TEST_PID as u64 => Finding::ok(name, "ns_last_pid takes effect"),
+        Ok(pid) => pid_not_selectable(name, format!("ns_last_pid is ignored (got {pid})")),
+        Err(error) => pid_not_selectable(name, format!("ns_last_pid: {}", error_text(&error))),
     }
 }
 
-fn not_chosen(name: &str, found: String) -> Finding {
-    Finding::missing(name, found, "this node hosts no guests; the kernel needs CONFIG_CHECKPOINT_RESTORE")
+fn pid_not_selectable(name: &str, found: String) -> Finding {
+    Finding::missing(name, found, "this node hosts no guests; use a kernel with CONFIG_CHECKPOINT_RESTORE")
 }
 
 fn tid_address() -> Finding {
@@ -88,26 +89,28 @@ fn tid_address() -> Finding {
         Ok(_) => Finding::ok(name, "works"),
         Err(error) => Finding::missing(
             name,
-            reason(&error),
-            "threads cannot be put on paper: no moves; the kernel needs CONFIG_CHECKPOINT_RESTORE",
+            error_text(&error),
+            "no process can be moved, because threads cannot be saved; use a kernel with CONFIG_CHECKPOINT_RESTORE",
         ),
     }
 }
 
-/// A guest whose pid is higher than this node's highest cannot come.
+/// A guest's pid must not exceed this node's pid_max.
 fn pid_max() -> Finding {
     let name = "pid_max";
     let text = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
     match text.trim().parse::<u32>() {
-        Ok(most) if most >= 4_194_304 => Finding::ok(name, most.to_string()),
-        Ok(most) => Finding::limited(
+        Ok(max) if max >= 4_194_304 => Finding::ok(name, max.to_string()),
+        Ok(max) => Finding::limited(
             name,
-            most.to_string(),
-            "processes with a higher pid cannot come here; sysctl kernel.pid_max=4194304 on all nodes",
+            max.to_string(),
+            "processes with a higher pid cannot move here; set sysctl kernel.pid_max=4194304 on all nodes",
         ),
-        Err(error) => {
-            Finding::limited(name, error.to_string(), "it is not known which pids guests can have here")
-        }
+        Err(error) => Finding::limited(
+            name,
+            error.to_string(),
+            "the pids that guests can have here are unknown; mount /proc",
+        ),
     }
 }
 
@@ -116,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_that_was_tried_is_not_kept() {
+    fn probe_leaves_own_namespaces_unchanged() {
         let own = || std::fs::read_link("/proc/self/ns/uts").unwrap();
         let before = own();
         kinds();

@@ -1,22 +1,22 @@
-//! ptrace: how a process is held.
+//! ptrace and pidfd_getfd, with which a process is controlled and its descriptors are duplicated.
 #![expect(unsafe_code, reason = "ptrace and pidfd_getfd have no safe form")]
 
 use super::Finding;
 use super::child::{checked, in_child};
-use crate::output::reason;
+use crate::output::error_text;
 use std::io;
 use std::process::{Child, Command, Stdio};
 
-pub(super) fn examine() -> Vec<Finding> {
+pub(super) fn probe() -> Vec<Finding> {
     vec![seize(), yama(), pidfd_getfd()]
 }
 
-/// A process to try things on; killed and waited for at the end.
-pub(super) struct Subject(Child);
+/// A process to probe; killed and waited for on drop.
+pub(super) struct Tracee(Child);
 
-impl Subject {
+impl Tracee {
     pub(super) fn start() -> io::Result<Self> {
-        // `cat` on a pipe that says nothing waits for as long as it is wanted.
+        // `cat` blocks on the pipe, to which nothing is written.
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().map(Self)
     }
 
@@ -25,15 +25,15 @@ impl Subject {
         self.0.id() as libc::pid_t
     }
 
-    /// Attaches without stopping it.
+    /// Attaches without stopping the process.
     pub(super) fn seize(&self) -> io::Result<u64> {
         let none = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: SEIZE with options 0 reads and writes no memory of ours.
+        // SAFETY: SEIZE with options 0 accesses no memory of ours.
         checked(unsafe { libc::ptrace(libc::PTRACE_SEIZE, self.pid(), none, none) })
     }
 }
 
-impl Drop for Subject {
+impl Drop for Tracee {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -42,12 +42,12 @@ impl Drop for Subject {
 
 fn seize() -> Finding {
     let name = "ptrace";
-    match Subject::start().and_then(|subject| subject.seize()) {
+    match Tracee::start().and_then(|tracee| tracee.seize()) {
         Ok(_) => Finding::ok(name, "PTRACE_SEIZE permitted"),
         Err(error) => Finding::missing(
             name,
-            reason(&error),
-            "no process can be moved; look at kernel.yama.ptrace_scope, and at the sandbox that this runs in",
+            error_text(&error),
+            "no process can be moved; check kernel.yama.ptrace_scope and the sandbox that this runs in",
         ),
     }
 }
@@ -58,40 +58,42 @@ fn yama() -> Finding {
     yama_level(level, rustix::process::geteuid().is_root())
 }
 
-/// `level` is None on a kernel without Yama.
+/// `level` is `None` on a kernel without Yama.
 fn yama_level(level: Option<u8>, root: bool) -> Finding {
     let name = "Yama";
     let found = level.map_or("not in this kernel".into(), |level| format!("ptrace_scope is {level}"));
     match level {
         None | Some(0) => Finding::ok(name, found),
-        Some(1 | 2) if root => Finding::ok(name, found + ", which root passes"),
+        Some(1 | 2) if root => Finding::ok(name, found + ", which does not restrict root"),
         Some(1) => Finding::missing(
             name,
             found,
-            "a ternd without root can move no process of this node, unless sysctl kernel.yama.ptrace_scope=0",
+            "a ternd without root cannot move processes; set sysctl kernel.yama.ptrace_scope=0",
         ),
-        Some(2) => Finding::missing(name, found, "only root can move processes of this node"),
-        Some(_) => {
-            Finding::missing(name, found, "no process of this node can be moved, until it boots again")
-        }
+        Some(2) => Finding::missing(name, found, "only a ternd with root can move processes; run it as root"),
+        Some(_) => Finding::missing(
+            name,
+            found,
+            "no process can be moved until the node reboots with a lower ptrace_scope",
+        ),
     }
 }
 
 fn pidfd_getfd() -> Finding {
     let name = "pidfd_getfd";
     let tried = in_child(|| {
-        let subject = Subject::start()?;
-        // SAFETY: neither call takes pointers; both descriptors end with this child.
-        let pidfd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, subject.pid(), 0) })?;
-        // SAFETY: as above; 1 is the subject's standard output.
+        let tracee = Tracee::start()?;
+        // SAFETY: neither call takes pointers; both descriptors are closed when this child ends.
+        let pidfd = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, tracee.pid(), 0) })?;
+        // SAFETY: as above; 1 is the process's standard output.
         checked(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, 1, 0) })
     });
     match tried {
         Ok(_) => Finding::ok(name, "works"),
         Err(error) => Finding::missing(
             name,
-            reason(&error),
-            "descriptors of held processes cannot be reached: no moves",
+            error_text(&error),
+            "no process can be moved, because descriptors cannot be duplicated; check the sandbox that this runs in",
         ),
     }
 }
@@ -99,24 +101,24 @@ fn pidfd_getfd() -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
+    use crate::doctor::FindingState;
 
     #[test]
-    fn yama_stops_those_whom_it_stops() {
+    fn yama_restricts_by_level_and_user() {
         let state = |level, root| yama_level(level, root).state;
-        assert_eq!(state(None, false), State::Ok);
-        assert_eq!(state(Some(1), true), State::Ok);
-        assert_eq!(state(Some(1), false), State::Missing);
-        assert_eq!(state(Some(2), false), State::Missing);
-        assert_eq!(state(Some(3), true), State::Missing);
+        assert_eq!(state(None, false), FindingState::Ok);
+        assert_eq!(state(Some(1), true), FindingState::Ok);
+        assert_eq!(state(Some(1), false), FindingState::Missing);
+        assert_eq!(state(Some(2), false), FindingState::Missing);
+        assert_eq!(state(Some(3), true), FindingState::Missing);
     }
 
     #[test]
-    fn a_seized_process_is_gone_afterwards() {
-        let subject = Subject::start().unwrap();
-        let pid = subject.pid();
-        subject.seize().unwrap();
-        drop(subject);
+    fn tracee_is_killed_on_drop() {
+        let tracee = Tracee::start().unwrap();
+        let pid = tracee.pid();
+        tracee.seize().unwrap();
+        drop(tracee);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
     }
 }

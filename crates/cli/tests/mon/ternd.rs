@@ -1,4 +1,4 @@
-//! What answers on a control socket in place of a daemon.
+//! A fake daemon on a control socket.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -12,85 +12,85 @@ use tern_control::{
 };
 use tern_ids::{HomePid, NodeId};
 
-use crate::tmux::PATIENCE;
+use crate::tmux::SCREEN_TIMEOUT;
 
-/// A directory with the tools in it and a control socket, which is answered. All is gone at the end.
+/// A directory with the tools and a control socket that is served; removed on drop.
 pub(crate) struct Ternd {
-    pub(crate) place: PathBuf,
-    heard: Arc<Heard>,
+    pub(crate) dir: PathBuf,
+    received: Arc<Received>,
     serving: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     requests: Mutex<Vec<Request>>,
     caller: AtomicI32,
-    over: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
 impl Ternd {
-    pub(crate) fn start(name: &str, answer: impl Fn(&Request) -> Reply + Send + 'static) -> Self {
-        let place = std::env::temp_dir().join(format!("tern-mon-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&place).unwrap();
+    pub(crate) fn start(name: &str, reply_to: impl Fn(&Request) -> Reply + Send + 'static) -> Self {
+        let dir = std::env::temp_dir().join(format!("tern-mon-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
         for tool in ["mon", "mosmon", "mtop"] {
-            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tern"), place.join(tool)).unwrap();
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tern"), dir.join(tool)).unwrap();
         }
-        let mut ternd = Self { place, heard: Arc::default(), serving: None };
-        ternd.go_on(answer);
+        let mut ternd = Self { dir, received: Arc::default(), serving: None };
+        ternd.serve_again(reply_to);
         ternd
     }
 
-    /// Answers from now on.
-    pub(crate) fn go_on(&mut self, answer: impl Fn(&Request) -> Reply + Send + 'static) {
-        let listener = UnixListener::bind(self.place.join("control")).unwrap();
-        let heard = self.heard.clone();
-        heard.over.store(false, Ordering::Release);
+    /// Starts serving the socket.
+    pub(crate) fn serve_again(&mut self, reply_to: impl Fn(&Request) -> Reply + Send + 'static) {
+        let listener = UnixListener::bind(self.dir.join("control")).unwrap();
+        let received = self.received.clone();
+        received.is_stopped.store(false, Ordering::Release);
         self.serving = Some(std::thread::spawn(move || {
             for connection in listener.incoming() {
-                if heard.over.load(Ordering::Acquire) {
+                if received.is_stopped.load(Ordering::Acquire) {
                     return;
                 }
-                // One who has left without asking is no concern of ours.
-                let _left = serve(connection.unwrap(), &heard, &answer);
+                // A client that has closed the connection early is not an error.
+                let _closed = serve(connection.unwrap(), &received, &reply_to);
             }
         }));
     }
 
-    /// Answers no more, and nobody does.
+    /// Stops serving and removes the socket.
     pub(crate) fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
-            self.heard.over.store(true, Ordering::Release);
-            let socket = self.place.join("control");
+            self.received.is_stopped.store(true, Ordering::Release);
+            let socket = self.dir.join("control");
             drop(UnixStream::connect(&socket));
             serving.join().unwrap();
             std::fs::remove_file(socket).unwrap();
         }
     }
 
-    /// What has been asked until now.
-    pub(crate) fn asked(&self) -> Vec<Request> {
-        self.heard.requests.lock().unwrap().clone()
+    /// All requests received so far.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.received.requests.lock().unwrap().clone()
     }
 
-    /// Waits until so much has been asked.
-    pub(crate) fn wait_until_asked(&self, count: usize) {
-        let begun = Instant::now();
-        while self.asked().len() < count {
-            assert!(begun.elapsed() < PATIENCE, "asked only {:?}", self.asked());
+    /// Waits until `count` requests have been received.
+    pub(crate) fn wait_for_requests(&self, count: usize) {
+        let started = Instant::now();
+        while self.requests().len() < count {
+            assert!(started.elapsed() < SCREEN_TIMEOUT, "received only {:?}", self.requests());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Who has asked last.
+    /// The pid of the last client.
     pub(crate) fn caller(&self) -> i32 {
-        self.heard.caller.load(Ordering::Acquire)
+        self.received.caller.load(Ordering::Acquire)
     }
 
-    /// A tool that asks here, by its command line.
+    /// A command that runs a tool with this directory's socket.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut words = line.split(' ');
-        let mut command = Command::new(self.place.join(words.next().unwrap()));
-        command.args(words).env("TERN_RUN_DIR", &self.place);
+        let mut command = Command::new(self.dir.join(words.next().unwrap()));
+        command.args(words).env("TERN_RUN_DIR", &self.dir);
         command
     }
 }
@@ -98,24 +98,24 @@ impl Ternd {
 impl Drop for Ternd {
     fn drop(&mut self) {
         self.stop();
-        let _ = std::fs::remove_dir_all(&self.place);
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 fn serve(
     mut connection: UnixStream,
-    heard: &Heard,
-    answer: &dyn Fn(&Request) -> Reply,
+    received: &Received,
+    reply_to: &dyn Fn(&Request) -> Reply,
 ) -> std::io::Result<()> {
     let request = stream::read(&mut connection)?;
     let peer = rustix::net::sockopt::socket_peercred(&connection)?;
-    heard.caller.store(peer.pid.as_raw_nonzero().get(), Ordering::Release);
-    let reply = answer(&request);
-    heard.requests.lock().unwrap().push(request);
+    received.caller.store(peer.pid.as_raw_nonzero().get(), Ordering::Release);
+    let reply = reply_to(&request);
+    received.requests.lock().unwrap().push(request);
     stream::write(&mut connection, &reply)
 }
 
-/// Nodes of these loads, seen from the first.
+/// Nodes with these loads, reported by the first.
 pub(crate) fn cluster(loads: &[f32]) -> ClusterReport {
     let node = |(number, load): (u16, &f32)| NodeLoad {
         node: NodeId(number),
@@ -138,7 +138,7 @@ pub(crate) fn cluster(loads: &[f32]) -> ClusterReport {
     ClusterReport { me: NodeId(1), nodes: (1..).zip(loads).map(node).collect(), migrations: Vec::new() }
 }
 
-/// A process of root's.
+/// A process of root.
 pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>) -> ProcessRow {
     ProcessRow {
         pid: HomePid(pid),

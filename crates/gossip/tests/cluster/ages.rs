@@ -1,10 +1,11 @@
-//! Information is as old as the published model says, and costs the same in every cluster.
+//! The age of information agrees with the published model, and a node's cost is the same in every
+//! cluster.
 
 use std::collections::HashMap;
-use tern_gossip::Config;
+use tern_gossip::GossipConfig;
 use tern_gossip::ages::{Ages, Experiment, Phases, measure};
-use tern_gossip::dice::Dice;
 use tern_gossip::model;
+use tern_gossip::rng::Rng;
 
 fn experiment(nodes: u16, window: usize, phases: Phases, measurements: u64) -> Ages {
     let warm_up = 60 + 2 * model::worst_age(usize::from(nodes), window) as u64;
@@ -18,7 +19,7 @@ fn within(got: f64, wanted: f64, part: f64) -> bool {
 }
 
 /// Larger clusters: `cargo run --release -p tern-gossip --example ages`.
-fn ages_are_those_of_the_model(phases: Phases) {
+fn check_ages_against_the_model(phases: Phases) {
     for (nodes, measurements) in [(32u16, 100u64), (64, 60), (128, 30), (256, 16), (512, 8)] {
         let ages = experiment(nodes, 16, phases, measurements);
         let average = model::average_age(usize::from(nodes), 16);
@@ -30,20 +31,21 @@ fn ages_are_those_of_the_model(phases: Phases) {
 }
 
 #[test]
-fn ages_are_those_of_the_model_when_all_step_together() {
-    ages_are_those_of_the_model(Phases::Together);
+fn ages_match_the_model_when_all_step_together() {
+    check_ages_against_the_model(Phases::Together);
 }
 
 #[test]
-fn ages_are_those_of_the_model_when_each_steps_on_its_own() {
-    ages_are_those_of_the_model(Phases::Spread);
+fn ages_match_the_model_when_steps_are_spread() {
+    check_ages_against_the_model(Phases::Spread);
 }
 
-/// Where the model's worst age is off, for windows of half the cluster, the published algorithm is off it too: here it is
-/// once more, without any of our code, as plainly as it can be written. Ours is a little better, because it leaves out
-/// the receiver's own entry; when the plain one does so too, they agree.
+/// For windows of half the cluster the model's worst age is off, and so is that of the published
+/// algorithm. It is written here a second time without any of our code, as plainly as possible. Our
+/// ages are a little lower, because the receiver's own entry is left out; when the plain one leaves
+/// it out too, they agree.
 #[test]
-fn where_the_model_is_off_the_algorithm_is() {
+fn published_algorithm_deviates_from_the_model_alike() {
     for nodes in [24usize, 32, 64] {
         let (published, same) = (plain(nodes, 16, false), plain(nodes, 16, true));
         let ours = experiment(nodes as u16, 16, Phases::Together, 250);
@@ -65,10 +67,11 @@ fn where_the_model_is_off_the_algorithm_is() {
     }
 }
 
-/// Average and worst age of the plain algorithm: each step, each node sends the newest entries that it had at the
-/// step's beginning, its own among them, to a random other; or all the newest but that other's own.
+/// Average and worst age of the plain algorithm: each step, each node sends the newest entries that
+/// it had at the beginning of the step, including its own, to a random other node; optionally
+/// without the receiver's own entry.
 fn plain(nodes: usize, window: usize, without_receivers: bool) -> (f64, f64) {
-    let mut dice = Dice::new(3);
+    let mut rng = Rng::new(3);
     let mut views: Vec<HashMap<usize, i64>> = vec![HashMap::new(); nodes];
     let (mut sum, mut worst, mut count) = (0, 0, 0);
     for now in 0..4_000 {
@@ -76,10 +79,11 @@ fn plain(nodes: usize, window: usize, without_receivers: bool) -> (f64, f64) {
         for (me, view) in views.iter_mut().enumerate() {
             view.insert(me, now);
             let mut entries: Vec<(usize, i64)> = view.iter().map(|(node, born)| (*node, *born)).collect();
-            // Of the same age, any: ordered by their numbers, the same nodes would always come last.
+            // Entries of the same age are shuffled: sorted by number, the same nodes would always
+            // come last.
             entries.sort_unstable();
-            entries.sort_by_cached_key(|(_, born)| (-born, dice.bits()));
-            let to = (me + 1 + dice.below(nodes - 1)) % nodes;
+            entries.sort_by_cached_key(|(_, born)| (-born, rng.next_u64()));
+            let to = (me + 1 + rng.below(nodes - 1)) % nodes;
             entries.retain(|(node, _)| !without_receivers || *node != to);
             entries.truncate(window);
             mail.push((to, entries));
@@ -103,8 +107,8 @@ fn plain(nodes: usize, window: usize, without_receivers: bool) -> (f64, f64) {
 }
 
 #[test]
-fn a_node_sends_as_much_in_every_cluster() {
-    let limit = Config::default().longest_message();
+fn cost_of_a_node_is_the_same_in_every_cluster() {
+    let limit = GossipConfig::default().max_message_len();
     let costs = [32u16, 128, 512].map(|nodes| experiment(nodes, 16, Phases::Spread, 2));
     for cost in costs {
         assert!((0.999..=1.0).contains(&cost.messages), "one message a period: {cost:?}");

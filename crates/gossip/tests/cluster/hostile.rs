@@ -1,15 +1,15 @@
-//! Bytes that no node of ours would send.
+//! Bytes that no correct node would send.
 
 use crate::simulated::Cluster;
 use proptest::prelude::*;
-use tern_gossip::config::{LONGEST_MESSAGE, MOST_PAYLOAD};
-use tern_gossip::dice::Dice;
-use tern_gossip::{Config, Gossip, Refused};
+use tern_gossip::config::{MAX_MESSAGE_LEN, MAX_PAYLOAD};
+use tern_gossip::rng::Rng;
+use tern_gossip::{Gossip, GossipConfig, ReceiveError};
 use tern_ids::NodeId;
 
-/// A message as it is sent in a cluster with doubts and deaths.
+/// Messages as they are sent in a cluster with suspicions and deaths.
 fn real_messages(seed: u64) -> Vec<Vec<u8>> {
-    let mut cluster = Cluster::acquainted(12, seed);
+    let mut cluster = Cluster::converged(12, seed);
     cluster.stop(3);
     cluster.stop(4);
     let mut messages = Vec::new();
@@ -21,34 +21,34 @@ fn real_messages(seed: u64) -> Vec<Vec<u8>> {
     messages
 }
 
-/// Whatever has come, a node goes on within its limits.
+/// Checks that a node stays within its limits, whatever it received.
 fn still_well(gossip: &mut Gossip, now: u64) {
     for _ in 0..4 {
         if let Some((to, message)) = gossip.tick(now) {
             assert!((1..=12).contains(&to.0));
-            assert!(message.len() <= Config::default().longest_message());
-            gossip.unreachable(now, to);
+            assert!(message.len() <= GossipConfig::default().max_message_len());
+            gossip.mark_unreachable(now, to);
         }
     }
     assert_eq!(gossip.view(now).count(), 11);
-    assert!(gossip.view(now).all(|seen| seen.payload.len() <= MOST_PAYLOAD));
+    assert!(gossip.view(now).all(|member| member.payload.len() <= MAX_PAYLOAD));
 }
 
 #[test]
 fn flipped_bits_are_harmless() {
-    let mut dice = Dice::new(1);
+    let mut rng = Rng::new(1);
     for seed in 0..3 {
-        let mut cluster = Cluster::acquainted(12, seed);
+        let mut cluster = Cluster::converged(12, seed);
         let mut now = cluster.now;
         for original in real_messages(seed) {
             for _ in 0..300 {
                 let mut bytes = original.clone();
-                for _ in 0..=dice.below(4) {
-                    let at = dice.below(bytes.len());
-                    bytes[at] ^= 1 << dice.below(8);
+                for _ in 0..=rng.below(4) {
+                    let at = rng.below(bytes.len());
+                    bytes[at] ^= 1 << rng.below(8);
                 }
-                let from = NodeId(1 + dice.below(14) as u16);
-                now = now.wrapping_add_signed(dice.below(2_000) as i64 - 300);
+                let from = NodeId(1 + rng.below(14) as u16);
+                now = now.wrapping_add_signed(rng.below(2_000) as i64 - 300);
                 let gossip = &mut cluster.node(2).gossip;
                 let _refused = gossip.receive(now, from, &bytes);
             }
@@ -59,8 +59,8 @@ fn flipped_bits_are_harmless() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_harmless(messages: Vec<(u16, u64, Vec<u8>)>) {
-        let mut gossip = Gossip::new(NodeId(12), 1, Config::default(), 1);
+    fn arbitrary_bytes_are_harmless(messages: Vec<(u16, u64, Vec<u8>)>) {
+        let mut gossip = Gossip::new(NodeId(12), 1, GossipConfig::default(), 1);
         gossip.set_members((1..=12).map(NodeId));
         for (from, now, mut bytes) in messages {
             bytes.insert(0, tern_gossip::VERSION);
@@ -71,19 +71,19 @@ proptest! {
 }
 
 #[test]
-fn a_giant_is_refused_by_its_length() {
-    let mut gossip = Gossip::new(NodeId(1), 1, Config::default(), 1);
+fn oversized_message_is_rejected() {
+    let mut gossip = Gossip::new(NodeId(1), 1, GossipConfig::default(), 1);
     gossip.set_members([NodeId(2)]);
-    let mut bytes = vec![0; LONGEST_MESSAGE + 1];
+    let mut bytes = vec![0; MAX_MESSAGE_LEN + 1];
     bytes[0] = tern_gossip::VERSION;
-    assert_eq!(gossip.receive(0, NodeId(2), &bytes), Err(Refused::Malformed));
+    assert_eq!(gossip.receive(0, NodeId(2), &bytes), Err(ReceiveError::Malformed));
 }
 
 #[test]
-fn who_asks_without_end_cannot_keep_a_node_from_gossiping() {
-    let mut cluster = Cluster::acquainted(12, 9);
+fn flood_of_probes_does_not_stop_gossip() {
+    let mut cluster = Cluster::converged(12, 9);
     let now = cluster.now;
-    // A real message, with the flag that asks for an answer.
+    // A real message, with the flag that asks for an acknowledgement.
     let mut question = real_messages(1).remove(0);
     question[1] |= 1;
     let gossip = &mut cluster.node(2).gossip;

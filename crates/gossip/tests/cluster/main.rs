@@ -1,4 +1,4 @@
-//! Whole clusters in memory, with clocks and networks that fail.
+//! Whole in-memory clusters, with clocks and networks that fail.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
 
 mod ages;

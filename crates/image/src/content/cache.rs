@@ -1,8 +1,8 @@
-//! The content of mapped files on a node where their processes are guests.
+//! The content of mapped files on a guest's node.
 
 use crate::layout::FileRef;
-use crate::object::Objects;
-use crate::place::Place;
+use crate::node_file::NodeFile;
+use crate::object::SharedObjects;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -13,108 +13,111 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tern_ids::{ContentHash, HomePid};
 
-/// Whose end is to be kept as long as a file is open.
+/// A connection that stays open as long as a file is open.
 #[derive(Debug)]
-pub enum Holder {
-    /// The node's server of files, whose own it is.
+pub enum OpenGuard {
+    /// To the MFS server of the node that stores the file.
     Server(UnixStream),
-    /// Who shows a file of home: when he ends it is of no use any more.
+    /// To the process that shows files of home. When it closes the connection, the file is
+    /// unusable.
     Tree(UnixStream),
 }
 
-/// How a node opens a file that has a place for a guest.
-pub type Open = Box<dyn Fn(&Place) -> io::Result<(OwnedFd, Holder)>>;
+/// Opens a file with a place on behalf of a guest.
+pub type OpenNodeFile = Box<dyn Fn(&NodeFile) -> io::Result<(OwnedFd, OpenGuard)>>;
 
-/// So many files of the node's own are known to its server as open for the guests of one family.
-const MOST_SERVED: usize = 64;
+/// Maximum number of files per family that are registered as open with the node's MFS server.
+const MAX_SERVED_FILES: usize = 64;
 
-/// The content of mapped files on a node where the process is a guest.
-pub struct Cache {
+/// The content cache for the guests of one family.
+pub struct ContentCache {
     dir: PathBuf,
-    own: Option<Open>,
+    opener: Option<OpenNodeFile>,
     served: VecDeque<UnixStream>,
-    /// By hash: the open file, and its device and inode as maps shows them once it is mapped.
+    /// Open files, by hash.
     open: HashMap<ContentHash, OwnedFd>,
-    /// Of those that are shown, who does.
+    /// Connections for the files that are shown, by hash.
     trees: HashMap<ContentHash, UnixStream>,
-    /// By hash, and for whom it comes: two may have asked at the same time.
-    arriving: HashMap<(ContentHash, HomePid), Arriving>,
-    /// The memory that the family's guests share here.
-    pub objects: Objects,
+    /// Incomplete content, by hash and by the process that requested it: two may request the same
+    /// content.
+    incoming: HashMap<(ContentHash, HomePid), Incoming>,
+    /// The shared memory of the family's guests here.
+    pub objects: SharedObjects,
 }
 
-impl std::fmt::Debug for Cache {
+impl std::fmt::Debug for ContentCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cache").field("dir", &self.dir).field("open", &self.open).finish_non_exhaustive()
     }
 }
 
 #[derive(Debug)]
-struct Arriving {
+struct Incoming {
     file: File,
-    /// Its final place; none for content that is kept in memory.
+    /// Temporary and final path; none for content that is kept in memory.
     place: Option<(PathBuf, PathBuf)>,
     hasher: blake3::Hasher,
     at: u64,
     size: u64,
 }
 
-impl Cache {
-    /// The cache below `dir`, which is made when something is put there.
+impl ContentCache {
+    /// A cache in `dir`, which is created when the first file is stored.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        let (open, arriving, objects, served, trees) = Default::default();
-        Self { dir: dir.join("content"), own: None, served, open, trees, arriving, objects }
+        let (open, incoming, objects, served, trees) = Default::default();
+        Self { dir: dir.join("content"), opener: None, served, open, trees, incoming, objects }
     }
 
-    /// One that opens files that have a place in this way.
+    /// Sets the function that opens files with a place.
     #[must_use]
-    pub fn with_own(mut self, open: Open) -> Self {
-        self.own = Some(open);
+    pub fn with_opener(mut self, open: OpenNodeFile) -> Self {
+        self.opener = Some(open);
         self
     }
 
     /// Opens a file that has a place.
-    fn has_own(&mut self, file: &FileRef) -> bool {
-        let (Some(open), Some(place)) = (&self.own, &file.place) else { return false };
+    fn open_direct(&mut self, file: &FileRef) -> bool {
+        let (Some(open), Some(place)) = (&self.opener, &file.place) else { return false };
         match open(place) {
-            Ok((own, holder)) => {
+            Ok((fd, holder)) => {
                 match holder {
-                    // The oldest is mapped all the same; what others have of it is no longer asked back before it is written.
-                    Holder::Server(server) => {
-                        self.served.truncate(MOST_SERVED - 1);
+                    // The oldest file stays mapped. Once its connection is closed, the server no
+                    // longer recalls other nodes' cached data before writes to it.
+                    OpenGuard::Server(server) => {
+                        self.served.truncate(MAX_SERVED_FILES - 1);
                         self.served.push_front(server);
                     }
-                    Holder::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
+                    OpenGuard::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
                 }
-                self.open.insert(file.hash, own);
+                self.open.insert(file.hash, fd);
                 true
             }
             Err(_) => false,
         }
     }
 
-    /// Whether it comes page by page from another node.
+    /// Whether the file is read page by page from another node.
     #[must_use]
     pub fn is_shown(&self, file: &FileRef) -> bool {
         self.trees.contains_key(&file.hash)
     }
 
-    /// Whether the content is here, or comes by itself; opens it.
+    /// Whether the content is available here; opens it.
     pub fn has(&mut self, file: &FileRef) -> bool {
-        if file.live {
+        if file.is_object {
             return true;
         }
-        if self.trees.get(&file.hash).is_some_and(has_ended) {
+        if self.trees.get(&file.hash).is_some_and(is_closed) {
             self.trees.remove(&file.hash);
             self.open.remove(&file.hash);
         }
         if self.open.contains_key(&file.hash) {
             return true;
         }
-        // What a family may not share it must not find here either.
+        // A file that families may not share must not be taken from the shared cache either.
         if !file.shareable {
-            return self.has_own(file);
+            return self.open_direct(file);
         }
         let Ok(found) = File::open(self.dir.join(file.hash.to_string())) else { return false };
         if !found.metadata().is_ok_and(|m| m.len() == file.size) {
@@ -124,56 +127,57 @@ impl Cache {
         true
     }
 
-    /// The content, opened read-only; what is shared, for writing.
+    /// The content, open for reading; a shared memory object, for reading and writing.
     #[must_use]
     pub fn get(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
-        if file.live { self.objects.descriptor(file) } else { self.open.get(&file.hash).map(AsFd::as_fd) }
+        if file.is_object { self.objects.fd(file) } else { self.open.get(&file.hash).map(AsFd::as_fd) }
     }
 
-    /// Takes the next piece of a file's content, sent for this process or thread; true when it is complete and its hash right. The first piece begins anew:
-    /// whoever sent what has come so far, or waited for it, is gone.
+    /// Adds the next piece of a file's content, requested by this process or thread. Returns true
+    /// when the content is complete and verified. A piece at offset 0 starts again: the earlier
+    /// sender or requester is gone.
     ///
     /// # Errors
-    /// If the piece is not the next, the content is not what its hash says, or there is no room. Nothing of
-    /// it is kept then.
+    /// If the piece is out of order, the content does not match its hash, or there is no space. The
+    /// content received so far is discarded.
     pub fn put(&mut self, file: &FileRef, to: HomePid, offset: u64, piece: &[u8]) -> io::Result<bool> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let key = (file.hash, to);
-        let begun = self.arriving.remove(&key);
+        let begun = self.incoming.remove(&key);
         if let Some(begun) = begun.as_ref().filter(|_| offset == 0) {
             begun.discard();
         }
-        let mut arriving = match begun.filter(|_| offset > 0) {
-            Some(arriving) => arriving,
-            None => Arriving::begin(&self.dir, file, to)?,
+        let mut incoming = match begun.filter(|_| offset > 0) {
+            Some(incoming) => incoming,
+            None => Incoming::begin(&self.dir, file, to)?,
         };
-        if offset != arriving.at || piece.len() as u64 > arriving.size - arriving.at {
-            arriving.discard();
-            return Err(bad("file content out of order"));
+        if offset != incoming.at || piece.len() as u64 > incoming.size - incoming.at {
+            incoming.discard();
+            return Err(bad("file content is out of order"));
         }
-        arriving.file.write_all(piece).inspect_err(|_e| arriving.discard())?;
-        arriving.hasher.update(piece);
-        arriving.at += piece.len() as u64;
-        if arriving.at < arriving.size {
-            self.arriving.insert(key, arriving);
+        incoming.file.write_all(piece).inspect_err(|_e| incoming.discard())?;
+        incoming.hasher.update(piece);
+        incoming.at += piece.len() as u64;
+        if incoming.at < incoming.size {
+            self.incoming.insert(key, incoming);
             return Ok(false);
         }
-        if file.place.is_none() && arriving.hasher.finalize().as_bytes() != &file.hash.0 {
-            arriving.discard();
-            return Err(bad("file content does not have its hash"));
+        if file.place.is_none() && incoming.hasher.finalize().as_bytes() != &file.hash.0 {
+            incoming.discard();
+            return Err(bad("file content does not match its hash"));
         }
-        self.open.insert(file.hash, arriving.settle()?);
+        self.open.insert(file.hash, incoming.commit()?);
         Ok(true)
     }
 }
 
-/// Whether the other end has gone.
-fn has_ended(other: &UnixStream) -> bool {
+/// Whether the peer has closed the connection.
+fn is_closed(other: &UnixStream) -> bool {
     let mut fds = [PollFd::new(other, PollFlags::RDHUP)];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
-impl Arriving {
+impl Incoming {
     fn begin(dir: &Path, file: &FileRef, to: HomePid) -> io::Result<Self> {
         let (hasher, at, size) = (blake3::Hasher::new(), 0, file.size);
         if !file.shareable {
@@ -182,7 +186,7 @@ impl Arriving {
             return Ok(Self { file: memory, place: None, hasher, at, size });
         }
         fs::create_dir_all(dir)?;
-        // Two families may fetch the same content at once: each has its own temporary name.
+        // Two families may fetch the same content at once, so each uses its own temporary name.
         let temporary = dir.join(format!(".{}.{}.{to}", file.hash, std::process::id()));
         let place = Some((temporary.clone(), dir.join(file.hash.to_string())));
         let _stale = fs::remove_file(&temporary);
@@ -190,8 +194,9 @@ impl Arriving {
         Ok(Self { file, place, hasher, at, size })
     }
 
-    /// Puts it in its place and opens it read-only, so that no guest can be given a writable descriptor.
-    fn settle(self) -> io::Result<OwnedFd> {
+    /// Moves it to its final path and opens it read-only, so that guests cannot get a writable
+    /// descriptor.
+    fn commit(self) -> io::Result<OwnedFd> {
         if let Some((temporary, place)) = &self.place {
             fs::rename(temporary, place)?;
             return Ok(File::open(place)?.into());
@@ -206,9 +211,9 @@ impl Arriving {
     }
 }
 
-impl Drop for Cache {
+impl Drop for ContentCache {
     fn drop(&mut self) {
-        self.arriving.values().for_each(Arriving::discard);
+        self.incoming.values().for_each(Incoming::discard);
     }
 }
 
@@ -226,7 +231,7 @@ mod tests {
             size: content.len() as u64,
             hash,
             shareable: true,
-            live: false,
+            is_object: false,
             place: None,
         }
     }
@@ -238,70 +243,75 @@ mod tests {
     }
 
     #[test]
-    fn content_arrives_in_pieces() {
+    fn content_is_assembled_from_pieces() {
         let dir = directory("pieces");
         let file = reference(b"hello world");
-        let mut cache = Cache::new(&dir);
+        let mut cache = ContentCache::new(&dir);
         assert!(!cache.has(&file));
         assert!(!cache.put(&file, HomePid(7), 0, b"hello ").unwrap());
-        // Another process asks for the same before it is here.
+        // Another process requests the same content before it is complete.
         assert!(!cache.put(&file, HomePid(8), 0, b"hello").unwrap());
         assert!(cache.put(&file, HomePid(7), 6, b"world").unwrap());
         assert!(cache.put(&file, HomePid(8), 5, b" world").unwrap());
-        assert!(Cache::new(&dir).has(&file), "another family finds it");
+        assert!(ContentCache::new(&dir).has(&file), "another family finds it");
         let private = FileRef { shareable: false, ..file };
-        assert!(!Cache::new(&dir).has(&private), "but not one that may not share");
+        assert!(!ContentCache::new(&dir).has(&private), "but not one that may not share");
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
-    fn a_file_of_the_nodes_own_is_opened_there_or_taken_as_it_comes() {
+    fn node_file_is_opened_directly_or_received() {
         let dir = directory("own");
-        let place =
-            |node| Place { node: NodeId(node), path: b"a".to_vec(), number: 7, who: (0, 0, Vec::new()) };
+        let place = |node| NodeFile {
+            node: NodeId(node),
+            path: b"a".to_vec(),
+            number: 7,
+            credentials: (0, 0, Vec::new()),
+        };
         let file = |node| FileRef {
             hash: ContentHash([node as u8; 32]),
             shareable: false,
             place: Some(Box::new(place(node))),
             ..reference(b"hello world")
         };
-        let open: Open = Box::new(|place| {
+        let open: OpenNodeFile = Box::new(|place| {
             let (ours, _theirs) = UnixStream::pair()?;
             if place.node == NodeId(2) {
-                Ok((File::open("/dev/null")?.into(), Holder::Server(ours)))
+                Ok((File::open("/dev/null")?.into(), OpenGuard::Server(ours)))
             } else {
                 Err(io::ErrorKind::NotFound.into())
             }
         });
-        let mut cache = Cache::new(&dir).with_own(open);
+        let mut cache = ContentCache::new(&dir).with_opener(open);
         assert!(cache.has(&file(2)) && cache.get(&file(2)).is_some());
         assert!(!cache.has(&file(3)));
         assert!(cache.put(&file(3), HomePid(7), 0, b"hello wo.ld").unwrap());
-        assert!(cache.has(&file(3)) && !Cache::new(&dir).has(&file(3)), "for this family only");
+        assert!(cache.has(&file(3)) && !ContentCache::new(&dir).has(&file(3)), "for this family only");
         assert!(!dir.exists());
     }
 
     #[test]
-    fn what_is_shown_is_no_longer_had_when_who_shows_it_has_ended() {
-        let place = Place { node: NodeId(1), path: b"a".to_vec(), number: 7, who: (0, 0, Vec::new()) };
+    fn shown_file_is_unusable_after_its_tree_ended() {
+        let place =
+            NodeFile { node: NodeId(1), path: b"a".to_vec(), number: 7, credentials: (0, 0, Vec::new()) };
         let file = FileRef { shareable: false, place: Some(Box::new(place)), ..reference(b"hello world") };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let shown = std::cell::Cell::new(Some(ours));
-        let open: Open = Box::new(move |_place| {
+        let open: OpenNodeFile = Box::new(move |_place| {
             let tree = shown.take().ok_or(io::ErrorKind::NotFound)?;
-            Ok((File::open("/dev/null")?.into(), Holder::Tree(tree)))
+            Ok((File::open("/dev/null")?.into(), OpenGuard::Tree(tree)))
         });
-        let mut cache = Cache::new(&directory("shown")).with_own(open);
+        let mut cache = ContentCache::new(&directory("shown")).with_opener(open);
         assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));
         drop(theirs);
         assert!(!cache.has(&file) && cache.get(&file).is_none() && !cache.is_shown(&file));
     }
 
     #[test]
-    fn false_content_is_refused() {
+    fn content_with_wrong_hash_is_refused() {
         let dir = directory("false");
         let file = reference(b"hello world");
-        let mut cache = Cache::new(&dir);
+        let mut cache = ContentCache::new(&dir);
         assert!(cache.put(&file, HomePid(7), 0, b"hello_world").is_err());
         assert!(cache.put(&file, HomePid(7), 3, b"lo").is_err());
         assert!(cache.put(&file, HomePid(7), 0, b"hello world and more").is_err());

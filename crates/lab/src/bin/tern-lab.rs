@@ -1,4 +1,5 @@
-//! The lab without the rest of Tern: `tern-lab up` is `tern lab up`.
+//! The lab as a program of its own, without the rest of Tern: `tern-lab up` is the same as `tern
+//! lab up`.
 #![forbid(unsafe_code)]
 
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! `--every 50..500ms`: how long a process is left alone between two moves.
+//! `--every 50..500ms`: the pause between two moves of a process.
 
 use crate::error::LabError;
 use rand::RngExt;
@@ -7,18 +7,18 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Milliseconds, least and most.
+/// Shortest and longest pause, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Every {
     least: u64,
     most: u64,
 }
 
-/// A pause that is longer is a mistake.
+/// Upper limit for a pause, in milliseconds. A longer one is rejected as a mistake.
 const MOST: u64 = 3_600_000;
 
 impl Every {
-    /// One pause of these, each as likely as the others.
+    /// Returns a pause from the range, uniformly distributed.
     pub(super) fn pick(self, random: &mut StdRng) -> Duration {
         Duration::from_millis(random.random_range(self.least..=self.most))
     }

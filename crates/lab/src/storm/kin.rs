@@ -1,10 +1,11 @@
-//! This process's descendants. It is a subreaper, so that what its children leave behind becomes its own.
+//! The descendants of this process, which is a subreaper, so that orphaned descendants become its
+//! children.
 
 use crate::process::Process;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::fs;
 
-/// All that live, in the order of their numbers; zombies do not.
+/// All living descendants, in the order of their pids, without zombies.
 pub(super) fn living() -> Vec<Process> {
     let rows: Vec<(i32, i32)> = fs::read_dir("/proc")
         .into_iter()
@@ -17,7 +18,8 @@ pub(super) fn living() -> Vec<Process> {
     descendants(&rows, own).into_iter().filter_map(|pid| Process::now(pid).ok()).collect()
 }
 
-/// The parent in a line of `/proc/PID/stat`. The command's name is in parentheses and may contain anything.
+/// The parent's pid from `/proc/PID/stat`. The command name is in parentheses and may contain any
+/// character.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
@@ -34,17 +36,17 @@ fn descendants(rows: &[(i32, i32)], root: i32) -> Vec<i32> {
     found
 }
 
-/// The next child that has ended, without waiting for it.
+/// The result of a non-blocking wait for a child.
 pub(super) enum Ended {
-    /// This one.
+    /// This child has ended.
     One(Pid, WaitStatus),
-    /// None; there still are some.
+    /// There are children, and none has ended.
     NotYet,
     /// There are no children at all, and so no descendants.
     All,
 }
 
-/// Buries one.
+/// Reaps one child.
 pub(super) fn bury() -> Ended {
     match rustix::process::wait(WaitOptions::NOHANG) {
         Ok(Some((pid, status))) => Ended::One(pid, status),
@@ -53,11 +55,12 @@ pub(super) fn bury() -> Ended {
     }
 }
 
-/// Kills all that live just now. Some may be born meanwhile.
+/// Kills all descendants that exist now. A descendant may fork meanwhile, so the caller must repeat
+/// this.
 pub(super) fn kill() {
     for process in living() {
         if let Ok(fd) = process.open() {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
         }
     }

@@ -1,4 +1,4 @@
-//! What two runs have left behind, and in what that differs.
+//! Compares the results of two runs: their output and the files in their folders.
 
 use crate::error::{Result, Tried};
 use serde::{Deserialize, Serialize};
@@ -9,19 +9,19 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines of a difference that are shown.
+/// Maximum number of lines shown of a difference.
 const LINES: usize = 20;
-/// Bytes of a line that are shown.
+/// Maximum number of bytes shown of a line.
 const WIDTH: usize = 200;
-/// Files of this size and more are compared, but not shown as text.
+/// Files of at least this many bytes are compared, but not shown as text.
 const TEXT: u64 = 4 << 20;
 
-/// One thing in which the storm has made a difference.
+/// One difference between the native run and the run in the storm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// `stdout`, `stderr`, `status`, `processes`, or a file by its name.
     pub what: String,
-    /// What is different: first lines of a unified diff if it is text.
+    /// The difference: for text, the first lines of a unified diff.
     pub how: String,
 }
 
@@ -31,7 +31,7 @@ impl Difference {
     }
 }
 
-/// Compares two files that both exist; `what` is how the result calls them.
+/// Compares two files that both exist; `what` is their name in the result.
 pub(super) fn files(what: &str, native: &Path, storm: &Path) -> Result<Option<Difference>> {
     let Some(at) = first_difference(native, storm)? else { return Ok(None) };
     let size = |path: &Path| fs::metadata(path).map_or(0, |about| about.len());
@@ -56,7 +56,7 @@ pub(super) fn folders(native: &Path, storm: &Path) -> Result<Vec<Difference>> {
             }
             (Some(_), None) => differences.push(Difference::new(&what, "it is missing")),
             (None, Some(other)) => {
-                differences.push(Difference::new(&what, format!("it is there too many: {other}")));
+                differences.push(Difference::new(&what, format!("it is unexpected: {other}")));
             }
             _ => {}
         }
@@ -64,7 +64,7 @@ pub(super) fn folders(native: &Path, storm: &Path) -> Result<Vec<Difference>> {
     Ok(differences)
 }
 
-/// What is compared of a file besides its content.
+/// The properties of a file that are compared, apart from its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct About {
     is_file: bool,
@@ -96,7 +96,7 @@ impl std::fmt::Display for About {
     }
 }
 
-/// All that is below a folder, by the name from there. Symbolic links are not followed.
+/// All files below a folder, by relative path. Symbolic links are not followed.
 fn list(folder: &Path) -> Result<BTreeMap<PathBuf, About>> {
     let mut all = BTreeMap::new();
     let mut left = vec![PathBuf::new()];
@@ -115,7 +115,7 @@ fn list(folder: &Path) -> Result<BTreeMap<PathBuf, About>> {
     Ok(all)
 }
 
-/// The number of the first byte that is not the same, which may be the end of one of them.
+/// The offset of the first byte that differs, which may be the end of the shorter file.
 fn first_difference(a: &Path, b: &Path) -> Result<Option<u64>> {
     let open = |path: &Path| File::open(path).tried(|| format!("open {}", path.display()));
     let (mut a, mut b) = (open(a)?, open(b)?);
@@ -134,7 +134,7 @@ fn first_difference(a: &Path, b: &Path) -> Result<Option<u64>> {
     }
 }
 
-/// Reads until the buffer is full or the file at its end.
+/// Reads until the buffer is full or the file ends.
 fn fill(from: &mut File, buffer: &mut [u8]) -> Result<usize> {
     let mut count = 0;
     while count < buffer.len() {
@@ -148,7 +148,7 @@ fn fill(from: &mut File, buffer: &mut [u8]) -> Result<usize> {
     Ok(count)
 }
 
-/// The beginning of a unified diff; `None` if they are not text, or there is no diff here.
+/// The beginning of a unified diff; `None` if the files are not text, or `diff` is not installed.
 fn diff(what: &str, native: &Path, storm: &Path) -> Option<String> {
     let labels = [format!("native/{what}"), format!("storm/{what}")];
     let mut command = Command::new("diff");
@@ -166,7 +166,7 @@ fn diff(what: &str, native: &Path, storm: &Path) -> Option<String> {
     Some(shown.join("\n"))
 }
 
-/// Without what could command a terminal.
+/// Removes characters that could control a terminal.
 fn plain(line: &str) -> String {
     line.chars().take(WIDTH).map(|c| if c.is_control() && c != '\t' { '?' } else { c }).collect()
 }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    /// Two folders that are the same; gone at the end.
+    /// Two identical folders, removed on drop.
     struct Two(PathBuf);
 
     impl Two {
@@ -243,7 +243,7 @@ mod tests {
         );
         assert!(how("link").starts_with("a link to somewhere"));
         assert_eq!(how("old"), "it is missing");
-        assert!(how("new").starts_with("it is there too many: a file"));
+        assert!(how("new").starts_with("it is unexpected: a file"));
         assert!(how("mode").contains("0755"));
     }
 

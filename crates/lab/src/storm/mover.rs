@@ -1,7 +1,9 @@
-//! The storm itself: each process that is seen gets a thread that moves it, again and again, until it ends.
+//! The storm itself: each process that is found gets a thread that moves it repeatedly until it
+//! ends.
 //!
-//! The pauses between moves are what is asked for, not a way to wait for anything: each move is answered by
-//! ternd when the process runs there, and only such answers count.
+//! The pauses between moves implement the requested rate; nothing relies on them for
+//! synchronisation. ternd answers each move when the process runs at the destination, and only such
+//! answers are counted as moves.
 
 use super::every::Every;
 use super::ternd::{self, Answer, HOME};
@@ -15,30 +17,30 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tern_ids::NodeId;
 
-/// A mover does little; there may be hundreds.
+/// Stack size of a mover thread. There may be hundreds of them.
 const STACK: usize = 256 << 10;
-/// Failures of Tern that are told in full; the others are only counted.
-const TOLD: usize = 20;
+/// Maximum number of failures of Tern that are reported in full; further ones are only counted.
+const MAX_REPORTED: usize = 20;
 
-/// What movers have done.
+/// The results of the movers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moves {
-    /// Reports of processes that run where they were sent.
+    /// Moves that ternd reported as complete.
     pub moves: u64,
-    /// Processes that were seen.
+    /// Processes that were found.
     pub processes: u64,
-    /// Of these, how many were moved at least once.
+    /// Processes that were moved at least once.
     pub moved: u64,
-    /// Orders that came too late: the process had ended.
+    /// Move requests that came too late: the process had ended.
     pub ended: u64,
-    /// Reasons why a process stayed where it was, and how often; numbers in them are `#`.
+    /// Reasons for refused moves, with their counts; numbers in a reason are replaced by `#`.
     pub refused: BTreeMap<String, u64>,
-    /// Failures of Tern, though the program went on.
+    /// Failures of Tern, though the program continued.
     pub broken: Vec<String>,
 }
 
 impl Moves {
-    /// Adds those of another run.
+    /// Adds the results of another run.
     pub(crate) fn add(&mut self, other: Self) {
         self.moves += other.moves;
         self.processes += other.processes;
@@ -51,18 +53,18 @@ impl Moves {
     }
 }
 
-/// How it is to blow.
+/// The parameters of a storm.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weather {
-    /// How many nodes there are, home included.
+    /// Number of nodes, home included.
     pub(super) nodes: u16,
     /// Pauses between two moves of one process.
     pub(super) every: Every,
-    /// Decides pauses and places.
+    /// Seed for pauses and destinations.
     pub(super) seed: u64,
 }
 
-/// What the movers share.
+/// State shared by the movers of a run.
 #[derive(Debug)]
 struct Shared {
     weather: Weather,
@@ -76,7 +78,7 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pauses; true if the storm is over before that.
+    /// Sleeps for the pause; returns true if the storm ends before that.
     fn over_within(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +92,7 @@ impl Shared {
     }
 }
 
-/// The movers of one run.
+/// The mover threads of one run.
 #[derive(Debug)]
 pub(super) struct Movers {
     shared: Arc<Shared>,
@@ -99,14 +101,14 @@ pub(super) struct Movers {
 }
 
 impl Movers {
-    /// None yet.
+    /// Starts without any mover.
     pub(super) fn new(weather: Weather) -> Self {
         let shared =
             Shared { weather, tally: Mutex::default(), over: Mutex::new(false), news: Condvar::new() };
         Self { shared: Arc::new(shared), threads: Vec::new(), known: HashSet::new() }
     }
 
-    /// Gives each of these that is new a mover. Whom the machine gives no thread is tried again the next time.
+    /// Starts a mover for each new process. If no thread can be created, the next call tries again.
     pub(super) fn see(&mut self, living: &[Process]) {
         self.threads.retain(|thread| !thread.is_finished());
         for &process in living {
@@ -123,12 +125,12 @@ impl Movers {
         }
     }
 
-    /// Ends the storm; returns when the last answer has come.
+    /// Ends the storm. Returns when all pending moves are answered.
     pub(super) fn end(self) -> Moves {
         *self.shared.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.news.notify_all();
         for thread in self.threads {
-            // A mover that has panicked has said so.
+            // A panic of a mover has been reported already.
             let _ = thread.join();
         }
         let mut moves = std::mem::take(&mut *self.shared.tally());
@@ -137,7 +139,7 @@ impl Movers {
     }
 }
 
-/// Moves one process until it ends.
+/// Moves one process repeatedly until it ends.
 fn drive(shared: &Shared, process: Process, number: u64) {
     let Weather { nodes, every, seed } = shared.weather;
     let mut random = StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -146,7 +148,7 @@ fn drive(shared: &Shared, process: Process, number: u64) {
         let mut to = elsewhere(&mut random, nodes, at);
         let mut answer = ternd::migrate(process.pid, to);
         if matches!(answer, Answer::There) {
-            // Where a process begins, and where a call has brought it, only ternd knows.
+            // Only ternd knows where a process starts, and where a call has moved it.
             to = elsewhere(&mut random, nodes, Some(to));
             answer = ternd::migrate(process.pid, to);
         }
@@ -162,10 +164,10 @@ fn drive(shared: &Shared, process: Process, number: u64) {
                 return;
             }
             Answer::There => {
-                *tally.refused.entry("it had come there by itself".to_owned()).or_default() += 1;
+                *tally.refused.entry("it was there already".to_owned()).or_default() += 1;
                 at = Some(to);
             }
-            // An ending process refuses many things.
+            // A process that is ending refuses moves for many reasons.
             Answer::Refused(_) | Answer::Broken(_) if !process.alive() => {
                 tally.ended += 1;
                 return;
@@ -175,7 +177,7 @@ fn drive(shared: &Shared, process: Process, number: u64) {
                 at = None;
             }
             Answer::Broken(why) => {
-                if tally.broken.len() < TOLD {
+                if tally.broken.len() < MAX_REPORTED {
                     tally.broken.push(format!("{} to node {to}: {why}", process.pid));
                 }
                 at = None;
@@ -184,7 +186,7 @@ fn drive(shared: &Shared, process: Process, number: u64) {
     }
 }
 
-/// Any node but this.
+/// A random node other than `but`.
 fn elsewhere(random: &mut StdRng, nodes: u16, but: Option<NodeId>) -> NodeId {
     let all = HOME.0..HOME.0 + nodes;
     match but.filter(|but| all.contains(&but.0)) {
@@ -196,7 +198,7 @@ fn elsewhere(random: &mut StdRng, nodes: u16, but: Option<NodeId>) -> NodeId {
     }
 }
 
-/// So that the same reason is counted as one, whichever process it is of.
+/// Replaces numbers, so that the same reason is counted as one for all processes.
 fn without_numbers(text: &str) -> String {
     let mut out = String::new();
     for letter in text.chars() {

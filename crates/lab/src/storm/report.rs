@@ -1,41 +1,41 @@
-//! What a storm has shown, for people and for programs.
+//! The result of a storm, as text and as JSON.
 
 use super::left::Difference;
 use super::mover::Moves;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Differences that are printed; all are counted.
+/// Maximum number of differences printed; all are counted.
 const SHOWN: usize = 10;
 
 /// The result of `tern lab storm`, as `--json` prints it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The command.
+    /// The command that was run.
     pub command: String,
-    /// What decided pauses and places in the first run; the following runs have the next numbers.
+    /// The seed of the first run, for pauses and destinations. Each later run uses the next number.
     pub seed: u64,
-    /// Runs in the storm.
+    /// Number of runs in the storm.
     pub runs: u32,
-    /// How it ended natively.
+    /// How the native run ended.
     pub status: String,
-    /// Seconds that it took natively.
+    /// Duration of the native run in seconds.
     pub native_s: f64,
-    /// Seconds that each run in the storm took.
+    /// Duration of each run in the storm, in seconds.
     pub storm_s: Vec<f64>,
-    /// What was done to it, in all runs.
+    /// The moves of all runs together.
     #[serde(flatten)]
     pub moves: Moves,
-    /// Moves that were asked for.
+    /// Requested number of moves.
     pub wanted: u64,
-    /// In what the last run differs from the native one; there is no run after one that differs.
+    /// Differences between the last run and the native one. A run that differs is the last.
     pub differences: Vec<Difference>,
-    /// Two native runs differ as well, so that the differences prove nothing.
+    /// Two native runs differ as well, so the differences do not indicate a fault of Tern.
     pub unsteady: bool,
 }
 
 impl Report {
-    /// 0 nothing differs, 1 something does, 3 nothing differs but it was moved too seldom.
+    /// 0: nothing differs; 1: something differs; 3: nothing differs, but there were too few moves.
     pub(super) fn exit_code(&self) -> u8 {
         match () {
             () if !self.differences.is_empty() => 1,
@@ -44,7 +44,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// The report as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{}\n", self.command);
@@ -78,10 +78,14 @@ impl Report {
             }
         }
         if self.unsteady {
-            text += "two native runs differ as well, so this says nothing about tern\n";
+            text += "two native runs differ as well, so the differences do not indicate a fault of tern\n";
         }
         if self.exit_code() == 3 {
-            let _ = writeln!(text, "moved only {moves} times instead of {}; is it too quick?", self.wanted);
+            let _ = writeln!(
+                text,
+                "moved only {moves} times instead of {}; the command may be too quick",
+                self.wanted
+            );
         }
         text
     }

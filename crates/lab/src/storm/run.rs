@@ -1,4 +1,5 @@
-//! One run of the command, natively or in the storm: started, watched, and what it said kept in files.
+//! One run of the command, natively or in the storm: starts it, watches it, and stores its output
+//! in files.
 
 use super::kin::{self, Ended};
 use super::mover::{Movers, Moves, Weather};
@@ -16,33 +17,35 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often new processes are looked for; also how late a signal to this process may be noticed.
+/// Interval at which new processes are looked for; also the longest delay until a signal to this
+/// process is noticed.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long what the command leaves running may take to end by itself.
+/// Time for processes that the command leaves running to end by themselves.
 const LAST_WISHES: Duration = Duration::from_secs(5);
-/// How long killed processes may take to die.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for killed processes to die.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How a run ended.
 #[derive(Debug)]
 pub(super) struct End {
-    /// `exit 0`, `signal 15`; of one that hung, that, and where it stood.
+    /// `exit 0` or `signal 15`; for a run that hung, also the state of its processes.
     pub(super) status: String,
-    /// Until the command itself ended.
+    /// Duration until the command itself ended.
     pub(super) took: Duration,
-    /// Processes that it left running, and that were killed.
+    /// Number of processes that the command left running, and that were killed.
     pub(super) behind: usize,
     /// Whether it had to be killed.
     pub(super) hung: bool,
-    /// What was done to it.
+    /// The moves made during the run.
     pub(super) moves: Moves,
 }
 
-/// Runs the command in `folder`, its output going to `stdout` and `stderr` in `side`. With a storm it is started by
-/// mosrun, locked, so that only the storm moves it.
+/// Runs the command in `folder`, with its output in `stdout` and `stderr` in `side`. With a storm,
+/// mosrun starts the command locked, so that only the storm moves it.
 ///
 /// # Errors
-/// It cannot be started; this process is told to end; or what it started does not die.
+/// The command cannot be started; a signal interrupts this process; or a process that the command
+/// started does not die.
 pub(super) fn run(
     words: &[OsString],
     folder: &Path,
@@ -69,17 +72,18 @@ pub(super) fn run(
         child.stderr.take().map(|from| keep(from, &side.join("stderr"))),
     ];
     let pid = Pid::from_child(&child);
-    // Nobody has buried it yet, so the number is still its own.
+    // The child has not been reaped yet, so its pid cannot have been reused.
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).tried(|| "watch the command".to_owned())?;
-    // From here on whatever ends this run must end its processes.
+    // From here on every return path must kill the run's processes.
     let mut movers = storm.map(Movers::new);
     let watched = watch(pid, &pidfd, begun, limit, movers.as_mut());
     let killed = if matches!(watched, Ok(Watched { quiet: true, .. })) { Ok(()) } else { kill_all() };
-    // Only now: a move that is under way is answered at the latest when its process has ended.
+    // After the kill: a pending move is answered at the latest when its process has ended.
     let moves = movers.map(Movers::end).unwrap_or_default();
     killed?;
     for stream in streams.into_iter().flatten() {
-        let kept = stream?.join().unwrap_or_else(|_panic| Err(io::Error::other("it was not read")));
+        let kept =
+            stream?.join().unwrap_or_else(|_panic| Err(io::Error::other("the reader thread panicked")));
         kept.tried(|| "keep the output of the command".to_owned())?;
     }
     let Watched { status, took, behind, hung, .. } = watched?;
@@ -96,11 +100,11 @@ struct Watched {
     took: Duration,
     behind: usize,
     hung: bool,
-    /// Nothing of it lives any more.
+    /// Whether no process of the command is left.
     quiet: bool,
 }
 
-/// Waits for the end of the command and of what it has started.
+/// Waits for the end of the command and of the processes that it started.
 fn watch(
     pid: Pid,
     pidfd: &OwnedFd,
@@ -136,7 +140,8 @@ fn watch(
         if let Some(movers) = &mut movers {
             movers.see(&kin::living());
         }
-        // Once it has ended its descriptor is ready for ever: then only the time counts.
+        // The pidfd of an ended command is always ready, so it is no longer polled; only the
+        // timeout counts then.
         let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
         let fds = if main.is_none() { fds.as_mut_slice() } else { &mut [] };
         let time = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
@@ -148,13 +153,13 @@ fn said(status: WaitStatus) -> String {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => format!("exit {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => "an end of another kind".to_owned(),
+        (None, None) => "unknown exit status".to_owned(),
     }
 }
 
-/// Ends all descendants of this process.
+/// Kills all descendants of this process.
 fn kill_all() -> Result<()> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + EXIT_TIMEOUT;
     loop {
         kin::kill();
         loop {
@@ -166,14 +171,14 @@ fn kill_all() -> Result<()> {
         }
         if Instant::now() > until {
             let pids: Vec<i32> = kin::living().into_iter().map(|process| process.pid).collect();
-            let message = format!("processes {pids:?} of the command do not die");
+            let message = format!("processes {pids:?} of the command cannot be killed");
             return Err(LabError::Failed { what: "the storm".to_owned(), message });
         }
         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) }));
     }
 }
 
-/// Where every process of a run that hangs stands, one line each.
+/// The state of every process of a hung run, one line each.
 fn scene() -> String {
     let rows = ternd::processes().unwrap_or_default();
     let mut text = String::new();

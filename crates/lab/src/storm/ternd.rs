@@ -1,4 +1,4 @@
-//! Orders to the node's own ternd, as `migrate` gives them, without a process for each.
+//! Move requests to the node's ternd, as `migrate` sends them, without starting a process for each.
 
 use crate::error::{Result, Tried};
 use std::io;
@@ -7,29 +7,30 @@ use std::time::Duration;
 use tern_control::{Destination, ProcessRow, RefusalKind, Reply, Request, stream};
 use tern_ids::{HomePid, NodeId};
 
-/// Where a node's ternd hears its tools, unless it was told otherwise, which the lab does not.
+/// ternd's default control socket. The lab does not change it.
 const SOCKET: &str = "/run/tern/control";
-/// Longer than ternd itself waits for anybody: a move that is not answered by then hangs.
-const PATIENCE: Duration = Duration::from_secs(100);
-/// This program is in the node where everything begins.
+/// Timeout for a move. It is longer than any of ternd's own timeouts, so a move without a reply by
+/// then hangs.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(100);
+/// The node where this program runs, and where every process of the command starts.
 pub(super) const HOME: NodeId = NodeId(1);
 
-/// What became of an order to move a process.
+/// The result of a move request.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// It runs there.
+    /// The process now runs at the destination.
     Moved,
-    /// It is there already.
+    /// The process was at the destination already.
     There,
-    /// There is no such process any more.
+    /// The process has ended.
     Gone,
-    /// It stays, and why.
+    /// The process was not moved, for this reason.
     Refused(String),
-    /// Tern failed.
+    /// Tern failed, with this error.
     Broken(String),
 }
 
-/// Moves a process, and waits until it runs there or is refused.
+/// Moves a process. Returns when the process runs at the destination, or the move is refused.
 pub(super) fn migrate(pid: i32, to: NodeId) -> Answer {
     let place = if to == HOME { Destination::Home } else { Destination::Node(to) };
     match ask(&Request::Migrate { pid: HomePid(pid), to: place }) {
@@ -48,7 +49,7 @@ pub(super) fn migrate(pid: i32, to: NodeId) -> Answer {
     }
 }
 
-/// What ternd knows of its processes.
+/// ternd's list of processes.
 pub(super) fn processes() -> Result<Vec<ProcessRow>> {
     match ask(&Request::Processes).tried(|| "ask ternd for its processes".to_owned())? {
         Reply::Processes(rows) => Ok(rows),
@@ -59,7 +60,7 @@ pub(super) fn processes() -> Result<Vec<ProcessRow>> {
 
 fn ask(request: &Request) -> io::Result<Reply> {
     let mut connection = UnixStream::connect(SOCKET)?;
-    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_read_timeout(Some(REPLY_TIMEOUT))?;
     stream::write(&mut connection, request)?;
     stream::read(&mut connection)
 }

@@ -1,4 +1,4 @@
-//! What the lab's tests share: labs of their own, sockets in nodes, waiting for conditions.
+//! Helpers of the lab's tests: labs, sockets in nodes, waiting for conditions.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -12,21 +12,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tern_lab::{Lab, Name, Node, Options};
 
-/// The program that is the lab's command line and its init.
+/// The binary with the lab's command line, which is also its init.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tern-lab");
 
-/// Options for a lab of this test's own.
+/// Options for a lab with a unique name.
 pub(crate) fn options(link: &str, nodes: u16) -> Options {
     let own = Options::unique("test").unwrap();
     Options { nodes, link: link.parse().unwrap(), helper: Some(PROGRAM.into()), ..own }
 }
 
-/// A lab; it goes down when the test ends, however it ends.
+/// Creates a lab. It is taken down when the test ends, also by a panic.
 pub(crate) fn lab(link: &str, nodes: u16) -> Lab {
     up(&options(link, nodes))
 }
 
-/// The same with more options.
+/// Creates a lab with these options.
 pub(crate) fn up(options: &Options) -> Lab {
     Lab::up(options).unwrap_or_else(|e| panic!("no lab: {e}"))
 }
@@ -36,14 +36,14 @@ pub(crate) fn sh(node: &Node, script: &str) -> Output {
     node.command("sh").args(["-c", script]).output().unwrap()
 }
 
-/// What a shell script prints in the node; it must succeed.
+/// Runs a shell script in the node, which must succeed, and returns its output.
 pub(crate) fn says(node: &Node, script: &str) -> String {
     let output = sh(node, script);
     assert!(output.status.success(), "{script} on node {}: {output:?}", node.number());
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Waits until it is so, for at most 20 s.
+/// Waits until the condition holds, for at most 20 s.
 pub(crate) fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !so() {
@@ -52,10 +52,10 @@ pub(crate) fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Does this in the node's network.
+/// Runs a closure in the node's network namespace.
 pub(crate) fn in_network<T: Send + 'static>(node: &Node, act: impl FnOnce() -> T + Send + 'static) -> T {
     let space = File::open(format!("/proc/{}/ns/net", node.init_pid().unwrap())).unwrap();
-    // A thread of its own, which takes the namespace with it when it ends.
+    // A thread of its own, so that the caller's thread stays in its namespace.
     let thread = thread::spawn(move || {
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         act()
@@ -63,14 +63,14 @@ pub(crate) fn in_network<T: Send + 'static>(node: &Node, act: impl FnOnce() -> T
     thread.join().unwrap()
 }
 
-/// A datagram socket in the node, bound to this port.
+/// A UDP socket in the node, bound to this port.
 pub(crate) fn datagrams(node: &Node, port: u16) -> UdpSocket {
     let socket = in_network(node, move || UdpSocket::bind(("0.0.0.0", port)).unwrap());
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     socket
 }
 
-/// A connection from one node to another: both its ends.
+/// The two ends of a TCP connection from one node to another.
 pub(crate) fn connection(from: &Node, to: &Node, port: u16) -> (TcpStream, TcpStream) {
     let listener = in_network(to, move || TcpListener::bind(("0.0.0.0", port)).unwrap());
     let address = to.address();
@@ -78,19 +78,19 @@ pub(crate) fn connection(from: &Node, to: &Node, port: u16) -> (TcpStream, TcpSt
     (near, listener.accept().unwrap().0)
 }
 
-/// Whether a datagram gets from one node to the other within a second or two.
+/// Whether a datagram gets from one node to the other within about a second.
 pub(crate) fn reaches(from: &Node, to: &Node) -> bool {
     let (near, far) = (datagrams(from, 0), datagrams(to, 0));
     let port = far.local_addr().unwrap().port();
     let mut buffer = [0; 16];
     (0..4).any(|_| {
-        // Without a neighbour the kernel refuses, after a while.
+        // Without a neighbour entry the kernel reports an error after a while.
         let _ = near.send_to(b"tern", (to.address(), port));
         far.recv(&mut buffer).is_ok_and(|n| &buffer[..n] == b"tern")
     })
 }
 
-/// All that there is of a lab, outside of the test's own memory.
+/// All remains of a lab on this machine: directories, mounts and processes.
 pub(crate) fn traces(name: &Name) -> Vec<String> {
     let name = name.as_str();
     let mut found = Vec::new();
@@ -113,7 +113,7 @@ pub(crate) fn traces(name: &Name) -> Vec<String> {
     found
 }
 
-/// Waits until nothing of the lab is left.
+/// Waits until no trace of the lab remains.
 pub(crate) fn assert_gone(name: &Name) {
     wait_until("nothing is left of the lab", || {
         let found = traces(name);
@@ -121,7 +121,7 @@ pub(crate) fn assert_gone(name: &Name) {
     });
 }
 
-/// `tern-lab` with these words, for a lab.
+/// A `tern-lab` command with these arguments, for the lab of this name.
 pub(crate) fn program(words: &[&str], name: &Name) -> Command {
     let mut command = Command::new(PROGRAM);
     let (verb, rest) = words.split_first().unwrap();
@@ -129,7 +129,7 @@ pub(crate) fn program(words: &[&str], name: &Name) -> Command {
     command
 }
 
-/// Whether the error is that nothing came in time.
+/// Whether the error is a read timeout.
 pub(crate) fn timed_out(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

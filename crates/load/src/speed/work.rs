@@ -1,40 +1,43 @@
-//! The work that a CPU's speed is measured by. Rounds are short, so that one of many is left in peace.
+//! The work by which a CPU's speed is measured. Rounds are short, so that some of many run
+//! undisturbed.
 //!
-//! Each round depends on what the one before has left, so that nothing of it can be left out.
+//! Each round depends on the result of the one before, so that the compiler cannot drop any of
+//! them.
 
 use std::hint::black_box;
 use std::time::Duration;
 
-/// A kind of work, and how long a round takes on the standard CPU.
+/// A kind of work, and the duration of a round on the standard CPU.
 pub(super) struct Kind {
     pub(super) round: fn(&mut Work),
     pub(super) standard: Duration,
 }
 
-/// All kinds: whole numbers, floating point, memory.
+/// All kinds: integers, floating point, memory.
 pub(super) const ALL: [Kind; 3] = [
-    Kind { round: Work::whole_numbers, standard: Duration::from_nanos(84_300) },
+    Kind { round: Work::integers, standard: Duration::from_nanos(84_300) },
     Kind { round: Work::floating_point, standard: Duration::from_nanos(88_800) },
     Kind { round: Work::memory, standard: Duration::from_nanos(35_900) },
 ];
 
-/// What is worked on.
+/// The state of the work.
 pub(super) struct Work {
     seed: u64,
     point: f64,
-    /// A ring through all its places, in an order that no prefetcher guesses.
+    /// A single cycle through all indices, in an order that a prefetcher cannot predict.
     ring: Vec<u32>,
     at: u32,
 }
 
-/// 256 KiB: more than the first cache holds, and less than what is shared with other cores on processors of today.
-const PLACES: u32 = 64 << 10;
+/// 256 KiB in all: larger than a first-level cache, and smaller than the caches that current
+/// processors share among cores.
+const RING_LEN: u32 = 64 << 10;
 
 impl Work {
     pub(super) fn new() -> Self {
         let mut work = Self { seed: 0x9e37_79b9_7f4a_7c15, point: 0.5, ring: Vec::new(), at: 0 };
-        // Sattolo's shuffle: the result is one ring.
-        let mut order: Vec<u32> = (0..PLACES).collect();
+        // Sattolo's shuffle: the result is a single cycle.
+        let mut order: Vec<u32> = (0..RING_LEN).collect();
         for last in (1..order.len()).rev() {
             let other = (work.random() % last as u64) as usize;
             order.swap(last, other);
@@ -50,8 +53,8 @@ impl Work {
         self.seed
     }
 
-    /// Collatz's walks from random numbers: shifts, products, branches that cannot be foretold.
-    fn whole_numbers(&mut self) {
+    /// Collatz sequences from random numbers: shifts, products, unpredictable branches.
+    fn integers(&mut self) {
         let mut steps = 0_u64;
         for _ in 0..750 {
             let mut number = self.random() >> 44;
@@ -63,7 +66,7 @@ impl Work {
         self.seed ^= black_box(steps) | 1;
     }
 
-    /// Sums, products, quotients and roots, each of which waits for the one before.
+    /// Sums, products, quotients and roots, each of which depends on the one before.
     fn floating_point(&mut self) {
         let (mut a, mut b) = (self.point, 1.0 - self.point);
         for _ in 0..6_250 {
@@ -75,7 +78,7 @@ impl Work {
         self.point = if point.is_finite() { point.abs().fract() } else { 0.5 };
     }
 
-    /// From place to place, each of which only the one before tells.
+    /// Follows the cycle; each address depends on the load before.
     fn memory(&mut self) {
         let mut at = self.at;
         for _ in 0..10_000 {
@@ -90,18 +93,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ring_passes_through_every_place() {
+    fn ring_is_a_single_cycle() {
         let work = Work::new();
         let mut at = 0;
-        for step in 1..=PLACES {
+        for step in 1..=RING_LEN {
             at = work.ring[at as usize];
-            assert!(at != 0 || step == PLACES, "closed after {step}");
+            assert!(at != 0 || step == RING_LEN, "closed after {step}");
         }
         assert_eq!(at, 0);
     }
 
     #[test]
-    fn rounds_go_on_where_the_last_one_ended() {
+    fn rounds_continue_from_the_previous_state() {
         let mut work = Work::new();
         for kind in &ALL {
             let before = (work.seed, work.point.to_bits(), work.at);

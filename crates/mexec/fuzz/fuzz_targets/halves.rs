@@ -1,4 +1,5 @@
-//! `cargo +nightly fuzz run halves` in crates/mexec: what a hostile node or caller says while a command runs.
+//! `cargo +nightly fuzz run halves` in crates/mexec: input of a hostile node or caller while a
+//! command runs.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -6,10 +7,10 @@ use tern_mexec::hostile::Halves;
 
 static HALVES: LazyLock<Halves> = LazyLock::new(|| Halves::new().expect("two halves"));
 
-// The daemon's own start has a broken pipe be an error, and no end; libFuzzer's has not.
+// std's start-up code makes writing to a broken pipe an error, not fatal; libFuzzer's does not.
 libfuzzer_sys::fuzz_target!(init: {
-    // SAFETY: nothing else runs yet.
+    // SAFETY: no other thread runs yet, and no handler is installed.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }, |bytes: &[u8]| {
-    let _heard = HALVES.hear(bytes).expect("they go on");
+    let _any = HALVES.feed(bytes).expect("both halves continue");
 });

@@ -1,9 +1,13 @@
-//! One command: its streams, signals and end, from here to whoever has it run, and back: its home, or a client outside of the cluster.
+//! A running command: relays its streams, signals and end to its peer, which is its home node or a
+//! client outside of the cluster.
 
-use super::rooms::Room;
-use crate::lock_step::{Beat, Credit};
-use crate::room::News;
-use crate::words::{CREDIT, Ended, INPUT, PIECE, Said, Signal, Task, Who, Window, kind};
+use super::containers::Container;
+use crate::container::InitEvent;
+use crate::credit::Credit;
+use crate::heartbeat::Heartbeat;
+use crate::messages::{
+    Credentials, ExecReply, ExitReport, MAX_DATA_LEN, STDIN, STREAM_CREDIT, Signal, Task, WindowSize, kind,
+};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
@@ -18,93 +22,97 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_wire::{Frame, Link};
 
-/// How long the output of a command that has ended is waited for: somebody outside may have been given its end.
-const REST: Duration = Duration::from_secs(2);
+/// How long output is awaited after a command has ended: a process outside of its pid namespace may
+/// hold the other end of its pipe.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes that may wait for the link before no more output is read.
-const ENOUGH: usize = 1 << 20;
+/// The maximum number of unsent bytes of the link before reading of output pauses.
+const MAX_UNSENT: usize = 1 << 20;
 
-/// How the other end of a command's link speaks; of streams all speak alike.
-pub(crate) trait Dialect {
-    /// The kind and the bytes that say that the command runs.
+/// The parts of the protocol in which the two kinds of peers differ. Frames of streams are the
+/// same.
+pub(crate) trait PeerProtocol {
+    /// The kind and payload of the frame that reports that the command runs.
     ///
     /// # Errors
-    /// If that cannot be said.
-    fn started(&self) -> Result<(u8, Vec<u8>)>;
+    /// If it cannot be encoded.
+    fn encode_started(&self) -> Result<(u8, Vec<u8>)>;
 
-    /// The signal that this is.
+    /// Decodes a signal.
     ///
     /// # Errors
-    /// If it is none.
-    fn signal(&self, said: &[u8]) -> Result<Signal>;
+    /// If it is malformed, or not allowed.
+    fn decode_signal(&self, payload: &[u8]) -> Result<Signal>;
 
-    /// How long it may be silent.
-    fn patience(&self) -> Duration {
-        Beat::LOST
+    /// How long the peer may be silent before it counts as lost.
+    fn silence_timeout(&self) -> Duration {
+        Heartbeat::NODE_TIMEOUT
     }
 
-    /// Whether it has said that it will be silent.
-    fn is_silent(&self) -> bool {
+    /// Whether the peer has announced that it will be silent.
+    fn is_paused(&self) -> bool {
         false
     }
 }
 
-/// A command. When it is dropped it ends, with all that it has started.
+/// A running command. Dropping it ends the command and everything that it has started.
 #[derive(Debug)]
 pub(crate) struct Job {
-    room: Arc<Room>,
-    /// To its init, which ends when this is closed.
-    line: UnixStream,
+    container: Arc<Container>,
+    /// The socket of its init, which exits when this is closed.
+    init: UnixStream,
     input: Option<OwnedFd>,
-    /// What of its input it has not taken yet.
-    unread: Vec<u8>,
-    /// No more comes.
-    input_ends: bool,
+    /// Input that was received and not written to the command yet.
+    pending_input: Vec<u8>,
+    /// No more input arrives.
+    input_ended: bool,
     output: [Option<OwnedFd>; 2],
     credit: [Credit; 2],
-    begun: Instant,
-    /// It runs: that is said before anything of its output.
-    runs: bool,
-    /// Since when its end is known.
-    ended: Option<(Ended, Instant)>,
-    terminal: bool,
+    started: Instant,
+    /// It runs. This is reported before any of its output.
+    is_running: bool,
+    /// Its exit report, and the time from which the rest of its output is awaited.
+    ended: Option<(ExitReport, Instant)>,
+    has_terminal: bool,
 }
 
 impl Job {
-    /// Begins a command in its room; whether it really runs is heard later.
-    pub(crate) fn begin(task: &Task, who: &Who, room: Arc<Room>) -> Result<Self> {
-        let (line, theirs) = UnixStream::pair()?;
-        line.set_nonblocking(true)?;
+    /// Starts a command in its container. Whether its program can be executed is reported later.
+    pub(crate) fn start(task: &Task, credentials: &Credentials, container: Arc<Container>) -> Result<Self> {
+        let (init, init_end) = UnixStream::pair()?;
+        init.set_nonblocking(true)?;
         let mut job = Self {
-            room,
-            line,
+            container,
+            init,
             input: None,
-            unread: Vec::new(),
-            input_ends: false,
+            pending_input: Vec::new(),
+            input_ended: false,
             output: [None, None],
             credit: [Credit::default(), Credit::default()],
-            begun: Instant::now(),
-            runs: false,
+            started: Instant::now(),
+            is_running: false,
             ended: None,
-            terminal: task.terminal.is_some(),
+            has_terminal: task.terminal.is_some(),
         };
         let streams = match task.terminal {
-            Some(window) => job.terminal(window)?,
-            None => job.pipes(task)?,
+            Some(window) => job.open_terminal(window)?,
+            None => job.open_pipes(task)?,
         };
-        // They are opened anew under names like /dev/stderr, which is who owns them may.
+        // A program may reopen its streams by names such as /dev/stderr, which only their owner
+        // may.
         for stream in &streams {
-            own(stream, who, job.terminal);
+            set_owner(stream, credentials, job.has_terminal);
         }
         let [input, output, error] = &streams;
-        // Its home's caller may have written what it is to read.
-        job.room.catch_up()?;
-        job.room.begin(task, who, [input.as_fd(), output.as_fd(), error.as_fd(), theirs.as_fd()])?;
+        // The caller may have just written files that the command will read.
+        job.container.sync_with_home()?;
+        let fds = [input.as_fd(), output.as_fd(), error.as_fd(), init_end.as_fd()];
+        job.container.launch(task, credentials, fds)?;
         Ok(job)
     }
 
-    fn pipes(&mut self, task: &Task) -> Result<[OwnedFd; 3]> {
-        let input = if task.input {
+    fn open_pipes(&mut self, task: &Task) -> Result<[OwnedFd; 3]> {
+        let input = if task.forwards_stdin {
             let (theirs, own) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
             self.input = Some(own);
@@ -112,18 +120,18 @@ impl Job {
         } else {
             std::fs::File::open("/dev/null")?.into()
         };
-        let mut reading = |at: usize| -> Result<OwnedFd> {
+        let mut output_pipe = |at: usize| -> Result<OwnedFd> {
             let (own, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
             self.output[at] = Some(own);
             Ok(theirs)
         };
-        let output = reading(0)?;
-        let error = if task.joined { output.try_clone()? } else { reading(1)? };
+        let output = output_pipe(0)?;
+        let error = if task.merges_stderr { output.try_clone()? } else { output_pipe(1)? };
         Ok([input, output, error])
     }
 
-    fn terminal(&mut self, window: Window) -> Result<[OwnedFd; 3]> {
+    fn open_terminal(&mut self, window: WindowSize) -> Result<[OwnedFd; 3]> {
         let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         unlockpt(&own)?;
         let theirs = ioctl_tiocgptpeer(&own, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
@@ -134,143 +142,144 @@ impl Job {
         Ok([theirs.try_clone()?, theirs.try_clone()?, theirs])
     }
 
-    fn resize(&self, window: Window) {
-        if let Some(terminal) = self.output[0].as_ref().filter(|_| self.terminal) {
+    fn resize(&self, window: WindowSize) {
+        if let Some(terminal) = self.output[0].as_ref().filter(|_| self.has_terminal) {
             let size = Winsize { ws_row: window.rows, ws_col: window.columns, ws_xpixel: 0, ws_ypixel: 0 };
-            let _as_it_was = tcsetwinsize(terminal, size);
+            let _unchanged = tcsetwinsize(terminal, size);
         }
     }
 
-    /// Attends to it until it has ended; what is to be said of that.
+    /// Relays until the command has ended. Returns the final reply.
     ///
     /// # Errors
-    /// If the other end is gone or says what nobody says; the command ends then.
-    pub(crate) fn attend(&mut self, link: &mut Link, dialect: &impl Dialect) -> Result<Said> {
-        let mut beat = Beat::new(dialect.patience());
+    /// If the peer is gone or violates the protocol. The command must be ended then.
+    pub(crate) fn run(&mut self, link: &mut Link, peer: &impl PeerProtocol) -> Result<ExecReply> {
+        let mut heartbeat = Heartbeat::new(peer.silence_timeout());
         loop {
             while let Some(frame) = link.receive()? {
-                beat.heard();
-                self.hear(&frame, link, dialect)?;
+                heartbeat.record_received();
+                self.handle_frame(&frame, link, peer)?;
                 link.recycle(frame.payload);
             }
-            if dialect.is_silent() {
-                beat.heard();
+            if peer.is_paused() {
+                heartbeat.record_received();
             }
-            if beat.is_due()? {
-                link.queue(kind::BEAT, 0, &[])?;
+            if heartbeat.is_due()? {
+                link.queue(kind::HEARTBEAT, 0, &[])?;
             }
-            if let Some(said) = self.news(link, dialect)? {
-                return Ok(said);
+            if let Some(reply) = self.poll_init(link, peer)? {
+                return Ok(reply);
             }
-            if self.runs {
+            if self.is_running {
                 self.write_input(link)?;
                 for at in 0..2 {
                     self.read_output(at, link)?;
                 }
             }
-            if self.is_held(link)
+            if self.is_blocked(link)
                 && let Some((_, since)) = &mut self.ended
             {
                 *since = Instant::now();
             }
-            if let Some((ended, since)) = self.ended
-                && (self.output.iter().all(Option::is_none) || since.elapsed() > REST)
+            if let Some((report, since)) = self.ended
+                && (self.output.iter().all(Option::is_none) || since.elapsed() > OUTPUT_TIMEOUT)
             {
-                return Ok(Said::Ended(ended));
+                return Ok(ExecReply::Exited(report));
             }
             self.wait(link)?;
         }
     }
 
-    /// Whether there may be more of its output than whoever it is for takes now, however long he takes.
-    fn is_held(&self, link: &Link) -> bool {
+    /// Whether more output may be pending than the peer accepts now. This may last for any time.
+    fn is_blocked(&self, link: &Link) -> bool {
         let mut open = self.output.iter().zip(&self.credit).filter(|(output, _)| output.is_some());
-        open.any(|(_, credit)| credit.left() == 0 || link.unsent() > ENOUGH)
+        open.any(|(_, credit)| credit.left() == 0 || link.unsent() > MAX_UNSENT)
     }
 
     fn wait(&self, link: &Link) -> Result<()> {
-        let sends = if link.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(link, PollFlags::IN | sends)];
+        let out_if_unsent = if link.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(link, PollFlags::IN | out_if_unsent)];
         if self.ended.is_none() {
-            fds.push(PollFd::new(&self.line, PollFlags::IN));
+            fds.push(PollFd::new(&self.init, PollFlags::IN));
         }
-        if let Some(input) = self.input.as_ref().filter(|_| !self.unread.is_empty()) {
+        if let Some(input) = self.input.as_ref().filter(|_| !self.pending_input.is_empty()) {
             fds.push(PollFd::new(input, PollFlags::OUT));
         }
-        if self.runs && link.unsent() < ENOUGH {
+        if self.is_running && link.unsent() < MAX_UNSENT {
             let wanted = self.output.iter().zip(&self.credit).filter(|(_, credit)| credit.left() > 0);
             fds.extend(wanted.filter_map(|(out, _)| Some(PollFd::new(out.as_ref()?, PollFlags::IN))));
         }
-        let most = if self.ended.is_some() { Duration::from_millis(50) } else { Beat::OFTEN };
-        match poll(&mut fds, Some(&Timespec::try_from(most)?)) {
+        let timeout = if self.ended.is_some() { Duration::from_millis(50) } else { Heartbeat::INTERVAL };
+        match poll(&mut fds, Some(&Timespec::try_from(timeout)?)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn hear(&mut self, frame: &Frame, link: &mut Link, dialect: &impl Dialect) -> Result<()> {
+    fn handle_frame(&mut self, frame: &Frame, link: &mut Link, peer: &impl PeerProtocol) -> Result<()> {
         let stream = frame.tag as u8;
         match (frame.kind, stream) {
-            (kind::DATA, INPUT) => {
-                if frame.payload.len() + self.unread.len() > CREDIT {
-                    bail!("more input than may be under way");
+            (kind::DATA, STDIN) => {
+                if frame.payload.len() + self.pending_input.len() > STREAM_CREDIT {
+                    bail!("more input than its credit");
                 }
                 if self.input.is_some() {
-                    // So may who says this have done.
-                    self.room.catch_up()?;
-                    self.unread.extend_from_slice(&frame.payload);
+                    // The sender of the input may have changed files that the command will read
+                    // next.
+                    self.container.sync_with_home()?;
+                    self.pending_input.extend_from_slice(&frame.payload);
                 } else {
-                    taken(link, frame.payload.len())?;
+                    return_credit(link, frame.payload.len())?;
                 }
             }
-            (kind::END, INPUT) => {
-                self.room.catch_up()?;
-                self.input_ends = true;
+            (kind::END, STDIN) => {
+                self.container.sync_with_home()?;
+                self.input_ended = true;
             }
             (kind::END, 1 | 2) => self.output[usize::from(stream) - 1] = None,
-            (kind::TAKEN, 1 | 2) => self.credit[usize::from(stream) - 1].give(&frame.payload)?,
+            (kind::CREDIT, 1 | 2) => self.credit[usize::from(stream) - 1].refill(&frame.payload)?,
             (kind::SIGNAL, _) => {
-                let Signal { number, group } = dialect.signal(&frame.payload)?;
+                let Signal { number, group } = peer.decode_signal(&frame.payload)?;
                 if (1..=64).contains(&number) {
-                    self.room.catch_up()?;
+                    self.container.sync_with_home()?;
                     let mut bytes = [u8::from(group); 5];
                     bytes[1..].copy_from_slice(&number.to_le_bytes());
-                    // It may have ended just now.
-                    let _gone = self.line.write_all(&bytes);
+                    // It may have just ended.
+                    let _gone = self.init.write_all(&bytes);
                 }
             }
             (kind::WINDOW, _) => self.resize(tern_wire::decode(&frame.payload)?),
-            (kind::BEAT, _) => {}
-            (other, _) => bail!("a piece of kind {other} for a command"),
+            (kind::HEARTBEAT, _) => {}
+            (other, _) => bail!("an unexpected frame of kind {other} for a command"),
         }
         Ok(())
     }
 
     fn write_input(&mut self, link: &mut Link) -> Result<()> {
         let Some(input) = &self.input else { return Ok(()) };
-        let mut done = 0;
-        let mut over = false;
-        while done < self.unread.len() {
-            match rustix::io::write(input, &self.unread[done..]) {
-                Ok(count) => done += count,
+        let mut written = 0;
+        let mut is_closed = false;
+        while written < self.pending_input.len() {
+            match rustix::io::write(input, &self.pending_input[written..]) {
+                Ok(count) => written += count,
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                // Nobody reads any more.
+                // All readers are gone.
                 Err(_) => {
-                    (done, over) = (self.unread.len(), true);
+                    (written, is_closed) = (self.pending_input.len(), true);
                 }
             }
         }
-        self.unread.drain(..done);
-        if done > 0 {
-            taken(link, done)?;
+        self.pending_input.drain(..written);
+        if written > 0 {
+            return_credit(link, written)?;
         }
-        if over {
-            link.queue(kind::END, INPUT.into(), &[])?;
+        if is_closed {
+            link.queue(kind::END, STDIN.into(), &[])?;
         }
-        if over || self.input_ends && self.unread.is_empty() {
-            if self.terminal {
-                // The end of what is typed: there is one for each line.
+        if is_closed || self.input_ended && self.pending_input.is_empty() {
+            if self.has_terminal {
+                // ^D, the EOF character of a terminal.
                 let _full = rustix::io::write(input, &[4]);
             }
             self.input = None;
@@ -280,20 +289,20 @@ impl Job {
 
     fn read_output(&mut self, at: usize, link: &mut Link) -> Result<()> {
         let stream = at as u64 + 1;
-        let mut bytes = [0; PIECE];
+        let mut bytes = [0; MAX_DATA_LEN];
         while let Some(output) = &self.output[at] {
-            let most = self.credit[at].left().min(PIECE);
-            if most == 0 || link.unsent() > ENOUGH {
+            let max = self.credit[at].left().min(MAX_DATA_LEN);
+            if max == 0 || link.unsent() > MAX_UNSENT {
                 return Ok(());
             }
-            match rustix::io::read(output, &mut bytes[..most]) {
-                // EIO: the terminal has nobody else any more.
+            match rustix::io::read(output, &mut bytes[..max]) {
+                // EIO: all other users of the terminal have closed it.
                 Ok(0) | Err(rustix::io::Errno::IO) => {
                     self.output[at] = None;
                     link.queue(kind::END, stream, &[])?;
                 }
                 Ok(count) => {
-                    self.credit[at].take(count);
+                    self.credit[at].consume(count);
                     link.queue(kind::DATA, stream, &[&bytes[..count]])?;
                 }
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
@@ -304,49 +313,51 @@ impl Job {
         Ok(())
     }
 
-    /// What its init says.
-    fn news(&mut self, link: &mut Link, dialect: &impl Dialect) -> Result<Option<Said>> {
+    /// Handles a message of the command's init.
+    fn poll_init(&mut self, link: &mut Link, peer: &impl PeerProtocol) -> Result<Option<ExecReply>> {
         if self.ended.is_some() {
             return Ok(None);
         }
-        match News::read(&mut self.line) {
-            Ok(News::Started) => {
-                self.runs = true;
-                let (kind, said) = dialect.started()?;
-                link.queue(kind, 0, &[&said])?;
+        match InitEvent::read(&mut self.init) {
+            Ok(InitEvent::Started) => {
+                self.is_running = true;
+                let (kind, payload) = peer.encode_started()?;
+                link.queue(kind, 0, &[&payload])?;
             }
-            Ok(News::NotStarted(what, errno)) => return Ok(Some(Said::NotStarted(what, errno))),
-            Ok(News::Ended(status, cpu)) => self.end(status, cpu),
+            Ok(InitEvent::StartFailed(what, errno)) => return Ok(Some(ExecReply::StartFailed(what, errno))),
+            Ok(InitEvent::Exited(status, cpu_us)) => self.set_ended(status, cpu_us),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // Its init was killed, and it with that.
+            // Its init was killed, and so the kernel has killed the command.
             Err(error) => {
                 tracing::info!(%error, "a command's init was killed");
-                self.end(libc::SIGKILL, 0);
+                self.set_ended(libc::SIGKILL, 0);
             }
         }
         Ok(None)
     }
 
-    fn end(&mut self, status: i32, cpu: u64) {
-        let wall = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.ended = Some((Ended { status, cpu, wall }, Instant::now()));
+    fn set_ended(&mut self, status: i32, cpu_us: u64) {
+        let wall_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.ended = Some((ExitReport { status, cpu_us, wall_us }, Instant::now()));
     }
 }
 
-/// Gives a stream to the user whose command it is for, as a shell's pipes and a login's terminal are.
-fn own(stream: &OwnedFd, who: &Who, terminal: bool) {
-    let is_pipe =
-        || rustix::fs::fstat(stream).is_ok_and(|is| FileType::from_raw_mode(is.st_mode) == FileType::Fifo);
-    if rustix::process::geteuid().is_root() && (terminal || is_pipe()) {
-        let group = (!terminal).then(|| Gid::from_raw(who.gid));
-        // A container's root may not: then it is only not to be opened by name.
-        let _as_it_was = rustix::fs::fchown(stream, Some(Uid::from_raw(who.uid)), group);
+/// Makes the command's user the owner of a stream, as for a shell's pipes and a login's terminal.
+fn set_owner(stream: &OwnedFd, credentials: &Credentials, is_terminal: bool) {
+    let is_pipe = || {
+        rustix::fs::fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+    };
+    if rustix::process::geteuid().is_root() && (is_terminal || is_pipe()) {
+        let group = (!is_terminal).then(|| Gid::from_raw(credentials.gid));
+        // Root in a user namespace may not be allowed to. Then the stream just cannot be opened by
+        // name.
+        let _unchanged = rustix::fs::fchown(stream, Some(Uid::from_raw(credentials.uid)), group);
     }
 }
 
-fn taken(link: &mut Link, count: usize) -> Result<()> {
-    if link.unsent() > 2 * ENOUGH {
-        bail!("it says more than it hears");
+fn return_credit(link: &mut Link, count: usize) -> Result<()> {
+    if link.unsent() > 2 * MAX_UNSENT {
+        bail!("it sends more than it receives");
     }
-    Ok(link.queue(kind::TAKEN, INPUT.into(), &[&(count as u32).to_le_bytes()])?)
+    Ok(link.queue(kind::CREDIT, STDIN.into(), &[&(count as u32).to_le_bytes()])?)
 }

@@ -1,21 +1,23 @@
-//! How many commands run here at a time, and whose turn it is.
+//! Slots: the number of commands that run here at a time, and the fair queue for them.
 //!
-//! Nobody is turned away: who finds no room waits for it. It is given to the user of whom the fewest commands run, here and (as their
-//! homes say) elsewhere; of several such, to the one who had least in the last ten minutes; of several such, to the one who was given some longest
-//! ago; of his, to who has waited longest. So users share a node equally, however many commands each of them has and whoever came
-//! first, also if there are more users than room.
+//! No command is refused for lack of a slot; it waits. A free slot goes to the user with the fewest
+//! running commands, here and (as reported by the homes) elsewhere. Among equals it goes to the one
+//! with the least CPU use in the last ten minutes, then to the one whose last slot is the longest
+//! ago. The oldest of one user's requests is served first. So users share a node equally, however
+//! many commands each of them has and whichever came first, also if there are more users than
+//! slots.
 
+use crate::fairness::LastServed;
 use crate::lock;
-use crate::turns::Turns;
-use crate::words::Share;
+use crate::messages::UserUsage;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long room is kept for who has been told of it.
-const KEPT: Duration = Duration::from_secs(2);
+/// How long a slot is reserved for a request to which it was offered.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// All room of this node.
+/// All slots of this node.
 #[derive(Debug)]
 pub(super) struct Slots {
     state: Mutex<State>,
@@ -24,26 +26,26 @@ pub(super) struct Slots {
 
 #[derive(Debug)]
 struct State {
-    most: usize,
-    /// The most of one user.
-    each: usize,
-    /// There is none for now, however few run.
-    closed: bool,
-    /// Of each user, how many have room or were told of it.
+    max: usize,
+    /// The maximum number of slots of one user.
+    max_per_user: usize,
+    /// No further slots are assigned, however few are taken.
+    is_closed: bool,
+    /// Number of slots of each user that are taken or offered.
     taken: HashMap<u32, usize>,
-    turns: Turns,
-    waiting: Vec<Waiting>,
+    last_served: LastServed,
+    queue: Vec<QueueEntry>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueueEntry {
     number: u64,
     uid: u32,
-    /// What his home says that he has elsewhere.
-    has: Share,
-    /// Since when it has been told that there is room.
-    told: Option<Instant>,
+    /// The user's usage of other nodes, as reported by the home.
+    usage: UserUsage,
+    /// When a slot was offered to it.
+    offered: Option<Instant>,
 }
 
 impl State {
@@ -51,40 +53,42 @@ impl State {
         self.taken.values().sum()
     }
 
-    /// Tells those whose turn it is; room that was kept too long is given to others.
-    fn settle(&mut self, now: Instant) {
-        for at in (0..self.waiting.len()).rev() {
-            if self.waiting[at].told.is_some_and(|told| now.duration_since(told) > KEPT) {
-                let over = self.waiting.remove(at);
-                self.give_back(over.uid);
+    /// Offers free slots to the next requests in the queue, after withdrawing offers that have
+    /// expired.
+    fn schedule(&mut self, now: Instant) {
+        for at in (0..self.queue.len()).rev() {
+            if self.queue[at].offered.is_some_and(|offered| now.duration_since(offered) > OFFER_TIMEOUT) {
+                let expired = self.queue.remove(at);
+                self.release(expired.uid);
             }
         }
-        while !self.closed && self.count() < self.most {
-            let of = |uid| self.taken.get(&uid).copied().unwrap_or(0);
-            let may = |one: &Waiting| one.told.is_none() && of(one.uid) < self.each;
-            let next = self.waiting.iter().enumerate().filter(|(_, one)| may(one));
-            let claim = |one: &Waiting| {
-                let running = of(one.uid) as u64 + u64::from(one.has.running);
-                (running, one.has.lately, self.turns.last(one.uid), one.number)
+        while !self.is_closed && self.count() < self.max {
+            let taken = |uid| self.taken.get(&uid).copied().unwrap_or(0);
+            let is_eligible =
+                |entry: &QueueEntry| entry.offered.is_none() && taken(entry.uid) < self.max_per_user;
+            let eligible = self.queue.iter().enumerate().filter(|(_, entry)| is_eligible(entry));
+            let rank = |entry: &QueueEntry| {
+                let running = taken(entry.uid) as u64 + u64::from(entry.usage.running);
+                (running, entry.usage.recent_cpu, self.last_served.last(entry.uid), entry.number)
             };
-            let next = next.min_by_key(|(_, one)| claim(one));
-            let Some((at, uid)) = next.map(|(at, one)| (at, one.uid)) else { break };
-            self.give(uid);
-            self.waiting[at].told = Some(now);
+            let next = eligible.min_by_key(|(_, entry)| rank(entry));
+            let Some((at, uid)) = next.map(|(at, entry)| (at, entry.uid)) else { break };
+            self.assign(uid);
+            self.queue[at].offered = Some(now);
         }
     }
 
-    /// What was heard last is true of all of his.
-    fn hear(&mut self, uid: u32, has: Share) {
-        self.waiting.iter_mut().filter(|one| one.uid == uid).for_each(|one| one.has = has);
+    /// The latest report about a user applies to all of the user's requests.
+    fn update_usage(&mut self, uid: u32, usage: UserUsage) {
+        self.queue.iter_mut().filter(|entry| entry.uid == uid).for_each(|entry| entry.usage = usage);
     }
 
-    fn give(&mut self, uid: u32) {
-        self.turns.give(uid);
+    fn assign(&mut self, uid: u32) {
+        self.last_served.record(uid);
         *self.taken.entry(uid).or_default() += 1;
     }
 
-    fn give_back(&mut self, uid: u32) {
+    fn release(&mut self, uid: u32) {
         if let Some(count) = self.taken.get_mut(&uid) {
             *count -= 1;
             if *count == 0 {
@@ -95,68 +99,71 @@ impl State {
 }
 
 impl Slots {
-    /// So many as are said, or one for each CPU and one more: while one waits for its files another computes. Of one user so many, or all.
-    pub(super) fn new(most: Option<u32>, each: Option<u32>, cpus: Option<f64>) -> Self {
+    /// `max` slots, or one per CPU and one more: while one command waits for its files, another
+    /// one computes. One user gets at most `max_per_user` of them, or all.
+    pub(super) fn new(max: Option<u32>, max_per_user: Option<u32>, cpus: Option<f64>) -> Self {
         let all = std::thread::available_parallelism().map_or(1, |all| all.get() as u32);
         let cpus = cpus.map_or(all, |cpus| all.min(cpus.ceil() as u32));
-        let most = most.unwrap_or(cpus + 1).max(1) as usize;
-        let each = each.map_or(most, |each| each.max(1) as usize);
-        let (taken, turns) = (HashMap::new(), Turns::default());
-        let state = State { most, each, closed: false, taken, turns, waiting: Vec::new(), next: 0 };
+        let max = max.unwrap_or(cpus + 1).max(1) as usize;
+        let max_per_user = max_per_user.map_or(max, |max| max.max(1) as usize);
+        let (taken, last_served) = (HashMap::new(), LastServed::default());
+        let state =
+            State { max, max_per_user, is_closed: false, taken, last_served, queue: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Room at once, if there is some and nobody waits.
-    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Option<Slot> {
+    /// Takes a slot at once, if one is free and no request is queued for it.
+    pub(super) fn try_acquire(self: &Arc<Self>, uid: u32) -> Option<Slot> {
         let mut state = lock(&self.state);
-        state.settle(Instant::now());
-        let of = |uid| state.taken.get(&uid).copied().unwrap_or(0);
-        // Who has as many as he may have waits, and holds up nobody.
-        let others = |one: &Waiting| one.told.is_none() && of(one.uid) < state.each;
-        if state.closed
-            || state.count() >= state.most
-            || of(uid) >= state.each
-            || state.waiting.iter().any(others)
+        state.schedule(Instant::now());
+        let taken = |uid| state.taken.get(&uid).copied().unwrap_or(0);
+        // Requests of users who have reached their maximum do not count.
+        let is_waiting =
+            |entry: &QueueEntry| entry.offered.is_none() && taken(entry.uid) < state.max_per_user;
+        if state.is_closed
+            || state.count() >= state.max
+            || taken(uid) >= state.max_per_user
+            || state.queue.iter().any(is_waiting)
         {
             return None;
         }
-        state.give(uid);
+        state.assign(uid);
         Some(Slot { slots: self.clone(), uid })
     }
 
-    /// Waits in line, for a user who has so much elsewhere.
-    pub(super) fn wait(self: &Arc<Self>, uid: u32, has: Share) -> Claim {
+    /// Queues a request of a user. `usage` is the user's usage of other nodes.
+    pub(super) fn enqueue(self: &Arc<Self>, uid: u32, usage: UserUsage) -> QueuedSlot {
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
-        state.hear(uid, has);
-        state.waiting.push(Waiting { number, uid, has, told: None });
-        state.settle(Instant::now());
-        Claim { slots: self.clone(), number, uid }
+        state.update_usage(uid, usage);
+        state.queue.push(QueueEntry { number, uid, usage, offered: None });
+        state.schedule(Instant::now());
+        QueuedSlot { slots: self.clone(), number, uid }
     }
 
-    /// A user who waits has so much elsewhere now.
-    pub(super) fn hear(&self, uid: u32, has: Share) {
-        self.change(|state| state.hear(uid, has));
+    /// Updates a waiting user's usage of other nodes.
+    pub(super) fn update_usage(&self, uid: u32, usage: UserUsage) {
+        self.change(|state| state.update_usage(uid, usage));
     }
 
-    /// Whether nobody else gets room for now. Who has some, or was told of it, keeps it.
-    pub(super) fn close(&self, closed: bool) {
-        if lock(&self.state).closed != closed {
-            self.change(|state| state.closed = closed);
+    /// Stops or resumes assigning slots. Slots that are taken or offered stay so.
+    pub(super) fn set_closed(&self, is_closed: bool) {
+        if lock(&self.state).is_closed != is_closed {
+            self.change(|state| state.is_closed = is_closed);
         }
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = lock(&self.state);
         change(&mut state);
-        state.settle(Instant::now());
+        state.schedule(Instant::now());
         drop(state);
         self.changed.notify_all();
     }
 }
 
-/// Room for one command, until it is dropped.
+/// A slot for one command, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
@@ -165,49 +172,51 @@ pub(super) struct Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.slots.change(|state| state.give_back(self.uid));
+        self.slots.change(|state| state.release(self.uid));
     }
 }
 
-/// A place in the line, until it is dropped.
+/// A queued request, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct QueuedSlot {
     slots: Arc<Slots>,
     number: u64,
     uid: u32,
 }
 
-impl Claim {
-    /// Waits so long for its turn; whether that has come.
-    pub(super) fn has_come(&self, most: Duration) -> bool {
-        let is_told =
-            |state: &State| state.waiting.iter().any(|one| one.number == self.number && one.told.is_some());
+impl QueuedSlot {
+    /// Waits up to `timeout` for an offer. Returns whether there is one.
+    pub(super) fn wait_for_offer(&self, timeout: Duration) -> bool {
+        let is_offered = |state: &State| {
+            state.queue.iter().any(|entry| entry.number == self.number && entry.offered.is_some())
+        };
         let mut state = lock(&self.slots.state);
-        state.settle(Instant::now());
-        if is_told(&state) {
+        state.schedule(Instant::now());
+        if is_offered(&state) {
             return true;
         }
-        let waited = self.slots.changed.wait_timeout(state, most);
-        waited.is_ok_and(|(state, _)| is_told(&state))
+        let waited = self.slots.changed.wait_timeout(state, timeout);
+        waited.is_ok_and(|(state, _)| is_offered(&state))
     }
 
-    /// The room that it was told of, if that has been kept.
-    pub(super) fn slot(self) -> Option<Slot> {
+    /// Accepts the offered slot. `None` if the offer has expired.
+    pub(super) fn accept(self) -> Option<Slot> {
         let mut state = lock(&self.slots.state);
-        let at = state.waiting.iter().position(|one| one.number == self.number && one.told.is_some())?;
-        state.waiting.remove(at);
+        let is_own = |entry: &QueueEntry| entry.number == self.number && entry.offered.is_some();
+        let at = state.queue.iter().position(is_own)?;
+        state.queue.remove(at);
         drop(state);
         Some(Slot { slots: self.slots.clone(), uid: self.uid })
     }
 }
 
-impl Drop for Claim {
+impl Drop for QueuedSlot {
     fn drop(&mut self) {
         self.slots.change(|state| {
-            if let Some(at) = state.waiting.iter().position(|one| one.number == self.number) {
-                let one = state.waiting.remove(at);
-                if one.told.is_some() {
-                    state.give_back(one.uid);
+            if let Some(at) = state.queue.iter().position(|entry| entry.number == self.number) {
+                let entry = state.queue.remove(at);
+                if entry.offered.is_some() {
+                    state.release(entry.uid);
                 }
             }
         });
@@ -218,140 +227,141 @@ impl Drop for Claim {
 mod tests {
     use super::*;
 
-    fn slots(most: u32) -> Arc<Slots> {
-        Arc::new(Slots::new(Some(most), None, None))
+    fn slots(max: u32) -> Arc<Slots> {
+        Arc::new(Slots::new(Some(max), None, None))
     }
 
-    fn runs(running: u32) -> Share {
-        Share { running, lately: 0 }
+    fn running(running: u32) -> UserUsage {
+        UserUsage { running, recent_cpu: 0 }
     }
 
     const NOW: Duration = Duration::ZERO;
 
     #[test]
-    fn there_is_so_much_room_and_no_more() {
+    fn at_most_the_maximum_number_of_slots_is_taken() {
         let slots = slots(2);
-        let (one, two) = (slots.take(1).unwrap(), slots.take(1).unwrap());
-        assert!(slots.take(2).is_none());
+        let (one, two) = (slots.try_acquire(1).unwrap(), slots.try_acquire(1).unwrap());
+        assert!(slots.try_acquire(2).is_none());
         drop(one);
-        assert!(slots.take(2).is_some());
+        assert!(slots.try_acquire(2).is_some());
         drop(two);
         assert_eq!(lock(&slots.state).count(), 0);
     }
 
     #[test]
-    fn who_has_least_is_next_whoever_came_first() {
+    fn user_with_least_usage_is_next_whichever_came_first() {
         let slots = slots(2);
-        let first = (slots.take(1).unwrap(), slots.take(1).unwrap());
-        let greedy: Vec<_> = (0..5).map(|_| slots.wait(1, runs(0))).collect();
-        let late = slots.wait(2, runs(0));
-        assert!(!greedy[0].has_come(NOW) && !late.has_come(NOW));
+        let first = (slots.try_acquire(1).unwrap(), slots.try_acquire(1).unwrap());
+        let greedy: Vec<_> = (0..5).map(|_| slots.enqueue(1, running(0))).collect();
+        let late = slots.enqueue(2, running(0));
+        assert!(!greedy[0].wait_for_offer(NOW) && !late.wait_for_offer(NOW));
         drop(first.0);
-        assert!(late.has_come(NOW) && greedy.iter().all(|claim| !claim.has_come(NOW)));
-        let room = late.slot().unwrap();
-        assert!(slots.take(3).is_none(), "nobody overtakes who waits");
+        assert!(late.wait_for_offer(NOW) && greedy.iter().all(|entry| !entry.wait_for_offer(NOW)));
+        let slot = late.accept().unwrap();
+        assert!(slots.try_acquire(3).is_none(), "a queued request is not overtaken");
         drop(first.1);
-        // Now each has one, or none: the oldest claim of the one who waits.
-        assert!(greedy[0].has_come(NOW) && !greedy[1].has_come(NOW));
-        drop(room);
-        assert!(greedy[1].has_come(NOW));
+        // Now each has at most one: the oldest request of the user who waits gets it.
+        assert!(greedy[0].wait_for_offer(NOW) && !greedy[1].wait_for_offer(NOW));
+        drop(slot);
+        assert!(greedy[1].wait_for_offer(NOW));
     }
 
     #[test]
-    fn more_users_than_room_take_turns() {
+    fn more_users_than_slots_alternate() {
         let slots = slots(1);
-        let mut held = slots.take(9);
-        let mut claims: Vec<_> = [1, 1, 1, 2, 2, 3].map(|uid| (uid, slots.wait(uid, runs(0)))).into();
+        let mut held = slots.try_acquire(9);
+        let mut queued: Vec<_> = [1, 1, 1, 2, 2, 3].map(|uid| (uid, slots.enqueue(uid, running(0)))).into();
         let mut order = Vec::new();
-        while !claims.is_empty() {
+        while !queued.is_empty() {
             drop(held.take());
-            let at = claims.iter().position(|(_, claim)| claim.has_come(NOW)).unwrap();
-            let (uid, claim) = claims.remove(at);
-            held = claim.slot();
+            let at = queued.iter().position(|(_, entry)| entry.wait_for_offer(NOW)).unwrap();
+            let (uid, entry) = queued.remove(at);
+            held = entry.accept();
             order.push(uid);
         }
         assert_eq!(order, [1, 2, 3, 1, 2, 1]);
     }
 
     #[test]
-    fn what_is_heard_of_a_user_last_is_true_of_all_who_wait_for_him() {
+    fn latest_usage_report_applies_to_all_requests_of_the_user() {
         let slots = slots(1);
-        let held = slots.take(9).unwrap();
-        let (first, other, _last) = (slots.wait(1, runs(0)), slots.wait(2, runs(2)), slots.wait(1, runs(5)));
+        let held = slots.try_acquire(9).unwrap();
+        let (first, other, _last) =
+            (slots.enqueue(1, running(0)), slots.enqueue(2, running(2)), slots.enqueue(1, running(5)));
         drop(held);
-        assert!(other.has_come(NOW) && !first.has_come(NOW));
+        assert!(other.wait_for_offer(NOW) && !first.wait_for_offer(NOW));
     }
 
     #[test]
-    fn who_has_as_many_as_he_may_holds_up_nobody() {
+    fn user_at_the_maximum_does_not_block_others() {
         let slots = Arc::new(Slots::new(Some(3), Some(1), None));
-        let held = slots.take(1).unwrap();
-        assert!(slots.take(1).is_none());
-        let waits = slots.wait(1, runs(0));
-        assert!(!waits.has_come(NOW));
-        let other = slots.take(2).unwrap();
-        assert!(slots.wait(3, runs(9)).has_come(NOW) && slots.take(2).is_none());
+        let held = slots.try_acquire(1).unwrap();
+        assert!(slots.try_acquire(1).is_none());
+        let waits = slots.enqueue(1, running(0));
+        assert!(!waits.wait_for_offer(NOW));
+        let other = slots.try_acquire(2).unwrap();
+        assert!(slots.enqueue(3, running(9)).wait_for_offer(NOW) && slots.try_acquire(2).is_none());
         drop(held);
-        assert!(waits.has_come(NOW));
+        assert!(waits.wait_for_offer(NOW));
         drop(other);
     }
 
     #[test]
-    fn what_is_closed_has_no_room_until_it_is_open_again() {
+    fn closed_node_assigns_no_slots_until_reopened() {
         let slots = slots(2);
-        let held = slots.take(1).unwrap();
-        slots.close(true);
-        assert!(slots.take(2).is_none());
-        let waits = slots.wait(2, runs(0));
+        let held = slots.try_acquire(1).unwrap();
+        slots.set_closed(true);
+        assert!(slots.try_acquire(2).is_none());
+        let waits = slots.enqueue(2, running(0));
         drop(held);
-        assert!(!waits.has_come(NOW));
-        slots.close(false);
-        assert!(waits.has_come(NOW));
+        assert!(!waits.wait_for_offer(NOW));
+        slots.set_closed(false);
+        assert!(waits.wait_for_offer(NOW));
     }
 
     #[test]
-    fn of_a_part_of_the_cpus_there_is_as_much_room_and_one_more() {
-        let most = |said, cpus| lock(&Slots::new(said, None, Some(cpus)).state).most;
-        assert_eq!((most(None, 0.1), most(Some(7), 0.1)), (2, 7));
+    fn default_is_one_slot_more_than_cpus() {
+        let max = |configured, cpus| lock(&Slots::new(configured, None, Some(cpus)).state).max;
+        assert_eq!((max(None, 0.1), max(Some(7), 0.1)), (2, 7));
     }
 
     #[test]
-    fn who_runs_much_elsewhere_waits() {
+    fn usage_of_other_nodes_counts() {
         let slots = slots(1);
-        let held = slots.take(9).unwrap();
-        let (rich, poor) = (slots.wait(1, runs(7)), slots.wait(2, runs(1)));
+        let held = slots.try_acquire(9).unwrap();
+        let (more, less) = (slots.enqueue(1, running(7)), slots.enqueue(2, running(1)));
         drop(held);
-        assert!(poor.has_come(NOW) && !rich.has_come(NOW));
+        assert!(less.wait_for_offer(NOW) && !more.wait_for_offer(NOW));
     }
 
     #[test]
-    fn who_had_less_lately_is_first_and_what_is_heard_meanwhile_counts() {
+    fn less_recent_cpu_goes_first_and_updates_count() {
         let slots = slots(1);
-        let held = slots.take(9).unwrap();
+        let held = slots.try_acquire(9).unwrap();
         let (more, less) = (
-            slots.wait(1, Share { running: 1, lately: 900 }),
-            slots.wait(2, Share { running: 1, lately: 800 }),
+            slots.enqueue(1, UserUsage { running: 1, recent_cpu: 900 }),
+            slots.enqueue(2, UserUsage { running: 1, recent_cpu: 800 }),
         );
         drop(held);
-        assert!(less.has_come(NOW) && !more.has_come(NOW));
-        let third = slots.wait(3, runs(1));
-        let held = less.slot().unwrap();
-        slots.hear(1, runs(0));
+        assert!(less.wait_for_offer(NOW) && !more.wait_for_offer(NOW));
+        let third = slots.enqueue(3, running(1));
+        let held = less.accept().unwrap();
+        slots.update_usage(1, running(0));
         drop(held);
-        assert!(more.has_come(NOW) && !third.has_come(NOW));
+        assert!(more.wait_for_offer(NOW) && !third.wait_for_offer(NOW));
     }
 
     #[test]
-    fn who_gives_up_leaves_no_gap() {
+    fn dropped_request_passes_its_slot_on() {
         let slots = slots(1);
-        let held = slots.take(9).unwrap();
-        let (gone, next) = (slots.wait(1, runs(0)), slots.wait(2, runs(0)));
+        let held = slots.try_acquire(9).unwrap();
+        let (gone, next) = (slots.enqueue(1, running(0)), slots.enqueue(2, running(0)));
         drop(held);
-        assert!(gone.has_come(NOW));
+        assert!(gone.wait_for_offer(NOW));
         drop(gone);
-        assert!(next.has_come(NOW));
+        assert!(next.wait_for_offer(NOW));
         drop(next);
-        assert!(slots.take(3).is_some());
-        assert!(lock(&slots.state).waiting.is_empty());
+        assert!(slots.try_acquire(3).is_some());
+        assert!(lock(&slots.state).queue.is_empty());
     }
 }

@@ -1,68 +1,69 @@
-//! Who has ordered a command, and what he is told of it until it runs.
+//! The caller of a command, and the progress reports to it until the command runs.
 
-use super::gate::{Entered, Gate};
-use super::line::Turn;
-use crate::board::Entry;
-use crate::pieces;
-use crate::words::{Said, Wait, Who, Why, kind};
+use super::admission::{AdmissionLimit, Permit};
+use super::queue::QueuePlace;
+use crate::frames;
+use crate::job_table::JobEntry;
+use crate::messages::{Credentials, ExecReply, PendingReason, PlacementReason, kind};
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tern_ids::NodeId;
 
-/// How often who waits at the gate looks whether his caller is there.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How often a caller that waits for admission is checked for having disconnected.
+const ADMISSION_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One caller, as long as his command is served.
+/// A caller while its command is served.
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     pub(super) socket: UnixStream,
     pub(super) pid: i32,
-    pub(super) who: Who,
-    /// Whether he wants to hear where it runs and what it waits for, before it says anything itself.
-    pub(super) told: bool,
-    pub(super) entry: Entry,
-    /// While a node is looked for.
-    pub(super) entered: Option<Entered<'a>>,
-    /// While it waits for room, here too.
-    pub(super) turn: Option<Turn<'a>>,
+    pub(super) credentials: Credentials,
+    /// Whether it has requested progress reports ([`ExecReply::Placed`] and
+    /// [`ExecReply::Pending`]).
+    pub(super) wants_progress: bool,
+    pub(super) entry: JobEntry,
+    /// Held while a node is searched.
+    pub(super) permit: Option<Permit<'a>>,
+    /// Held while it waits for a slot of this node.
+    pub(super) queue_place: Option<QueuePlace<'a>>,
 }
 
 impl<'a> Caller<'a> {
-    pub(super) fn say(&mut self, said: &Said) -> Result<()> {
-        Ok(pieces::say(&mut self.socket, kind::SAID, said)?)
+    pub(super) fn reply(&mut self, reply: &ExecReply) -> Result<()> {
+        Ok(frames::write_message(&mut self.socket, kind::EXEC_REPLY, reply)?)
     }
 
-    /// It runs, or will at once.
-    pub(super) fn chosen(&mut self, node: NodeId, why: Why) -> Result<()> {
-        self.entry.runs(node);
-        (self.entered, self.turn) = (None, None);
-        if self.told { self.say(&Said::Chosen(node, why)) } else { Ok(()) }
+    /// The command runs on this node, or will at once.
+    pub(super) fn set_placed(&mut self, node: NodeId, reason: PlacementReason) -> Result<()> {
+        self.entry.set_running(node);
+        (self.permit, self.queue_place) = (None, None);
+        if self.wants_progress { self.reply(&ExecReply::Placed(node, reason)) } else { Ok(()) }
     }
 
-    pub(super) fn waits(&mut self, what: Wait) -> Result<()> {
-        self.entry.waits();
-        if self.told { self.say(&Said::Waits(what)) } else { Ok(()) }
+    pub(super) fn set_pending(&mut self, reason: PendingReason) -> Result<()> {
+        self.entry.set_queued();
+        if self.wants_progress { self.reply(&ExecReply::Pending(reason)) } else { Ok(()) }
     }
 
-    /// Waits at the gate as long as he does.
-    pub(super) fn enter(&mut self, gate: &'a Gate, only: Option<NodeId>) -> Result<()> {
-        let who = (self.who.uid, only);
-        self.entered = gate.enter(who, Duration::ZERO);
-        if self.entered.is_none() {
-            self.waits(Wait::Turn)?;
+    /// Waits for admission as long as the caller is connected.
+    pub(super) fn admit(&mut self, limit: &'a AdmissionLimit, only: Option<NodeId>) -> Result<()> {
+        let key = (self.credentials.uid, only);
+        self.permit = limit.acquire(key, Duration::ZERO);
+        if self.permit.is_none() {
+            self.set_pending(PendingReason::SearchLimit)?;
         }
-        while self.entered.is_none() {
-            self.entered = gate.enter(who, PATIENCE);
-            if self.entered.is_none() && self.has_gone() {
-                bail!("its caller has gone");
+        while self.permit.is_none() {
+            self.permit = limit.acquire(key, ADMISSION_CHECK_INTERVAL);
+            if self.permit.is_none() && self.is_disconnected() {
+                bail!("its caller has disconnected");
             }
         }
         Ok(())
     }
 
-    fn has_gone(&self) -> bool {
+    fn is_disconnected(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }

@@ -1,110 +1,115 @@
-//! How long commands took, by class and user: short ones are not sent anywhere.
+//! Run times of commands by class and user. ShortPermit commands are not sent to other nodes.
 
 use crate::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A command that takes less gains nothing by another node: to be begun there costs it some milliseconds, and its files as many. Nor
-/// does one that needs less of a standard CPU gain anything by waiting for room: on a busy node its time is that of others.
-const SHORT: f32 = 0.02;
+/// In seconds. A shorter command gains nothing from another node, since starting it there and
+/// accessing its files cost some milliseconds each. A command that needs less CPU time does not
+/// wait for a slot: on a busy node its run time is mostly spent waiting for others.
+const SHORT_SECONDS: f32 = 0.02;
 
-/// Of the last one's time, how much counts at once: one long command among short ones is no reason to change.
-const NEWS: f32 = 0.3;
+/// The weight of a new measurement in the average: one long command among short ones must not
+/// change the decision.
+const NEW_WEIGHT: f32 = 0.3;
 
-/// So many classes are known, of all users.
-const MOST: usize = 4096;
+/// The maximum number of classes, of all users.
+const MAX_CLASSES: usize = 4096;
 
-/// All classes of which something is known.
+/// All measured classes.
 #[derive(Debug)]
-pub(super) struct Classes {
-    /// So many of a class may run here at once because they are thought short.
+pub(super) struct CommandClasses {
+    /// The maximum number of commands of a class that may run here at once as short ones.
     at_once: usize,
-    known: Mutex<Known>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    took: HashMap<(u32, String), Took>,
-    /// Those that run here because they are thought short.
+struct State {
+    stats: HashMap<(u32, String), ClassStats>,
+    /// The number of commands that run here as short ones.
     running: HashMap<(u32, String), usize>,
 }
 
-/// In seconds, on average.
+/// Averages in seconds.
 #[derive(Debug, Clone, Copy)]
-struct Took {
-    /// From begin to end.
+struct ClassStats {
+    /// From start to end.
     wall: f32,
-    /// Of a standard CPU.
-    need: f32,
+    /// CPU time on a standard CPU.
+    cpu_need: f32,
 }
 
-impl Classes {
-    /// Of short commands this node runs so many of a class at once.
+impl CommandClasses {
+    /// At most `at_once` commands of a class run here at once as short ones.
     pub(super) fn new(at_once: usize) -> Self {
-        Self { at_once, known: Mutex::default() }
+        Self { at_once, state: Mutex::default() }
     }
 
-    /// That this user's next command of that class is short, as long as it runs; nothing if it is not, or of that class was never
-    /// run. A compiler that was asked for its version a hundred times is thought short; when a build begins with it, all that is begun
-    /// before the first has ended would stay here. So no more are believed than run here at once: if they are short there is room
-    /// again soon, and if not, that is not known yet.
-    pub(super) fn short(&self, uid: u32, class: &str) -> Option<Short<'_>> {
-        self.stays(uid, class, |took| took.wall)
+    /// Permits this user's next command of the class to run here as a short one, until the permit
+    /// is dropped. `None` if the class is long or was never run, or if too many run already. The
+    /// limit is for a compiler that was called a hundred times for its version, and so counts as
+    /// short when a build begins: without it, every compilation started before the first has ended
+    /// would stay here. If they are short, a permit becomes free soon; if not, the average soon
+    /// shows that.
+    pub(super) fn permit_short(&self, uid: u32, class: &str) -> Option<ShortPermit<'_>> {
+        self.permit(uid, class, |stats| stats.wall)
     }
 
-    /// The same of one for which no node has room: that it needs so little that it is not to wait.
-    pub(super) fn small(&self, uid: u32, class: &str) -> Option<Short<'_>> {
-        self.stays(uid, class, |took| took.need)
+    /// The same for a command that finds no free slot: it needs so little CPU time that it must not
+    /// wait.
+    pub(super) fn permit_light(&self, uid: u32, class: &str) -> Option<ShortPermit<'_>> {
+        self.permit(uid, class, |stats| stats.cpu_need)
     }
 
-    fn stays(&self, uid: u32, class: &str, seconds: impl Fn(&Took) -> f32) -> Option<Short<'_>> {
-        let mut known = lock(&self.known);
-        let class = (uid, cut(class));
-        known.took.get(&class).filter(|took| seconds(took) < SHORT)?;
-        let running = known.running.entry(class.clone()).or_default();
+    fn permit(&self, uid: u32, class: &str, seconds: impl Fn(&ClassStats) -> f32) -> Option<ShortPermit<'_>> {
+        let mut state = lock(&self.state);
+        let class = (uid, truncated(class));
+        state.stats.get(&class).filter(|stats| seconds(stats) < SHORT_SECONDS)?;
+        let running = state.running.entry(class.clone()).or_default();
         (*running < self.at_once).then(|| {
             *running += 1;
-            Short { of: self, class }
+            ShortPermit { classes: self, class }
         })
     }
 
-    /// What one of them needs of a standard CPU, in seconds; nothing if of that class none was run.
-    pub(super) fn need(&self, uid: u32, class: &str) -> Option<f32> {
-        lock(&self.known).took.get(&(uid, cut(class))).map(|took| took.need)
+    /// Average seconds of a standard CPU that commands of the class need; `None` if none was run.
+    pub(super) fn cpu_need(&self, uid: u32, class: &str) -> Option<f32> {
+        lock(&self.state).stats.get(&(uid, truncated(class))).map(|stats| stats.cpu_need)
     }
 
-    /// One of them took so long, and needed so much of a standard CPU.
-    pub(super) fn took(&self, uid: u32, class: &str, wall: Duration, need: Duration) {
-        let classes = &mut lock(&self.known).took;
-        let last = Took { wall: wall.as_secs_f32(), need: need.as_secs_f32() };
-        let class = (uid, cut(class));
-        if let Some(known) = classes.get_mut(&class) {
-            known.wall += NEWS * (last.wall - known.wall);
-            known.need += NEWS * (last.need - known.need);
+    /// Records a command's run time, and the CPU time that it needed on a standard CPU.
+    pub(super) fn record(&self, uid: u32, class: &str, wall: Duration, cpu_need: Duration) {
+        let classes = &mut lock(&self.state).stats;
+        let last = ClassStats { wall: wall.as_secs_f32(), cpu_need: cpu_need.as_secs_f32() };
+        let class = (uid, truncated(class));
+        if let Some(average) = classes.get_mut(&class) {
+            average.wall += NEW_WEIGHT * (last.wall - average.wall);
+            average.cpu_need += NEW_WEIGHT * (last.cpu_need - average.cpu_need);
             return;
         }
-        if classes.len() >= MOST {
+        if classes.len() >= MAX_CLASSES {
             classes.clear();
         }
         classes.insert(class, last);
     }
 }
 
-fn cut(class: &str) -> String {
+fn truncated(class: &str) -> String {
     class.chars().take(256).collect()
 }
 
-/// A command that runs here because it is thought short, until this is dropped.
+/// A permit to run a command here as a short one, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Short<'a> {
-    of: &'a Classes,
+pub(super) struct ShortPermit<'a> {
+    classes: &'a CommandClasses,
     class: (u32, String),
 }
 
-impl Drop for Short<'_> {
+impl Drop for ShortPermit<'_> {
     fn drop(&mut self) {
-        let running = &mut lock(&self.of.known).running;
+        let running = &mut lock(&self.classes.state).running;
         if let Some(count) = running.get_mut(&self.class) {
             *count -= 1;
             if *count == 0 {
@@ -119,45 +124,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_becomes_long_and_short_again() {
-        let (classes, ms) = (Classes::new(1), Duration::from_millis);
-        let is_short = |uid, class| classes.short(uid, class).is_some();
-        assert!(!is_short(1, "cc") && classes.need(1, "cc").is_none());
-        classes.took(1, "cc", ms(5), ms(4));
-        assert_eq!(classes.need(1, "cc"), Some(0.004));
+    fn class_becomes_long_and_short_again() {
+        let (classes, ms) = (CommandClasses::new(1), Duration::from_millis);
+        let is_short = |uid, class| classes.permit_short(uid, class).is_some();
+        assert!(!is_short(1, "cc") && classes.cpu_need(1, "cc").is_none());
+        classes.record(1, "cc", ms(5), ms(4));
+        assert_eq!(classes.cpu_need(1, "cc"), Some(0.004));
         assert!(is_short(1, "cc") && !is_short(2, "cc") && !is_short(1, "ld"));
-        classes.took(1, "cc", ms(300), ms(4));
-        assert!(!is_short(1, "cc") && classes.small(1, "cc").is_some());
-        classes.took(1, "cc", ms(300), ms(300));
-        assert!(classes.small(1, "cc").is_none());
-        (0..20).for_each(|_| classes.took(1, "cc", ms(5), ms(4)));
+        classes.record(1, "cc", ms(300), ms(4));
+        assert!(!is_short(1, "cc") && classes.permit_light(1, "cc").is_some());
+        classes.record(1, "cc", ms(300), ms(300));
+        assert!(classes.permit_light(1, "cc").is_none());
+        (0..20).for_each(|_| classes.record(1, "cc", ms(5), ms(4)));
         assert!(is_short(1, "cc"));
     }
 
     #[test]
-    fn no_more_are_thought_short_than_run_here_at_once() {
-        let classes = Classes::new(2);
+    fn short_permits_of_a_class_are_limited() {
+        let classes = CommandClasses::new(2);
         let name = "c".repeat(1000);
         for (uid, class) in [(1, &*name), (1, "ld"), (2, "ld")] {
-            classes.took(uid, class, Duration::ZERO, Duration::ZERO);
+            classes.record(uid, class, Duration::ZERO, Duration::ZERO);
         }
-        let mut running: Vec<_> = (0..3).filter_map(|_| classes.short(1, &name)).collect();
+        let mut running: Vec<_> = (0..3).filter_map(|_| classes.permit_short(1, &name)).collect();
         assert_eq!(running.len(), 2);
-        let others = (classes.short(1, "ld"), classes.short(2, "ld"));
+        let others = (classes.permit_short(1, "ld"), classes.permit_short(2, "ld"));
         assert!(others.0.is_some() && others.1.is_some(), "each class and user by itself");
         running.pop();
-        assert!(classes.short(1, &name).is_some());
+        assert!(classes.permit_short(1, &name).is_some());
         drop((running, others));
-        assert!(lock(&classes.known).running.is_empty());
+        assert!(lock(&classes.state).running.is_empty());
     }
 
     #[test]
-    fn nobody_fills_the_memory() {
-        let classes = Classes::new(1);
-        (0..3 * MOST)
-            .for_each(|n| classes.took(n as u32, &"x".repeat(10_000), Duration::ZERO, Duration::ZERO));
-        let known = &lock(&classes.known).took;
-        assert!(known.len() <= MOST);
-        assert!(known.keys().all(|(_, class)| class.len() <= 256));
+    fn memory_use_is_bounded() {
+        let classes = CommandClasses::new(1);
+        (0..3 * MAX_CLASSES)
+            .for_each(|n| classes.record(n as u32, &"x".repeat(10_000), Duration::ZERO, Duration::ZERO));
+        let stats = &lock(&classes.state).stats;
+        assert!(stats.len() <= MAX_CLASSES);
+        assert!(stats.keys().all(|(_, class)| class.len() <= 256));
     }
 }

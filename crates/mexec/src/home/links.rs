@@ -1,10 +1,10 @@
-//! Connections to the away halves of other nodes. One that has seen its command to the end is kept for the next: a handshake
-//! would cost each command some milliseconds.
+//! Connections to the away halves of other nodes. A connection whose command has ended normally is
+//! kept for the next one, since a handshake would cost each command some milliseconds.
 
+use crate::heartbeat::Heartbeat;
 use crate::lock;
-use crate::lock_step::Beat;
-use crate::shared::Shared;
-use crate::words::{Ask, Said, VERSION, kind};
+use crate::messages::{ExecReply, ExecRequest, VERSION, kind};
+use crate::shared_dirs::SharedDirs;
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,109 +15,115 @@ use tern_node::Config;
 use tern_node::map::Map;
 use tern_wire::{Identity, Link, LinkError, Preamble};
 
-/// How long a node may take to be reached, and how often one that is there and is late is tried again: what runs commands there may have to
-/// be started first.
-const REACH: Duration = Duration::from_secs(3);
-const LATE: u32 = 2;
+/// Time limit for connecting to a node, and how often a connection is tried again after a timeout.
+/// ternd may have to start the executor there first.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_TIMEOUT_RETRIES: u32 = 2;
 
-/// How often a node that closes a new connection is tried again, and after how long.
-const TRIES: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(100);
+/// How often a connection is tried again that the node has closed at once, and the pause before
+/// each retry.
+const MAX_CLOSED_RETRIES: u32 = 10;
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// How long one is kept: less than the other half waits.
-const IDLE: Duration = Duration::from_secs(120);
+/// How long an idle connection is kept: less than the away half keeps it.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The most that are kept to one node.
-const MOST: usize = 64;
+/// The maximum number of idle connections to a node.
+const MAX_IDLE_LINKS: usize = 64;
 
-/// All that are kept.
+/// The idle connections.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct NodeLinks {
     identity: Identity,
     map: PathBuf,
-    shared: Shared,
+    shared: SharedDirs,
     idle: Mutex<HashMap<NodeId, Vec<(Link, Instant)>>>,
 }
 
-impl Links {
+impl NodeLinks {
     pub(super) fn new(config: &Config, identity: Identity) -> Self {
-        Self { identity, map: config.map.clone(), shared: Shared::new(config), idle: Mutex::default() }
+        Self { identity, map: config.map.clone(), shared: SharedDirs::new(config), idle: Mutex::default() }
     }
 
-    /// A connection on which something can be asked.
+    /// A connection that is ready for a request.
     ///
     /// # Errors
     /// If the node cannot be reached, or refuses.
-    pub(super) fn to(&self, node: NodeId) -> Result<Link> {
+    pub(super) fn get(&self, node: NodeId) -> Result<Link> {
         while let Some((mut link, since)) = lock(&self.idle).get_mut(&node).and_then(Vec::pop) {
-            // One whose other end has gone says so.
-            if since.elapsed() < IDLE && matches!(link.receive(), Ok(None)) {
+            // A closed connection returns an error here.
+            if since.elapsed() < IDLE_TIMEOUT && matches!(link.receive(), Ok(None)) {
                 return Ok(link);
             }
         }
-        let (mut tries, mut late) = (TRIES, LATE);
+        let (mut closed_retries, mut timeout_retries) = (MAX_CLOSED_RETRIES, MAX_TIMEOUT_RETRIES);
         loop {
-            match self.reach(node) {
-                // A port to which many come at once closes some.
-                Err(error) if tries > 0 && matches!(error.downcast_ref(), Some(LinkError::Closed)) => {
-                    tries -= 1;
-                    std::thread::sleep(PAUSE);
+            match self.connect(node) {
+                // A busy port closes some connections when many arrive at once.
+                Err(error)
+                    if closed_retries > 0 && matches!(error.downcast_ref(), Some(LinkError::Closed)) =>
+                {
+                    closed_retries -= 1;
+                    std::thread::sleep(RETRY_DELAY);
                 }
-                Err(error) if late > 0 && matches!(error.downcast_ref(), Some(LinkError::Timeout)) => {
-                    late -= 1;
+                Err(error)
+                    if timeout_retries > 0 && matches!(error.downcast_ref(), Some(LinkError::Timeout)) =>
+                {
+                    timeout_retries -= 1;
                 }
-                reached => {
-                    return reached.inspect_err(
-                        |error| tracing::info!(%node, "cannot be asked to run a command: {error:#}"),
+                result => {
+                    return result.inspect_err(
+                        |error| tracing::info!(%node, "cannot be reached to run a command: {error:#}"),
                     );
                 }
             }
         }
     }
 
-    fn reach(&self, node: NodeId) -> Result<Link> {
+    fn connect(&self, node: NodeId) -> Result<Link> {
         let address = Map::read(&self.map)?.address(node)?;
-        let begin = Ask::Begin { version: VERSION, shared: self.shared.roots() };
-        let until = Instant::now() + REACH;
-        let mut link = Link::connect(&address, Preamble::Exec, &self.identity.cluster_client(node)?, until)?;
-        match ask(&mut link, &begin, until)? {
-            Said::Begun => Ok(link),
-            Said::Refused(refusal) => Err(refusal.into()),
-            said => bail!("it says {said:?} where it was to begin"),
+        let hello = ExecRequest::Hello { version: VERSION, shared: self.shared.all() };
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let mut link =
+            Link::connect(&address, Preamble::Exec, &self.identity.cluster_client(node)?, deadline)?;
+        match call(&mut link, &hello, deadline)? {
+            ExecReply::HelloOk => Ok(link),
+            ExecReply::Refused(refusal) => Err(refusal.into()),
+            reply => bail!("it sent an unexpected reply to the handshake: {reply:?}"),
         }
     }
 
-    /// Keeps one that is in no command.
-    pub(super) fn keep(&self, node: NodeId, link: Link) {
+    /// Keeps a connection that carries no command.
+    pub(super) fn put_back(&self, node: NodeId, link: Link) {
         let mut idle = lock(&self.idle);
         let kept = idle.entry(node).or_default();
-        kept.retain(|(_, since)| since.elapsed() < IDLE);
-        if kept.len() < MOST {
+        kept.retain(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
+        if kept.len() < MAX_IDLE_LINKS {
             kept.push((link, Instant::now()));
         }
     }
 }
 
-/// Asks, and waits for what is said.
+/// Sends a request and waits for the reply.
 ///
 /// # Errors
-/// Those of the link, or that something else comes.
-pub(super) fn ask(link: &mut Link, ask: &Ask, until: Instant) -> Result<Said> {
-    let bytes = tern_wire::encode(ask).context("it is too long to be sent")?;
-    link.send(kind::ASK, 0, &[&bytes], until)?;
+/// Those of the link, or if something else than a reply arrives.
+pub(super) fn call(link: &mut Link, request: &ExecRequest, deadline: Instant) -> Result<ExecReply> {
+    let bytes = tern_wire::encode(request).context("the request is too long")?;
+    link.send(kind::EXEC_REQUEST, 0, &[&bytes], deadline)?;
     loop {
-        // The other end, which may be long about it, is to know that it is waited for.
-        let frame = match link.recv(until.min(Instant::now() + Beat::OFTEN)) {
-            Err(LinkError::Timeout) if Instant::now() < until => {
-                link.send(kind::BEAT, 0, &[], until)?;
+        // The away half may take long, and must see that this half is alive.
+        let frame = match link.recv(deadline.min(Instant::now() + Heartbeat::INTERVAL)) {
+            Err(LinkError::Timeout) if Instant::now() < deadline => {
+                link.send(kind::HEARTBEAT, 0, &[], deadline)?;
                 continue;
             }
             frame => frame?,
         };
         match frame.kind {
-            kind::SAID => return Ok(tern_wire::decode(&frame.payload)?),
-            kind::BEAT => {}
-            other => bail!("a piece of kind {other} where something was asked"),
+            kind::EXEC_REPLY => return Ok(tern_wire::decode(&frame.payload)?),
+            kind::HEARTBEAT => {}
+            other => bail!("a frame of kind {other} instead of a reply"),
         }
     }
 }

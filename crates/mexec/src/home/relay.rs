@@ -1,188 +1,206 @@
-//! Between a caller and the node that runs its command: what one says the other hears.
+//! Relays between a caller and the node that runs its command.
 //!
-//! Neither is waited for, so that one who takes nothing, a stopped caller say, is still told from one who is lost. What is under way is
-//! bounded by the streams' credit.
+//! Both connections are non-blocking, so that a peer that reads nothing, such as a stopped caller,
+//! can be distinguished from a lost one. The streams' credit bounds the buffered bytes.
 
-use super::Outcome;
-use crate::lock_step::Beat;
-use crate::pieces::{Inbox, Outbox};
-use crate::words::{CREDIT, Ended, Said, kind};
+use super::RunOutcome;
+use crate::frames::{FrameReader, FrameWriter};
+use crate::heartbeat::Heartbeat;
+use crate::messages::{ExecReply, ExitReport, STREAM_CREDIT, kind};
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use tern_wire::Link;
 
-/// How much of a repeatable command's output is held back: what its caller has not seen can be made again.
-const MOST_HELD: usize = CREDIT / 2;
+/// The maximum number of bytes of a repeatable command's output that are held back. As long as the
+/// caller has received none of it, the command can be run again.
+const MAX_HELD: usize = STREAM_CREDIT / 2;
 
-/// More than ever waits for a caller of what a node sends within its credit, also if that comes byte by byte.
-const MOST_WAITING: usize = 32 * CREDIT;
+/// The maximum number of bytes buffered for a caller. A node that respects the streams' credit
+/// never causes more, even if it sends single bytes.
+const MAX_CALLER_BACKLOG: usize = 32 * STREAM_CREDIT;
 
-/// What its node says, until it is passed on.
+/// Frames from the node, held back until they are released to the caller.
 #[derive(Debug, Default)]
-struct Held {
-    holds: bool,
-    pieces: Vec<(u8, u8, Vec<u8>)>,
+struct HeldOutput {
+    is_holding: bool,
+    frames: Vec<(u8, u8, Vec<u8>)>,
     bytes: usize,
 }
 
-/// Relays until the command has ended, or one of the two is gone: what has come of it, and its end, if that is known and the link is
-/// good for another one.
+/// Relays until the command has ended, or one of the peers is gone. Returns the outcome, and the
+/// command's exit report if it is known and the link can be used for another command.
 ///
 /// # Errors
-/// If the caller is gone; the command ends then, as the link is closed.
+/// If the caller is gone. The command then ends too, as the link is closed.
 pub(crate) fn relay(
     link: &mut Link,
     caller: &mut UnixStream,
-    said: Said,
-    hold: bool,
-) -> Result<(Outcome, Option<Ended>)> {
+    reply: ExecReply,
+    holds_output: bool,
+) -> Result<(RunOutcome, Option<ExitReport>)> {
     caller.set_nonblocking(true)?;
-    let outcome = converse(link, caller, said, hold);
+    let outcome = relay_frames(link, caller, reply, holds_output);
     caller.set_nonblocking(false)?;
     outcome
 }
 
-fn converse(
+fn relay_frames(
     link: &mut Link,
     caller: &mut UnixStream,
-    said: Said,
-    hold: bool,
-) -> Result<(Outcome, Option<Ended>)> {
-    let (mut inbox, mut outbox, mut beat) = (Inbox::default(), Outbox::default(), Beat::new(Beat::LOST));
-    let mut held = Held { holds: hold, ..Held::default() };
-    held.pass(kind::SAID, 0, &tern_wire::encode(&said)?, &mut outbox);
-    if matches!(said, Said::NotStarted(..)) {
-        held.release(&mut outbox);
-        finish(outbox, caller)?;
-        return Ok((Outcome::Over, None));
+    reply: ExecReply,
+    holds_output: bool,
+) -> Result<(RunOutcome, Option<ExitReport>)> {
+    let (mut from_caller, mut to_caller) = (FrameReader::default(), FrameWriter::default());
+    let mut heartbeat = Heartbeat::new(Heartbeat::NODE_TIMEOUT);
+    let mut held = HeldOutput { is_holding: holds_output, ..HeldOutput::default() };
+    held.push(kind::EXEC_REPLY, 0, &tern_wire::encode(&reply)?, &mut to_caller);
+    if matches!(reply, ExecReply::StartFailed(..)) {
+        held.release(&mut to_caller);
+        finish(to_caller, caller)?;
+        return Ok((RunOutcome::Finished, None));
     }
-    let ended = loop {
-        match forward(link, &mut held, &mut outbox, &mut beat) {
+    let report = loop {
+        match forward_from_node(link, &mut held, &mut to_caller, &mut heartbeat) {
             Ok(None) => {}
-            Ok(Some(ended)) => break ended,
+            Ok(Some(report)) => break report,
             Err(error) => {
                 tracing::info!("a command is lost: {error:#}");
-                return Ok(lost(&held, outbox, caller));
+                return Ok(node_lost(&held, to_caller, caller));
             }
         }
-        outbox.flush(caller)?;
-        while let Some(piece) = inbox.piece()? {
-            if !piece.is_sound() || !(kind::DATA..=kind::WINDOW).contains(&piece.kind) {
-                bail!("its caller says what no caller says");
+        to_caller.flush(caller)?;
+        while let Some(frame) = from_caller.next_frame()? {
+            if !frame.is_valid() || !(kind::DATA..=kind::WINDOW).contains(&frame.kind) {
+                bail!("its caller sent an invalid frame");
             }
-            if link.queue(piece.kind, piece.stream.into(), &[&piece.bytes]).is_err() {
-                return Ok(lost(&held, outbox, caller));
+            if link.queue(frame.kind, frame.stream.into(), &[&frame.payload]).is_err() {
+                return Ok(node_lost(&held, to_caller, caller));
             }
         }
-        let sends = |waits: bool| if waits { PollFlags::OUT } else { PollFlags::empty() };
+        let out_if = |pending: bool| if pending { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds = [
-            PollFd::new(&*link, PollFlags::IN | sends(link.wants_write())),
-            PollFd::new(&*caller, PollFlags::IN | sends(!outbox.is_empty())),
+            PollFd::new(&*link, PollFlags::IN | out_if(link.wants_write())),
+            PollFd::new(&*caller, PollFlags::IN | out_if(!to_caller.is_empty())),
         ];
-        match poll(&mut fds, Some(&Timespec::try_from(Beat::OFTEN)?)) {
+        match poll(&mut fds, Some(&Timespec::try_from(Heartbeat::INTERVAL)?)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let comes = fds[1].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
-        if comes && !inbox.fill(caller)? {
-            bail!("its caller has gone");
+        let is_readable = fds[1].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        if is_readable && !from_caller.fill(caller)? {
+            bail!("its caller has disconnected");
         }
     };
-    held.release(&mut outbox);
-    finish(outbox, caller)?;
-    Ok((Outcome::Over, Some(ended)))
+    held.release(&mut to_caller);
+    finish(to_caller, caller)?;
+    Ok((RunOutcome::Finished, Some(report)))
 }
 
-/// Passes on what the node says; the command's end, if that is among it.
-fn forward(link: &mut Link, held: &mut Held, outbox: &mut Outbox, beat: &mut Beat) -> Result<Option<Ended>> {
+/// Relays the frames that the node has sent. Returns the exit report, if that was among them.
+fn forward_from_node(
+    link: &mut Link,
+    held: &mut HeldOutput,
+    to_caller: &mut FrameWriter,
+    heartbeat: &mut Heartbeat,
+) -> Result<Option<ExitReport>> {
     while let Some(frame) = link.receive()? {
-        beat.heard();
+        heartbeat.record_received();
         match frame.kind {
-            kind::BEAT => {}
-            kind::SAID => {
-                held.pass(frame.kind, 0, &frame.payload, outbox);
-                if let Said::Ended(how) = tern_wire::decode(&frame.payload)? {
-                    return Ok(Some(how));
+            kind::HEARTBEAT => {}
+            kind::EXEC_REPLY => {
+                held.push(frame.kind, 0, &frame.payload, to_caller);
+                if let ExecReply::Exited(report) = tern_wire::decode(&frame.payload)? {
+                    return Ok(Some(report));
                 }
             }
-            kind::DATA | kind::END | kind::TAKEN if frame.tag < 3 => {
-                held.pass(frame.kind, frame.tag as u8, &frame.payload, outbox);
+            kind::DATA | kind::END | kind::CREDIT if frame.tag < 3 => {
+                held.push(frame.kind, frame.tag as u8, &frame.payload, to_caller);
             }
-            other => bail!("a piece of kind {other} of a command"),
+            other => bail!("an unexpected frame of kind {other} of a command"),
         }
         link.recycle(frame.payload);
-        if outbox.len() > MOST_WAITING {
-            bail!("it sends more than may be under way");
+        if to_caller.len() > MAX_CALLER_BACKLOG {
+            bail!("it sends more than its credit");
         }
     }
-    if beat.is_due()? {
-        link.queue(kind::BEAT, 0, &[])?;
+    if heartbeat.is_due()? {
+        link.queue(kind::HEARTBEAT, 0, &[])?;
     }
     Ok(None)
 }
 
-impl Held {
-    fn pass(&mut self, kind: u8, stream: u8, bytes: &[u8], outbox: &mut Outbox) {
-        if !self.holds {
-            return outbox.add(kind, stream, bytes);
+impl HeldOutput {
+    fn push(&mut self, kind: u8, stream: u8, payload: &[u8], to_caller: &mut FrameWriter) {
+        if !self.is_holding {
+            return to_caller.push(kind, stream, payload);
         }
-        // Also what carries nothing takes a place.
-        self.bytes += bytes.len().max(1);
-        self.pieces.push((kind, stream, bytes.to_vec()));
-        // What takes input, or says much, is not repeated: its caller has to go on.
-        if self.bytes > MOST_HELD || kind == kind::TAKEN {
-            self.release(outbox);
+        // An empty frame counts too, since it takes memory.
+        self.bytes += payload.len().max(1);
+        self.frames.push((kind, stream, payload.to_vec()));
+        // A command that consumes input or writes much output is not repeated: its caller must make
+        // progress.
+        if self.bytes > MAX_HELD || kind == kind::CREDIT {
+            self.release(to_caller);
         }
     }
 
-    /// From now on everything is passed on at once.
-    fn release(&mut self, outbox: &mut Outbox) {
-        self.holds = false;
-        for (kind, stream, bytes) in self.pieces.drain(..) {
-            outbox.add(kind, stream, &bytes);
+    /// Releases the held frames. Later frames are relayed at once.
+    fn release(&mut self, to_caller: &mut FrameWriter) {
+        self.is_holding = false;
+        for (kind, stream, payload) in self.frames.drain(..) {
+            to_caller.push(kind, stream, &payload);
         }
     }
 }
 
-/// The node is lost. What it has said is passed on, unless all of it can be made anew.
-fn lost(held: &Held, outbox: Outbox, caller: &mut UnixStream) -> (Outcome, Option<Ended>) {
-    let _gone = finish(outbox, caller);
-    if held.holds { (Outcome::Lost, None) } else { (Outcome::Cut, None) }
+/// The node is lost. The relayed frames are flushed to the caller; if all were held back, the
+/// command may be run again.
+fn node_lost(
+    held: &HeldOutput,
+    to_caller: FrameWriter,
+    caller: &mut UnixStream,
+) -> (RunOutcome, Option<ExitReport>) {
+    let _gone = finish(to_caller, caller);
+    if held.is_holding { (RunOutcome::NodeLost, None) } else { (RunOutcome::Cut, None) }
 }
 
-/// Everything leaves, however slowly the caller takes it.
-fn finish(mut outbox: Outbox, caller: &mut UnixStream) -> Result<()> {
+/// Writes everything to the caller, blocking for as long as it takes.
+fn finish(mut to_caller: FrameWriter, caller: &mut UnixStream) -> Result<()> {
     caller.set_nonblocking(false)?;
-    Ok(outbox.flush(caller)?)
+    Ok(to_caller.flush(caller)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::hostile::Halves;
-    use crate::words::PIECE;
+    use crate::messages::MAX_DATA_LEN;
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_node_that_heeds_no_credit_fills_no_memory() {
-        for (holds, kind, bytes) in
-            [(false, kind::DATA, &[7; PIECE][..]), (true, kind::DATA, &[7; PIECE]), (true, kind::END, &[])]
-        {
-            let (mut near, mut far) = Halves::new().unwrap().link().unwrap();
-            let soon = Instant::now() + Duration::from_secs(30);
-            let sender = std::thread::spawn(move || while far.send(kind, 1, &[bytes], soon).is_ok() {});
-            let (mut outbox, mut beat) = (Outbox::default(), Beat::new(Beat::LOST));
-            let mut held = Held { holds, ..Held::default() };
+    fn node_that_ignores_credit_cannot_exhaust_memory() {
+        for (is_holding, kind, payload) in [
+            (false, kind::DATA, &[7; MAX_DATA_LEN][..]),
+            (true, kind::DATA, &[7; MAX_DATA_LEN]),
+            (true, kind::END, &[]),
+        ] {
+            let (mut home_end, mut node_end) = Halves::new().unwrap().link().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            let sender =
+                std::thread::spawn(move || while node_end.send(kind, 1, &[payload], deadline).is_ok() {});
+            let mut to_caller = FrameWriter::default();
+            let mut heartbeat = Heartbeat::new(Heartbeat::NODE_TIMEOUT);
+            let mut held = HeldOutput { is_holding, ..HeldOutput::default() };
             let refused = loop {
-                match forward(&mut near, &mut held, &mut outbox, &mut beat) {
-                    Ok(_) => assert!(Instant::now() < soon, "{} bytes wait", outbox.len()),
+                match forward_from_node(&mut home_end, &mut held, &mut to_caller, &mut heartbeat) {
+                    Ok(_) => assert!(Instant::now() < deadline, "{} bytes are buffered", to_caller.len()),
                     Err(refused) => break refused,
                 }
             };
-            assert!(refused.to_string().contains("more than may be under way"), "{refused:#}");
-            assert!(outbox.len() < MOST_WAITING + 2 * PIECE && held.pieces.is_empty());
-            drop(near);
+            assert!(refused.to_string().contains("more than its credit"), "{refused:#}");
+            assert!(to_caller.len() < MAX_CALLER_BACKLOG + 2 * MAX_DATA_LEN && held.frames.is_empty());
+            drop(home_end);
             sender.join().unwrap();
         }
     }

@@ -1,46 +1,55 @@
-//! What the kernel asks of a mounted tree, and the answers.
+//! The FUSE requests of a mounted tree, and the replies.
 
-use super::attributes::{file, set_time};
-use super::belief::Before;
-use super::calls::{Mounted, ROOT, is_ours};
-use super::handle::Handle;
-use super::inode::Inode;
-use super::listing::not_looked_up;
-use super::locks;
-use super::told::Told;
-use super::tree::By;
-use crate::mapped::Mapped;
-use crate::message::{Answer, Change, Deed, Extended, MOST_DATA, Name, Opened};
+pub(crate) mod attributes;
+pub(crate) mod calls;
+pub(crate) mod entry_reply;
+pub(crate) mod handle;
+pub(crate) mod inode;
+pub(crate) mod interrupts;
+pub(crate) mod locks;
+pub(crate) mod namespace;
+pub(crate) mod open;
+pub(crate) mod passthrough;
+pub(crate) mod readdir;
+pub(crate) mod setattr;
+
+use crate::client::fuse::attributes::set_time;
+use crate::client::fuse::calls::{MountedTree, ROOT, is_synthetic};
+use crate::client::fuse::entry_reply::EntryReply;
+use crate::client::fuse::inode::Inode;
+use crate::client::fuse::readdir::attributes_without_lookup;
+use crate::mapped::MappedFiles;
+use crate::message::{AttributeChange, MAX_DATA, Name, Op, OpenId, Reply, XattrKinds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// How long the kernel may believe what is not under a lease.
+/// TTL of values that are under no lease.
 const TTL: Duration = Duration::ZERO;
 
-/// The attribute by which a deputy asks whether a guest may have files of this tree open itself (`deputy/place.rs`). The
-/// kernel lets everybody read one of that kind.
+/// The extended attribute by which a deputy asks whether a guest may open files of this tree
+/// directly (`deputy/place.rs`). The kernel lets every user read attributes in the `system`
+/// namespace.
 const DFSA: &str = "system.mfs_dfsa";
 
-/// What the kernel looks for when a file is executed or written.
+/// The attribute that the kernel reads when a file is executed or written.
 const CAPABILITY: &str = "security.capability";
 
-/// fuser's error of ours.
+/// Converts an error number to fuser's type.
 fn error(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.raw_os_error())
 }
 
-/// Answers with what was found out, or the error.
-macro_rules! answer {
+/// Sends the result, or the error.
+macro_rules! respond {
     ($reply:ident, $outcome:expr, |$value:pat_param| $done:expr) => {
         match $outcome {
             Ok($value) => $done,
@@ -49,7 +58,7 @@ macro_rules! answer {
     };
 }
 
-fn sized(reply: ReplyXattr, size: u32, value: &[u8]) {
+fn send_xattr(reply: ReplyXattr, size: u32, value: &[u8]) {
     match u32::try_from(value.len()) {
         Ok(length) if size == 0 => reply.size(length),
         Ok(length) if length <= size => reply.data(value),
@@ -57,53 +66,56 @@ fn sized(reply: ReplyXattr, size: u32, value: &[u8]) {
     }
 }
 
-/// Tells the kernel what has a name.
-fn entry(reply: ReplyEntry, told: &Told) {
-    told.pass(|ttl, name| reply.entry_with_ttls(&ttl, &name, &told.attr, told.generation));
+/// Sends an entry reply.
+fn send_entry(reply: ReplyEntry, entry: &EntryReply) {
+    entry.deliver(|ttl, name| reply.entry_with_ttls(&ttl, &name, &entry.attr, entry.generation));
 }
 
-/// The most reads that the kernel has under way: more than one node has lanes, and fewer than there are threads, so that one that does not answer
-/// keeps neither.
-const MOST_AHEAD: u16 = 48;
+/// Background requests (readahead) of the kernel at a time: more than the connections to one node,
+/// and fewer than the threads, so that an unresponsive node leaves some of both for others.
+const MAX_BACKGROUND: u16 = 48;
 
-impl Filesystem for Mounted {
+impl Filesystem for MountedTree {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let most = u32::try_from(MOST_DATA).unwrap_or(u32::MAX);
-        // What the kernel does not offer it does in another way.
-        let _smaller = config.set_max_write(most);
-        let _smaller = config.set_max_readahead(most);
-        let _smaller = config.set_max_background(MOST_AHEAD);
-        for wish in [
+        let max_data = u32::try_from(MAX_DATA).unwrap_or(u32::MAX);
+        // Without a capability, or with a smaller limit, the kernel uses other requests.
+        let _smaller = config.set_max_write(max_data);
+        let _smaller = config.set_max_readahead(max_data);
+        let _smaller = config.set_max_background(MAX_BACKGROUND);
+        for flag in [
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,
-            // It counts where no default access list does, which the server knows.
+            // The umask does not apply where there is a default access list, which only the server
+            // knows.
             InitFlags::FUSE_DONT_MASK,
-            // Before each read from its own memory it asks again what has run out, and forgets what has changed.
+            // The kernel revalidates expired attributes before it reads cached pages, and drops the
+            // pages if mtime or size have changed.
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            // Then it asks in no other way for what is in a directory.
+            // All directory reads are FUSE_READDIRPLUS then.
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_ASYNC_DIO,
-            // The server does that as the caller; with the second the kernel need not ask before each write whether it is to be done.
+            // The server clears set-user-ID bits and capabilities, as the caller. With the second
+            // flag the kernel need not check before each write whether there are any.
             InitFlags::FUSE_HANDLE_KILLPRIV,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ] {
-            let _not_offered = config.add_capabilities(wish);
+            let _not_offered = config.add_capabilities(flag);
         }
-        // Tests want to see what is done without it.
-        let passes = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
+        // For tests of kernels without passthrough.
+        let has_passthrough = std::env::var_os("TERN_NO_PASSTHROUGH").is_none()
             && rustix::process::geteuid().is_root()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
-        if passes && let Ok(mapped) = Mapped::look_after() {
-            let _once = self.0.mapped.set(mapped);
+        if has_passthrough && let Ok(mapped) = MappedFiles::start() {
+            let _once = self.0.mapped_files.set(mapped);
         }
         Ok(())
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        answer!(reply, self.look(request, parent, name), |told| entry(reply, &told));
+        respond!(reply, self.look_up(request, parent, name), |entry| send_entry(reply, &entry));
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
@@ -111,9 +123,10 @@ impl Filesystem for Mounted {
     }
 
     fn getattr(&self, request: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        // stat and fstat come without one; only what looks before it reads says it.
-        answer!(reply, self.attributes(request, number, handle.is_some()), |told| {
-            told.pass(|ttl, _| reply.attr(&ttl, &told.attr));
+        // The kernel passes a handle only before a read and for SEEK_END, not for stat(2) and
+        // fstat(2).
+        respond!(reply, self.attributes(request, number, handle.is_some()), |attributes| {
+            attributes.deliver(|ttl, _| reply.attr(&ttl, &attributes.attr));
         });
     }
 
@@ -125,23 +138,23 @@ impl Filesystem for Mounted {
         uid: Option<u32>,
         gid: Option<u32>,
         size: Option<u64>,
-        read: Option<TimeOrNow>,
-        written: Option<TimeOrNow>,
-        _changed: Option<SystemTime>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
         handle: Option<FileHandle>,
-        _born: Option<SystemTime>,
+        _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let (read, written) = (read.map(set_time), written.map(set_time));
-        let change = Change { mode: mode.map(|mode| mode & 0o7777), uid, gid, size, read, written };
-        answer!(reply, self.set(request, number, handle, &change), |attr| reply.attr(&TTL, &attr));
+        let (atime, mtime) = (atime.map(set_time), mtime.map(set_time));
+        let change = AttributeChange { mode: mode.map(|mode| mode & 0o7777), uid, gid, size, atime, mtime };
+        respond!(reply, self.set(request, number, handle, &change), |attr| reply.attr(&TTL, &attr));
     }
 
     fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {
-        answer!(reply, self.link_target(request, number), |target| reply.data(&target));
+        respond!(reply, self.link_target(request, number), |target| reply.data(&target));
     }
 
     fn mknod(
@@ -154,8 +167,9 @@ impl Filesystem for Mounted {
         _device: u32,
         reply: ReplyEntry,
     ) {
-        let made = self.make(request, parent, name, |dir, name| Deed::MakeNode { dir, name, mode, umask });
-        answer!(reply, made, |told| entry(reply, &told));
+        let made =
+            self.create_object(request, parent, name, |dir, name| Op::Mknod { dir, name, mode, umask });
+        respond!(reply, made, |entry| send_entry(reply, &entry));
     }
 
     fn mkdir(
@@ -167,25 +181,27 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let made = self.make(request, parent, name, |dir, name| Deed::MakeDir { dir, name, mode, umask });
-        answer!(reply, made, |told| entry(reply, &told));
+        let made =
+            self.create_object(request, parent, name, |dir, name| Op::Mkdir { dir, name, mode, umask });
+        respond!(reply, made, |entry| send_entry(reply, &entry));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.remove(request, parent, name, |dir| Deed::Unlink { dir, name: Name::from(name) });
-        answer!(reply, removed, |()| reply.ok());
+        let removed =
+            self.remove_name(request, parent, name, |dir| Op::Unlink { dir, name: Name::from(name) });
+        respond!(reply, removed, |()| reply.ok());
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let removed =
-            self.remove(request, parent, name, |dir| Deed::RemoveDir { dir, name: Name::from(name) });
-        answer!(reply, removed, |()| reply.ok());
+            self.remove_name(request, parent, name, |dir| Op::Rmdir { dir, name: Name::from(name) });
+        respond!(reply, removed, |()| reply.ok());
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = Name::from(target.as_os_str());
-        let deed = |dir, name| Deed::MakeLink { dir, name, target: target.clone() };
-        answer!(reply, self.make(request, parent, name, deed), |told| entry(reply, &told));
+        let op = |dir, name| Op::Symlink { dir, name, target: target.clone() };
+        respond!(reply, self.create_object(request, parent, name, op), |entry| send_entry(reply, &entry));
     }
 
     fn rename(
@@ -198,62 +214,22 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let rename = || {
-            let (from, to) = (self.inode(parent)?, self.inode(to)?);
-            let deed = |dirs: &[crate::message::Object]| Deed::Rename {
-                dir: dirs[0],
-                name: Name::from(name),
-                to: dirs[1],
-                new: Name::from(new),
-                flags: flags.bits(),
-            };
-            let (by, before) = (By::Path(request.pid()), Before::asking(&from.peer));
-            let heard = self.0.with_all(by, &[&from, &to], &self.who(request), &[], deed)?;
-            // The kernel takes what it believes of the old name for the new one. Which file that is we do not know, if a
-            // program there does something with these names too.
-            self.0.forgetting.forget_names();
-            if !flags.contains(RenameFlags::RENAME_EXCHANGE) {
-                from.maker.took(name);
-            }
-            to.maker.tells(new);
-            if let Answer::Renamed { moved, back, gone, dirs } = heard.answer {
-                self.0.inodes.rename(moved, (&from, name), (&to, new));
-                self.0.inodes.rename(back, (&to, new), (&from, name));
-                for key in [moved, back, gone].into_iter().flatten() {
-                    self.0.inodes.of(to.node(), &key).iter().for_each(|inode| inode.lasting.changes());
-                }
-                for (dir, is) in [&from, &to].into_iter().zip(dirs) {
-                    dir.changed(is, before.clone());
-                }
-            }
-            Ok(())
-        };
-        answer!(reply, rename(), |()| reply.ok());
+        let renamed = self.rename_name(request, (parent, name), (to, new), flags);
+        respond!(reply, renamed, |()| reply.ok());
     }
 
     fn link(&self, request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let link = || {
-            let (of, dir) = (self.inode(number)?, self.inode(parent)?);
-            let deed = |both: &[crate::message::Object]| Deed::Link {
-                of: both[0],
-                dir: both[1],
-                name: Name::from(name),
-            };
-            let before = Before::asking(&dir.peer);
-            let by = By::Path(request.pid());
-            let heard = self.0.with_all(by, &[&of, &dir], &self.who(request), &[], deed)?;
-            self.tell(&dir, name, &heard.answer, before)
-        };
-        answer!(reply, link(), |told| entry(reply, &told));
+        let linked = self.add_name(request, number, parent, name);
+        respond!(reply, linked, |entry| send_entry(reply, &entry));
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
-        answer!(reply, opened, |open| {
-            let behind = self.behind(&open, |fd| reply.open_backing(fd));
+        respond!(reply, opened, |open| {
+            let backing = self.backing_file(&open, |fd| reply.open_backing(fd));
             let handle = FileHandle(open.handle);
-            open.pass(|flags, _| match &behind {
-                Some(behind) => reply.opened_passthrough(handle, FopenFlags::empty(), &behind.id),
+            open.deliver(|flags, _| match &backing {
+                Some(backing) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing.id),
                 None => reply.opened(handle, flags),
             });
         });
@@ -270,39 +246,19 @@ impl Filesystem for Mounted {
         reply: ReplyCreate,
     ) {
         let flags = flags.cast_unsigned();
-        let create = || {
-            let (dir, who) = (self.inode(parent)?, self.who(request));
-            let (before, rights) = (Before::asking(&dir.peer), dir.maker.rights());
-            let deed = |dir| Deed::Create { dir, name: Name::from(name), mode, umask, flags };
-            let heard = self.0.at_end(request.pid(), &dir, &who, &[], deed)?;
-            let Answer::Created(found, opened, under) = heard.answer else { return Err(Errno::IO) };
-            dir.changed(under, before.clone());
-            dir.maker.made(request.pid(), who.clone(), before.clone(), under.lease, rights);
-            let inode = self.told(&dir, name, &found);
-            self.0.made(request.pid(), &inode);
-            if OFlags::from_bits_retain(flags).contains(OFlags::TRUNC) {
-                // It may have been there, with content.
-                inode.unsaved.written(heard.boot);
-                inode.changes();
-            }
-            inode.has_extended(&found.attributes, &before);
-            let named = self.named(&dir, name, &inode, &found, under.lease, &before);
-            let (attr, generation) = (file(&inode, &found.attributes), Generation(inode.generation()));
-            let handle = Handle::new(inode, who, flags, opened, heard.boot);
-            Ok((attr, generation, self.opened(handle, found.attributes, before, named)))
-        };
-        answer!(reply, create(), |(attr, generation, open)| {
-            let behind = self.behind(&open, |fd| reply.open_backing(fd));
+        let created = self.create_file(request, parent, name, (mode, umask), flags);
+        respond!(reply, created, |(attr, generation, open)| {
+            let backing = self.backing_file(&open, |fd| reply.open_backing(fd));
             let handle = FileHandle(open.handle);
-            open.pass(|flags, ttl| match &behind {
-                Some(behind) => {
+            open.deliver(|flags, ttl| match &backing {
+                Some(backing) => {
                     reply.created_passthrough(
                         &ttl,
                         &attr,
                         generation,
                         handle,
                         FopenFlags::empty(),
-                        &behind.id,
+                        &backing.id,
                     );
                 }
                 None => reply.created(&ttl, &attr, generation, handle, flags),
@@ -321,7 +277,7 @@ impl Filesystem for Mounted {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        answer!(reply, self.read_at(request, handle, at, size), |read| reply.data(read.data()));
+        respond!(reply, self.read_at(request, handle, at, size), |read| reply.data(read.data()));
     }
 
     fn write(
@@ -336,7 +292,7 @@ impl Filesystem for Mounted {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        answer!(reply, self.write_at(request, handle, at, data), |count| reply.written(count));
+        respond!(reply, self.write_at(request, handle, at, data), |count| reply.written(count));
     }
 
     fn flush(
@@ -347,9 +303,9 @@ impl Filesystem for Mounted {
         owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // All that was written has arrived and was answered, so that only locks are left.
-        answer!(reply, self.handle(handle), |handle| {
-            handle.inode.disown(owner.0);
+        // All writes have their replies already, so only locks have to be released.
+        respond!(reply, self.handle(handle), |handle| {
+            handle.inode.release_locks_of(owner.0);
             reply.ok();
         });
     }
@@ -376,7 +332,7 @@ impl Filesystem for Mounted {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        answer!(reply, self.sync(handle, data_only), |()| reply.ok());
+        respond!(reply, self.sync(handle, data_only), |()| reply.ok());
     }
 
     fn opendir(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -385,7 +341,7 @@ impl Filesystem for Mounted {
             return;
         }
         let opened = self.open_file(request, number, flags.0.cast_unsigned());
-        answer!(reply, opened, |open| reply.opened(FileHandle(open.handle), FopenFlags::empty()));
+        respond!(reply, opened, |open| reply.opened(FileHandle(open.handle), FopenFlags::empty()));
     }
 
     fn readdirplus(
@@ -398,13 +354,13 @@ impl Filesystem for Mounted {
     ) {
         if number.0 == ROOT {
             self.list_root(after, |number, next, kind, name| {
-                let attr = not_looked_up(number, kind);
+                let attr = attributes_without_lookup(number, kind);
                 reply.add(INodeNo(0), next, name, &TTL, &attr, Generation(0))
             });
             reply.ok();
             return;
         }
-        if let Err((reply, errno)) = self.list_looked_up(handle, after, reply) {
+        if let Err((reply, errno)) = self.read_directory_plus(handle, after, reply) {
             reply.error(error(errno));
         }
     }
@@ -430,22 +386,22 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         if number.0 == ROOT {
-            answer!(reply, self.0.catch_up(), |()| reply.ok());
+            respond!(reply, self.0.renew_all_leases(), |()| reply.ok());
             return;
         }
-        answer!(reply, self.sync(handle, data_only), |()| reply.ok());
+        respond!(reply, self.sync(handle, data_only), |()| reply.ok());
     }
 
     fn statfs(&self, request: &Request, number: INodeNo, reply: ReplyStatfs) {
-        if is_ours(number) {
+        if is_synthetic(number) {
             reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
             return;
         }
         let space = self.inode(number).and_then(|inode| {
-            let heard = self.0.with(&inode, &self.who(request), &[], |of| Deed::StatFs { of })?;
-            if let Answer::Space(space) = heard.answer { Ok(space) } else { Err(Errno::IO) }
+            let response = self.0.call_on(&inode, &self.caller(request), &[], |of| Op::StatFs { of })?;
+            if let Reply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
         });
-        answer!(reply, space, |s| reply.statfs(
+        respond!(reply, space, |s| reply.statfs(
             s.blocks,
             s.free,
             s.available,
@@ -469,52 +425,58 @@ impl Filesystem for Mounted {
     ) {
         let flags = flags.cast_unsigned();
         let set = self.inode(number).and_then(|inode| {
-            let deed = |of| Deed::SetAttribute { of, name: Name::from(name), flags };
-            inode.is_given_extended();
-            inode.maker.rights_change();
-            let set = self.by_hand_or_path(request, &inode, &self.who(request), value, deed).map(drop);
-            inode.is_given_extended();
-            self.lists_may_differ(&inode, name);
+            let op = |of| Op::SetXattr { of, name: Name::from(name), flags };
+            inode.note_xattr_change();
+            inode.creates.note_permission_change();
+            let set =
+                self.call_by_path_or_handle(request, &inode, &self.caller(request), value, op).map(drop);
+            inode.note_xattr_change();
+            self.note_acl_change(&inode, name);
             set
         });
-        answer!(reply, set, |()| reply.ok());
+        respond!(reply, set, |()| reply.ok());
     }
 
     fn getxattr(&self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if name == DFSA {
-            sized(reply, size, if self.0.dfsa { b"1" } else { b"0" });
+            send_xattr(reply, size, if self.0.dfsa { b"1" } else { b"0" });
             return;
         }
-        // Before it writes what it reads and writes itself the kernel asks how long its capabilities are, and takes them away by itself.
-        let taken = |inode: &Inode| name == CAPABILITY && size == 0 && inode.passage.is_taken();
-        if self.inode(number).is_ok_and(|inode| taken(&inode) || !inode.extended().may_have(name)) {
+        // Before a passthrough write the kernel asks for the size of the capabilities, and removes
+        // them itself.
+        let is_cleared_by_kernel =
+            |inode: &Inode| name == CAPABILITY && size == 0 && inode.passthrough.is_active();
+        if self
+            .inode(number)
+            .is_ok_and(|inode| is_cleared_by_kernel(&inode) || !inode.xattr_kinds().may_have(name))
+        {
             reply.error(error(Errno::NODATA));
             return;
         }
-        let deed = |of| Deed::GetAttribute { of, name: Name::from(name) };
-        answer!(reply, self.attribute(request, number, deed), |value| sized(reply, size, &value));
+        let op = |of| Op::GetXattr { of, name: Name::from(name) };
+        respond!(reply, self.read_xattr(request, number, op), |value| send_xattr(reply, size, &value));
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        // Root may see more than is told of.
-        let none = |inode: Arc<Inode>| request.uid() != 0 && inode.extended() == Extended::NONE;
+        // Root may see more attributes than those cached.
+        let none = |inode: Arc<Inode>| request.uid() != 0 && inode.xattr_kinds() == XattrKinds::NONE;
         if self.inode(number).is_ok_and(none) {
-            sized(reply, size, &[]);
+            send_xattr(reply, size, &[]);
             return;
         }
-        let names = self.attribute(request, number, |of| Deed::ListAttributes { of });
-        answer!(reply, names, |names| sized(reply, size, &names));
+        let names = self.read_xattr(request, number, |of| Op::ListXattr { of });
+        respond!(reply, names, |names| send_xattr(reply, size, &names));
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let removed = self.inode(number).and_then(|inode| {
-            let deed = |of| Deed::RemoveAttribute { of, name: Name::from(name) };
-            inode.maker.rights_change();
-            let removed = self.by_hand_or_path(request, &inode, &self.who(request), &[], deed);
-            self.lists_may_differ(&inode, name);
+            let op = |of| Op::RemoveXattr { of, name: Name::from(name) };
+            inode.creates.note_permission_change();
+            let removed = self.call_by_path_or_handle(request, &inode, &self.caller(request), &[], op);
+            self.note_acl_change(&inode, name);
             removed
         });
-        answer!(reply, removed, |_| reply.ok());
+        respond!(reply, removed, |_| reply.ok());
     }
 
     fn getlk(
@@ -531,7 +493,7 @@ impl Filesystem for Mounted {
     ) {
         let tested =
             self.handle(handle).and_then(|handle| locks::test(&self.0, &handle, owner.0, (start, end), kind));
-        answer!(reply, tested, |(start, end, kind)| reply.locked(start, end, kind, 0));
+        respond!(reply, tested, |(start, end, kind)| reply.locked(start, end, kind, 0));
     }
 
     fn setlk(
@@ -548,17 +510,22 @@ impl Filesystem for Mounted {
         flock: bool,
         reply: ReplyEmpty,
     ) {
-        let wanted =
-            locks::Wanted { owner: owner.0, range: (start, end), raw: kind, asker: request.pid(), flock };
+        let lock = locks::LockRequest {
+            owner: owner.0,
+            range: (start, end),
+            raw_kind: kind,
+            tid: request.pid(),
+            is_flock: flock,
+        };
         let waiter = sleep.then(|| self.0.interrupts.waiter(request.unique().0));
         match self.handle(handle) {
-            Ok(handle) => locks::set(&self.0, handle, &wanted, waiter, reply),
+            Ok(handle) => locks::set(&self.0, handle, &lock, waiter, reply),
             Err(errno) => reply.error(error(errno)),
         }
     }
 
-    fn interrupt(&self, _request: &Request, ask: RequestId) {
-        self.0.interrupts.interrupt(ask.0);
+    fn interrupt(&self, _request: &Request, unique: RequestId) {
+        self.0.interrupts.interrupt(unique.0);
     }
 
     fn fallocate(
@@ -573,10 +540,10 @@ impl Filesystem for Mounted {
     ) {
         let mode = mode.cast_unsigned();
         let done = self.handle(handle).and_then(|handle| {
-            let deed = |opened| Deed::Allocate { opened, mode, at, length };
-            self.0.with_open(&handle, &handle.opener, &[], deed).map(drop)
+            let op = |opened| Op::Fallocate { opened, mode, at, length };
+            self.0.call_on_open(&handle, &handle.opener, &[], op).map(drop)
         });
-        answer!(reply, done, |()| reply.ok());
+        respond!(reply, done, |()| reply.ok());
     }
 
     fn lseek(
@@ -590,13 +557,13 @@ impl Filesystem for Mounted {
     ) {
         let seek = self.handle(handle).and_then(|handle| {
             let at = u64::try_from(at).map_err(|_negative| Errno::NXIO)?;
-            let deed = |opened: Opened| Deed::Seek { opened, at, data: whence == libc::SEEK_DATA };
-            match self.0.with_open(&handle, &handle.opener, &[], deed)?.answer {
-                Answer::Count(place) => Ok(place.cast_signed()),
+            let op = |opened: OpenId| Op::Lseek { opened, at, data: whence == libc::SEEK_DATA };
+            match self.0.call_on_open(&handle, &handle.opener, &[], op)?.reply {
+                Reply::Count(place) => Ok(place.cast_signed()),
                 _ => Err(Errno::IO),
             }
         });
-        answer!(reply, seek, |place| reply.offset(place));
+        respond!(reply, seek, |place| reply.offset(place));
     }
 
     fn copy_file_range(
@@ -612,7 +579,7 @@ impl Filesystem for Mounted {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        answer!(reply, self.copy(request, (from, at), (to, to_at), length), |count| reply.written(count));
+        respond!(reply, self.copy(request, (from, at), (to, to_at), length), |count| reply.written(count));
     }
 
     fn ioctl(
@@ -626,7 +593,7 @@ impl Filesystem for Mounted {
         _size: u32,
         reply: ReplyIoctl,
     ) {
-        // Among others all that look whether it is a terminal.
+        // Most callers check whether the file is a terminal.
         reply.error(error(Errno::NOTTY));
     }
 }

@@ -1,104 +1,105 @@
-//! What a hostile server may answer, as the fuzz target `answers` and the tests have it answered: `crates/mfs/fuzz`. What of it
-//! goes on to the kernel, that examines itself.
+//! Feeds the client arbitrary replies of a hostile server, for the fuzz target `replies` and its
+//! tests (`crates/mfs/fuzz`). Values passed on to the kernel are checked by the kernel.
 
-use super::attributes::{file, kind};
-use super::belief::{Before, Forgetting, Version};
-use super::inode::{Inode, Inodes};
-use super::peer::{Common, Peer};
-use crate::message::{Answer, Attributes, Found, ROOT};
+use crate::client::cache::invalidator::Invalidator;
+use crate::client::cache::validity::{FileVersion, ValidityStamp};
+use crate::client::connection::peer::{MountContext, Peer};
+use crate::client::fuse::attributes::{file_attr, file_type};
+use crate::client::fuse::inode::{Inode, InodeTable};
+use crate::message::{Attributes, Found, ROOT, Reply};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 use tern_ids::NodeId;
 use tern_wire::{Authority, Identity};
 
-/// A client's memory of one node, before it has heard anything.
+/// A client's state for one node, before any reply.
 #[derive(Debug)]
 pub struct Client {
     peer: Arc<Peer>,
 }
 
 impl Client {
-    /// One that connects to nobody.
+    /// A client that never connects.
     ///
     /// # Errors
-    /// If no identity can be made.
+    /// If no identity can be created.
     pub fn new() -> anyhow::Result<Self> {
         let node = NodeId(2);
-        let identity = Identity::issued_by(&Authority::create("hostile")?, NodeId(1))?;
-        let common = Common {
+        let identity = Identity::issued_by_authority(&Authority::create("hostile")?, NodeId(1))?;
+        let context = MountContext {
             identity,
             map: "/dev/null".into(),
             session: [0; 16],
-            patience: Duration::ZERO,
-            purpose: crate::message::Purpose::Room,
-            forgetting: Forgetting::default(),
+            timeout: Duration::ZERO,
+            purpose: crate::message::Purpose::Container,
+            invalidator: Invalidator::default(),
         };
-        Ok(Self { peer: Arc::new(Peer::new(node, Arc::new(common))) })
+        Ok(Self { peer: Arc::new(Peer::new(node, Arc::new(context))) })
     }
 
-    /// Takes all answers that are in these bytes, each with its length before it; how many there were.
+    /// Processes all replies in these bytes, each preceded by its length. Returns their number.
     #[must_use]
-    pub fn hear(&self, bytes: &[u8]) -> usize {
-        let inodes = Inodes::default();
+    pub fn receive(&self, bytes: &[u8]) -> usize {
+        let inodes = InodeTable::default();
         let mut last: Option<Arc<Inode>> = None;
         let mut name = OsString::from("name");
-        let mut heard = 0;
+        let mut received = 0;
         for frame in crate::hostile::frames(bytes) {
-            let Ok((answer, _data)) = postcard::take_from_bytes::<Answer>(frame) else { break };
-            heard += 1;
-            match answer {
-                Answer::Found(found, _) | Answer::Created(found, ..) => {
+            let Ok((reply, _data)) = postcard::take_from_bytes::<Reply>(frame) else { break };
+            received += 1;
+            match reply {
+                Reply::Found(found, _) | Reply::Created(found, ..) => {
                     let dir = last.as_ref().map(|dir| (dir, &*name));
-                    let inode = inodes.tell(self.peer.node(), &self.peer, &found, dir);
-                    self.told(&inode, &found.attributes);
+                    let inode = inodes.add_lookup(self.peer.node(), &self.peer, &found, dir);
+                    self.process(&inode, &found.attributes);
                     last = Some(inode);
                 }
-                Answer::Attributes(is) | Answer::Opened(_, is) => {
-                    let found = Found { object: ROOT, attributes: is };
-                    let inode = inodes.tell(self.peer.node(), &self.peer, &found, None);
-                    self.told(&inode, &is);
+                Reply::Attributes(attributes) | Reply::FileOpened(_, attributes) => {
+                    let found = Found { object: ROOT, attributes };
+                    let inode = inodes.add_lookup(self.peer.node(), &self.peer, &found, None);
+                    self.process(&inode, &attributes);
                     inodes.forget(inode.number, 1);
                 }
-                Answer::Renamed { moved, back, .. } => {
+                Reply::Renamed { moved, exchanged, .. } => {
                     let Some(dir) = &last else { continue };
-                    for file in [moved, back] {
+                    for file in [moved, exchanged] {
                         inodes.rename(file, (dir, "old".as_ref()), (dir, &name));
                     }
                 }
-                Answer::Entries { entries, .. } => {
+                Reply::Entries { entries, .. } => {
                     for entry in entries {
-                        let _unknown = kind(entry.kind);
+                        let _unknown = file_type(entry.kind);
                         if let Some(dir) = &last {
-                            dir.number_of_entry(entry.inode);
+                            dir.entry_number(entry.inode);
                         }
                         name = entry.name.into();
                     }
                 }
-                Answer::Recalled(leases) => {
+                Reply::Recalled(leases) => {
                     for lease in leases {
-                        for inode in inodes.of(self.peer.node(), &lease.of) {
-                            inode.content.doubt();
-                            inode.lasting.is_void();
+                        for inode in inodes.of_file(self.peer.node(), &lease.file) {
+                            inode.pages.set_unknown();
+                            inode.renewable.recall();
                         }
                     }
                 }
                 _ => {}
             }
         }
-        heard
+        received
     }
 
-    fn told(&self, inode: &Inode, is: &Attributes) {
-        let attributes = file(inode, is);
-        assert_eq!(attributes.ino.0, inode.number);
-        let _another = attributes.mtime.checked_add(inode.content.nudge());
+    fn process(&self, inode: &Inode, attributes: &Attributes) {
+        let attr = file_attr(inode, attributes);
+        assert_eq!(attr.ino.0, inode.number);
+        let _another = attr.mtime.checked_add(inode.pages.next_mtime_offset());
         let _generation = inode.generation();
-        let before = Before::asking(&self.peer);
-        inode.lasting.has(&self.peer, is, &before, "name".as_ref(), None);
-        inode.content.opened();
-        inode.content.becomes(Version::of(is));
-        let _kept = inode.content.is_only(Version::of(is));
-        inode.content.closed();
+        let stamp = ValidityStamp::now(&self.peer);
+        inode.renewable.set_name(&self.peer, attributes, &stamp, "name".as_ref(), None);
+        inode.pages.note_open();
+        inode.pages.set_version(FileVersion::if_settled(attributes));
+        let _is_current = inode.pages.has_only(FileVersion::if_settled(attributes));
+        inode.pages.note_close();
     }
 }

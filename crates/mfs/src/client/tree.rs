@@ -1,22 +1,28 @@
-//! What a mounted tree is: the nodes below its root, and how to have something done at one of them.
+//! A mounted tree: the nodes below its root, and calls to their servers.
 
-use super::belief::{Before, Forgetting, listen};
-use super::handle::{Handle, Handles};
-use super::inode::{Inode, Inodes};
-use super::interrupts::Interrupts;
-use super::magic::Magic;
-use super::maker::Device;
-use super::map::KeptMap;
-use super::owed::Owed;
-use super::passthrough::Passing;
-use super::peer::{Common, Heard, LOOK, Peer, Unheard};
-use super::people::{People, means};
-use super::pins::Pins;
-use super::traffic::Traffic;
-use super::ways::{Refused, steps};
+use crate::client::cache::dentries::dentry_checks;
+use crate::client::cache::invalidator::Invalidator;
+use crate::client::cache::path_retry::PathRetries;
+use crate::client::cache::pins::Pins;
+use crate::client::cache::validity::ValidityStamp;
+use crate::client::caller::create_intent::TreeDevice;
+use crate::client::caller::magic::MagicLink;
+use crate::client::caller::{CallerCache, node_meant_by};
+use crate::client::cluster_map::CachedMap;
+use crate::client::connection::peer::callback::run_callback_channel;
+use crate::client::connection::peer::{CallError, MountContext, PROBE_INTERVAL, Peer, Response};
+use crate::client::connection::pending_release::PendingReleases;
+use crate::client::fuse::handle::{Handle, HandleTable};
+use crate::client::fuse::inode::{Inode, InodeTable};
+use crate::client::fuse::interrupts::Interrupts;
+use crate::client::fuse::passthrough::PassthroughOpen;
+use crate::client::root_links::{RootLink, RootName};
+use crate::client::traffic::Traffic;
 use crate::lock;
-use crate::mapped::Mapped;
-use crate::message::{Answer, Attributes, Caller, Deed, Found, Object, Opened, Purpose, ROOT, Release, Step};
+use crate::mapped::MappedFiles;
+use crate::message::{
+    Attributes, Credentials, DentryCheck, Found, Object, Op, OpenId, Purpose, ROOT, Release, Reply,
+};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
@@ -24,207 +30,146 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
-use tern_control::Place;
+use tern_control::SymbolicNode;
 use tern_ids::NodeId;
 use tern_node::Config;
 use tern_node::map::Map;
 
-/// How often something is done anew because the server has forgotten what it was about.
-const TRIES: usize = 3;
-
-/// A name of ours below the root: a link to a node, which may depend on who reads it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Link {
-    /// Where the calling process runs.
-    Here,
-    /// Its home.
-    Home,
-    /// What it has chosen.
-    Selected,
-    /// Where it makes files now, or has made one last.
-    Magic,
-    /// Where it has executed its program.
-    LastExec,
-    /// The administration's tree, which is none of a node's.
-    Admin,
-    /// This node (`0`, and by other names).
-    Node(NodeId),
-}
-
-/// The numbers of these links; files have others.
-const NODES: u64 = 1 << 20;
-
-impl Link {
-    /// Those that go by who asks, as they are named, and the administration's tree.
-    pub(crate) const NAMED: [(Self, &'static str); 6] = [
-        (Self::Here, "here"),
-        (Self::Home, "home"),
-        (Self::Selected, "selected"),
-        (Self::Magic, "magic"),
-        (Self::LastExec, "lastexec"),
-        (Self::Admin, ".mosix"),
-    ];
-
-    /// As an inode.
-    pub(crate) fn number(self) -> u64 {
-        match self {
-            Self::Here => 2,
-            Self::Home => 3,
-            Self::Selected => 4,
-            Self::Magic => 5,
-            Self::LastExec => 6,
-            Self::Admin => 7,
-            Self::Node(node) => NODES + u64::from(node.0),
-        }
-    }
-
-    /// The link of this number.
-    pub(crate) fn of(number: u64) -> Option<Self> {
-        let named = Self::NAMED.into_iter().map(|(link, _)| link);
-        named
-            .into_iter()
-            .find(|link| link.number() == number)
-            .or_else(|| u16::try_from(number.checked_sub(NODES)?).ok().map(|node| Self::Node(NodeId(node))))
-    }
-}
-
-/// What a name below the root is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Below {
-    /// A node's own number: its files.
-    Node(NodeId),
-    /// One of the links.
-    Link(Link),
-}
+/// Number of attempts for a call whose objects or open files the server has lost.
+const MAX_ATTEMPTS: usize = 3;
 
 /// A mounted tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    pub(crate) common: Arc<Common>,
-    map: KeptMap,
+    pub(crate) context: Arc<MountContext>,
+    map: CachedMap,
     pub(crate) run_dir: PathBuf,
-    /// Where the server of this node's files listens.
-    pub(crate) door: PathBuf,
-    /// If this kernel reads and writes files of this node itself ([`super::passthrough`]): those that are closed, and may be mapped.
-    pub(crate) mapped: OnceLock<Mapped<Passing>>,
-    /// The file systems of which it does not.
-    pub(crate) unpassed: Mutex<HashSet<u64>>,
-    /// Where the administration's tree is.
+    /// The control socket of the server of this node's files.
+    pub(crate) server_socket: PathBuf,
+    /// Passthrough files that are closed but may be mapped ([`crate::client::fuse::passthrough`]);
+    /// unset if passthrough is not available.
+    pub(crate) mapped_files: OnceLock<MappedFiles<PassthroughOpen>>,
+    /// File systems (volumes) of this node that do not support passthrough.
+    pub(crate) no_passthrough: Mutex<HashSet<u64>>,
+    /// Where the administration's tree is mounted.
     admin: Option<PathBuf>,
-    /// A guest on a file's own node may have that open itself.
+    /// A guest on a file's own node may open it directly.
     pub(crate) dfsa: bool,
-    /// What programs see it as.
-    pub(crate) device: Device,
-    magic: Magic,
+    /// The tree's device as programs see it.
+    pub(crate) device: TreeDevice,
+    magic_link: MagicLink,
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
-    pub(crate) inodes: Arc<Inodes>,
-    pub(crate) forgetting: Forgetting,
-    pub(crate) handles: Handles,
-    pub(crate) people: People,
+    pub(crate) inodes: Arc<InodeTable>,
+    pub(crate) invalidator: Invalidator,
+    pub(crate) handles: HandleTable,
+    pub(crate) callers: CallerCache,
     pub(crate) pins: Pins,
     pub(crate) interrupts: Arc<Interrupts>,
-    pub(crate) refused: Refused,
+    pub(crate) path_retries: PathRetries,
     pub(crate) traffic: Traffic,
 }
 
-/// How the kernel came to what it wants something done with.
+/// How the kernel reached the objects of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
-    /// By a file that is open, or not by any name.
-    Hand,
-    /// By a path that this thread has gone, of which it may have believed some.
+pub(crate) enum Via {
+    /// Through an open file, or without any name.
+    OpenFile,
+    /// By a path that this thread has walked, partly from the kernel's dentries.
     Path(u32),
 }
 
 impl Tree {
-    pub(crate) fn new(common: Common, config: &Config, dfsa: bool) -> Self {
-        let forgetting = common.forgetting.clone();
+    pub(crate) fn new(context: MountContext, config: &Config, dfsa: bool) -> Self {
+        let invalidator = context.invalidator.clone();
         Self {
-            map: KeptMap::at(common.map.clone()),
-            common: Arc::new(common),
+            map: CachedMap::new(context.map.clone()),
+            context: Arc::new(context),
             run_dir: config.run_dir.clone(),
-            door: config.mfs_door(),
-            mapped: OnceLock::new(),
-            unpassed: Mutex::default(),
+            server_socket: config.mfs_socket(),
+            mapped_files: OnceLock::new(),
+            no_passthrough: Mutex::default(),
             admin: config.admin_tree.clone(),
             dfsa,
-            device: Device::default(),
-            magic: Magic::default(),
+            device: TreeDevice::default(),
+            magic_link: MagicLink::default(),
             peers: Mutex::default(),
             inodes: Arc::default(),
-            forgetting,
-            handles: Handles::default(),
-            people: People::default(),
+            invalidator,
+            handles: HandleTable::default(),
+            callers: CallerCache::default(),
             pins: Pins::default(),
             interrupts: Arc::default(),
-            refused: Refused::default(),
+            path_retries: PathRetries::default(),
             traffic: Traffic::default(),
         }
     }
 
-    fn me(&self) -> NodeId {
-        self.common.identity.node()
+    fn local_node(&self) -> NodeId {
+        self.context.identity.node()
     }
 
-    /// Whether this kernel may be told of what is behind a file.
-    pub(crate) fn passes(&self, inode: &Inode) -> bool {
-        self.mapped.get().is_some() && inode.node() == self.me() && self.common.purpose != Purpose::Room
+    /// Whether passthrough is possible for this file.
+    pub(crate) fn can_pass_through(&self, inode: &Inode) -> bool {
+        self.mapped_files.get().is_some()
+            && inode.node() == self.local_node()
+            && self.context.purpose != Purpose::Container
     }
 
-    /// The cluster as it is now.
+    /// The current cluster map.
     pub(crate) fn map(&self) -> Arc<Map> {
-        self.map.now()
+        self.map.current()
     }
 
-    /// What a name below the root means.
-    pub(crate) fn below(&self, name: &OsStr) -> Option<Below> {
+    /// Resolves a name in the root.
+    pub(crate) fn resolve_root_name(&self, name: &OsStr) -> Option<RootName> {
         let name = name.to_str()?;
         if let Some((link, _)) = self.links().find(|(_, known)| *known == name) {
-            return Some(Below::Link(link));
+            return Some(RootName::Link(link));
         }
         if name == "0" {
-            return Some(Below::Link(Link::Node(self.me())));
+            return Some(RootName::Link(RootLink::Node(self.local_node())));
         }
         let map = self.map();
         match name.parse::<u16>() {
             Ok(number) if number.to_string() == name => {
                 let node = NodeId(number);
-                map.contains(node).then_some(Below::Node(node))
+                map.contains(node).then_some(RootName::Node(node))
             }
-            _ => map.find(name).map(|node| Below::Link(Link::Node(node))),
+            _ => map.find(name).map(|node| RootName::Link(RootLink::Node(node))),
         }
     }
 
-    /// The links below the root that have names of their own.
-    pub(crate) fn links(&self) -> impl Iterator<Item = (Link, &'static str)> {
-        Link::NAMED.into_iter().filter(|(link, _)| *link != Link::Admin || self.admin.is_some())
+    /// The links in the root that have fixed names.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (RootLink, &'static str)> {
+        RootLink::NAMED.into_iter().filter(|(link, _)| *link != RootLink::Admin || self.admin.is_some())
     }
 
-    /// Where a link leads for this thread.
+    /// The target of a link for this thread.
     ///
     /// # Errors
-    /// `EIO` if that is for ternd to know, and it does not answer.
-    pub(crate) fn target(&self, link: Link, tid: u32) -> Result<Vec<u8>, Errno> {
-        let means = |of| means(&self.run_dir, self.me(), tid, of);
+    /// `EIO` if ternd is needed and does not respond.
+    pub(crate) fn link_target(&self, link: RootLink, tid: u32) -> Result<Vec<u8>, Errno> {
+        let node_meant_by = |of| node_meant_by(&self.run_dir, self.local_node(), tid, of);
         let node = match link {
-            Link::Here => means(Place::Here)?,
-            // What asks the kernel here is at home here: of a process that is away, the deputy asks.
-            Link::Home => self.me(),
-            Link::Selected => means(Place::Selected)?,
-            Link::Magic => self.magic.target(&self.run_dir, self.me(), tid)?,
-            Link::LastExec => means(Place::LastExec)?,
-            Link::Admin => {
+            RootLink::Here => node_meant_by(SymbolicNode::Here)?,
+            // The home of a process that calls this kernel is this node; for a process that is
+            // away, its deputy makes the call.
+            RootLink::Home => self.local_node(),
+            RootLink::Selected => node_meant_by(SymbolicNode::Selected)?,
+            RootLink::Magic => self.magic_link.target(&self.run_dir, self.local_node(), tid)?,
+            RootLink::LastExec => node_meant_by(SymbolicNode::LastExec)?,
+            RootLink::Admin => {
                 let admin = self.admin.as_ref().ok_or(Errno::NOENT)?;
                 return Ok(admin.as_os_str().as_encoded_bytes().to_vec());
             }
-            Link::Node(node) => node,
+            RootLink::Node(node) => node,
         };
         Ok(node.to_string().into_bytes())
     }
 
-    /// A thread has made or opened a file of this node.
-    pub(crate) fn made(&self, tid: u32, inode: &Inode) {
-        self.magic.made(&self.run_dir, tid, inode.node());
+    /// A thread has created or opened a file of this node.
+    pub(crate) fn note_created(&self, tid: u32, inode: &Inode) {
+        self.magic_link.note_created(&self.run_dir, tid, inode.node());
     }
 
     pub(crate) fn peer(&self, node: NodeId) -> Arc<Peer> {
@@ -232,41 +177,47 @@ impl Tree {
         if let Some(peer) = peers.get(&node) {
             return peer.clone();
         }
-        let peer = Arc::new(Peer::new(node, self.common.clone()));
+        let peer = Arc::new(Peer::new(node, self.context.clone()));
         peers.insert(node, peer.clone());
         drop(peers);
-        let (own, inodes, forgetting) = (peer.clone(), self.inodes.clone(), self.forgetting.clone());
-        let (tell, tried) = std::sync::mpsc::channel();
-        let porter = std::thread::Builder::new().name("owed".into());
-        let told = peer.clone();
-        if let Err(error) = porter.spawn(move || Owed::say(&told)) {
-            tracing::warn!(%error, "no thread to tell a node what is closed here");
+        let (recalled, inodes, invalidator) = (peer.clone(), self.inodes.clone(), self.invalidator.clone());
+        let (tried, first_attempt) = std::sync::mpsc::channel();
+        let releases = std::thread::Builder::new().name("releases".into());
+        let releasing = peer.clone();
+        if let Err(error) = releases.spawn(move || PendingReleases::run(&releasing)) {
+            tracing::warn!(%error, "cannot start a thread to send releases; they are sent with other requests");
         }
-        let ear = std::thread::Builder::new().name("ear".into());
-        match ear.spawn(move || listen(&own, &inodes, &forgetting, &tell)) {
-            // What is opened before it listens would not be kept for as long as it is open.
-            Ok(_) => drop(tried.recv_timeout(LOOK)),
-            // Without it there are no leases, and all is asked for anew.
-            Err(error) => tracing::warn!(%error, "no thread to listen to a node"),
+        let callbacks = std::thread::Builder::new().name("callback".into());
+        match callbacks.spawn(move || run_callback_channel(&recalled, &inodes, &invalidator, &tried)) {
+            // Files opened before the callback channel is connected get no lease.
+            Ok(_) => drop(first_attempt.recv_timeout(PROBE_INTERVAL)),
+            // Without it there are no leases, and nothing is cached.
+            Err(error) => {
+                tracing::warn!(%error, "cannot start the callback thread; nothing of this node is cached");
+            }
         }
         peer
     }
 
-    /// The directory of a node, of which the kernel is told now.
-    pub(crate) fn node(&self, node: NodeId, who: &Caller) -> Result<(Arc<Inode>, Attributes, Before), Errno> {
+    /// The root directory of a node; counts a lookup by the kernel.
+    pub(crate) fn node_root(
+        &self,
+        node: NodeId,
+        caller: &Credentials,
+    ) -> Result<(Arc<Inode>, Attributes, ValidityStamp), Errno> {
         let peer = self.peer(node);
-        let before = Before::asking(&peer);
-        match peer.call(who, Vec::new(), Deed::Stat { of: ROOT }, &[]) {
-            Ok(Heard { answer: Answer::Attributes(attributes), .. }) => {
+        let stamp = ValidityStamp::now(&peer);
+        match peer.call(caller, Vec::new(), Op::GetAttr { of: ROOT }, &[]) {
+            Ok(Response { reply: Reply::Attributes(attributes), .. }) => {
                 let found = Found { object: ROOT, attributes };
-                Ok((self.inodes.tell(node, &peer, &found, None), attributes, before))
+                Ok((self.inodes.add_lookup(node, &peer, &found, None), attributes, stamp))
             }
-            Err(Unheard::Errno(errno)) => Err(errno),
+            Err(CallError::Errno(errno)) => Err(errno),
             _ => Err(Errno::IO),
         }
     }
 
-    /// An inode that the kernel knows.
+    /// An inode that the kernel has.
     pub(crate) fn inode(&self, number: u64) -> Result<Arc<Inode>, Errno> {
         self.inodes.get(number).ok_or(Errno::STALE)
     }
@@ -275,83 +226,89 @@ impl Tree {
         self.handles.get(number).ok_or(Errno::BADF)
     }
 
-    /// Has something done with an object that was not come to by a name.
-    pub(crate) fn with(
+    /// Calls an operation on an object that was not reached by name.
+    pub(crate) fn call_on(
         &self,
         inode: &Arc<Inode>,
-        who: &Caller,
+        caller: &Credentials,
         data: &[u8],
-        deed: impl Fn(Object) -> Deed,
-    ) -> Result<Heard, Errno> {
-        self.with_all(By::Hand, &[inode], who, data, |objects| deed(objects[0]))
+        op: impl Fn(Object) -> Op,
+    ) -> Result<Response, Errno> {
+        self.call_on_all(Via::OpenFile, &[inode], caller, data, |objects| op(objects[0]))
     }
 
-    /// Has something done with an object at the end of a path.
-    pub(crate) fn at_end(
+    /// Calls an operation on an object at the end of a path.
+    pub(crate) fn call_at_path_end(
         &self,
         tid: u32,
         inode: &Arc<Inode>,
-        who: &Caller,
+        caller: &Credentials,
         data: &[u8],
-        deed: impl Fn(Object) -> Deed,
-    ) -> Result<Heard, Errno> {
-        self.with_all(By::Path(tid), &[inode], who, data, |objects| deed(objects[0]))
+        op: impl Fn(Object) -> Op,
+    ) -> Result<Response, Errno> {
+        self.call_on_all(Via::Path(tid), &[inode], caller, data, |objects| op(objects[0]))
     }
 
-    /// Has something done with objects, all of one node.
+    /// Calls an operation on objects of one node.
     ///
     /// # Errors
-    /// The server's, and `ESTALE` if a step of the path leads elsewhere: the kernel goes it again then.
-    pub(crate) fn with_all(
+    /// The server's, and `ESTALE` if a dentry on the path is stale; the kernel then walks the path
+    /// again.
+    pub(crate) fn call_on_all(
         &self,
-        by: By,
+        via: Via,
         inodes: &[&Arc<Inode>],
-        who: &Caller,
+        caller: &Credentials,
         data: &[u8],
-        deed: impl Fn(&[Object]) -> Deed,
-    ) -> Result<Heard, Errno> {
+        op: impl Fn(&[Object]) -> Op,
+    ) -> Result<Response, Errno> {
         let Some(first) = inodes.first() else { return Err(Errno::INVAL) };
         if inodes.iter().any(|inode| !Arc::ptr_eq(&inode.peer, &first.peer)) {
             return Err(Errno::XDEV);
         }
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let objects: Vec<Object> = inodes.iter().map(|inode| inode.object()).collect();
-            let deed = deed(&objects);
-            let (changes, looks) = (deed.changes(), matches!(deed, Deed::Lookup { .. }));
-            let on_the_way = deed.is_on_the_way();
-            let names =
-                if changes && self.common.purpose == Purpose::Room { deed.names() } else { Vec::new() };
-            let Some(steps) = self.steps(by, on_the_way, inodes) else { return Err(self.refuse(by, looks)) };
-            if changes {
-                inodes.iter().for_each(|inode| inode.changes());
+            let op = op(&objects);
+            let (is_change, is_lookup) = (op.modifies(), matches!(op, Op::Lookup { .. }));
+            let is_mid_path = op.is_path_walk();
+            let names = if is_change && self.context.purpose == Purpose::Container {
+                op.changed_names()
+            } else {
+                Vec::new()
+            };
+            let Some(checks) = self.checks_for(via, is_mid_path, inodes) else {
+                return Err(self.reject_stale_path(via, is_lookup));
+            };
+            if is_change {
+                inodes.iter().for_each(|inode| inode.note_local_change());
             }
-            let done = first.peer.call(who, steps, deed, data);
-            if changes {
-                // Done or not, as far as we know.
-                first.peer.count_change();
+            let done = first.peer.call(caller, checks, op, data);
+            if is_change {
+                // Also after an error: the operation may have been performed.
+                first.peer.count_local_change();
                 for inode in inodes {
-                    inode.lasting.changes();
-                    inode.lasting.forget(&names);
+                    inode.renewable.note_local_change();
+                    inode.renewable.invalidate_names(&names);
                 }
             }
-            if let By::Path(tid) = by
-                && !on_the_way
-                && matches!(done, Ok(_) | Err(Unheard::Errno(_)))
+            if let Via::Path(tid) = via
+                && !is_mid_path
+                && matches!(done, Ok(_) | Err(CallError::Errno(_)))
             {
-                self.refused.remove(tid);
+                self.path_retries.finish(tid);
             }
             match done {
-                Ok(heard) => {
-                    if changes {
-                        inodes.iter().for_each(|inode| inode.unsaved.written(heard.boot));
+                Ok(response) => {
+                    if is_change {
+                        inodes.iter().for_each(|inode| inode.unsynced.note_write(response.boot));
                     }
-                    return Ok(heard);
+                    return Ok(response);
                 }
-                Err(Unheard::Errno(errno)) => return Err(errno),
-                Err(Unheard::Elsewhere) => return Err(self.refuse(by, looks)),
-                Err(Unheard::Forgotten) => {
+                Err(CallError::Errno(errno)) => return Err(errno),
+                Err(CallError::StalePath) => return Err(self.reject_stale_path(via, is_lookup)),
+                Err(CallError::Expired) => {
                     for inode in inodes {
-                        inode.find_again(who)?;
+                        inode.look_up_again(caller)?;
                     }
                 }
             }
@@ -359,71 +316,75 @@ impl Tree {
         Err(Errno::STALE)
     }
 
-    /// The steps that must stand. Who goes his path again asks at each of them.
-    fn steps(&self, by: By, on_the_way: bool, inodes: &[&Arc<Inode>]) -> Option<Vec<Step>> {
-        match by {
-            // What he comes by on the way is looked at when he is at the end.
-            By::Path(tid) if on_the_way && self.refused.goes_again(tid, &[]) => Some(Vec::new()),
-            By::Path(tid) if !on_the_way && self.refused.goes_again(tid, inodes) => Some(Vec::new()),
-            By::Path(_) => steps(inodes, self.forgetting.said_from()),
-            By::Hand => Some(Vec::new()),
+    /// The dentry checks to send. None are needed while the thread walks its path again, since the
+    /// kernel looks up each component then.
+    fn checks_for(&self, via: Via, is_mid_path: bool, inodes: &[&Arc<Inode>]) -> Option<Vec<DentryCheck>> {
+        match via {
+            // Components in the middle of the path are checked by the operation at its end.
+            Via::Path(tid) if is_mid_path && self.path_retries.is_retrying_to(tid, &[]) => Some(Vec::new()),
+            Via::Path(tid) if !is_mid_path && self.path_retries.is_retrying_to(tid, inodes) => {
+                Some(Vec::new())
+            }
+            Via::Path(_) => dentry_checks(inodes, self.invalidator.first_epoch_to_check()),
+            Via::OpenFile => Some(Vec::new()),
         }
     }
 
-    fn refuse(&self, by: By, looks: bool) -> Errno {
-        // So that no step is said again that is known to be wrong.
-        self.forgetting.forget_names();
-        if let By::Path(tid) = by
-            && !looks
+    fn reject_stale_path(&self, via: Via, is_lookup: bool) -> Errno {
+        // Invalidated so that no later request sends the stale dentry again.
+        self.invalidator.invalidate_dentries();
+        if let Via::Path(tid) = via
+            && !is_lookup
         {
-            self.refused.at_end(tid);
+            self.path_retries.fail_at_end(tid);
         }
         Errno::STALE
     }
 
-    /// Has something done with an open file.
-    pub(crate) fn with_open(
+    /// Calls an operation on an open file.
+    pub(crate) fn call_on_open(
         &self,
         handle: &Handle,
-        who: &Caller,
+        caller: &Credentials,
         data: &[u8],
-        deed: impl Fn(Opened) -> Deed,
-    ) -> Result<Heard, Errno> {
-        self.with_all_open([handle], who, data, |[opened]| deed(opened))
+        op: impl Fn(OpenId) -> Op,
+    ) -> Result<Response, Errno> {
+        self.call_on_all_open([handle], caller, data, |[opened]| op(opened))
     }
 
-    /// The same with several open files of one node, of which only the first may be changed.
-    pub(crate) fn with_all_open<const N: usize>(
+    /// Calls an operation on several open files of one node, of which only the first may be
+    /// changed.
+    pub(crate) fn call_on_all_open<const N: usize>(
         &self,
         handles: [&Handle; N],
-        who: &Caller,
+        caller: &Credentials,
         data: &[u8],
-        deed: impl Fn([Opened; N]) -> Deed,
-    ) -> Result<Heard, Errno> {
+        op: impl Fn([OpenId; N]) -> Op,
+    ) -> Result<Response, Errno> {
         let handle = handles[0];
-        for _ in 0..TRIES {
-            let opened = handles.map(Handle::opened);
-            let deed = deed(opened);
-            let changes = deed.changes();
-            let done = handle.inode.peer.call(who, Vec::new(), deed, data);
-            if changes {
-                // What was asked for meanwhile may be of before it.
-                handle.inode.changes();
-                handle.inode.peer.count_change();
+        for _ in 0..MAX_ATTEMPTS {
+            let opened = handles.map(Handle::server_file);
+            let op = op(opened);
+            let is_change = op.modifies();
+            let done = handle.inode.peer.call(caller, Vec::new(), op, data);
+            if is_change {
+                // Replies to requests sent meanwhile may be older than the change.
+                handle.inode.note_local_change();
+                handle.inode.peer.count_local_change();
             }
             match done {
-                Ok(heard) => {
-                    if changes {
-                        handle.inode.unsaved.written(heard.boot);
+                Ok(response) => {
+                    if is_change {
+                        handle.inode.unsynced.note_write(response.boot);
                     }
-                    return Ok(heard);
+                    return Ok(response);
                 }
-                Err(Unheard::Errno(errno)) => return Err(errno),
-                Err(Unheard::Elsewhere) => return Err(Errno::STALE),
-                // Which of them it is that the server holds no more it does not say.
-                Err(Unheard::Forgotten) => {
+                Err(CallError::Errno(errno)) => return Err(errno),
+                Err(CallError::StalePath) => return Err(Errno::STALE),
+                // The server does not say which of them it has lost.
+                Err(CallError::Expired) => {
                     for (handle, was) in handles.iter().zip(opened) {
-                        self.open_again(handle, was)?;
+                        self.reopen(handle, was)?;
                     }
                 }
             }
@@ -431,77 +392,63 @@ impl Tree {
         Err(Errno::STALE)
     }
 
-    /// Opens a file again that the server holds no more, for whoever opened it.
+    /// Opens a file again that the server has lost, with the opener's credentials.
     ///
     /// # Errors
-    /// `ESTALE` if it is gone, or it was locked here, which somebody else may have had meanwhile; `EIO` if it is open for
-    /// writing, and what was written since may have gone with the node's memory.
-    pub(crate) fn open_again(&self, handle: &Handle, was: Opened) -> Result<(), Errno> {
-        let mut opened = lock(&handle.opened);
+    /// `ESTALE` if it is gone, or was locked here (another program may have held the lock
+    /// meanwhile); `EIO` if it is open for writing, and unsynced writes may have been lost with the
+    /// node's memory.
+    pub(crate) fn reopen(&self, handle: &Handle, was: OpenId) -> Result<(), Errno> {
+        let mut opened = lock(&handle.server_file);
         if *opened != was {
             return Ok(());
         }
-        if handle.inode.owners.have_some() || handle.is_locked.load(Ordering::Acquire) {
+        if handle.inode.lock_owners.any_has_lock() || handle.has_flock.load(Ordering::Acquire) {
             return Err(Errno::STALE);
         }
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
-        let heard =
-            self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
-        let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        let response =
+            self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
+        let Reply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
-        if writes && handle.has_lost(heard.boot) {
-            handle.inode.peer.owed.release(Release::File(new), true);
+        if writes && handle.has_lost_writes(response.boot) {
+            handle.inode.peer.pending_releases.release(Release::File(new), true);
             return Err(Errno::IO);
         }
         *opened = new;
         drop(opened);
-        drop(lock(&handle.kept).take());
-        // It may have been something else that was not held.
-        handle.inode.peer.owed.release(Release::File(was), true);
+        drop(lock(&handle.cached_open).take());
+        // The server may have lost the object or another file, and still hold this one.
+        handle.inode.peer.pending_releases.release(Release::File(was), true);
         Ok(())
     }
 
-    /// Opens for itself what several have open as one, since it is to have a lock.
+    /// Gives a handle that shares an open file its own, since a lock is requested on it.
     ///
     /// # Errors
     /// The server's.
-    pub(crate) fn have_own(&self, handle: &Handle) -> Result<(), Errno> {
-        let mut opened = lock(&handle.opened);
-        if lock(&handle.kept).is_none() {
+    pub(crate) fn open_privately(&self, handle: &Handle) -> Result<(), Errno> {
+        let mut opened = lock(&handle.server_file);
+        if lock(&handle.cached_open).is_none() {
             return Ok(());
         }
         let flags = handle.flags;
-        let heard =
-            self.with(&handle.inode, &handle.opener, &[], |of| Deed::Open { of, flags, content: false })?;
-        let Answer::Opened(new, _) = heard.answer else { return Err(Errno::IO) };
+        let response =
+            self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
+        let Reply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         *opened = new;
         drop(opened);
-        drop(lock(&handle.kept).take());
+        drop(lock(&handle.cached_open).take());
         Ok(())
     }
 
-    /// All that was done on the nodes of this tree until now is seen in it from now on.
+    /// Renews all leases. When this returns, all changes made on this tree's nodes so far are
+    /// visible.
     ///
     /// # Errors
-    /// `EIO` if one does not answer.
-    pub(crate) fn catch_up(&self) -> Result<(), Errno> {
+    /// `EIO` if a node does not respond.
+    pub(crate) fn renew_all_leases(&self) -> Result<(), Errno> {
         let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
-        peers.iter().filter(|peer| peer.is_lasting()).try_for_each(|peer| peer.catches_up())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_have_numbers_of_their_own() {
-        let named = Link::NAMED.into_iter().map(|(link, _)| link);
-        for link in named.chain([Link::Node(NodeId(1)), Link::Node(NodeId(u16::MAX))]) {
-            assert_eq!(Link::of(link.number()), Some(link));
-        }
-        for number in [0, 1, 8, NODES - 1, NODES + 65_536, 1 << 61] {
-            assert_eq!(Link::of(number), None, "{number}");
-        }
+        peers.iter().filter(|peer| peer.uses_renewable_leases()).try_for_each(|peer| peer.renew_leases())
     }
 }

@@ -1,9 +1,11 @@
-//! How many descriptors all sessions may have together.
+//! Limits the number of descriptors that all sessions hold together.
 //!
-//! Objects, open files and owners of locks take one each. When there are none left, objects are forgotten, which their clients look
-//! up again: the oldest of the session that has most of them, so that one who walks a large tree pays for it himself.
+//! Objects, open files and lock owners take one each. When the limit is reached, objects are
+//! forgotten, and their clients look them up again: the oldest objects of the session that has
+//! most, so that a walk through a large tree evicts its own objects.
 //!
-//! Locks: that of the sessions' list, then one session's objects. Who asks for a slot holds neither.
+//! Lock order: the list of sessions, then the objects of one session. A caller of
+//! [`FdBudget::acquire`] holds neither.
 
 use super::session::Session;
 use crate::lock;
@@ -11,71 +13,72 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The part of it that is made free at once, so that not each look-up must count what each session has.
-const PART: usize = 1024;
+/// The share of the budget that is freed at once (1/1024), so that not every lookup has to compare
+/// all sessions.
+const EVICTION_DIVISOR: usize = 1024;
 
-/// So many descriptors.
+/// The budget.
 #[derive(Debug)]
-pub(crate) struct Budget {
-    most: usize,
+pub(crate) struct FdBudget {
+    limit: usize,
     used: AtomicUsize,
     sessions: Mutex<Vec<Weak<Session>>>,
 }
 
-/// One of them, as long as this is there.
+/// Permission for one descriptor, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<Budget>);
+pub(crate) struct FdPermit(Arc<FdBudget>);
 
-impl Drop for Slot {
+impl Drop for FdPermit {
     fn drop(&mut self) {
         self.0.used.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Budget {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, used: AtomicUsize::new(0), sessions: Mutex::default() })
+impl FdBudget {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicUsize::new(0), sessions: Mutex::default() })
     }
 
-    /// This session's objects can be forgotten from now on.
+    /// Allows objects of this session to be evicted.
     pub(crate) fn add(&self, session: &Arc<Session>) {
         let mut sessions = lock(&self.sessions);
         sessions.retain(|session| session.strong_count() > 0);
         sessions.push(Arc::downgrade(session));
     }
 
-    /// One descriptor.
+    /// Takes one descriptor from the budget, evicting objects if it is exhausted.
     ///
     /// # Errors
-    /// `ENFILE` if all are taken by what is open.
-    pub(crate) fn slot(self: &Arc<Self>) -> Result<Slot, Errno> {
+    /// `ENFILE` if open files have taken all.
+    pub(crate) fn acquire(self: &Arc<Self>) -> Result<FdPermit, Errno> {
         loop {
-            let slot = Slot(self.clone());
-            if self.used.fetch_add(1, Ordering::AcqRel) < self.most {
-                return Ok(slot);
+            let permit = FdPermit(self.clone());
+            if self.used.fetch_add(1, Ordering::AcqRel) < self.limit {
+                return Ok(permit);
             }
-            drop(slot);
-            if !self.make_room() {
+            drop(permit);
+            if !self.evict() {
                 return Err(Errno::NFILE);
             }
         }
     }
 
-    fn make_room(&self) -> bool {
+    fn evict(&self) -> bool {
         let sessions = lock(&self.sessions);
         let mut sessions: Vec<_> = sessions.iter().filter_map(Weak::upgrade).collect();
-        sessions.sort_by_cached_key(|session| std::cmp::Reverse(session.count()));
-        // All that the first one has may be open.
-        sessions.iter().any(|session| session.evict((self.most / PART).max(1)) > 0)
+        sessions.sort_by_cached_key(|session| std::cmp::Reverse(session.object_count()));
+        // The largest session may have only open objects.
+        sessions.iter().any(|session| session.evict((self.limit / EVICTION_DIVISOR).max(1)) > 0)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::export::{Export, Place};
-    use super::super::session::{Held, OpenFile};
+    use super::super::export::{Export, ExportPosition};
+    use super::super::session::{HeldObject, OpenFile};
     use super::*;
-    use crate::message::{FileKey, Object, Opened, Purpose};
+    use crate::message::{FileKey, Object, OpenId, Purpose};
     use rustix::fs::{Mode, OFlags, open};
     use std::sync::OnceLock;
 
@@ -85,70 +88,70 @@ mod tests {
 
     fn hold(session: &Session, inode: u64) -> Object {
         let fd = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        session.hold(Held { fd, key: key(inode), place: Place::Inside }).unwrap()
+        session.hold(HeldObject { fd, key: key(inode), position: ExportPosition::Exported }).unwrap()
     }
 
-    fn keep(session: &Session, inode: u64) -> Result<Opened, Errno> {
+    fn open_file(session: &Session, inode: u64) -> Result<OpenId, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let flags = OFlags::RDONLY;
-        session.keep(OpenFile {
+        session.insert_open(OpenFile {
             fd,
             key: key(inode),
-            place: Place::Inside,
+            position: ExportPosition::Exported,
             flags,
             reading: Mutex::default(),
-            behind: OnceLock::new(),
+            backing_file: OnceLock::new(),
         })
     }
 
     #[test]
-    fn who_has_most_gives_way() {
-        let budget = Budget::new(20);
+    fn largest_session_is_evicted_first() {
+        let budget = FdBudget::new(20);
         let [large, small] =
             [(); 2].map(|()| Session::new(&Export::default(), &budget, Purpose::All).unwrap());
         let few: Vec<_> = (0..5).map(|n| hold(&small, n)).collect();
         let many: Vec<_> = (0..100).map(|n| hold(&large, n)).collect();
-        assert_eq!((small.count(), large.count()), (5, 15));
+        assert_eq!((small.object_count(), large.object_count()), (5, 15));
         assert!(few.iter().all(|object| small.object(*object).is_some()));
         assert!(many[85..].iter().all(|object| large.object(*object).is_some()));
-        // And who comes later has room at once.
+        // A session that comes later finds room at once.
         let more: Vec<_> = (5..10).map(|n| hold(&small, n)).collect();
         assert!(more.iter().all(|object| small.object(*object).is_some()));
-        assert_eq!((small.count(), large.count()), (10, 10));
+        assert_eq!((small.object_count(), large.object_count()), (10, 10));
         drop(large);
         let late: Vec<_> = (10..20).map(|n| hold(&small, n)).collect();
         assert!(few.iter().chain(&late).all(|object| small.object(*object).is_some()));
     }
 
     #[test]
-    fn what_is_worked_with_is_spared_once() {
-        let budget = Budget::new(10);
+    fn used_object_is_spared_once() {
+        let budget = FdBudget::new(10);
         let session = Session::new(&Export::default(), &budget, Purpose::All).unwrap();
         let dir = hold(&session, 0);
         for inode in 1..100 {
-            assert!(session.object(dir).is_some(), "a directory of whose files there are {inode}");
+            assert!(session.object(dir).is_some(), "directory forgotten after {inode} lookups in it");
             hold(&session, inode);
         }
-        // And nobody keeps others out by that for ever.
+        // But a used object is not kept for ever.
         let all: Vec<_> = (100..110).map(|inode| hold(&session, inode)).collect();
         assert!(all.iter().all(|object| session.object(*object).is_some()));
         assert!(session.object(hold(&session, 110)).is_some());
     }
 
     #[test]
-    fn what_is_open_is_not_forgotten() {
-        let budget = Budget::new(10);
+    fn open_file_is_not_evicted() {
+        let budget = FdBudget::new(10);
         let session = Session::new(&Export::default(), &budget, Purpose::All).unwrap();
         let open = hold(&session, 0);
-        let opened = keep(&session, 0).unwrap();
+        let opened = open_file(&session, 0).unwrap();
         for inode in 1..100 {
             hold(&session, inode);
         }
-        assert!(session.object(open).is_some(), "its names may be gone");
-        let all: Vec<_> = (0..8).map(|_| keep(&session, 0).unwrap()).collect();
+        assert!(session.object(open).is_some(), "an open file was forgotten");
+        let all: Vec<_> = (0..8).map(|_| open_file(&session, 0).unwrap()).collect();
         assert!(session.object(open).is_some());
-        assert_eq!(session.count(), 1);
-        assert_eq!(keep(&session, 0), Err(Errno::NFILE));
+        assert_eq!(session.object_count(), 1);
+        assert_eq!(open_file(&session, 0), Err(Errno::NFILE));
         for opened in all.into_iter().chain([opened]) {
             session.close(opened);
         }

@@ -1,7 +1,8 @@
-//! What a node lets others reach, and what never.
+//! Which files a node exports, and which it never does.
 //!
-//! Only single names are ever looked up, and never through a symbolic link: links are for the client to follow, on its own
-//! node, as NFS has it. So no name leads out of what is below; mounts do, and each is looked at.
+//! Each lookup is of a single component, and never follows a symbolic link: the client's node
+//! follows links itself, as with NFS. So no name leads out of an exported directory, except through
+//! a mount, and each object's mount is checked.
 
 use rustix::fs::{FsWord, StatxFlags, fstatfs};
 use rustix::io::Errno;
@@ -9,14 +10,16 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The kind of our own mounts in `/proc/self/mountinfo`.
-const OURS: &str = "fuse.mfs";
+/// Type of MFS mounts in `/proc/self/mountinfo`.
+const MFS_TYPE: &str = "fuse.mfs";
 
-/// The kind of the administration's tree, which goes by who looks into it on its own node.
-const ADMIN: &str = "fuse.mosix";
+/// Type of the administration tree's mounts: its content depends on the reading process and the
+/// node of that process.
+const ADMIN_TYPE: &str = "fuse.mosix";
 
-/// File systems that show the kernel and its devices and no files (linux/magic.h).
-const KERNELS_OWN: [FsWord; 20] = [
+/// Magic numbers of file systems that show the kernel or its devices rather than files
+/// (linux/magic.h).
+const PSEUDO_FILESYSTEMS: [FsWord; 20] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
     0x1cd1,      // devpts
@@ -39,85 +42,85 @@ const KERNELS_OWN: [FsWord; 20] = [
     0x0904_1934, // anonymous inodes
 ];
 
-/// The file system of FUSE, whoever serves it.
-const FUSE: FsWord = 0x6573_5546;
+/// Magic number of FUSE file systems, whatever serves them.
+const FUSE_MAGIC: FsWord = 0x6573_5546;
 
-/// Where an object is, as far as the rules go.
+/// Position of an object relative to the exported paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In what is exported.
-    Inside,
-    /// Above a path that is; only the way down is shown.
-    Above(PathBuf),
+pub(crate) enum ExportPosition {
+    /// In an exported path.
+    Exported,
+    /// An ancestor of an exported path: only the directories on the way down are visible.
+    Ancestor(PathBuf),
 }
 
-/// The rules of a node.
+/// The export rules of a node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Export {
-    /// Nothing can be changed.
-    pub(crate) read_only: bool,
-    /// Root of another node is nobody here.
-    pub(crate) squash_root: bool,
-    /// Only these paths and what is below them, without symbolic links; all if empty.
+    /// Refuse all changes.
+    pub(crate) is_read_only: bool,
+    /// Map root of other nodes to `nobody`.
+    pub(crate) squashes_root: bool,
+    /// Export only these subtrees, given without symbolic links; everything if empty.
     pub(crate) paths: Vec<PathBuf>,
 }
 
 impl Export {
-    /// Where the root is.
-    pub(crate) fn root(&self) -> Place {
+    /// Position of the root directory.
+    pub(crate) fn root(&self) -> ExportPosition {
         if self.paths.is_empty() || self.paths.iter().any(|path| path == Path::new("/")) {
-            Place::Inside
+            ExportPosition::Exported
         } else {
-            Place::Above("/".into())
+            ExportPosition::Ancestor("/".into())
         }
     }
 
-    /// Where a name leads from here.
+    /// Position of the entry `name` in a directory at this position.
     ///
     /// # Errors
-    /// `ENOENT` if neither into nor towards anything that is exported.
-    pub(crate) fn step(&self, from: &Place, name: &OsStr) -> Result<Place, Errno> {
-        let Place::Above(path) = from else { return Ok(Place::Inside) };
+    /// `ENOENT` if the entry neither is exported nor leads to an exported path.
+    pub(crate) fn child(&self, of: &ExportPosition, name: &OsStr) -> Result<ExportPosition, Errno> {
+        let ExportPosition::Ancestor(path) = of else { return Ok(ExportPosition::Exported) };
         let path = path.join(name);
         if self.paths.contains(&path) {
-            Ok(Place::Inside)
-        } else if self.paths.iter().any(|inside| inside.starts_with(&path)) {
-            Ok(Place::Above(path))
+            Ok(ExportPosition::Exported)
+        } else if self.paths.iter().any(|exported| exported.starts_with(&path)) {
+            Ok(ExportPosition::Ancestor(path))
         } else {
             Err(Errno::NOENT)
         }
     }
 }
 
-/// Whether what was just looked up may be reached.
+/// Whether an object that was just looked up is on a file system that may be exported.
 ///
 /// # Errors
-/// `ELOOP` for our own trees (`/mfs/1/mfs/…` would go round), `EACCES` for what is no file system of files, the tree of
-/// administration included.
-pub(crate) fn admit(fd: impl AsFd) -> Result<(), Errno> {
+/// `ELOOP` for an MFS mount (`/mfs/1/mfs/…` would recurse); `EACCES` for a pseudo file system and
+/// the administration tree.
+pub(crate) fn check_exportable(fd: impl AsFd) -> Result<(), Errno> {
     let kind = fstatfs(&fd)?.f_type;
-    if KERNELS_OWN.contains(&kind) {
+    if PSEUDO_FILESYSTEMS.contains(&kind) {
         return Err(Errno::ACCESS);
     }
-    if kind == FUSE { may_enter(fd) } else { Ok(()) }
+    if kind == FUSE_MAGIC { check_mount(fd) } else { Ok(()) }
 }
 
-/// Passes unless it is in a tree that Tern has mounted. What cannot be told is taken for one.
-fn may_enter(fd: impl AsFd) -> Result<(), Errno> {
+/// Refuses mounts of Tern's own trees, and mounts whose type cannot be determined.
+fn check_mount(fd: impl AsFd) -> Result<(), Errno> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH;
     let Ok(stat) = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID) else { return Err(Errno::LOOP) };
     let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return Err(Errno::LOOP) };
-    may_enter_in(&table, stat.stx_mnt_id)
+    check_mount_in(&table, stat.stx_mnt_id)
 }
 
-fn may_enter_in(table: &str, mount: u64) -> Result<(), Errno> {
+fn check_mount_in(table: &str, mount: u64) -> Result<(), Errno> {
     let number = mount.to_string();
     let line = table.lines().find(|line| line.split(' ').next() == Some(&number));
-    // After the optional fields comes " - KIND SOURCE OPTIONS".
+    // After the optional fields comes " - TYPE SOURCE OPTIONS".
     let kind = line.and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
     match kind {
-        None | Some(OURS) => Err(Errno::LOOP),
-        Some(ADMIN) => Err(Errno::ACCESS),
+        None | Some(MFS_TYPE) => Err(Errno::LOOP),
+        Some(ADMIN_TYPE) => Err(Errno::ACCESS),
         Some(_) => Ok(()),
     }
 }
@@ -127,43 +130,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_down_is_shown_and_nothing_beside_it() {
+    fn only_the_way_down_to_exported_paths_is_visible() {
         let export = Export { paths: vec!["/home".into(), "/srv/data".into()], ..Export::default() };
         let root = export.root();
-        assert_eq!(root, Place::Above("/".into()));
-        assert_eq!(export.step(&root, "home".as_ref()), Ok(Place::Inside));
-        let srv = export.step(&root, "srv".as_ref()).unwrap();
-        assert_eq!(srv, Place::Above("/srv".into()));
-        assert_eq!(export.step(&srv, "data".as_ref()), Ok(Place::Inside));
-        assert_eq!(export.step(&srv, "dat".as_ref()), Err(Errno::NOENT));
-        assert_eq!(export.step(&root, "etc".as_ref()), Err(Errno::NOENT));
-        assert_eq!(export.step(&Place::Inside, "etc".as_ref()), Ok(Place::Inside));
+        assert_eq!(root, ExportPosition::Ancestor("/".into()));
+        assert_eq!(export.child(&root, "home".as_ref()), Ok(ExportPosition::Exported));
+        let srv = export.child(&root, "srv".as_ref()).unwrap();
+        assert_eq!(srv, ExportPosition::Ancestor("/srv".into()));
+        assert_eq!(export.child(&srv, "data".as_ref()), Ok(ExportPosition::Exported));
+        assert_eq!(export.child(&srv, "dat".as_ref()), Err(Errno::NOENT));
+        assert_eq!(export.child(&root, "etc".as_ref()), Err(Errno::NOENT));
+        assert_eq!(export.child(&ExportPosition::Exported, "etc".as_ref()), Ok(ExportPosition::Exported));
     }
 
     #[test]
-    fn without_paths_all_is_inside() {
-        assert_eq!(Export::default().root(), Place::Inside);
+    fn everything_is_exported_without_paths() {
+        assert_eq!(Export::default().root(), ExportPosition::Exported);
     }
 
     #[test]
-    fn the_kernels_own_trees_are_refused() {
+    fn pseudo_file_systems_are_refused() {
         let open = |path| std::fs::File::open(path).unwrap();
-        assert_eq!(admit(open("/proc")), Err(Errno::ACCESS));
-        assert_eq!(admit(open("/proc/self/mountinfo")), Err(Errno::ACCESS));
-        assert_eq!(admit(open("/sys")), Err(Errno::ACCESS));
-        assert_eq!(admit(open("/")), Ok(()));
+        assert_eq!(check_exportable(open("/proc")), Err(Errno::ACCESS));
+        assert_eq!(check_exportable(open("/proc/self/mountinfo")), Err(Errno::ACCESS));
+        assert_eq!(check_exportable(open("/sys")), Err(Errno::ACCESS));
+        assert_eq!(check_exportable(open("/")), Ok(()));
     }
 
     #[test]
-    fn our_own_trees_are_known_by_their_kind() {
+    fn own_mounts_are_recognised_by_type() {
         let table = "24 1 254:0 / / rw - ext4 /dev/vda rw\n\
                      90 24 0:50 / /mfs rw,nosuid shared:1 - fuse.mfs mymfs rw\n\
                      91 24 0:51 / /mnt rw - fuse.sshfs h:/ rw\n\
                      92 24 0:52 / /run/mosix rw - fuse.mosix mosix rw\n";
-        assert_eq!(may_enter_in(table, 90), Err(Errno::LOOP));
-        assert_eq!(may_enter_in(table, 91), Ok(()));
-        assert_eq!(may_enter_in(table, 24), Ok(()));
-        assert_eq!(may_enter_in(table, 92), Err(Errno::ACCESS), "the tree of administration");
-        assert_eq!(may_enter_in(table, 9), Err(Errno::LOOP), "what cannot be told is taken for one");
+        assert_eq!(check_mount_in(table, 90), Err(Errno::LOOP));
+        assert_eq!(check_mount_in(table, 91), Ok(()));
+        assert_eq!(check_mount_in(table, 24), Ok(()));
+        assert_eq!(check_mount_in(table, 92), Err(Errno::ACCESS), "the administration tree");
+        assert_eq!(check_mount_in(table, 9), Err(Errno::LOOP), "an unknown mount is refused");
     }
 }

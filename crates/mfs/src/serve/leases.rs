@@ -1,23 +1,27 @@
-//! Who may believe for a while what he was told of a file.
+//! Leases: for how long a client may rely on cached attributes and content of a file.
 //!
-//! A lease is a promise to one session: until its term is over, or the session has given it back, no other session changes
-//! the file (its attributes; its content too, if it is one). It is never given while another session changes the file or
-//! has it open for writing (who opens it himself gets one with that). So a change takes back the leases of all others first, and waits: for them, at most for
-//! the term. Who has it open for writing writes without asking any more, since nobody else can get a lease meanwhile.
+//! A lease is a promise to one session: until its term ends, or the session returns it, no other
+//! session changes the file (its attributes; the content too, of a regular file). No lease is
+//! granted while another session is changing the file or has it open for writing (the session that
+//! opens it gets one with the open). So a change first recalls the leases of all other sessions,
+//! and waits until they are returned, at most for the term. A session that has the file open for
+//! writing writes without further recalls, since no other session can get a lease meanwhile.
 //!
-//! The term of who was told is counted from before he asked, ours from when we answer: his ends first. A server that begins
-//! after another one does not know what that has promised, and lets nothing be changed until its term is over.
+//! The client counts the term from before its request, the server from its reply, so the client's
+//! term ends first. A server that replaces an earlier one does not know the leases which that one
+//! granted, and makes all changes wait until they have ended (NFS's grace period).
 //!
-//! Programs on this node know nothing of it. What they change is seen at the next open or look-up, which always ask. Where a
-//! file is open already the kernel tells us of it, and the leases are asked back ([`super::notice`]), or it is seen at the
-//! latest after the term (docs/design/files.md).
+//! Programs on this node take no leases. Their changes are seen by the next open or lookup, which
+//! always reach the server. For files that are already open, fanotify reports the change and the
+//! leases are recalled ([`super::fanotify`]); where it cannot, the change is seen when the term has
+//! ended (docs/design/files.md).
 
-use super::notice::{self, Notices};
-use super::passthrough::{MAPPED, Stays};
+use super::fanotify::{self, ChangeWatcher};
+use super::passthrough::{MAPPED_SESSION, MappedWriter};
 use super::session::{OpenFile, Session};
 use super::stat;
 use crate::lock;
-use crate::mapped::Mapped;
+use crate::mapped::MappedFiles;
 use crate::message::{FileKey, Lease};
 use rustix::fs::FileType;
 use std::collections::HashMap;
@@ -26,207 +30,213 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a lease lasts (DESIGN, section 5).
+/// Term of a lease (docs/design/files.md).
 pub(crate) const TERM: Duration = Duration::from_secs(1);
 
-/// The same, in milliseconds.
-pub(crate) const MILLIS: u32 = 1000;
+/// The term in milliseconds.
+pub(crate) const TERM_MS: u32 = 1000;
 
 #[derive(Debug)]
 struct Holder {
     session: Weak<Session>,
-    /// The lease's.
+    /// Number of the lease.
     number: u64,
     end: Instant,
-    /// It holds as long as the session renews it, and is asked back for changes after that too.
-    lasts: bool,
-    /// It was asked back.
-    asked_back: bool,
+    /// It holds for as long as the session renews it, and is recalled for changes even after its
+    /// term.
+    is_renewable: bool,
+    /// A recall was queued.
+    is_recalled: bool,
 }
 
 impl Holder {
-    /// Until when the session believes what it was told, if nothing is asked back.
-    fn until(&self) -> Instant {
-        let renewed = self.session.upgrade().filter(|_| self.lasts).and_then(|session| session.renewed());
-        renewed.map_or(self.end, |renewed| self.end.max(renewed + TERM))
+    /// Until when the session may rely on the lease, if it does not return it earlier.
+    fn valid_until(&self) -> Instant {
+        let session = self.session.upgrade().filter(|_| self.is_renewable);
+        let renewed_at = session.and_then(|session| session.renewed_at());
+        renewed_at.map_or(self.end, |renewed_at| self.end.max(renewed_at + TERM))
     }
 
-    /// Whether the session is to hear of a change.
-    fn is_to_hear(&self, now: Instant) -> bool {
-        !self.asked_back && (self.lasts || self.end > now)
+    /// Whether the session must be notified of a change.
+    fn must_be_notified(&self, now: Instant) -> bool {
+        !self.is_recalled && (self.is_renewable || self.end > now)
     }
 
-    /// Asks for it. It is not renewed any more: who does not answer is not waited for for ever.
-    fn ask_back(&mut self, of: FileKey, is_late: bool) {
-        (self.end, self.lasts, self.asked_back) = (self.until(), false, true);
+    /// Recalls the lease and ends its renewal, so that a change never waits longer than one term.
+    fn recall(&mut self, file: FileKey, is_after_change: bool) {
+        (self.end, self.is_renewable, self.is_recalled) = (self.valid_until(), false, true);
         if let Some(session) = self.session.upgrade() {
-            session.recall(Lease { of, number: self.number, is_late });
+            session.recall(Lease { file, number: self.number, is_after_change });
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Leased {
-    /// By the number of the session.
+struct FileLeases {
+    /// By session number.
     holders: HashMap<u64, Holder>,
-    /// How often each session has it open for writing.
+    /// How many times each session has the file open for writing.
     writers: HashMap<u64, usize>,
-    /// Changes under way, of each session.
+    /// Number of changes in progress, by session.
     changing: HashMap<u64, usize>,
 }
 
-/// All leases of a node's files.
+/// The leases of all files of this node.
 #[derive(Debug)]
-pub(crate) struct Leases {
-    /// Until when the promises of a server before this one may hold.
-    inherited: Instant,
-    files: Mutex<HashMap<FileKey, Leased>>,
-    given_back: Condvar,
-    count: AtomicU64,
-    /// What programs of this node change, where the kernel tells.
-    notices: OnceLock<Arc<Notices>>,
-    /// How many leases were asked back for that.
-    noticed: AtomicU64,
-    /// What may be mapped by this node's own programs, and is closed.
-    mapped: OnceLock<(Mapped<Stays>, Weak<Self>)>,
+pub(crate) struct LeaseTable {
+    /// Until when leases of an earlier server may hold.
+    grace_end: Instant,
+    files: Mutex<HashMap<FileKey, FileLeases>>,
+    returned: Condvar,
+    next_number: AtomicU64,
+    /// Reports changes by programs of this node, where the kernel supports that.
+    watcher: OnceLock<Arc<ChangeWatcher>>,
+    /// Number of leases recalled for such changes.
+    recalled_for_local_changes: AtomicU64,
+    /// Closed files that programs of this node may still have mapped.
+    mapped: OnceLock<(MappedFiles<MappedWriter>, Weak<Self>)>,
 }
 
-impl Leases {
-    /// Those of a server that has just begun, and is the first or not.
+impl LeaseTable {
+    /// Creates the table of a server that has just started. `is_first`: no earlier server can have
+    /// granted leases.
     pub(crate) fn new(is_first: bool) -> Self {
-        let inherited = if is_first { Instant::now() } else { Instant::now() + TERM };
+        let grace_end = if is_first { Instant::now() } else { Instant::now() + TERM };
         Self {
-            inherited,
+            grace_end,
             files: Mutex::default(),
-            given_back: Condvar::new(),
-            count: AtomicU64::new(0),
-            notices: OnceLock::new(),
-            noticed: AtomicU64::new(0),
+            returned: Condvar::new(),
+            next_number: AtomicU64::new(0),
+            watcher: OnceLock::new(),
+            recalled_for_local_changes: AtomicU64::new(0),
             mapped: OnceLock::new(),
         }
     }
 
-    /// Hears of what programs of this node change, from now on and if the kernel tells.
-    pub(crate) fn listen(self: &Arc<Self>) {
-        match notice::listen(&Arc::downgrade(self)) {
-            Ok(notices) => drop(self.notices.set(notices)),
+    /// Starts to watch for changes by programs of this node, if the kernel supports it.
+    pub(crate) fn watch_local_changes(self: &Arc<Self>) {
+        match fanotify::start(&Arc::downgrade(self)) {
+            Ok(watcher) => drop(self.watcher.set(watcher)),
             Err(error) => {
-                tracing::info!(%error, "what programs of this node change is seen elsewhere after the term only");
+                tracing::info!(%error, "no fanotify: local changes are seen elsewhere when leases end");
             }
         }
     }
 
-    /// Looks after what programs of this node have mapped, from now on.
+    /// Starts the thread that watches for files mapped by programs of this node.
     ///
     /// # Errors
-    /// If there is no thread for it.
-    pub(crate) fn look_after_mapped(self: &Arc<Self>) -> std::io::Result<()> {
-        let _once = self.mapped.set((Mapped::look_after()?, Arc::downgrade(self)));
+    /// If the thread cannot be created.
+    pub(crate) fn watch_mapped(self: &Arc<Self>) -> std::io::Result<()> {
+        let _once = self.mapped.set((MappedFiles::start()?, Arc::downgrade(self)));
         Ok(())
     }
 
-    /// Has the leases of a file asked back when a program of this node changes it; whether this one lasts. To be called when it has been
-    /// granted, and before it is looked at.
+    /// Watches a file for changes by programs of this node. Returns whether the session's lease is
+    /// renewable. Must be called after the lease was granted, and before the file's attributes are
+    /// read.
     pub(crate) fn watch(&self, session: &Session, fd: impl AsFd, key: FileKey, kind: FileType) -> bool {
-        let is_watched = self.notices.get().is_some_and(|notices| notices.watch(fd, key, kind));
-        if !is_watched || !session.is_lasting() {
+        let is_watched = self.watcher.get().is_some_and(|watcher| watcher.watch(fd, key, kind));
+        if !is_watched || !session.uses_renewable_leases() {
             return false;
         }
         let mut files = lock(&self.files);
         let holder = files.get_mut(&key).and_then(|file| file.holders.get_mut(&session.number));
-        let lasts = holder.filter(|holder| !holder.asked_back).map(|holder| holder.lasts = true);
-        lasts.is_some()
+        let renewable = holder.filter(|holder| !holder.is_recalled).map(|holder| holder.is_renewable = true);
+        renewable.is_some()
     }
 
     #[cfg(test)]
-    pub(crate) fn notices(&self) -> &Notices {
-        self.notices.get().unwrap()
+    pub(crate) fn watcher(&self) -> &ChangeWatcher {
+        self.watcher.get().unwrap()
     }
 
-    /// All that was done on this node until now has been asked back when this returns.
-    pub(crate) fn catch_up(&self) {
-        if let Some(notices) = self.notices.get() {
-            notices.catch_up(self);
+    /// When this returns, leases have been recalled for everything that was done on this node
+    /// before the call.
+    pub(crate) fn drain_events(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.drain_events(self);
         }
     }
 
-    /// Lets all lasting leases of a session hold for another term, if what they are about is as it was.
+    /// Renews all renewable leases of a session whose files are unchanged.
     pub(crate) fn renew(&self, session: &Session) {
-        // Whoever changes something from now on waits for that term, and whoever has done so has asked.
+        // Under the lock: a later change waits for the new term, and an earlier one has already
+        // recalled its leases.
         let _files = lock(&self.files);
-        session.renews();
+        session.renew();
     }
 
-    /// These files are going to have no mark any more: they get another one if leases of them last.
-    pub(crate) fn watch_again(&self, keys: &[FileKey]) {
+    /// The marks of these files are about to be removed: marks those with renewable leases anew.
+    pub(crate) fn rewatch(&self, keys: &[FileKey]) {
         for key in keys {
-            let lasting = {
+            let session = {
                 let files = lock(&self.files);
                 let holders = files.get(key).into_iter().flat_map(|file| file.holders.values());
-                holders.filter(|holder| holder.lasts).find_map(|holder| holder.session.upgrade())
+                holders.filter(|holder| holder.is_renewable).find_map(|holder| holder.session.upgrade())
             };
-            let Some(session) = lasting else { continue };
-            let is_watched = session.held(*key).is_some_and(|held| {
-                let kind = stat::attributes(&held.fd).map(|is| FileType::from_raw_mode(is.mode));
-                let notices = self.notices.get();
-                kind.is_ok_and(|kind| notices.is_some_and(|notices| notices.watch(&held.fd, *key, kind)))
+            let Some(session) = session else { continue };
+            let is_watched = session.object_with_key(*key).is_some_and(|held| {
+                let kind =
+                    stat::attributes(&held.fd).map(|attributes| FileType::from_raw_mode(attributes.mode));
+                let watcher = self.watcher.get();
+                kind.is_ok_and(|kind| watcher.is_some_and(|watcher| watcher.watch(&held.fd, *key, kind)))
             });
             if !is_watched {
-                self.unwatched(&[*key]);
+                self.recall_renewable(&[*key]);
             }
         }
     }
 
-    /// Nobody hears any more of what is done to these files here: what lasts of their leases is asked back.
-    fn unwatched(&self, keys: &[FileKey]) {
+    /// These files are no longer watched: recalls their renewable leases.
+    fn recall_renewable(&self, keys: &[FileKey]) {
         let mut files = lock(&self.files);
         for key in keys {
             let Some(file) = files.get_mut(key) else { continue };
             file.holders
                 .values_mut()
-                .filter(|holder| holder.lasts)
-                .for_each(|holder| holder.ask_back(*key, true));
+                .filter(|holder| holder.is_renewable)
+                .for_each(|holder| holder.recall(*key, true));
         }
     }
 
-    /// A session that gets no leases itself has this file open for writing, and will for some time: nobody else gets one until it has closed it, so nobody is to
-    /// be told of what is done to it. To be said before that.
-    pub(crate) fn ignore(&self, fd: impl AsFd, key: FileKey) {
-        if let Some(notices) = self.notices.get() {
-            notices.ignore(fd, key);
+    /// Stops watching a file that a session without leases is about to keep open for writing: no
+    /// other session gets a lease until it is closed. Must be called before the first write.
+    pub(crate) fn unwatch(&self, fd: impl AsFd, key: FileKey) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.unwatch(fd, key);
         }
     }
 
-    /// A program of this node has changed a file: asks all leases of it back, and waits for nobody.
-    pub(crate) fn noticed(&self, key: FileKey) {
+    /// A program of this node has changed a file: recalls all leases of it, without waiting.
+    pub(crate) fn recall_changed(&self, key: FileKey) {
         if let Some(file) = lock(&self.files).get_mut(&key) {
-            self.ask_back(key, file);
+            self.recall_after_change(key, file);
         }
     }
 
-    /// Programs of this node may have changed anything.
-    pub(crate) fn noticed_all(&self) {
+    /// Events were lost: programs of this node may have changed any file.
+    pub(crate) fn recall_all_changed(&self) {
         for (key, file) in lock(&self.files).iter_mut() {
-            self.ask_back(*key, file);
+            self.recall_after_change(*key, file);
         }
     }
 
-    fn ask_back(&self, key: FileKey, file: &mut Leased) {
+    fn recall_after_change(&self, key: FileKey, file: &mut FileLeases) {
         let now = Instant::now();
-        for holder in file.holders.values_mut().filter(|holder| holder.is_to_hear(now)) {
-            holder.ask_back(key, true);
-            // The first one says that it works at all.
-            if self.noticed.fetch_add(1, Ordering::Relaxed) == 0 {
-                tracing::info!(
-                    "a program of this node has changed what another one believes, which is told so"
-                );
+        for holder in file.holders.values_mut().filter(|holder| holder.must_be_notified(now)) {
+            holder.recall(key, true);
+            // Logged once, to show that recalls work.
+            if self.recalled_for_local_changes.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::info!("a local program has changed a leased file; its leases are recalled");
             }
         }
     }
 
-    /// Promises a session that a file stays as it is; whether it did. To be asked for before the file is looked at.
+    /// Grants a session a lease of a file; false if it cannot have one. Must be called before the
+    /// file's attributes are read.
     pub(crate) fn grant(&self, session: &Arc<Session>, key: FileKey) -> bool {
-        if !session.listens() {
+        if !session.has_callback() {
             return false;
         }
         let mut files = lock(&self.files);
@@ -234,17 +244,18 @@ impl Leases {
         if file.changing.keys().chain(file.writers.keys()).any(|other| *other != session.number) {
             return false;
         }
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + TERM;
-        // What it has been told already is not told again.
-        let lasts = file.holders.get(&session.number).is_some_and(|had| had.lasts);
-        let holder = Holder { session: Arc::downgrade(session), number, end, lasts, asked_back: false };
+        // A lease that is already renewable stays so.
+        let is_renewable = file.holders.get(&session.number).is_some_and(|earlier| earlier.is_renewable);
+        let session_ref = Arc::downgrade(session);
+        let holder = Holder { session: session_ref, number, end, is_renewable, is_recalled: false };
         file.holders.insert(session.number, holder);
         true
     }
 
-    /// Does what changes these files, when no other session believes anything of them any more. It is told whether that had to
-    /// be waited for.
+    /// Runs `act`, which changes these files, after all other sessions have returned their leases.
+    /// `act` receives whether that took any waiting.
     pub(crate) fn change<T>(&self, session: &Session, keys: &[FileKey], act: impl FnOnce(bool) -> T) -> T {
         if keys.is_empty() {
             return act(false);
@@ -253,65 +264,65 @@ impl Leases {
         for key in keys {
             *files.entry(*key).or_default().changing.entry(session.number).or_default() += 1;
         }
-        let (mut asked, mut waited) = (false, false);
+        let (mut has_recalled, mut has_waited) = (false, false);
         loop {
             let now = Instant::now();
-            let mut until = self.inherited;
+            let mut wait_until = self.grace_end;
             for key in keys {
                 let Some(file) = files.get_mut(key) else { continue };
                 for (_, mut holder) in file.holders.extract_if(|number, holder| {
-                    holder.until() <= now && (!holder.lasts || *number != session.number)
+                    holder.valid_until() <= now && (!holder.is_renewable || *number != session.number)
                 }) {
-                    // It believes nothing now, but would again when it has renewed that.
-                    if holder.lasts {
-                        holder.ask_back(*key, true);
+                    // It has ended, but the session's next renewal would revive it.
+                    if holder.is_renewable {
+                        holder.recall(*key, true);
                     }
                 }
                 for (_, holder) in file.holders.iter_mut().filter(|(number, _)| **number != session.number) {
-                    until = until.max(holder.until());
-                    if !asked {
-                        holder.ask_back(*key, false);
+                    wait_until = wait_until.max(holder.valid_until());
+                    if !has_recalled {
+                        holder.recall(*key, false);
                     }
                 }
             }
-            asked = true;
-            let left = until.saturating_duration_since(now);
+            has_recalled = true;
+            let left = wait_until.saturating_duration_since(now);
             if left.is_zero() {
                 break;
             }
-            waited = true;
-            files = self.given_back.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
+            has_waited = true;
+            files = self.returned.wait_timeout(files, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(files);
-        let _changing = Changing { leases: self, session: session.number, keys };
-        act(waited)
+        let _guard = ChangeGuard { leases: self, session: session.number, keys };
+        act(has_waited)
     }
 
-    /// Asks all leases back; nobody waits for them.
+    /// Recalls all leases, without waiting.
     pub(crate) fn recall_all(&self) {
         for (key, file) in &mut *lock(&self.files) {
-            file.holders.values_mut().for_each(|holder| holder.ask_back(*key, false));
+            file.holders.values_mut().for_each(|holder| holder.recall(*key, false));
         }
     }
 
-    /// A session has opened the file for writing; to be said while it is changing it.
-    pub(crate) fn opened(&self, session: &Session, key: FileKey) {
+    /// A session opens the file for writing; called while it is changing it.
+    pub(crate) fn add_writer(&self, session: &Session, key: FileKey) {
         *lock(&self.files).entry(key).or_default().writers.entry(session.number).or_default() += 1;
     }
 
-    /// It closes it again.
-    pub(crate) fn closes(&self, session: &Session, file: &OpenFile) {
+    /// A session closes a file that it had open for writing.
+    pub(crate) fn close_writer(&self, session: &Session, file: &OpenFile) {
         if let Some((mapped, leases)) = self.mapped.get()
-            && let Some(behind) = file.may_be_mapped()
+            && let Some(fd) = file.mappable_backing_file()
         {
-            *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED).or_default() += 1;
-            mapped.take(behind, Stays(leases.clone(), file.key));
+            *lock(&self.files).entry(file.key).or_default().writers.entry(MAPPED_SESSION).or_default() += 1;
+            mapped.watch(fd, MappedWriter { leases: leases.clone(), key: file.key });
         }
-        self.closed(session.number, file.key);
+        self.remove_writer(session.number, file.key);
     }
 
-    /// The session of this number has closed it.
-    pub(super) fn closed(&self, session: u64, key: FileKey) {
+    /// Removes one writer, given by session number.
+    pub(super) fn remove_writer(&self, session: u64, key: FileKey) {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&key) else { return };
         if let Some(count) = file.writers.get_mut(&session) {
@@ -322,38 +333,39 @@ impl Leases {
         }
     }
 
-    /// A session believes nothing any more of what it believed under these. Under others of the same files it does: they may have
-    /// been granted since these were asked back.
-    pub(crate) fn given_back(&self, session: &Session, leases: &[Lease]) {
+    /// A session returns these leases. Later leases of the same files stay: they may have been
+    /// granted since the recall.
+    pub(crate) fn return_leases(&self, session: &Session, leases: &[Lease]) {
         let mut files = lock(&self.files);
         for lease in leases {
-            if let Some(file) = files.get_mut(&lease.of) {
+            if let Some(file) = files.get_mut(&lease.file) {
                 file.holders.retain(|holder, held| *holder != session.number || held.number != lease.number);
             }
         }
-        self.given_back.notify_all();
+        self.returned.notify_all();
     }
 
-    /// Forgets what is over, and the sessions that are not in this list any more.
-    pub(crate) fn tidy(&self, there: &[u64]) {
+    /// Removes leases that have ended, and those of sessions that are not in this list.
+    pub(crate) fn expire(&self, sessions: &[u64]) {
         let now = Instant::now();
         lock(&self.files).retain(|_, file| {
-            file.holders
-                .retain(|session, holder| holder.end > now || holder.lasts && there.contains(session));
-            file.writers.retain(|session, _| *session == MAPPED || there.contains(session));
+            file.holders.retain(|session, holder| {
+                holder.end > now || holder.is_renewable && sessions.contains(session)
+            });
+            file.writers.retain(|session, _| *session == MAPPED_SESSION || sessions.contains(session));
             !file.changing.is_empty() || !file.holders.is_empty() || !file.writers.is_empty()
         });
     }
 }
 
-/// Files that are being changed, until that is over, in whatever way.
-struct Changing<'a> {
-    leases: &'a Leases,
+/// Marks files as being changed, until this is dropped.
+struct ChangeGuard<'a> {
+    leases: &'a LeaseTable,
     session: u64,
     keys: &'a [FileKey],
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         let mut files = lock(&self.leases.files);
         for key in self.keys {
@@ -370,7 +382,7 @@ impl Drop for Changing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::Budget;
+    use super::super::budget::FdBudget;
     use super::super::export::Export;
     use super::*;
     use crate::message::Purpose;
@@ -378,30 +390,30 @@ mod tests {
     const KEY: FileKey = FileKey { volume: 1, device: 2, inode: 3 };
 
     fn session() -> Arc<Session> {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
-        session.hears(true);
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::All).unwrap();
+        session.set_callback(true);
         session
     }
 
     #[test]
-    fn a_change_waits_for_the_others_to_give_back() {
-        let (leases, reader, writer) = (Leases::new(true), session(), session());
+    fn change_waits_until_other_sessions_return_their_leases() {
+        let (leases, reader, writer) = (LeaseTable::new(true), session(), session());
         assert!(leases.grant(&reader, KEY));
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
-            let recalled = reader.recalled(TERM).unwrap().0;
-            let given_back = Instant::now();
-            assert_eq!(recalled, [Lease { of: KEY, number: 0, is_late: false }]);
-            assert!(!leases.grant(&reader, KEY), "none while it is changed");
-            leases.given_back(&reader, &recalled);
-            assert!(changing.join().unwrap() >= given_back);
+            let recalled = reader.next_recalls(TERM).unwrap().0;
+            let returned = Instant::now();
+            assert_eq!(recalled, [Lease { file: KEY, number: 0, is_after_change: false }]);
+            assert!(!leases.grant(&reader, KEY), "granted during a change");
+            leases.return_leases(&reader, &recalled);
+            assert!(changing.join().unwrap() >= returned);
         });
         assert!(leases.grant(&reader, KEY));
     }
 
     #[test]
-    fn who_does_not_answer_is_waited_for_until_his_term_is_over() {
-        let (leases, reader, writer) = (Leases::new(true), session(), session());
+    fn change_waits_at_most_a_term_for_an_unreturned_lease() {
+        let (leases, reader, writer) = (LeaseTable::new(true), session(), session());
         let begun = Instant::now();
         assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[KEY], |_| ());
@@ -409,86 +421,89 @@ mod tests {
     }
 
     #[test]
-    fn what_was_granted_since_is_not_given_back() {
-        let (leases, reader, writer) = (Leases::new(true), session(), session());
+    fn returning_an_old_lease_keeps_a_newer_one() {
+        let (leases, reader, writer) = (LeaseTable::new(true), session(), session());
         assert!(leases.grant(&reader, KEY));
-        // Its term is over before it is given back.
+        // The term ends before it is returned.
         leases.change(&writer, &[KEY], |_| ());
         assert!(leases.grant(&reader, KEY));
-        leases.given_back(&reader, &reader.recalled(TERM).unwrap().0);
+        leases.return_leases(&reader, &reader.next_recalls(TERM).unwrap().0);
         let begun = Instant::now();
         leases.change(&writer, &[KEY], |_| ());
-        assert!(begun.elapsed() >= TERM / 2, "it holds");
+        assert!(begun.elapsed() >= TERM / 2, "the newer lease holds");
     }
 
     #[test]
-    fn a_session_does_not_wait_for_itself_nor_for_a_server_that_has_just_begun() {
-        let (leases, session) = (Leases::new(true), session());
+    fn change_waits_for_an_earlier_servers_leases_but_not_for_its_own() {
+        let (leases, session) = (LeaseTable::new(true), session());
         assert!(leases.grant(&session, KEY));
         let begun = Instant::now();
         leases.change(&session, &[KEY], |_| ());
         assert!(begun.elapsed() < TERM);
         let begun = Instant::now();
-        Leases::new(false).change(&session, &[KEY], |_| ());
-        assert!(begun.elapsed() >= TERM / 2, "the last server's promises hold");
+        LeaseTable::new(false).change(&session, &[KEY], |_| ());
+        assert!(begun.elapsed() >= TERM / 2, "an earlier server's leases may hold");
     }
 
     #[test]
-    fn nobody_believes_anything_of_what_another_has_open_for_writing() {
-        let (leases, reader, writer) = (Leases::new(true), session(), session());
+    fn no_lease_of_a_file_that_another_session_has_open_for_writing() {
+        let (leases, reader, writer) = (LeaseTable::new(true), session(), session());
         leases.change(&writer, &[KEY], |_| {
-            leases.opened(&writer, KEY);
-            assert!(leases.grant(&writer, KEY), "he keeps what he opens");
+            leases.add_writer(&writer, KEY);
+            assert!(leases.grant(&writer, KEY), "the writer gets a lease");
             assert!(!leases.grant(&reader, KEY));
         });
         assert!(!leases.grant(&reader, KEY));
-        assert!(leases.grant(&writer, KEY), "but he himself");
-        leases.closed(writer.number, KEY);
+        assert!(leases.grant(&writer, KEY), "the writer gets a lease");
+        leases.remove_writer(writer.number, KEY);
         assert!(leases.grant(&reader, KEY));
         leases.change(&writer, &[FileKey { inode: 4, ..KEY }], |_| {
-            leases.opened(&writer, FileKey { inode: 4, ..KEY });
+            leases.add_writer(&writer, FileKey { inode: 4, ..KEY });
         });
-        leases.tidy(&[reader.number]);
-        assert!(leases.grant(&reader, FileKey { inode: 4, ..KEY }), "nor of one whose session has gone");
+        leases.expire(&[reader.number]);
+        assert!(leases.grant(&reader, FileKey { inode: 4, ..KEY }), "the writer's session is gone");
     }
 
-    /// Somebody who has a lease of that file which lasts.
-    fn lasting(leases: &Leases) -> Arc<Session> {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::Room).unwrap();
-        session.hears(true);
+    /// A session with a renewable lease whose term has ended.
+    fn session_with_renewable_lease(leases: &LeaseTable) -> Arc<Session> {
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::Container).unwrap();
+        session.set_callback(true);
         assert!(leases.grant(&session, KEY));
         let mut files = lock(&leases.files);
         let holder = files.get_mut(&KEY).unwrap().holders.get_mut(&session.number).unwrap();
-        // Its term is over.
-        (holder.lasts, holder.end) = (true, Instant::now());
+        // The term has ended.
+        (holder.is_renewable, holder.end) = (true, Instant::now());
         session
     }
 
     #[test]
-    fn what_lasts_is_told_of_changes_when_its_term_is_over_and_waited_for_when_that_was_renewed() {
-        let (leases, writer) = (Leases::new(true), session());
-        let reader = lasting(&leases);
-        leases.tidy(&[reader.number]);
+    fn renewable_lease_is_recalled_after_its_term_and_waited_for_if_renewed() {
+        let (leases, writer) = (LeaseTable::new(true), session());
+        let reader = session_with_renewable_lease(&leases);
+        leases.expire(&[reader.number]);
         let begun = Instant::now();
-        leases.change(&writer, &[KEY], |waited| assert!(!waited));
+        leases.change(&writer, &[KEY], |has_waited| assert!(!has_waited));
         assert!(begun.elapsed() < TERM / 2);
-        assert_eq!(reader.recalled(Duration::ZERO).unwrap().0.len(), 1);
-        // Once.
+        assert_eq!(reader.next_recalls(Duration::ZERO).unwrap().0.len(), 1);
+        // A lease is recalled only once.
         leases.change(&writer, &[KEY], |_| ());
-        assert_eq!((reader.recalled(Duration::ZERO).unwrap(), reader.told()), ((Vec::new(), 1), 1));
+        assert_eq!(
+            (reader.next_recalls(Duration::ZERO).unwrap(), reader.recall_count()),
+            ((Vec::new(), 1), 1)
+        );
 
-        let reader = lasting(&leases);
+        let reader = session_with_renewable_lease(&leases);
         leases.renew(&reader);
         let begun = Instant::now();
         leases.change(&writer, &[KEY], |_| ());
-        assert!(begun.elapsed() >= TERM / 2, "it does not answer");
-        // What it renews meanwhile is not that: nobody is waited for for ever.
-        let reader = lasting(&leases);
+        assert!(begun.elapsed() >= TERM / 2, "did not wait for the renewed lease");
+        // Renewals after the recall are ignored: a change does not wait for ever.
+        let reader = session_with_renewable_lease(&leases);
         leases.renew(&reader);
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| leases.change(&writer, &[KEY], |_| Instant::now()));
-            let asked = reader.recalled(TERM).unwrap().0;
-            assert_eq!(asked.len(), 1);
+            let recalls = reader.next_recalls(TERM).unwrap().0;
+            assert_eq!(recalls.len(), 1);
             let begun = Instant::now();
             while !changing.is_finished() {
                 leases.renew(&reader);
@@ -499,22 +514,22 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_ends_with_its_mark_and_with_its_session() {
-        let leases = Leases::new(true);
-        let reader = lasting(&leases);
-        leases.unwatched(&[KEY]);
-        leases.noticed(KEY);
-        assert_eq!(reader.recalled(Duration::ZERO).unwrap().0.len(), 1);
-        let gone = lasting(&leases);
-        leases.tidy(&[]);
+    fn renewable_lease_ends_with_its_mark_and_its_session() {
+        let leases = LeaseTable::new(true);
+        let reader = session_with_renewable_lease(&leases);
+        leases.recall_renewable(&[KEY]);
+        leases.recall_changed(KEY);
+        assert_eq!(reader.next_recalls(Duration::ZERO).unwrap().0.len(), 1);
+        let closed = session_with_renewable_lease(&leases);
+        leases.expire(&[]);
         assert!(lock(&leases.files).get(&KEY).is_none_or(|file| file.holders.is_empty()));
-        drop(gone);
+        drop(closed);
     }
 
     #[test]
-    fn who_does_not_listen_is_promised_nothing() {
-        let (leases, session) = (Leases::new(true), session());
-        session.hears(false);
+    fn no_lease_without_a_callback_channel() {
+        let (leases, session) = (LeaseTable::new(true), session());
+        session.set_callback(false);
         assert!(!leases.grant(&session, KEY));
     }
 }

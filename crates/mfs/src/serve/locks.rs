@@ -1,25 +1,27 @@
-//! Locks of other nodes' programs as locks of ours, so that they are in the way of this node's own programs too.
+//! Locks of other nodes' programs, held as locks of this node's kernel, so that they also conflict
+//! with locks of local programs.
 //!
-//! A record lock belongs to a process, and each of them is one owner here: it gets an open file description of its own, whose
-//! lock (`F_OFD_SETLK`) is in the way of all others. What flock locks belongs to the open file, which is one here as well. None of
-//! them waits here: who waits, on the other node, asks again.
+//! A record lock belongs to a process; here each such process is one lock owner, with an open file
+//! description of its own, whose locks (`F_OFD_SETLK`) conflict with all others. A lock of flock
+//! belongs to the open file, which exists here as well. No lock call waits here: the client that
+//! waits repeats the request.
 
 use super::session::{OpenFile, Session};
 use crate::lock;
-use crate::message::{Answer, LockKind};
+use crate::message::{LockKind, Reply};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// The most owners of locks of one session, one file at a time.
-const MOST_OWNERS: usize = 16_384;
+/// Maximum number of lock owners per session, counted for each file.
+const MAX_LOCK_OWNERS: usize = 16_384;
 
 /// Sets or removes a record lock.
 ///
 /// # Errors
-/// `EAGAIN` if another one is in the way.
+/// `EAGAIN` if another lock conflicts.
 pub(crate) fn set(
     session: &Session,
     file: &OpenFile,
@@ -28,11 +30,11 @@ pub(crate) fn set(
     (start, end): (u64, u64),
 ) -> Result<(), Errno> {
     let fd = description(session, file, owner)?;
-    let record = record(kind, start, end)?;
+    let record = flock_record(kind, start, end)?;
     fcntl(&*fd, FcntlArg::F_OFD_SETLK(&record)).map(drop).map_err(errno)
 }
 
-/// The lock that is in the way of this one.
+/// The lock that conflicts with this one.
 ///
 /// # Errors
 /// Those of fcntl.
@@ -42,11 +44,11 @@ pub(crate) fn test(
     owner: u64,
     kind: LockKind,
     (start, end): (u64, u64),
-) -> Result<Answer, Errno> {
-    let own = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
-    let mut record = record(kind, start, end)?;
-    // By the open file itself nothing is ever locked.
-    let fd = own.as_deref().unwrap_or(&file.fd);
+) -> Result<Reply, Errno> {
+    let own_fd = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
+    let mut record = flock_record(kind, start, end)?;
+    // Nothing is ever locked through the open file itself.
+    let fd = own_fd.as_deref().unwrap_or(&file.fd);
     fcntl(fd, FcntlArg::F_OFD_GETLK(&mut record)).map_err(errno)?;
     let kind = match libc::c_int::from(record.l_type) {
         libc::F_RDLCK => LockKind::Shared,
@@ -56,43 +58,44 @@ pub(crate) fn test(
     let start = u64::try_from(record.l_start).unwrap_or(0);
     let length = u64::try_from(record.l_len).unwrap_or(0);
     let end = if length == 0 { u64::MAX } else { start.saturating_add(length - 1) };
-    Ok(Answer::InTheWay { kind, start, end })
+    Ok(Reply::LockConflict { kind, start, end })
 }
 
-/// Sets or removes flock's lock of an open file, which goes when that is closed.
+/// Sets or removes flock's lock of an open file. The lock is dropped when the file is closed.
 ///
 /// # Errors
-/// `EAGAIN` if another one is in the way; what it had is gone then, as on one machine.
+/// `EAGAIN` if another lock conflicts; a lock that the file had before is lost then, as on one
+/// machine.
 pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
-    let how = match kind {
+    let operation = match kind {
         LockKind::Shared => FlockOperation::NonBlockingLockShared,
         LockKind::Exclusive => FlockOperation::NonBlockingLockExclusive,
         LockKind::Unlocked => FlockOperation::NonBlockingUnlock,
     };
-    rustix::fs::flock(&file.fd, how)
+    rustix::fs::flock(&file.fd, operation)
 }
 
-/// The open file description that stands for this owner. It can be written to if he may write at all, since he may have
-/// opened the file twice and locks by either.
+/// The open file description of this lock owner. It is writable if the caller may write the file at
+/// all, since the owner may have opened the file twice and lock through either.
 fn description(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
     if let Some((fd, _)) = owners.get(&(file.key, owner)) {
         return Ok(fd.clone());
     }
-    if owners.len() >= MOST_OWNERS {
+    if owners.len() >= MAX_LOCK_OWNERS {
         return Err(Errno::NOLCK);
     }
-    let slot = session.budget.slot()?;
-    let again = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
-    let open = |mode| rustix::fs::open(&again, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
+    let permit = session.budget.acquire()?;
+    let path = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
+    let open = |mode| rustix::fs::open(&path, mode | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty());
     let fd = Arc::new(open(OFlags::RDWR).or_else(|_denied| open(file.flags & OFlags::ACCMODE))?);
-    owners.insert((file.key, owner), (fd.clone(), slot));
+    owners.insert((file.key, owner), (fd.clone(), permit));
     Ok(fd)
 }
 
-fn record(kind: LockKind, start: u64, end: u64) -> Result<libc::flock, Errno> {
-    let to_end = end >= i64::MAX.cast_unsigned();
-    let length = if to_end { 0 } else { end.checked_sub(start).ok_or(Errno::INVAL)? + 1 };
+fn flock_record(kind: LockKind, start: u64, end: u64) -> Result<libc::flock, Errno> {
+    let is_to_end = end >= i64::MAX.cast_unsigned();
+    let length = if is_to_end { 0 } else { end.checked_sub(start).ok_or(Errno::INVAL)? + 1 };
     let kind = match kind {
         LockKind::Shared => libc::F_RDLCK,
         LockKind::Exclusive => libc::F_WRLCK,

@@ -1,74 +1,81 @@
-//! Files of this node that its own kernel reads and writes for a tree mounted here (`client/passthrough.rs`).
+//! FUSE passthrough: files of this node that its own kernel reads and writes for a tree mounted
+//! here (`client/passthrough.rs`).
 //!
-//! The tree's process asks for what is behind a file that we have opened for it: whether that may be was looked at then. From
-//! now on we see nothing of what is done with it but that it is open; so nobody else has a lease of what is open for writing. What may
-//! be mapped then counts as open until nobody can store to it ([`crate::mapped`]).
+//! The tree's process requests the backing file of a file that the server has opened for it; access
+//! was checked by that open. From then on the server does not see the reads and writes, only that
+//! the file is open, so no other session has a lease of a file that is open for writing. A file
+//! that may be mapped counts as open until no mapping can store to it any more ([`crate::mapped`]).
 
-use super::leases::Leases;
-use super::near::refusal;
+use super::guest_files::refusal;
+use super::leases::LeaseTable;
 use super::session::OpenFile;
-use super::{Serving, notice};
+use super::{Server, fanotify};
 use crate::lock;
-use crate::mapped::of_ours;
-use crate::message::{FileKey, Opened};
+use crate::mapped::proc_fd_path;
+use crate::message::{FileKey, OpenId};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Weak;
-use tern_control::door;
+use tern_control::control_socket;
 use tern_control::shim::ShimRequest;
 
-impl Serving {
-    /// Gives a tree of this node what is behind one of its open files.
-    pub(super) fn give_behind(&self, caller: door::Caller) {
-        let ShimRequest::FileBehind { session, opened } = caller.request() else { return };
+impl Server {
+    /// Sends a tree of this node the backing file of one of its open files.
+    pub(super) fn send_backing_file(&self, caller: control_socket::PendingRequest) {
+        let ShimRequest::BackingFile { session, opened } = caller.request() else { return };
         let session = lock(&self.sessions).get(&(self.node, *session)).cloned();
-        let Some(file) = session.and_then(|session| session.file(Opened(*opened))) else {
-            return caller.answer(&refusal("no such file is open"));
+        let Some(file) = session.and_then(|session| session.open_file(OpenId(*opened))) else {
+            return caller.reply(&refusal("no such file is open"));
         };
-        match behind(&file) {
-            Ok(fd) => drop(caller.give(fd)),
-            Err(error) => caller.answer(&refusal(&error.to_string())),
+        match open_backing_file(&file) {
+            Ok(fd) => drop(caller.reply_with_fd(fd)),
+            Err(error) => caller.reply(&refusal(&error.to_string())),
         }
     }
 }
 
-/// What is behind it, if this kernel may do with it what it likes: nothing that loses rights when it is written, which our kernel would not
-/// see to, and of no other machine, which would ask who it is.
-fn behind(file: &OpenFile) -> Result<BorrowedFd<'_>, Errno> {
-    if let Some(fd) = file.behind.get() {
+/// The backing file, if the kernel may access it directly: not if a write must clear privileges
+/// (set-ID bits, capabilities), which passthrough does not do, and not if it is on a file system of
+/// other machines, which check the user.
+fn open_backing_file(file: &OpenFile) -> Result<BorrowedFd<'_>, Errno> {
+    if let Some(fd) = file.backing_file.get() {
         return Ok(fd.as_fd());
     }
     let mode = fstat(&file.fd)?.st_mode;
-    let is_plain = FileType::from_raw_mode(mode) == FileType::RegularFile;
-    let gives_rights = mode & (libc::S_ISUID | libc::S_ISGID) != 0
+    let is_regular = FileType::from_raw_mode(mode) == FileType::RegularFile;
+    let is_privileged = mode & (libc::S_ISUID | libc::S_ISGID) != 0
         || rustix::fs::fgetxattr(&file.fd, "security.capability", &mut [0; 0]).is_ok();
-    if !is_plain || gives_rights || !notice::is_local(&file.fd) {
+    if !is_regular || is_privileged || !fanotify::is_local(&file.fd) {
         return Err(Errno::OPNOTSUPP);
     }
-    let fd = open(of_ours(&file.fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(file.behind.get_or_init(|| fd).as_fd())
+    let fd = open(proc_fd_path(&file.fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(file.backing_file.get_or_init(|| fd).as_fd())
 }
 
-/// Whose the files are that are closed, and may be mapped: of no session, so that nobody has leases of them, that tree neither.
-pub(super) const MAPPED: u64 = 0;
+/// Session number of the writers of closed files that may still be mapped. It is no session's, so
+/// that no session gets leases of the files, not even the tree's own.
+pub(super) const MAPPED_SESSION: u64 = 0;
 
-/// One of these, until it is dropped.
+/// Counts as a writer of a file that may still be mapped, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Stays(pub(super) Weak<Leases>, pub(super) FileKey);
+pub(super) struct MappedWriter {
+    pub(super) leases: Weak<LeaseTable>,
+    pub(super) key: FileKey,
+}
 
-impl Drop for Stays {
+impl Drop for MappedWriter {
     fn drop(&mut self) {
-        if let Some(leases) = self.0.upgrade() {
-            leases.closed(MAPPED, self.1);
+        if let Some(leases) = self.leases.upgrade() {
+            leases.remove_writer(MAPPED_SESSION, self.key);
         }
     }
 }
 
 impl OpenFile {
-    /// What is behind it, if this node's programs may store to that when it is closed.
-    pub(super) fn may_be_mapped(&self) -> Option<OwnedFd> {
-        let behind = self.behind.get().filter(|_| self.flags & OFlags::ACCMODE == OFlags::RDWR);
-        behind.and_then(|behind| behind.try_clone().ok())
+    /// The backing file, if programs of this node may have it mapped writably after it is closed.
+    pub(super) fn mappable_backing_file(&self) -> Option<OwnedFd> {
+        let fd = self.backing_file.get().filter(|_| self.flags & OFlags::ACCMODE == OFlags::RDWR);
+        fd.and_then(|fd| fd.try_clone().ok())
     }
 }

@@ -1,23 +1,23 @@
-//! Each deed as the system calls that do it, made as the caller.
+//! Performs each operation by its system calls, as the caller.
 //!
-//! Whether he may is for the kernel to say, at each of them: nothing is remembered of what he was allowed before, except that
-//! a file is open.
+//! The kernel checks permissions at each of them: the server remembers no earlier decision, except
+//! that a file is open.
 
 mod create;
-mod listing;
-mod steps;
+mod readdir;
+mod revalidate;
 
-use super::export::{self, Export, Place};
-use super::leases::Leases;
+use super::export::{self, Export, ExportPosition};
+use super::leases::LeaseTable;
 use super::locks;
 use super::release::release;
-use super::session::{Held, OpenFile, Session};
-use super::stat::{attributes, space};
+use super::session::{HeldObject, OpenFile, Session};
+use super::stat::{attributes, fs_stats};
 use crate::message::{
-    Answer, Attributes, Change, Deed, FileKey, Found, MOST_DATA, Name, Object, Opened, Release, SMALL,
-    SetTime, Step,
+    AttributeChange, Attributes, DentryCheck, FileKey, Found, MAX_DATA, MAX_INLINE_CONTENT, Name, Object, Op,
+    OpenId, Release, Reply, SetTime,
 };
-use create::mode_in;
+use create::create_mode;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps,
     UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
@@ -28,22 +28,22 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Why a deed was not done.
+/// Why an operation failed.
 #[derive(Debug)]
-pub(crate) enum Fault {
-    /// The kernel's word.
+pub(crate) enum OpError {
+    /// A system call failed.
     Errno(Errno),
-    /// The session does not hold what was named.
+    /// The session no longer holds the object or open file.
     Forgotten,
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for OpError {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
     }
 }
 
-/// Flags of open that mean the same here as there.
+/// Flags of open that have the same meaning on the server.
 const OPEN_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
     .union(OFlags::TRUNC)
@@ -52,300 +52,317 @@ const OPEN_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::NOATIME)
     .union(OFlags::EXCL);
 
-/// The longest list of names of extended attributes, and the longest value: the kernel's.
-const MOST_ATTRIBUTE: usize = 65_536;
+/// Maximum size of an extended attribute's value, and of the list of names: the kernel's limit.
+const MAX_XATTR_SIZE: usize = 65_536;
 
-/// How often it is looked anew which file a name means.
-const TRIES: usize = 4;
+/// How many times the changed files are determined anew after waiting for leases.
+const MAX_RECHECKS: usize = 4;
 
-/// The most bytes that are copied at once.
-const MOST_COPIED: usize = 64 << 20;
+/// Maximum number of bytes copied by one operation.
+const MAX_COPY: usize = 64 << 20;
 
-/// One caller's deed, under the rules and in the session that it belongs to.
+/// The context of an operation: its session, the export rules and the leases.
 #[derive(Debug)]
-pub(crate) struct Performance<'a> {
+pub(crate) struct OpContext<'a> {
     pub(crate) session: &'a Arc<Session>,
     pub(crate) export: &'a Export,
-    pub(crate) leases: &'a Leases,
+    pub(crate) leases: &'a LeaseTable,
 }
 
-impl Performance<'_> {
-    /// Does it, if these steps stand. What is to be written comes in `data`; what was read goes into `out`, which is empty before.
+impl OpContext<'_> {
+    /// Performs the operation, if all dentry checks hold. The data to write is in `data`; the data
+    /// read is put into `out`, which must be empty.
     ///
     /// # Errors
-    /// The kernel's, or that something is not held any more; what has happened then is what the system call says of it.
+    /// Those of the system call, or that something is no longer held. The system call defines what
+    /// has happened then.
     pub(crate) fn perform(
         &self,
-        steps: &[Step],
-        deed: Deed,
+        checks: &[DentryCheck],
+        op: Op,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Answer, Fault> {
-        if self.export.read_only && deed.changes() {
+    ) -> Result<Reply, OpError> {
+        if self.export.is_read_only && op.modifies() {
             return Err(Errno::ROFS.into());
         }
-        let (mut deed, mut tries) = (deed, TRIES);
+        let (mut op, mut rechecks) = (op, MAX_RECHECKS);
         loop {
-            let touched = self.touched(&deed)?;
-            tries -= 1;
-            let done = self.leases.change(self.session, &touched, |waited| {
-                // While others gave back the file that has a name, another one may have got the name.
-                if waited && tries > 0 && self.touched(&deed).is_ok_and(|now| now != touched) {
-                    return Err(deed);
+            let files = self.changed_files(&op)?;
+            rechecks -= 1;
+            let done = self.leases.change(self.session, &files, |has_waited| {
+                // While other sessions returned the leases of the file with this name, the name may
+                // have got another file.
+                if has_waited && rechecks > 0 && self.changed_files(&op).is_ok_and(|now| now != files) {
+                    return Err(op);
                 }
-                // As late as can be: others may have been waited for.
-                Ok(self.act_there(steps, deed, data, out))
+                // As late as possible, since leases may have been waited for.
+                Ok(self.check_and_execute(checks, op, data, out))
             });
             match done {
                 Ok(done) => return done,
-                Err(again) => deed = again,
+                Err(retried) => op = retried,
             }
         }
     }
 
-    /// The files that a deed changes, of which nobody else may believe anything meanwhile. What is written to an open file
-    /// is not among them: nobody has had a lease since it was opened for that.
-    fn touched(&self, deed: &Deed) -> Result<Vec<FileKey>, Fault> {
+    /// The files that an operation changes: their leases must be recalled. Writes to an open file
+    /// need none: no session has had a lease since it was opened for writing.
+    fn changed_files(&self, op: &Op) -> Result<Vec<FileKey>, OpError> {
         let dir_and = |dir: &Object, names: &[(&Object, &Name)]| {
             let named = names.iter().filter_map(|(dir, name)| self.key_of(**dir, name));
             Ok(named.chain([self.object(*dir)?.key]).collect())
         };
-        match deed {
-            // What is opened by it is asked back when it is known.
-            Deed::Create { dir, .. }
-            | Deed::MakeNode { dir, .. }
-            | Deed::MakeDir { dir, .. }
-            | Deed::MakeLink { dir, .. } => dir_and(dir, &[]),
-            Deed::Unlink { dir, name } | Deed::RemoveDir { dir, name } => dir_and(dir, &[(dir, name)]),
-            Deed::Rename { dir, name, to, new, .. } => {
-                let mut touched: Vec<_> = dir_and(dir, &[(dir, name), (to, new)])?;
-                touched.push(self.object(*to)?.key);
-                Ok(touched)
+        match op {
+            // The lease of the created or opened file is recalled when it is known.
+            Op::Create { dir, .. }
+            | Op::Mknod { dir, .. }
+            | Op::Mkdir { dir, .. }
+            | Op::Symlink { dir, .. } => dir_and(dir, &[]),
+            Op::Unlink { dir, name } | Op::Rmdir { dir, name } => dir_and(dir, &[(dir, name)]),
+            Op::Rename { dir, name, to, new, .. } => {
+                let mut files: Vec<_> = dir_and(dir, &[(dir, name), (to, new)])?;
+                files.push(self.object(*to)?.key);
+                Ok(files)
             }
-            Deed::Link { of, dir, .. } => Ok(vec![self.object(*of)?.key, self.object(*dir)?.key]),
-            Deed::Open { of, flags, .. } if writes(OFlags::from_bits_retain(*flags)) => {
+            Op::Link { of, dir, .. } => Ok(vec![self.object(*of)?.key, self.object(*dir)?.key]),
+            Op::Open { of, flags, .. } if opens_for_writing(OFlags::from_bits_retain(*flags)) => {
                 Ok(vec![self.object(*of)?.key])
             }
-            Deed::Set { of, .. } | Deed::SetAttribute { of, .. } | Deed::RemoveAttribute { of, .. } => {
+            Op::SetAttr { of, .. } | Op::SetXattr { of, .. } | Op::RemoveXattr { of, .. } => {
                 Ok(vec![self.object(*of)?.key])
             }
             _ => Ok(Vec::new()),
         }
     }
 
-    /// Which file has this name, if one has and it may be looked up.
+    /// The file with this name, if there is one and it may be looked up.
     fn key_of(&self, dir: Object, name: &Name) -> Option<FileKey> {
         self.key_in(&*self.object(dir).ok()?, name)
     }
 
-    fn key_in(&self, dir: &Held, name: &Name) -> Option<FileKey> {
-        let (fd, _) = self.step(dir, name).ok()?;
+    fn key_in(&self, dir: &HeldObject, name: &Name) -> Option<FileKey> {
+        let (fd, _) = self.lookup(dir, name).ok()?;
         attributes(fd).ok().map(|attributes| attributes.key)
     }
 
-    /// Does it, if these steps stand.
-    fn act_there(&self, steps: &[Step], deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
-        // What is found on the way is looked at from the end of the path; but that there is nothing ends it.
-        if matches!(deed, Deed::Lookup { .. }) {
-            let looked = self.act(deed, data, out);
-            let is_nothing =
-                matches!(looked, Err(Fault::Errno(Errno::NOENT | Errno::ACCESS)) | Ok(Answer::Nothing(_)));
-            return if is_nothing && !self.stand(steps)? { Ok(Answer::Elsewhere) } else { looked };
+    /// Performs the operation, if all dentry checks hold.
+    fn check_and_execute(
+        &self,
+        checks: &[DentryCheck],
+        op: Op,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Reply, OpError> {
+        // A lookup that finds something is an intermediate step: the operation at the end of the
+        // path carries all checks. A failed lookup ends the path.
+        if matches!(op, Op::Lookup { .. }) {
+            let result = self.execute(op, data, out);
+            let is_missing =
+                matches!(result, Err(OpError::Errno(Errno::NOENT | Errno::ACCESS)) | Ok(Reply::NotFound(_)));
+            return if is_missing && !self.are_valid(checks)? { Ok(Reply::StaleDentry) } else { result };
         }
-        if self.stand(steps)? { self.act(deed, data, out) } else { Ok(Answer::Elsewhere) }
+        if self.are_valid(checks)? { self.execute(op, data, out) } else { Ok(Reply::StaleDentry) }
     }
 
-    fn act(&self, deed: Deed, data: &[u8], out: &mut Vec<u8>) -> Result<Answer, Fault> {
-        Ok(match deed {
-            Deed::Lookup { dir, name } => {
-                // The promise of the directory first: it is of what its names mean then.
-                let under = self.named_in(dir)?;
-                match self.object(dir).and_then(|dir| self.step(&dir, &name)) {
-                    Ok((fd, place)) => Answer::Found(self.found(fd, place)?, under),
-                    Err(Fault::Errno(Errno::NOENT)) if under.lasts => Answer::Nothing(under),
-                    Err(fault) => return Err(fault),
+    fn execute(&self, op: Op, data: &[u8], out: &mut Vec<u8>) -> Result<Reply, OpError> {
+        Ok(match op {
+            Op::Lookup { dir, name } => {
+                // The directory's lease first: it covers the meaning of its names from then on.
+                let dir_attributes = self.directory_attributes(dir)?;
+                match self.object(dir).and_then(|dir| self.lookup(&dir, &name)) {
+                    Ok((fd, position)) => Reply::Found(self.hold(fd, position)?, dir_attributes),
+                    Err(OpError::Errno(Errno::NOENT)) if dir_attributes.is_renewable => {
+                        Reply::NotFound(dir_attributes)
+                    }
+                    Err(error) => return Err(error),
                 }
             }
-            Deed::Stat { of } => Answer::Attributes(self.leased(&self.object(of)?.fd)?),
-            Deed::Set { of, opened, change } => self.set(of, opened, &change)?,
-            Deed::ReadLink { of } => {
-                let target = rustix::fs::readlinkat(&self.inside(of)?.fd, "", Vec::new())?;
+            Op::GetAttr { of } => Reply::Attributes(self.leased_attributes(&self.object(of)?.fd)?),
+            Op::SetAttr { of, opened, change } => self.set_attributes(of, opened, &change)?,
+            Op::ReadLink { of } => {
+                let target = rustix::fs::readlinkat(&self.exported_object(of)?.fd, "", Vec::new())?;
                 out.extend_from_slice(target.as_bytes());
-                Answer::Done
+                Reply::Done
             }
-            Deed::MakeNode { dir, name, mode, umask } => {
+            Op::Mknod { dir, name, mode, umask } => {
                 let kind = FileType::from_raw_mode(mode);
-                // Devices are the node's own, and would be the server's wherever they are seen.
+                // Devices are local to a node; here they would be the server's.
                 if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
                     return Err(Errno::PERM.into());
                 }
-                let at = self.inside(dir)?;
-                rustix::fs::mknodat(&at.fd, one_step(&name)?, kind, mode_in(&at.fd, mode, umask), 0)?;
-                self.made(&at, &name)?
+                let at = self.exported_object(dir)?;
+                rustix::fs::mknodat(&at.fd, component(&name)?, kind, create_mode(&at.fd, mode, umask), 0)?;
+                self.found_new(&at, &name)?
             }
-            Deed::MakeDir { dir, name, mode, umask } => {
-                let at = self.inside(dir)?;
-                rustix::fs::mkdirat(&at.fd, one_step(&name)?, mode_in(&at.fd, mode, umask))?;
-                self.made(&at, &name)?
+            Op::Mkdir { dir, name, mode, umask } => {
+                let at = self.exported_object(dir)?;
+                rustix::fs::mkdirat(&at.fd, component(&name)?, create_mode(&at.fd, mode, umask))?;
+                self.found_new(&at, &name)?
             }
-            Deed::MakeLink { dir, name, target } => {
-                let at = self.inside(dir)?;
-                rustix::fs::symlinkat(target.as_os(), &at.fd, one_step(&name)?)?;
-                self.made(&at, &name)?
+            Op::Symlink { dir, name, target } => {
+                let at = self.exported_object(dir)?;
+                rustix::fs::symlinkat(target.as_os(), &at.fd, component(&name)?)?;
+                self.found_new(&at, &name)?
             }
-            Deed::Unlink { dir, name } => self.remove(dir, &name, AtFlags::empty())?,
-            Deed::RemoveDir { dir, name } => self.remove(dir, &name, AtFlags::REMOVEDIR)?,
-            Deed::Rename { dir, name, to, new, flags } => {
-                let (from, into) = (self.inside(dir)?, self.inside(to)?);
+            Op::Unlink { dir, name } => self.remove(dir, &name, AtFlags::empty())?,
+            Op::Rmdir { dir, name } => self.remove(dir, &name, AtFlags::REMOVEDIR)?,
+            Op::Rename { dir, name, to, new, flags } => {
+                let (from, into) = (self.exported_object(dir)?, self.exported_object(to)?);
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-                let gone = self.key_in(&into, &new);
-                rustix::fs::renameat_with(&from.fd, one_step(&name)?, &into.fd, one_step(&new)?, flags)?;
-                let exchanged = flags.contains(RenameFlags::EXCHANGE);
-                // Whatever has these names by now is found again by them.
-                let back = exchanged.then(|| self.key_in(&from, &name)).flatten();
-                let dirs = [self.leased(&from.fd)?, self.leased(&into.fd)?];
-                Answer::Renamed { moved: self.key_in(&into, &new), back, gone, dirs }
+                let replaced = self.key_in(&into, &new);
+                rustix::fs::renameat_with(&from.fd, component(&name)?, &into.fd, component(&new)?, flags)?;
+                let is_exchange = flags.contains(RenameFlags::EXCHANGE);
+                // Other files may have these names by now.
+                let exchanged = is_exchange.then(|| self.key_in(&from, &name)).flatten();
+                let dirs = [self.leased_attributes(&from.fd)?, self.leased_attributes(&into.fd)?];
+                Reply::Renamed { moved: self.key_in(&into, &new), exchanged, replaced, dirs }
             }
-            Deed::Link { of, dir, name } => {
-                let (of, at) = (self.inside(of)?, self.inside(dir)?);
+            Op::Link { of, dir, name } => {
+                let (of, at) = (self.exported_object(of)?, self.exported_object(dir)?);
                 let flags = AtFlags::SYMLINK_FOLLOW;
-                rustix::fs::linkat(rustix::fs::CWD, path(&of.fd), &at.fd, one_step(&name)?, flags)?;
-                self.made(&at, &name)?
+                rustix::fs::linkat(rustix::fs::CWD, proc_path(&of.fd), &at.fd, component(&name)?, flags)?;
+                self.found_new(&at, &name)?
             }
-            Deed::Open { of, flags, content } => {
+            Op::Open { of, flags, content } => {
                 let (opened, attributes) = self.open(of, OFlags::from_bits_retain(flags))?;
-                let regular = FileType::from_raw_mode(attributes.mode) == FileType::RegularFile;
-                if content && regular && attributes.lease > 0 && attributes.size <= SMALL as u64 {
-                    let size = usize::try_from(attributes.size).unwrap_or(SMALL);
-                    // What cannot be read now is found out when it is asked for.
-                    if read(&self.file(opened)?.fd, 0, size, out).is_err() {
+                let is_regular = FileType::from_raw_mode(attributes.mode) == FileType::RegularFile;
+                if content
+                    && is_regular
+                    && attributes.lease > 0
+                    && attributes.size <= MAX_INLINE_CONTENT as u64
+                {
+                    let size = usize::try_from(attributes.size).unwrap_or(MAX_INLINE_CONTENT);
+                    // An error is reported by the read that follows.
+                    if read(&self.open_file(opened)?.fd, 0, size, out).is_err() {
                         out.clear();
                     }
                 }
-                Answer::Opened(opened, attributes)
+                Reply::FileOpened(opened, attributes)
             }
-            Deed::Create { dir, name, mode, umask, flags } => {
-                self.create(dir, &name, (mode, umask), flags)?
+            Op::Create { dir, name, mode, umask, flags } => self.create(dir, &name, (mode, umask), flags)?,
+            Op::Read { opened, at, length } => {
+                read(&self.open_file(opened)?.fd, at, (length as usize).min(MAX_DATA), out)?;
+                Reply::Done
             }
-            Deed::Read { opened, at, length } => {
-                read(&self.file(opened)?.fd, at, (length as usize).min(MOST_DATA), out)?;
-                Answer::Done
+            Op::Write { opened, at, .. } => {
+                let file = self.open_file(opened)?;
+                Reply::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
             }
-            Deed::Write { opened, at, .. } => {
-                let file = self.file(opened)?;
-                Answer::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
-            }
-            Deed::Sync { opened, data_only } => {
-                let file = self.file(opened)?;
+            Op::Fsync { opened, data_only } => {
+                let file = self.open_file(opened)?;
                 if data_only {
                     rustix::fs::fdatasync(&file.fd)?;
                 } else {
                     rustix::fs::fsync(&file.fd)?;
                 }
-                Answer::Done
+                Reply::Done
             }
-            Deed::ReadDir { opened, after, most, look } => self.list(opened, after, most, look)?,
-            Deed::StatFs { of } => Answer::Space(space(&self.object(of)?.fd)?),
-            Deed::GetAttribute { of, name } => {
-                let held = self.inside(of)?;
-                let mut value = vec![0; MOST_ATTRIBUTE];
-                let length = rustix::fs::getxattr(path(&held.fd), name.as_os(), &mut value[..])?;
+            Op::ReadDir { opened, cookie, max_bytes, lookup } => {
+                self.read_dir(opened, cookie, max_bytes, lookup)?
+            }
+            Op::StatFs { of } => Reply::FsStats(fs_stats(&self.object(of)?.fd)?),
+            Op::GetXattr { of, name } => {
+                let held = self.exported_object(of)?;
+                let mut value = vec![0; MAX_XATTR_SIZE];
+                let length = rustix::fs::getxattr(proc_path(&held.fd), name.as_os(), &mut value[..])?;
                 out.extend_from_slice(&value[..length]);
-                Answer::Done
+                Reply::Done
             }
-            Deed::SetAttribute { of, name, flags } => {
+            Op::SetXattr { of, name, flags } => {
                 let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
-                rustix::fs::setxattr(path(&self.inside(of)?.fd), name.as_os(), data, flags)?;
-                Answer::Done
+                rustix::fs::setxattr(proc_path(&self.exported_object(of)?.fd), name.as_os(), data, flags)?;
+                Reply::Done
             }
-            Deed::ListAttributes { of } => {
-                let mut names = vec![0; MOST_ATTRIBUTE];
-                let length = rustix::fs::listxattr(path(&self.inside(of)?.fd), &mut names[..])?;
+            Op::ListXattr { of } => {
+                let mut names = vec![0; MAX_XATTR_SIZE];
+                let length = rustix::fs::listxattr(proc_path(&self.exported_object(of)?.fd), &mut names[..])?;
                 out.extend_from_slice(&names[..length]);
-                Answer::Done
+                Reply::Done
             }
-            Deed::RemoveAttribute { of, name } => {
-                rustix::fs::removexattr(path(&self.inside(of)?.fd), name.as_os())?;
-                Answer::Done
+            Op::RemoveXattr { of, name } => {
+                rustix::fs::removexattr(proc_path(&self.exported_object(of)?.fd), name.as_os())?;
+                Reply::Done
             }
-            Deed::Allocate { opened, mode, at, length } => {
+            Op::Fallocate { opened, mode, at, length } => {
                 let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
-                rustix::fs::fallocate(&self.file(opened)?.fd, mode, at, length)?;
-                Answer::Done
+                rustix::fs::fallocate(&self.open_file(opened)?.fd, mode, at, length)?;
+                Reply::Done
             }
-            Deed::Seek { opened, at, data } => {
+            Op::Lseek { opened, at, data } => {
                 let to = if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) };
-                Answer::Count(rustix::fs::seek(&self.file(opened)?.fd, to)?)
+                Reply::Count(rustix::fs::seek(&self.open_file(opened)?.fd, to)?)
             }
-            Deed::Copy { from, at, to, to_at, length } => {
-                let (from, to) = (self.file(from)?, self.file(to)?);
+            Op::CopyFileRange { from, at, to, to_at, length } => {
+                let (from, to) = (self.open_file(from)?, self.open_file(to)?);
                 let (mut at, mut to_at) = (at, to_at);
-                // A longer one would keep who asked from being interrupted.
-                let length = usize::try_from(length).unwrap_or(usize::MAX).min(MOST_COPIED);
+                // A longer copy would delay the caller's reaction to signals.
+                let length = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_COPY);
                 let count =
                     rustix::fs::copy_file_range(&from.fd, Some(&mut at), &to.fd, Some(&mut to_at), length)?;
-                Answer::Count(count as u64)
+                Reply::Count(count as u64)
             }
-            Deed::Lock { opened, owner, kind, start, end } => {
-                locks::set(self.session, &*self.file(opened)?, owner, kind, (start, end))?;
-                Answer::Done
+            Op::SetLock { opened, owner, kind, start, end } => {
+                locks::set(self.session, &*self.open_file(opened)?, owner, kind, (start, end))?;
+                Reply::Done
             }
-            Deed::TestLock { opened, owner, kind, start, end } => {
-                locks::test(self.session, &*self.file(opened)?, owner, kind, (start, end))?
+            Op::GetLock { opened, owner, kind, start, end } => {
+                locks::test(self.session, &*self.open_file(opened)?, owner, kind, (start, end))?
             }
-            Deed::Flock { opened, kind } => {
-                locks::flock(&*self.file(opened)?, kind)?;
-                Answer::Done
+            Op::Flock { opened, kind } => {
+                locks::flock(&*self.open_file(opened)?, kind)?;
+                Reply::Done
             }
         })
     }
 
-    fn object(&self, object: Object) -> Result<Arc<Held>, Fault> {
-        self.session.object(object).ok_or(Fault::Forgotten)
+    fn object(&self, object: Object) -> Result<Arc<HeldObject>, OpError> {
+        self.session.object(object).ok_or(OpError::Forgotten)
     }
 
-    /// An object that more may be done with than looking on the way down.
-    fn inside(&self, object: Object) -> Result<Arc<Held>, Fault> {
+    /// An object in an exported path: above those, only lookups and listings are allowed.
+    fn exported_object(&self, object: Object) -> Result<Arc<HeldObject>, OpError> {
         let held = self.object(object)?;
-        if held.place == Place::Inside { Ok(held) } else { Err(Errno::ACCESS.into()) }
+        if held.position == ExportPosition::Exported { Ok(held) } else { Err(Errno::ACCESS.into()) }
     }
 
-    fn file(&self, opened: Opened) -> Result<Arc<OpenFile>, Fault> {
-        self.session.file(opened).ok_or(Fault::Forgotten)
+    fn open_file(&self, opened: OpenId) -> Result<Arc<OpenFile>, OpError> {
+        self.session.open_file(opened).ok_or(OpError::Forgotten)
     }
 
-    /// What a name is, held by nobody yet.
-    fn step(&self, dir: &Held, name: &Name) -> Result<(OwnedFd, Place), Fault> {
-        let name = one_step(name)?;
-        let place = self.export.step(&dir.place, name)?;
+    /// Looks up an entry of a directory. The session does not hold it yet.
+    fn lookup(&self, dir: &HeldObject, name: &Name) -> Result<(OwnedFd, ExportPosition), OpError> {
+        let name = component(name)?;
+        let position = self.export.child(&dir.position, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&dir.fd, name, flags, Mode::empty())?;
-        export::admit(&fd)?;
-        Ok((fd, place))
+        export::check_exportable(&fd)?;
+        Ok((fd, position))
     }
 
-    fn found(&self, fd: OwnedFd, place: Place) -> Result<Found, Fault> {
-        let attributes = self.leased(&fd)?;
-        Ok(Found { object: self.session.hold(Held { fd, key: attributes.key, place })?, attributes })
+    fn hold(&self, fd: OwnedFd, position: ExportPosition) -> Result<Found, OpError> {
+        let attributes = self.leased_attributes(&fd)?;
+        Ok(Found { object: self.session.hold(HeldObject { fd, key: attributes.key, position })?, attributes })
     }
 
-    /// What has been made there. It is done: so nothing here may depend on what can be forgotten meanwhile, or it would be asked for again.
-    fn made(&self, dir: &Held, name: &Name) -> Result<Answer, Fault> {
-        let (fd, place) = self.step(dir, name)?;
-        Ok(Answer::Found(self.found(fd, place)?, self.names(&dir.fd)?))
+    /// The reply for an entry that was just created. Nothing here may depend on an object that can
+    /// be forgotten meanwhile: the client would repeat the operation, which has succeeded.
+    fn found_new(&self, dir: &HeldObject, name: &Name) -> Result<Reply, OpError> {
+        let (fd, position) = self.lookup(dir, name)?;
+        Ok(Reply::Found(self.hold(fd, position)?, self.name_lease(&dir.fd)?))
     }
 
-    fn remove(&self, dir: Object, name: &Name, how: AtFlags) -> Result<Answer, Fault> {
-        let at = self.inside(dir)?;
-        let gone = self.key_in(&at, name);
-        rustix::fs::unlinkat(&at.fd, one_step(name)?, how)?;
-        Ok(Answer::Removed { gone, dir: self.leased(&at.fd)? })
+    fn remove(&self, dir: Object, name: &Name, flags: AtFlags) -> Result<Reply, OpError> {
+        let at = self.exported_object(dir)?;
+        let removed = self.key_in(&at, name);
+        rustix::fs::unlinkat(&at.fd, component(name)?, flags)?;
+        Ok(Reply::Removed { removed, dir: self.leased_attributes(&at.fd)? })
     }
 
-    fn open(&self, of: Object, flags: OFlags) -> Result<(Opened, Attributes), Fault> {
+    fn open(&self, of: Object, flags: OFlags) -> Result<(OpenId, Attributes), OpError> {
         let held = self.object(of)?;
         let fd = match FileType::from_raw_mode(attributes(&held.fd)?.mode) {
-            // Its entries are read here only: those that the rules hide are left out then.
+            // Entries are read only by `read_dir`, which omits those that are not exported.
             FileType::Directory => rustix::fs::openat(
                 &held.fd,
                 ".",
@@ -354,105 +371,115 @@ impl Performance<'_> {
             )?,
             FileType::RegularFile => {
                 let flags = (flags & OPEN_FLAGS) | OFlags::CLOEXEC | OFlags::NOCTTY;
-                if self.export.read_only && writes(flags) {
+                if self.export.is_read_only && opens_for_writing(flags) {
                     return Err(Errno::ROFS.into());
                 }
-                rustix::fs::open(path(&held.fd), flags - OFlags::EXCL, Mode::empty())?
+                rustix::fs::open(proc_path(&held.fd), flags - OFlags::EXCL, Mode::empty())?
             }
-            // What is behind a pipe, socket or device is the client's own business.
+            // A pipe, socket or device is opened by the client's kernel on its own node.
             _ => return Err(Errno::NXIO.into()),
         };
-        let opened = self.keep(fd, held.key, held.place.clone(), flags)?;
-        let is = self.leased(&held.fd);
-        let is = is.inspect_err(|_gone| release(self.session, self.leases, Release::File(opened)))?;
-        Ok((opened, is))
+        let opened = self.insert_open(fd, held.key, held.position.clone(), flags)?;
+        let attributes = self.leased_attributes(&held.fd);
+        let attributes =
+            attributes.inspect_err(|_error| release(self.session, self.leases, Release::File(opened)))?;
+        Ok((opened, attributes))
     }
 
-    fn keep(&self, fd: OwnedFd, key: FileKey, place: Place, flags: OFlags) -> Result<Opened, Errno> {
+    fn insert_open(
+        &self,
+        fd: OwnedFd,
+        key: FileKey,
+        position: ExportPosition,
+        flags: OFlags,
+    ) -> Result<OpenId, Errno> {
         let flags = flags & OPEN_FLAGS;
-        let opened = self.session.keep(OpenFile {
+        let opened = self.session.insert_open(OpenFile {
             fd,
             key,
-            place,
+            position,
             flags,
             reading: Mutex::default(),
-            behind: OnceLock::new(),
+            backing_file: OnceLock::new(),
         })?;
-        if writes(flags) {
-            self.leases.opened(self.session, key);
+        if opens_for_writing(flags) {
+            self.leases.add_writer(self.session, key);
         }
         Ok(opened)
     }
 
-    fn set(&self, of: Object, opened: Option<Opened>, change: &Change) -> Result<Answer, Fault> {
-        let held = self.inside(of)?;
-        let at = path(&held.fd);
-        // A change of nothing is a chown(-1, -1), which takes set-id bits off all the same.
-        if change.uid.is_some() || change.gid.is_some() || *change == Change::default() {
+    fn set_attributes(
+        &self,
+        of: Object,
+        opened: Option<OpenId>,
+        change: &AttributeChange,
+    ) -> Result<Reply, OpError> {
+        let held = self.exported_object(of)?;
+        let path = proc_path(&held.fd);
+        // A change of nothing is a chown(-1, -1), which nevertheless clears the set-ID bits.
+        if change.uid.is_some() || change.gid.is_some() || *change == AttributeChange::default() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             rustix::fs::chownat(&held.fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = change.mode {
-            rustix::fs::chmod(&at, Mode::from_raw_mode(mode))?;
+            rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
         }
         if let Some(size) = change.size {
-            // Who has it open for writing may, whatever its permissions say by now.
-            match opened.map(|opened| self.file(opened)).transpose()? {
+            // Allowed through a descriptor open for writing, whatever the permissions are by now.
+            match opened.map(|opened| self.open_file(opened)).transpose()? {
                 Some(file) if file.flags & OFlags::ACCMODE != OFlags::RDONLY => {
                     rustix::fs::ftruncate(&file.fd, size)?;
                 }
-                // Nothing else is opened, not even to be refused: a device does something then.
+                // Opening a device or pipe may have side effects, even if it fails.
                 _ if FileType::from_raw_mode(attributes(&held.fd)?.mode) != FileType::RegularFile => {
                     return Err(Errno::INVAL.into());
                 }
                 _ => {
-                    let how = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-                    let fd = rustix::fs::open(&at, how, Mode::empty())?;
+                    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+                    let fd = rustix::fs::open(&path, flags, Mode::empty())?;
                     rustix::fs::ftruncate(fd, size)?;
                 }
             }
         }
-        if change.read.is_some() || change.written.is_some() {
-            let times = Timestamps {
-                last_access: timespec(change.read),
-                last_modification: timespec(change.written),
-            };
-            rustix::fs::utimensat(rustix::fs::CWD, &at, &times, AtFlags::empty())?;
+        if change.atime.is_some() || change.mtime.is_some() {
+            let times =
+                Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
+            rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty())?;
         }
-        Ok(Answer::Attributes(self.leased(&held.fd)?))
+        Ok(Reply::Attributes(self.leased_attributes(&held.fd)?))
     }
 }
 
-/// Whether a file that is opened so is written to.
-pub(crate) fn writes(flags: OFlags) -> bool {
+/// Whether a file with these open flags may be written.
+pub(crate) fn opens_for_writing(flags: OFlags) -> bool {
     flags & OFlags::ACCMODE != OFlags::RDONLY || flags.contains(OFlags::TRUNC)
 }
 
-/// Reads up to so many bytes from this place on, as far as the file goes.
-fn read(file: &OwnedFd, at: u64, most: usize, out: &mut Vec<u8>) -> Result<(), Errno> {
-    out.reserve_exact(most);
-    while out.len() < most {
+/// Reads up to `max` bytes from this offset, or to the end of the file.
+fn read(file: &OwnedFd, at: u64, max: usize, out: &mut Vec<u8>) -> Result<(), Errno> {
+    out.reserve_exact(max);
+    while out.len() < max {
         let at = at + out.len() as u64;
         if rustix::io::pread(file, rustix::buffer::spare_capacity(out), at)? == 0 {
             break;
         }
     }
-    // A vector may have more room than it was asked for.
-    out.truncate(most);
+    // A vector may have more capacity than was reserved.
+    out.truncate(max);
     Ok(())
 }
 
-fn one_step(name: &Name) -> Result<&OsStr, Errno> {
-    match name.is_one_step() {
+fn component(name: &Name) -> Result<&OsStr, Errno> {
+    match name.is_component() {
         true => Ok(name.as_os()),
         false if name.as_os().len() > 255 => Err(Errno::NAMETOOLONG),
         false => Err(Errno::INVAL),
     }
 }
 
-/// A path that means what a descriptor of `O_PATH` holds, for calls that take paths only. The kernel goes to the file
-/// itself, and lets every thread of ours.
-fn path(fd: impl AsFd) -> PathBuf {
+/// A path to the file of an `O_PATH` descriptor, for system calls that take only paths. The kernel
+/// goes to the file itself, whatever the thread's permissions on the directories are.
+fn proc_path(fd: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
 }
 
@@ -460,8 +487,8 @@ fn timespec(time: Option<SetTime>) -> Timespec {
     match time {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        Some(SetTime::To(moment)) => {
-            Timespec { tv_sec: moment.seconds, tv_nsec: moment.nanos.min(999_999_999).into() }
+        Some(SetTime::To(time)) => {
+            Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.min(999_999_999).into() }
         }
     }
 }

@@ -1,38 +1,39 @@
-//! What a session holds no more: its client says so, or has given up waiting for the answer that would have told it.
+//! Releases what a session holds: because its client says so, or has abandoned the request whose
+//! reply would have delivered it.
 //!
-//! Both may be said more than once, and when the server has begun anew since: numbers are never used again, so what is not
-//! held is nobody's.
+//! Either may arrive more than once, and after a restart of the server. Numbers are never reused,
+//! so a number that is not held is ignored.
 
-use super::leases::Leases;
-use super::perform::writes;
+use super::leases::LeaseTable;
+use super::perform::opens_for_writing;
 use super::session::Session;
 use crate::lock;
-use crate::message::{Answer, Release};
+use crate::message::{Release, Reply};
 
-/// Lets go of it.
-pub(crate) fn release(session: &Session, leases: &Leases, what: Release) {
-    match what {
+/// Releases a resource.
+pub(crate) fn release(session: &Session, leases: &LeaseTable, resource: Release) {
+    match resource {
         Release::File(opened) => {
             if let Some(file) = session.close(opened)
-                && writes(file.flags)
+                && opens_for_writing(file.flags)
             {
-                leases.closes(session, &file);
+                leases.close_writer(session, &file);
             }
         }
-        Release::Owner(key, owner) => {
-            // It may be the last of a file that was removed: not under the lock.
-            let gone = lock(&session.owners).remove(&(key, owner));
-            drop(gone);
+        Release::LockOwner(key, owner) => {
+            // It may hold the last descriptor of a removed file: drop it without the lock.
+            let removed = lock(&session.owners).remove(&(key, owner));
+            drop(removed);
         }
     }
 }
 
-/// Lets go of what an answer has brought, which nobody hears any more.
-pub(crate) fn unheard(session: &Session, leases: &Leases, answer: &Answer) {
-    if let Answer::Found(found, _) | Answer::Created(found, ..) = answer {
+/// Releases what an abandoned reply has delivered.
+pub(crate) fn release_undelivered(session: &Session, leases: &LeaseTable, reply: &Reply) {
+    if let Reply::Found(found, _) | Reply::Created(found, ..) = reply {
         session.forget(found.object, 1);
     }
-    if let Answer::Opened(opened, _) | Answer::Created(_, opened, _) = answer {
+    if let Reply::FileOpened(opened, _) | Reply::Created(_, opened, _) = reply {
         release(session, leases, Release::File(*opened));
     }
 }

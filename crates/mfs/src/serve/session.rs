@@ -1,13 +1,15 @@
-//! What this node holds for one mounted tree of another: the objects that its kernel knows, and its open files.
+//! The state of one mounted tree of another node: the objects that its kernel has looked up, and
+//! its open files.
 //!
-//! An object is held by a descriptor of `O_PATH`, so that it stays the same whatever its names become. When the server has too
-//! many, objects that are not open are forgotten ([`Budget`]): the client looks them up again. So are files that have no name any more.
+//! An object is held by an `O_PATH` descriptor, so that it stays the same file when its names
+//! change. If the server has too many objects, those that are not open are forgotten ([`FdBudget`])
+//! and the client looks them up again. Removed files are forgotten too.
 
-use super::budget::{Budget, Slot};
-use super::export::{Export, Place};
+use super::budget::{FdBudget, FdPermit};
+use super::export::{Export, ExportPosition};
 use super::stat::{self, attributes};
 use crate::lock;
-use crate::message::{Answer, FileKey, Lease, Object, Opened, Purpose, ROOT};
+use crate::message::{FileKey, Lease, Object, OpenId, Purpose, ROOT, Reply};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -16,243 +18,252 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Open files of one session: as many as a process may have by default on most systems, times sixteen.
-const MOST_FILES: usize = 16_384;
+/// Maximum number of open files per session: sixteen times the usual default of a process.
+const MAX_OPEN_FILES: usize = 16_384;
 
-/// Leases that are asked back at once.
-const MOST_RECALLED: usize = 4096;
+/// Maximum number of recalls in one reply.
+const MAX_RECALLS_PER_REPLY: usize = 4096;
 
-/// Leases that are asked back and not heard of.
-const MOST_UNHEARD: usize = 1 << 16;
+/// Maximum number of queued recalls that the client has not received.
+const MAX_QUEUED_RECALLS: usize = 1 << 16;
 
-/// Lanes of one session.
-pub(crate) const MOST_LANES: u16 = 64;
+/// Maximum number of connections per session.
+pub(crate) const MAX_CONNECTIONS_PER_SESSION: u16 = 64;
 
-/// One object.
+/// An object.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldObject {
     pub(crate) fd: OwnedFd,
     pub(crate) key: FileKey,
-    pub(crate) place: Place,
+    pub(crate) position: ExportPosition,
 }
 
-/// One open file or directory.
+/// An open file or directory.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) fd: OwnedFd,
     pub(crate) key: FileKey,
-    pub(crate) place: Place,
-    /// As opened.
+    pub(crate) position: ExportPosition,
+    /// Flags of open.
     pub(crate) flags: OFlags,
-    /// Reading a directory moves its place, so one at a time does.
+    /// Serialises reads of a directory, since they move its file position.
     pub(crate) reading: Mutex<()>,
-    /// What is behind it, if this node's kernel reads and writes it for a tree that is mounted here ([`super::passthrough`]).
-    pub(crate) behind: OnceLock<OwnedFd>,
+    /// The backing file, if this node's kernel accesses it for a tree mounted here
+    /// ([`super::passthrough`]).
+    pub(crate) backing_file: OnceLock<OwnedFd>,
 }
 
-/// A lane, which the connection that has it holds.
-pub(crate) type SharedLane = Arc<Mutex<Lane>>;
+/// A reply cache, locked by the connection that uses it.
+pub(crate) type SharedReplyCache = Arc<Mutex<ReplyCache>>;
 
-/// What one lane did last, for a client who did not hear of it.
+/// The last reply of one connection, for a client that has not received it (NFSv4.1: a session
+/// slot).
 #[derive(Debug, Default)]
-pub(crate) struct Lane {
-    /// The highest number of an ask.
+pub(crate) struct ReplyCache {
+    /// The highest request number.
     pub(crate) newest: u64,
-    /// The number of the last ask whose [`crate::message::Beside`] was heard.
-    pub(crate) heard: u64,
-    /// The number of the last ask that is not repeatable.
-    pub(crate) last: Option<u64>,
-    /// Its answer.
-    pub(crate) answer: Vec<u8>,
+    /// Number of the last request whose [`crate::message::Piggyback`] was applied.
+    pub(crate) piggyback_applied: u64,
+    /// Number of the last request that is not idempotent.
+    pub(crate) number: Option<u64>,
+    /// Its encoded reply.
+    pub(crate) reply: Vec<u8>,
 }
 
-impl Lane {
-    /// Its asks up to this number are given up; the answer to that one, if there is one.
+impl ReplyCache {
+    /// Marks the requests up to this number as abandoned. Returns the reply to the last one, if it
+    /// is cached.
     ///
-    /// A connection from before may still have them to be read, behind us: they are of long ago then.
-    pub(crate) fn give_up(&mut self, number: u64) -> Option<Answer> {
+    /// An old connection may still deliver these requests; their numbers are too low then.
+    pub(crate) fn abandon(&mut self, number: u64) -> Option<Reply> {
         self.newest = self.newest.max(number.saturating_add(1));
-        let last = self.last.take_if(|last| *last == number);
-        last.and_then(|_| tern_wire::decode(&self.answer).ok())
+        let cached = self.number.take_if(|cached| *cached == number);
+        cached.and_then(|_| tern_wire::decode(&self.reply).ok())
     }
 }
 
-/// What is asked back of a session.
+/// Recalls to send to a session.
 #[derive(Debug, Default)]
-struct Ear {
-    listeners: usize,
-    recalled: Vec<Lease>,
-    /// How many there were so far.
-    told: u64,
-    /// There were too many.
-    lost: bool,
+struct RecallQueue {
+    callbacks: usize,
+    recalls: Vec<Lease>,
+    /// Number of recalls so far.
+    count: u64,
+    /// Recalls were dropped because there were too many.
+    has_overflowed: bool,
 }
 
-/// An object with how often it was looked up.
+/// An object and its number of lookups.
 #[derive(Debug)]
-struct Counted {
-    held: Arc<Held>,
-    count: u64,
-    /// Something was done with it since room was last looked for.
-    used: bool,
-    _slot: Slot,
+struct ObjectEntry {
+    held: Arc<HeldObject>,
+    lookups: u64,
+    /// It was used since the last eviction pass.
+    was_used: bool,
+    _permit: FdPermit,
 }
 
 #[derive(Debug, Default)]
 struct Objects {
-    held: HashMap<u64, Counted>,
-    known: HashMap<FileKey, u64>,
-    /// How often each file is open: nobody can look it up again if it has no name any more.
-    open: HashMap<FileKey, usize>,
-    /// In the order in which they came; those that are gone are skipped.
+    by_number: HashMap<u64, ObjectEntry>,
+    by_key: HashMap<FileKey, u64>,
+    /// How many times each file is open: an open file without a name could not be looked up again.
+    open_counts: HashMap<FileKey, usize>,
+    /// Objects by age; those that are already forgotten are skipped.
     order: VecDeque<u64>,
-    next: u64,
-    /// Those that had no name any more when that was looked at last.
+    next_number: u64,
+    /// Objects that had no name at the last check.
     removed: HashSet<u64>,
 }
 
 /// Open files by number.
-type Files = HashMap<u64, (Arc<OpenFile>, Slot)>;
+type OpenFiles = HashMap<u64, (Arc<OpenFile>, FdPermit)>;
 
-/// Descriptors by file and owner.
-type Owners = HashMap<(FileKey, u64), (Arc<OwnedFd>, Slot)>;
+/// Descriptors by file and lock owner.
+type LockOwners = HashMap<(FileKey, u64), (Arc<OwnedFd>, FdPermit)>;
 
-/// One mounted tree's.
+/// The state of one mounted tree.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Chosen at random.
+    /// Random.
     pub(crate) number: u64,
-    /// What the tree is for.
+    /// Purpose of the mounted tree.
     pub(crate) purpose: Purpose,
-    /// When it has renewed them last.
-    renewed: Mutex<Option<Instant>>,
-    root: Arc<Held>,
-    pub(crate) budget: Arc<Budget>,
+    /// When the renewable leases were last renewed.
+    renewed_at: Mutex<Option<Instant>>,
+    root: Arc<HeldObject>,
+    pub(crate) budget: Arc<FdBudget>,
     objects: Mutex<Objects>,
-    files: Mutex<(Files, u64)>,
-    /// For each owner of record locks of a file, a descriptor whose open file description stands for him.
-    pub(crate) owners: Mutex<Owners>,
-    ear: Mutex<Ear>,
-    heard: Condvar,
+    files: Mutex<(OpenFiles, u64)>,
+    /// For each owner of record locks of a file, a descriptor whose open file description holds
+    /// them.
+    pub(crate) owners: Mutex<LockOwners>,
+    recalls: Mutex<RecallQueue>,
+    recall_added: Condvar,
     /// Each with the connection that uses it.
-    lanes: Mutex<HashMap<u16, (SharedLane, TcpStream)>>,
-    /// How many connections it has, and since when that is none.
-    pub(crate) connections: Mutex<(usize, Instant)>,
+    connections: Mutex<HashMap<u16, (SharedReplyCache, TcpStream)>>,
+    /// The number of connections, and since when it has been zero.
+    pub(crate) connection_count: Mutex<(usize, Instant)>,
 }
 
 impl Session {
-    /// An empty one.
+    /// Creates an empty session.
     ///
     /// # Errors
     /// If the root cannot be opened.
-    pub(crate) fn new(export: &Export, budget: &Arc<Budget>, purpose: Purpose) -> Result<Arc<Self>, Errno> {
-        // A client that asks a new server for what it had from an old one must not get something else.
-        Self::counting_from(beginning(), export, budget, purpose)
+    pub(crate) fn new(export: &Export, budget: &Arc<FdBudget>, purpose: Purpose) -> Result<Arc<Self>, Errno> {
+        // Random first numbers: a number of an earlier server's session must not name something
+        // else in this one.
+        Self::with_first_number(first_number(), export, budget, purpose)
     }
 
-    /// The same, with objects and open files that are counted from here.
-    pub(crate) fn counting_from(
+    /// The same, with a given first number of objects and open files.
+    pub(crate) fn with_first_number(
         first: u64,
         export: &Export,
-        budget: &Arc<Budget>,
+        budget: &Arc<FdBudget>,
         purpose: Purpose,
     ) -> Result<Arc<Self>, Errno> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
         let session = Arc::new(Self {
-            number: beginning(),
+            number: first_number(),
             purpose,
-            renewed: Mutex::default(),
-            root: Arc::new(Held { fd, key, place: export.root() }),
+            renewed_at: Mutex::default(),
+            root: Arc::new(HeldObject { fd, key, position: export.root() }),
             budget: budget.clone(),
-            objects: Mutex::new(Objects { next: first, ..Objects::default() }),
+            objects: Mutex::new(Objects { next_number: first, ..Objects::default() }),
             files: Mutex::new((HashMap::new(), first)),
             owners: Mutex::default(),
-            ear: Mutex::default(),
-            heard: Condvar::new(),
-            lanes: Mutex::default(),
-            connections: Mutex::new((0, Instant::now())),
+            recalls: Mutex::default(),
+            recall_added: Condvar::new(),
+            connections: Mutex::default(),
+            connection_count: Mutex::new((0, Instant::now())),
         });
         budget.add(&session);
         Ok(session)
     }
 
-    /// Whether it goes by lasting leases.
-    pub(crate) fn is_lasting(&self) -> bool {
-        self.purpose == Purpose::Room
+    /// Whether the session uses renewable leases.
+    pub(crate) fn uses_renewable_leases(&self) -> bool {
+        self.purpose == Purpose::Container
     }
 
-    /// An object, if it is still held.
-    pub(crate) fn object(&self, object: Object) -> Option<Arc<Held>> {
+    /// The object with this number, if it is still held.
+    pub(crate) fn object(&self, object: Object) -> Option<Arc<HeldObject>> {
         if object == ROOT {
             return Some(self.root.clone());
         }
-        lock(&self.objects).held.get_mut(&object.0).map(|counted| {
-            counted.used = true;
-            counted.held.clone()
+        lock(&self.objects).by_number.get_mut(&object.0).map(|entry| {
+            entry.was_used = true;
+            entry.held.clone()
         })
     }
 
-    /// The object that is this file, if it holds that.
-    pub(crate) fn held(&self, key: FileKey) -> Option<Arc<Held>> {
+    /// The object that is this file, if one is held.
+    pub(crate) fn object_with_key(&self, key: FileKey) -> Option<Arc<HeldObject>> {
         let objects = lock(&self.objects);
-        objects.held.get(objects.known.get(&key)?).map(|counted| counted.held.clone())
+        objects.by_number.get(objects.by_key.get(&key)?).map(|entry| entry.held.clone())
     }
 
-    /// How many objects it holds.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.objects).held.len()
+    /// Number of objects.
+    pub(crate) fn object_count(&self) -> usize {
+        lock(&self.objects).by_number.len()
     }
 
-    /// Holds what was looked up, and counts the look-up. What is held already keeps its number.
+    /// Holds an object that was looked up, and counts the lookup. An object that is already held
+    /// keeps its number.
     ///
     /// # Errors
-    /// `ENFILE` if there is no room for it.
-    pub(crate) fn hold(&self, held: Held) -> Result<Object, Errno> {
-        if let Some(object) = lock(&self.objects).count_again(held.key) {
+    /// `ENFILE` if the descriptor budget is exhausted.
+    pub(crate) fn hold(&self, held: HeldObject) -> Result<Object, Errno> {
+        if let Some(object) = lock(&self.objects).count_lookup(held.key) {
             return Ok(object);
         }
-        // Without the lock: room may be made here.
-        let slot = self.budget.slot()?;
+        // Without the lock: objects may be evicted here.
+        let permit = self.budget.acquire()?;
         let mut objects = lock(&self.objects);
-        Ok(objects.count_again(held.key).unwrap_or_else(|| objects.add(held, slot)))
+        Ok(objects.count_lookup(held.key).unwrap_or_else(|| objects.add(held, permit)))
     }
 
-    /// Forgets as many objects, the oldest first, of those that are not open; how many there were. With which something was done since it was
-    /// looked at last is spared once: a directory is older than all that is made in it.
-    pub(crate) fn evict(&self, most: usize) -> usize {
+    /// Forgets up to `max` objects that are not open, the oldest first. Returns their number. An
+    /// object that was used since the last pass is spared once: a directory is older than the files
+    /// created in it.
+    pub(crate) fn evict(&self, max: usize) -> usize {
         let mut objects = lock(&self.objects);
-        let mut gone = Vec::new();
+        let mut evicted = Vec::new();
         for _ in 0..2 * objects.order.len() {
             let Some(oldest) = objects.order.pop_front() else { break };
-            let Objects { held, open, .. } = &mut *objects;
-            let Some(counted) = held.get_mut(&oldest) else { continue };
-            if open.contains_key(&counted.held.key) || std::mem::take(&mut counted.used) {
+            let Objects { by_number, open_counts, .. } = &mut *objects;
+            let Some(entry) = by_number.get_mut(&oldest) else { continue };
+            if open_counts.contains_key(&entry.held.key) || std::mem::take(&mut entry.was_used) {
                 objects.order.push_back(oldest);
                 continue;
             }
-            gone.extend(objects.forget(oldest));
-            if gone.len() == most {
+            evicted.extend(objects.forget(oldest));
+            if evicted.len() == max {
                 break;
             }
         }
         drop(objects);
-        gone.len()
+        evicted.len()
     }
 
-    /// Forgets the files that have been without a name since this was called last, if they are not open: their room on the disk is not to be
-    /// taken for as long as another node's kernel happens to remember them.
+    /// Forgets files that had no name at the previous call either and are not open: their blocks
+    /// must not stay allocated for as long as another node's kernel happens to cache them.
     ///
-    /// Twice, so that who has found one before it was removed, and is about to open it, has done so. Who has a directory that was removed as
-    /// his own still finds it empty; it takes next to no room.
+    /// The second look gives a client that has looked up a file before its removal the time to open
+    /// it. Removed directories are kept: a process that has one as its working directory still
+    /// finds it empty, and it takes next to no space.
     ///
-    /// Gives back what was forgotten: to drop the last of a large file takes the kernel long.
+    /// Returns the forgotten objects, since dropping the last descriptor of a large file takes the
+    /// kernel long.
     #[must_use]
-    pub(crate) fn let_go_of_removed(&self) -> Vec<Arc<Held>> {
+    pub(crate) fn forget_removed(&self) -> Vec<Arc<HeldObject>> {
         let all: Vec<_> = lock(&self.objects)
-            .held
+            .by_number
             .iter()
-            .map(|(number, counted)| (*number, counted.held.clone()))
+            .map(|(number, entry)| (*number, entry.held.clone()))
             .collect();
         let removed: HashSet<u64> = all
             .iter()
@@ -260,173 +271,177 @@ impl Session {
             .map(|(number, _)| *number)
             .collect();
         let mut objects = lock(&self.objects);
-        let before = std::mem::take(&mut objects.removed);
+        let previously_removed = std::mem::take(&mut objects.removed);
         let mut forgotten = Vec::new();
-        for number in removed.intersection(&before) {
-            let Some(counted) = objects.held.get(number) else { continue };
-            if !objects.open.contains_key(&counted.held.key) {
-                forgotten.extend(objects.forget(*number).map(|counted| counted.held));
+        for number in removed.intersection(&previously_removed) {
+            let Some(entry) = objects.by_number.get(number) else { continue };
+            if !objects.open_counts.contains_key(&entry.held.key) {
+                forgotten.extend(objects.forget(*number).map(|entry| entry.held));
             }
         }
         objects.removed = removed;
         forgotten
     }
 
-    /// Takes look-ups back; nobody holds it after the last.
+    /// Subtracts lookups; the object is dropped with the last one.
     pub(crate) fn forget(&self, object: Object, count: u64) {
         let mut objects = lock(&self.objects);
-        let Some(counted) = objects.held.get_mut(&object.0) else { return };
-        counted.count = counted.count.saturating_sub(count);
-        let gone = if counted.count == 0 { objects.forget(object.0) } else { None };
-        // The last of a large file that was removed takes the kernel long, and all who do something wait for the lock.
+        let Some(entry) = objects.by_number.get_mut(&object.0) else { return };
+        entry.lookups = entry.lookups.saturating_sub(count);
+        let forgotten = if entry.lookups == 0 { objects.forget(object.0) } else { None };
+        // Dropping the last descriptor of a large removed file takes the kernel long, and all
+        // requests would wait for the lock.
         drop(objects);
-        drop(gone);
+        drop(forgotten);
     }
 
-    /// An open file, if it is one.
-    pub(crate) fn file(&self, opened: Opened) -> Option<Arc<OpenFile>> {
+    /// The open file with this number.
+    pub(crate) fn open_file(&self, opened: OpenId) -> Option<Arc<OpenFile>> {
         lock(&self.files).0.get(&opened.0).map(|(file, _)| file.clone())
     }
 
-    /// Whether it has this file open.
-    pub(crate) fn has_open(&self, key: FileKey) -> bool {
-        lock(&self.objects).open.contains_key(&key)
+    /// Whether the session has this file open.
+    pub(crate) fn is_open(&self, key: FileKey) -> bool {
+        lock(&self.objects).open_counts.contains_key(&key)
     }
 
-    /// Keeps an open file.
+    /// Adds an open file.
     ///
     /// # Errors
     /// `ENFILE` if there are too many.
-    pub(crate) fn keep(&self, file: OpenFile) -> Result<Opened, Errno> {
-        let (slot, key) = (self.budget.slot()?, file.key);
+    pub(crate) fn insert_open(&self, file: OpenFile) -> Result<OpenId, Errno> {
+        let (permit, key) = (self.budget.acquire()?, file.key);
         let mut files = lock(&self.files);
-        if files.0.len() >= MOST_FILES {
+        if files.0.len() >= MAX_OPEN_FILES {
             return Err(Errno::NFILE);
         }
-        *lock(&self.objects).open.entry(key).or_default() += 1;
+        *lock(&self.objects).open_counts.entry(key).or_default() += 1;
         files.1 += 1;
         let number = files.1;
-        files.0.insert(number, (Arc::new(file), slot));
-        Ok(Opened(number))
+        files.0.insert(number, (Arc::new(file), permit));
+        Ok(OpenId(number))
     }
 
-    /// Closes it, when all that use it now have done so.
-    pub(crate) fn close(&self, opened: Opened) -> Option<Arc<OpenFile>> {
-        let (file, _slot) = lock(&self.files).0.remove(&opened.0)?;
-        let open = &mut lock(&self.objects).open;
-        if let Some(count) = open.get_mut(&file.key) {
+    /// Removes an open file. It is closed when the requests that use it are done.
+    pub(crate) fn close(&self, opened: OpenId) -> Option<Arc<OpenFile>> {
+        let (file, _permit) = lock(&self.files).0.remove(&opened.0)?;
+        let open_counts = &mut lock(&self.objects).open_counts;
+        if let Some(count) = open_counts.get_mut(&file.key) {
             *count -= 1;
             if *count == 0 {
-                open.remove(&file.key);
+                open_counts.remove(&file.key);
             }
         }
         Some(file)
     }
 
-    /// Whether somebody of it listens for what is asked back.
-    pub(crate) fn listens(&self) -> bool {
-        lock(&self.ear).listeners > 0
+    /// Whether the session has a callback channel.
+    pub(crate) fn has_callback(&self) -> bool {
+        lock(&self.recalls).callbacks > 0
     }
 
-    /// One more listens from now on, or one less: a new one may come before the old one is known to be gone.
-    pub(crate) fn hears(&self, listens: bool) {
-        let listeners = &mut lock(&self.ear).listeners;
-        *listeners = if listens { *listeners + 1 } else { listeners.saturating_sub(1) };
+    /// A callback channel was attached, or closed. They are counted: a new one may be attached
+    /// before the end of the old one is noticed.
+    pub(crate) fn set_callback(&self, is_attached: bool) {
+        let callbacks = &mut lock(&self.recalls).callbacks;
+        *callbacks = if is_attached { *callbacks + 1 } else { callbacks.saturating_sub(1) };
     }
 
-    /// Asks a lease back.
+    /// Recalls a lease.
     pub(crate) fn recall(&self, lease: Lease) {
-        let mut ear = lock(&self.ear);
-        ear.told += 1;
-        // Who hears nothing is waited for until the term is over anyway.
-        if ear.recalled.len() < MOST_UNHEARD {
-            ear.recalled.push(lease);
+        let mut queue = lock(&self.recalls);
+        queue.count += 1;
+        // A client that receives nothing is waited for until the term ends anyway.
+        if queue.recalls.len() < MAX_QUEUED_RECALLS {
+            queue.recalls.push(lease);
         } else {
-            (ear.lost, ear.recalled) = (true, Vec::new());
+            (queue.has_overflowed, queue.recalls) = (true, Vec::new());
         }
-        drop(ear);
-        self.heard.notify_one();
+        drop(queue);
+        self.recall_added.notify_one();
     }
 
-    /// How many leases were asked back so far.
-    pub(crate) fn told(&self) -> u64 {
-        lock(&self.ear).told
+    /// Number of leases recalled so far.
+    pub(crate) fn recall_count(&self) -> u64 {
+        lock(&self.recalls).count
     }
 
-    /// Its lasting leases hold for another term.
-    pub(crate) fn renews(&self) {
-        *lock(&self.renewed) = Some(Instant::now());
+    /// Renews all renewable leases for another term.
+    pub(crate) fn renew(&self) {
+        *lock(&self.renewed_at) = Some(Instant::now());
     }
 
-    /// When it has renewed them last.
-    pub(crate) fn renewed(&self) -> Option<Instant> {
-        *lock(&self.renewed)
+    /// When the renewable leases were last renewed.
+    pub(crate) fn renewed_at(&self) -> Option<Instant> {
+        *lock(&self.renewed_at)
     }
 
-    /// What is asked back, as soon as there is something, or nothing after a while; and how many that makes so far. `None` if some
-    /// cannot be said any more.
-    pub(crate) fn recalled(&self, most: Duration) -> Option<(Vec<Lease>, u64)> {
-        let ear = lock(&self.ear);
-        let mut ear = self
-            .heard
-            .wait_timeout_while(ear, most, |ear| ear.recalled.is_empty() && !ear.lost)
+    /// Waits for recalls. Returns those that are queued, possibly none after the timeout, and the
+    /// recall count up to the last of them. `None` if recalls were dropped.
+    pub(crate) fn next_recalls(&self, timeout: Duration) -> Option<(Vec<Lease>, u64)> {
+        let queue = lock(&self.recalls);
+        let mut queue = self
+            .recall_added
+            .wait_timeout_while(queue, timeout, |queue| queue.recalls.is_empty() && !queue.has_overflowed)
             .unwrap_or_else(PoisonError::into_inner)
             .0;
-        if std::mem::take(&mut ear.lost) {
+        if std::mem::take(&mut queue.has_overflowed) {
             return None;
         }
-        let rest = ear.recalled.len().min(MOST_RECALLED);
-        let leases = ear.recalled.drain(..rest).collect();
-        Some((leases, ear.told - ear.recalled.len() as u64))
+        let length = queue.recalls.len().min(MAX_RECALLS_PER_REPLY);
+        let leases = queue.recalls.drain(..length).collect();
+        Some((leases, queue.count - queue.recalls.len() as u64))
     }
 
-    /// A lane, which one connection at a time uses: this one now. The one that had it is ended.
-    pub(crate) fn lane(&self, number: u16, socket: TcpStream) -> Option<SharedLane> {
-        if number >= MOST_LANES {
+    /// The reply cache of a connection, to which this socket is now attached. An earlier connection
+    /// of that number is shut down.
+    pub(crate) fn attach(&self, number: u16, socket: TcpStream) -> Option<SharedReplyCache> {
+        if number >= MAX_CONNECTIONS_PER_SESSION {
             return None;
         }
-        let mut lanes = lock(&self.lanes);
-        let last = lanes.remove(&number);
-        if let Some((_, last)) = &last {
-            let _ended_already = last.shutdown(Shutdown::Both);
+        let mut connections = lock(&self.connections);
+        let earlier = connections.remove(&number);
+        if let Some((_, socket)) = &earlier {
+            let _already_closed = socket.shutdown(Shutdown::Both);
         }
-        let lane = last.map_or_else(Arc::default, |(lane, _)| lane);
-        lanes.insert(number, (lane.clone(), socket));
-        Some(lane)
+        let cache = earlier.map_or_else(Arc::default, |(cache, _)| cache);
+        connections.insert(number, (cache.clone(), socket));
+        Some(cache)
     }
 }
 
-/// A number from which to count on, far from where others did.
-fn beginning() -> u64 {
+/// A random first number, far from those of earlier sessions.
+fn first_number() -> u64 {
     (rand::random::<u64>() >> 2) | 1
 }
 
 impl Objects {
-    /// Counts one more look-up of what is held already.
-    fn count_again(&mut self, key: FileKey) -> Option<Object> {
-        let number = *self.known.get(&key)?;
-        self.held.get_mut(&number)?.count += 1;
+    /// Counts one more lookup of an object that is already held.
+    fn count_lookup(&mut self, key: FileKey) -> Option<Object> {
+        let number = *self.by_key.get(&key)?;
+        self.by_number.get_mut(&number)?.lookups += 1;
         Some(Object(number))
     }
 
-    fn add(&mut self, held: Held, slot: Slot) -> Object {
-        let number = self.next;
-        self.next += 1;
-        self.known.insert(held.key, number);
-        self.held.insert(number, Counted { held: Arc::new(held), count: 1, used: false, _slot: slot });
+    fn add(&mut self, held: HeldObject, permit: FdPermit) -> Object {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.by_key.insert(held.key, number);
+        let entry = ObjectEntry { held: Arc::new(held), lookups: 1, was_used: false, _permit: permit };
+        self.by_number.insert(number, entry);
         self.order.push_back(number);
-        if self.order.len() > 2 * self.held.len() + 64 {
-            let Self { held, order, .. } = self;
-            order.retain(|number| held.contains_key(number));
+        if self.order.len() > 2 * self.by_number.len() + 64 {
+            let Self { by_number, order, .. } = self;
+            order.retain(|number| by_number.contains_key(number));
         }
         Object(number)
     }
 
-    /// Gives back what was forgotten, to be dropped without the lock.
-    fn forget(&mut self, number: u64) -> Option<Counted> {
-        let counted = self.held.remove(&number)?;
-        self.known.remove(&counted.held.key);
-        Some(counted)
+    /// Returns the forgotten object, to be dropped without the lock.
+    fn forget(&mut self, number: u64) -> Option<ObjectEntry> {
+        let entry = self.by_number.remove(&number)?;
+        self.by_key.remove(&entry.held.key);
+        Some(entry)
     }
 }
 
@@ -434,14 +449,14 @@ impl Objects {
 mod tests {
     use super::*;
 
-    fn held(inode: u64) -> Held {
+    fn held(inode: u64) -> HeldObject {
         let fd = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        Held { fd, key: FileKey { volume: 1, device: 1, inode }, place: Place::Inside }
+        HeldObject { fd, key: FileKey { volume: 1, device: 1, inode }, position: ExportPosition::Exported }
     }
 
     #[test]
-    fn a_file_of_two_names_is_one_object() {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
+    fn file_with_two_names_is_one_object() {
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::All).unwrap();
         let one = session.hold(held(7)).unwrap();
         assert_eq!(session.hold(held(7)).unwrap(), one);
         session.forget(one, 1);
@@ -452,8 +467,8 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten_when_there_are_too_many_and_the_root_never() {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
+    fn oldest_objects_are_evicted_but_never_the_root() {
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::All).unwrap();
         let all: Vec<_> = (0..1000).map(|n| session.hold(held(n)).unwrap()).collect();
         assert!(session.object(all[989]).is_none());
         assert!(all[990..].iter().all(|object| session.object(*object).is_some()));
@@ -463,30 +478,36 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_told_all_is_told_that() {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::Room).unwrap();
-        let lease =
-            |number| Lease { of: FileKey { volume: 1, device: 1, inode: number }, number, is_late: true };
+    fn overflow_of_recalls_is_reported() {
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::Container).unwrap();
+        let lease = |number| Lease {
+            file: FileKey { volume: 1, device: 1, inode: number },
+            number,
+            is_after_change: true,
+        };
         (0..5000).for_each(|number| session.recall(lease(number)));
-        let (first, told) = session.recalled(Duration::ZERO).unwrap();
-        assert_eq!((first.len(), told, session.told()), (MOST_RECALLED, MOST_RECALLED as u64, 5000));
-        assert_eq!(session.recalled(Duration::ZERO).unwrap().1, 5000);
-        (0..=MOST_UNHEARD as u64).for_each(|number| session.recall(lease(number)));
-        assert_eq!(session.recalled(Duration::ZERO), None);
-        assert_eq!(session.recalled(Duration::ZERO), Some((Vec::new(), session.told())));
+        let (first, count) = session.next_recalls(Duration::ZERO).unwrap();
+        assert_eq!(
+            (first.len(), count, session.recall_count()),
+            (MAX_RECALLS_PER_REPLY, MAX_RECALLS_PER_REPLY as u64, 5000)
+        );
+        assert_eq!(session.next_recalls(Duration::ZERO).unwrap().1, 5000);
+        (0..=MAX_QUEUED_RECALLS as u64).for_each(|number| session.recall(lease(number)));
+        assert_eq!(session.next_recalls(Duration::ZERO), None);
+        assert_eq!(session.next_recalls(Duration::ZERO), Some((Vec::new(), session.recall_count())));
     }
 
     #[test]
-    fn lanes_are_few_and_a_new_connection_ends_the_old_one() {
-        let session = Session::new(&Export::default(), &Budget::new(10), Purpose::All).unwrap();
+    fn connections_are_limited_and_a_new_one_ends_the_old_one() {
+        let session = Session::new(&Export::default(), &FdBudget::new(10), Purpose::All).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut first = connect();
-        let lane = session.lane(MOST_LANES - 1, first.try_clone().unwrap()).unwrap();
-        lock(&lane).last = Some(7);
-        let lane = session.lane(MOST_LANES - 1, connect()).unwrap();
-        assert_eq!(lock(&lane).last, Some(7));
+        let cache = session.attach(MAX_CONNECTIONS_PER_SESSION - 1, first.try_clone().unwrap()).unwrap();
+        lock(&cache).number = Some(7);
+        let cache = session.attach(MAX_CONNECTIONS_PER_SESSION - 1, connect()).unwrap();
+        assert_eq!(lock(&cache).number, Some(7));
         assert_eq!(std::io::Read::read(&mut first, &mut [0]).unwrap(), 0);
-        assert!(session.lane(MOST_LANES, connect()).is_none());
+        assert!(session.attach(MAX_CONNECTIONS_PER_SESSION, connect()).is_none());
     }
 }

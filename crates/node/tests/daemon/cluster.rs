@@ -1,4 +1,4 @@
-//! A cluster of real ternds, gone with its test.
+//! A cluster of real ternds, removed at the end of the test.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,11 +12,11 @@ use tern_control::{Refusal, Reply, Request, StatusReport, stream};
 use tern_ids::NodeId;
 use tern_node::{InitOptions, JoinOptions, JoinReport, SetupError};
 
-/// Waits for something to become so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !so() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -25,7 +25,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A directory with a cluster in it.
+/// A directory with the files of a cluster.
 pub(crate) struct Cluster {
     pub(crate) dir: PathBuf,
     pub(crate) nodes: Vec<Node>,
@@ -39,13 +39,13 @@ pub(crate) struct Node {
 }
 
 impl Cluster {
-    /// The founding node, running. `more` is added to its ternd.toml.
+    /// A cluster with only the founding node, which runs. `more` is added to its ternd.toml.
     pub(crate) fn found(more: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unique = format!("ternd-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(unique);
         fs::create_dir_all(&dir).unwrap();
-        // Other users' requests must reach the control sockets in it.
+        // Other users must be able to reach the control sockets in it.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
         let mut cluster = Self { dir, nodes: Vec::new(), first_token: String::new() };
         let mut node = Node::new(&cluster, more);
@@ -61,7 +61,7 @@ impl Cluster {
         cluster
     }
 
-    /// One with this many nodes.
+    /// A cluster with this many nodes.
     pub(crate) fn of(count: usize) -> Self {
         let mut cluster = Self::found("");
         while cluster.nodes.len() < count {
@@ -70,7 +70,7 @@ impl Cluster {
         cluster
     }
 
-    /// One more node, joined and running.
+    /// Adds a node, joined and running.
     pub(crate) fn add(&mut self, more: &str) -> JoinReport {
         let mut node = Node::new(self, more);
         let report = self.join(&node, &self.token(), None).unwrap();
@@ -102,14 +102,15 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.nodes.clear();
-        // The shims see that it is gone, and end.
+        // The shims notice that the directory is gone, and end.
         let _gone = fs::remove_dir_all(&self.dir);
     }
 }
 
 impl Node {
     pub(crate) fn new(cluster: &Cluster, more: &str) -> Self {
-        // Below those that the kernel gives to connections, which would take them between here and ternd.
+        // Below the ephemeral ports, which the kernel could give to a connection before ternd
+        // binds.
         let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
         let port = std::iter::repeat_with(|| rand::random_range(10_000..32_000)).find(free).unwrap();
         let dir = cluster.dir.join(port.to_string());
@@ -139,7 +140,7 @@ impl Node {
         });
     }
 
-    /// As a crash would end it.
+    /// Kills ternd, like a crash.
     pub(crate) fn kill(&mut self) {
         if let Some(mut ternd) = self.ternd.take() {
             let _ended = ternd.kill();
@@ -168,7 +169,7 @@ impl Node {
         }
     }
 
-    /// The same from another user: credentials are a thread's own.
+    /// Sends a request as another user; the credentials of a thread are its own.
     pub(crate) fn ask_as(&self, uid: u32, request: &Request) -> Reply {
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| {
@@ -207,7 +208,7 @@ impl Drop for Node {
     }
 }
 
-/// A process to be moved; gone with its test.
+/// A process to migrate, killed at the end of the test.
 pub(crate) struct Sleeper(pub(crate) Child);
 
 impl Sleeper {

@@ -1,5 +1,6 @@
-//! A shim that moves nothing, but speaks to ternd and to its peer as a real one does. It is this very test
-//! program, started through a small script that keeps the test harness's words off the pipe.
+//! A shim that moves nothing, but uses the real protocol with ternd and with its peer. It is this
+//! test program itself, started by a small script that keeps the output of the test harness off the
+//! pipe.
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::fs;
@@ -21,7 +22,8 @@ pub(crate) fn write_program(path: &Path) {
     let script = format!(
         "#!/bin/sh\nexec 3>&1 >/dev/null\nFAKE_SHIM=1 exec {own:?} --exact fake_shim::shim --ignored --nocapture\n"
     );
-    // Under another name first: a file that a parallel test's fork holds open for writing cannot be executed.
+    // Written under another name first: if a parallel test forks while the file is open for
+    // writing, exec fails.
     let fresh = path.with_extension("new");
     fs::write(&fresh, script).unwrap();
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755)).unwrap();
@@ -41,9 +43,9 @@ fn shim() {
     let listener = UnixListener::bind(start.run_dir.join(format!("shims/{}.sock", start.id))).unwrap();
     listener.set_nonblocking(true).unwrap();
     let hex: String = own.fingerprint().0.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut said = fs::OpenOptions::new().write(true).open("/proc/self/fd/3").unwrap();
-    writeln!(said, "ready {hex}").unwrap();
-    drop(said);
+    let mut message = fs::OpenOptions::new().write(true).open("/proc/self/fd/3").unwrap();
+    writeln!(message, "ready {hex}").unwrap();
+    drop(message);
     while start.run_dir.exists() {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -60,7 +62,7 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
     let reply = match (request, &start.role) {
         (ShimRequest::Processes, _) => ShimReply::Processes(vec![row(start)]),
         (ShimRequest::Owns { pid }, ShimRole::Deputy { pid: held }) if pid == *held => ShimReply::Done,
-        // Its first life is over.
+        // Its first epoch is over.
         (ShimRequest::Awaits { pid, epoch }, ShimRole::Deputy { pid: held })
             if pid == *held && epoch.0 > 1 =>
         {
@@ -73,10 +75,10 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
         (ShimRequest::Connection, ShimRole::Guest { accept, .. }) => {
             let connection = receive(&socket);
             stream::write(&mut socket, &ShimReply::Done).unwrap();
-            let soon = Instant::now() + Duration::from_secs(5);
-            if let Ok(mut link) = Link::accept(connection, &pinned_server(own, accept).unwrap(), soon) {
-                let frame = link.recv(soon).unwrap();
-                link.send(frame.kind, frame.tag, &[b"guest of ", &frame.payload], soon).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(5);
+            if let Ok(mut link) = Link::accept(connection, &pinned_server(own, accept).unwrap(), deadline) {
+                let frame = link.recv(deadline).unwrap();
+                link.send(frame.kind, frame.tag, &[b"guest of ", &frame.payload], deadline).unwrap();
             }
             return;
         }
@@ -105,14 +107,14 @@ fn row(start: &ShimStart) -> ProcessRow {
     }
 }
 
-/// Prepares the node and speaks with the shim there; that is all a move is here.
+/// Prepares the destination and exchanges a message with the shim there; this stands for a move.
 fn migrate(start: &ShimStart, own: &Ephemeral, pid: HomePid, to: tern_ids::NodeId) -> ShimReply {
     let migration = MigrationId([7; 16]);
     let mut control = UnixStream::connect(start.run_dir.join("control")).unwrap();
     let accept = vec![own.fingerprint()];
     stream::write(
         &mut control,
-        &Request::Prepare { node: to, migration, accept, uid: 0, gid: 0, company: vec![] },
+        &Request::Prepare { node: to, migration, accept, uid: 0, gid: 0, group: vec![] },
     )
     .unwrap();
     let (address, shim, fingerprint) = match stream::read(&mut control).unwrap() {
@@ -120,11 +122,11 @@ fn migrate(start: &ShimStart, own: &Ephemeral, pid: HomePid, to: tern_ids::NodeI
         Reply::Refused(refusal) => return ShimReply::Refused(refusal),
         other => panic!("{other:?}"),
     };
-    let soon = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(5);
     let tls = pinned_client(own, fingerprint).unwrap();
-    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, soon).unwrap();
-    link.send(1, 42, &[format!("node {}", start.node).as_bytes()], soon).unwrap();
-    let frame = link.recv(soon).unwrap();
+    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, deadline).unwrap();
+    link.send(1, 42, &[format!("node {}", start.node).as_bytes()], deadline).unwrap();
+    let frame = link.recv(deadline).unwrap();
     assert_eq!(frame.tag, 42);
     ShimReply::Migrated(MigrationReport {
         pid,

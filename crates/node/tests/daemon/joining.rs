@@ -1,4 +1,4 @@
-//! Machines that become members, and those that do not.
+//! Machines that join, and machines that are refused.
 
 use crate::cluster::{Cluster, Node, until};
 use tern_control::Request;
@@ -6,7 +6,7 @@ use tern_ids::NodeId;
 use tern_node::token::{Token, Tokens};
 
 #[test]
-fn nodes_join_and_all_maps_agree() {
+fn joined_nodes_share_one_map() {
     let mut cluster = Cluster::of(2);
     let report = cluster.add("");
     assert_eq!((report.node, &*report.cluster), (NodeId(3), "alpha"));
@@ -24,21 +24,23 @@ fn nodes_join_and_all_maps_agree() {
 }
 
 #[test]
-fn a_node_that_was_down_gets_the_newest_map() {
+fn node_that_was_down_gets_the_newest_map() {
     let mut cluster = Cluster::of(2);
     cluster.nodes[1].kill();
     cluster.add("");
     let map = cluster.nodes[0].map();
-    // It asks when it starts.
+    // It asks for the map when it starts.
     cluster.nodes[1].start();
     until("it has the map", || cluster.nodes[1].map() == map);
-    // And it is told when it answers: its old map and no question at the start are what a cut link leaves.
+    // It also gets the map when it is asked: an old map and no request at the start simulate a cut
+    // link.
     cluster.nodes[1].kill();
     let old = "# version 1\n1 127.0.0.1:1 1\n2 127.0.0.1:2 1\n";
     let old = old.replace(":2 ", &format!(":{} ", cluster.nodes[1].port));
     std::fs::write(cluster.nodes[1].dir.join("mosix.map"), old).unwrap();
     cluster.nodes[1].start();
-    // Node 1 is not where that map says, so node 2 can only learn of it by being asked; it knows 1 by number.
+    // Node 1 has another address in that map, so node 2 gets the new map only because node 1 asks
+    // it; it knows node 1 by number.
     until("it has the map", || {
         cluster.nodes[0].status();
         cluster.nodes[1].map() == map
@@ -46,29 +48,29 @@ fn a_node_that_was_down_gets_the_newest_map() {
 }
 
 #[test]
-fn wrong_tokens_admit_nobody() {
+fn invalid_tokens_are_refused() {
     let cluster = Cluster::found("");
     let node = Node::new(&cluster, "");
     let good: Token = cluster.token().parse().unwrap();
     let refused = |token: &Token| cluster.join(&node, &token.to_string(), None).unwrap_err().to_string();
-    // Of an unknown secret.
+    // The secret is unknown.
     let wrong = Token { secret: [0; 16], ..good.clone() };
     assert!(refused(&wrong).contains("unknown"), "{}", refused(&wrong));
-    // Of another cluster's authority: the machine does not even send the secret.
+    // The authority is that of another cluster: the machine does not even send the secret.
     let foreign = Token { authority: tern_ids::Fingerprint([0; 32]), ..good.clone() };
     assert!(refused(&foreign).contains("not trusted"), "{}", refused(&foreign));
-    // Of another node of the cluster.
+    // The token names another node of the cluster.
     let other = Token { node: NodeId(2), ..good.clone() };
     assert!(refused(&other).contains("not trusted"), "{}", refused(&other));
-    // Expired, by the node's clock, whatever the token says.
-    let expired = Tokens::new(&cluster.nodes[0].dir).make(NodeId(1), good.authority, 0, 1).unwrap();
+    // The token has expired by the node's clock, whatever it claims.
+    let expired = Tokens::new(&cluster.nodes[0].dir).create(NodeId(1), good.authority, 0, 1).unwrap();
     let lying = Token { expires: expired.expires + 1000, ..expired };
     assert!(refused(&lying).contains("expired"), "{}", refused(&lying));
-    // A wish that cannot be granted costs nothing.
+    // A request for a taken number does not use up the token.
     let taken = cluster.join(&node, &good.to_string(), Some(1)).unwrap_err();
     assert!(taken.message.contains("node 1 already"), "{taken}");
     assert!(!node.dir.join("node.key").exists());
-    // Once, and not again.
+    // The token is valid once.
     assert_eq!(cluster.join(&node, &good.to_string(), Some(9)).unwrap().node, NodeId(9));
     assert!(refused_again(&cluster, &good).contains("used already"));
     assert_eq!(cluster.nodes[0].status().nodes.len(), 2);
@@ -80,7 +82,7 @@ fn refused_again(cluster: &Cluster, token: &Token) -> String {
 }
 
 #[test]
-fn the_first_token_is_good_and_only_the_founder_makes_more() {
+fn first_token_is_valid_and_only_the_founder_makes_more() {
     let mut cluster = Cluster::found("");
     let mut node = Node::new(&cluster, "");
     cluster.join(&node, &cluster.first_token, None).unwrap();
@@ -88,7 +90,7 @@ fn the_first_token_is_good_and_only_the_founder_makes_more() {
     cluster.nodes.push(node);
     let refusal = cluster.nodes[1].refusal(&Request::Token { seconds: 60 });
     assert_eq!(refusal.hint.as_deref(), Some("tern token, on node 1"));
-    // It cannot be joined with either.
+    // A machine cannot join at another node than the founder.
     let token = cluster.token();
     let third = Node::new(&cluster, "");
     let there = tern_node::JoinOptions {

@@ -1,4 +1,5 @@
-//! Daemons on the loopback, each a process of its own, with shims that move nothing but speak as real ones do.
+//! Real daemons on the loopback, each a process of its own. Their shims are fakes that move
+//! nothing, but use the real protocol.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 

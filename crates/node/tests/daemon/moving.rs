@@ -1,10 +1,10 @@
-//! Moves: who may, and that the shims find each other through their ternds.
+//! Moves: permissions, and how the shims find each other through their ternds.
 
 use crate::cluster::{Cluster, Sleeper, is_root};
 use tern_control::{Advice, Destination, Lock, ProcessRow, RefusalKind, Reply, Request, StartedAs};
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
-/// A user that has no processes of his own here.
+/// A user without processes on this machine.
 const USER: u32 = 54_321;
 
 fn to(pid: HomePid, node: u16) -> Request {
@@ -19,7 +19,7 @@ fn rows(cluster: &Cluster, node: usize) -> Vec<ProcessRow> {
 }
 
 #[test]
-fn shims_meet_through_their_ternds() {
+fn shims_connect_through_their_ternds() {
     let cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     for _ in 0..2 {
@@ -48,7 +48,7 @@ fn shims_meet_through_their_ternds() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_moves_are_refused_by_name() {
     let cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     let (pid, home) = (process.pid(), &cluster.nodes[0]);
@@ -64,7 +64,7 @@ fn what_cannot_be_is_refused_by_name() {
 }
 
 #[test]
-fn destinations_have_a_say_and_so_has_trust() {
+fn untrusted_and_unwilling_destinations_are_refused() {
     let mut cluster = Cluster::found("trust = [2]");
     cluster.add("guests = false");
     cluster.add("");
@@ -76,12 +76,12 @@ fn destinations_have_a_say_and_so_has_trust() {
     let accept = vec![tern_ids::Fingerprint([0; 32])];
     let migration = MigrationId([1; 16]);
     cluster.nodes[1].kill();
-    let request = Request::Prepare { node: NodeId(2), migration, accept, uid: 0, gid: 0, company: vec![] };
+    let request = Request::Prepare { node: NodeId(2), migration, accept, uid: 0, gid: 0, group: vec![] };
     assert_eq!(cluster.nodes[0].refusal(&request).kind, RefusalKind::Unavailable);
 }
 
 #[test]
-fn a_shim_that_does_not_start_is_said_to() {
+fn failed_start_of_a_shim_is_reported() {
     let cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     for (script, part) in [
@@ -102,7 +102,7 @@ fn a_shim_that_does_not_start_is_said_to() {
 }
 
 #[test]
-fn users_move_their_own_and_nothing_else() {
+fn users_may_move_only_their_own_processes() {
     if !is_root() {
         return eprintln!("only root can try this");
     }
@@ -120,11 +120,11 @@ fn users_move_their_own_and_nothing_else() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(matches!(home.ask(&to(others.pid(), 2)), Reply::Migrated(_)), "root moves everybody's");
+    assert!(matches!(home.ask(&to(others.pid(), 2)), Reply::Migrated(_)), "root may move any process");
 }
 
 #[test]
-fn what_nomig_started_stays() {
+fn process_started_with_nomig_is_not_moved() {
     let cluster = Cluster::of(2);
     let child = Sleeper::of(None);
     // This test program is the parent of the sleeper.
@@ -140,13 +140,13 @@ fn what_nomig_started_stays() {
 }
 
 #[test]
-fn a_start_elsewhere_is_prepared() {
+fn start_on_another_node_is_prepared() {
     let cluster = Cluster::of(2);
     let at_exec = |candidates: &[u16]| {
         let candidates = candidates.iter().copied().map(NodeId).collect();
         cluster.nodes[0].ask(&Request::AtExec { candidates, lock: Lock::Unlocked, advice: Advice::default() })
     };
-    // Its children are listed as well: the ternds.
+    // Its children, the ternds, are listed as well.
     let own = || -> Vec<ProcessRow> {
         let own = HomePid(std::process::id() as i32);
         rows(&cluster, 0).into_iter().filter(|row| row.pid == own).collect()
@@ -164,7 +164,7 @@ fn a_start_elsewhere_is_prepared() {
 }
 
 #[test]
-fn lost_peers_are_located() {
+fn lost_peer_is_located() {
     let mut cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     assert!(matches!(cluster.nodes[0].ask(&to(process.pid(), 2)), Reply::Migrated(_)));
@@ -189,7 +189,7 @@ fn lost_peers_are_located() {
     };
     let pid = process.pid();
     assert_eq!(awaited(home.unwrap(), pid, 2), Some(true));
-    assert_eq!(awaited(home.unwrap(), pid, 1), Some(false), "a life that is over");
+    assert_eq!(awaited(home.unwrap(), pid, 1), Some(false), "an epoch that is over");
     assert_eq!(awaited(home.unwrap(), HomePid(pid.0 + 1), 2), Some(false), "another process");
     assert_eq!(awaited(ShimId([1; 16]), pid, 2), Some(false), "a shim that is gone");
     assert_eq!(locate(&cluster, guest.unwrap()), (address.clone(), Some(true)));
@@ -199,14 +199,14 @@ fn lost_peers_are_located() {
 }
 
 #[test]
-fn a_job_is_what_was_started_under_its_number_and_what_that_started() {
+fn children_belong_to_the_job_of_their_parent() {
     let cluster = Cluster::of(1);
     let child = Sleeper::of(None);
     let child = || {
         let found = rows(&cluster, 0).into_iter().find(|row| row.pid == child.pid());
         found.map(|row| row.started)
     };
-    assert_eq!(child(), None, "nobody has spoken of it");
+    assert_eq!(child(), None, "it is not registered");
     // This test program is the parent of the sleeper.
     let advice = Advice { job: Some(7), ..Advice::default() };
     let request = Request::Register { lock: Lock::Unlocked, never: false, advice };

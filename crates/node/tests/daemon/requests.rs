@@ -1,15 +1,15 @@
-//! Requests that change the node, and requests that are none.
+//! Requests that change the node, and requests that are malformed.
 
 use crate::cluster::{Cluster, is_root, until};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use tern_control::{
-    Advice, Costs, Lock, MigrationCosts, Place, RefusalKind, Reply, Request, Settings, Switch,
+    Advice, Costs, Lock, MigrationCosts, NodeSettings, RefusalKind, Reply, Request, Switch, SymbolicNode,
 };
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId, ShimId};
 
 #[test]
-fn plain_users_look_and_change_nothing() {
+fn plain_user_cannot_change_the_node() {
     if !is_root() {
         return eprintln!("only root can try this");
     }
@@ -26,7 +26,7 @@ fn plain_users_look_and_change_nothing() {
             accept: Vec::new(),
             uid: 0,
             gid: 0,
-            company: Vec::new(),
+            group: Vec::new(),
         },
         Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
         Request::Tune { node: NodeId(2) },
@@ -35,8 +35,8 @@ fn plain_users_look_and_change_nothing() {
         Request::For { uid: 0, gid: 0, request: Box::new(Request::Status) },
         Request::For { uid: 54_321, gid: 54_321, request: Box::new(Request::Status) },
         Request::Switch { switch: Switch::NoMfs, on: true },
-        Request::Choose { pid: own(), of: Place::Selected, node: None },
-        Request::Choose { pid: own(), of: Place::Magic, node: None },
+        Request::SetSymbolicNode { pid: own(), name: SymbolicNode::Selected, node: None },
+        Request::SetSymbolicNode { pid: own(), name: SymbolicNode::Magic, node: None },
         Request::FileTraffic(Vec::new()),
         Request::SetLock { pid: own(), lock: Lock::Unlocked },
         Request::Advise { pid: own(), advice: Advice::default() },
@@ -51,13 +51,13 @@ fn plain_users_look_and_change_nothing() {
     assert!(matches!(node.ask_as(54_321, &Request::Processes), Reply::Processes(_)));
 }
 
-/// This process, which is root's.
+/// This process, which belongs to root.
 fn own() -> HomePid {
     HomePid(std::process::id() as i32)
 }
 
 #[test]
-fn root_asks_for_others_with_their_rights() {
+fn request_for_another_user_has_that_users_rights() {
     if !is_root() {
         return eprintln!("only root can try this");
     }
@@ -72,19 +72,19 @@ fn root_asks_for_others_with_their_rights() {
     let stay = || Request::Switch { switch: Switch::Stay, on: true };
     assert_eq!(refused(54_321, stay()), RefusalKind::NotAllowed);
     assert_eq!(refused(54_321, Request::SetLock { pid: own(), lock: Lock::Locked }), RefusalKind::NotAllowed);
-    // He does not become root by being asked for twice.
+    // Speaking for a user who in turn speaks for root does not give that user root's rights.
     let twice = Request::For { uid: 0, gid: 0, request: Box::new(stay()) };
     assert_eq!(refused(54_321, twice), RefusalKind::NotAllowed);
-    assert_eq!(node.ask(&Request::Settings), Reply::Settings(Settings::default()));
+    assert_eq!(node.ask(&Request::Settings), Reply::Settings(NodeSettings::default()));
     assert_eq!(ask_for(0, stay()), Reply::Done);
-    // Nobody's process is meant by that.
+    // A request on behalf of another user has no calling process.
     let register = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
     assert_eq!(refused(54_321, register.clone()), RefusalKind::Unsupported);
     assert_eq!(refused(0, register), RefusalKind::Unsupported);
 }
 
 #[test]
-fn one_process_is_shown_and_told() {
+fn one_process_is_shown_and_configured() {
     let cluster = Cluster::found("");
     let node = &cluster.nodes[0];
     let row = || match node.ask(&Request::Process { pid: own() }) {
@@ -102,7 +102,10 @@ fn one_process_is_shown_and_told() {
     );
     for pid in [0, -1, 5_000_000].map(HomePid) {
         assert_eq!(node.refusal(&Request::Process { pid }).kind, RefusalKind::NotFound);
-        assert_eq!(node.ask(&Request::Place { pid, of: Place::Selected }), Reply::Place(None));
+        assert_eq!(
+            node.ask(&Request::ResolveNode { pid, name: SymbolicNode::Selected }),
+            Reply::ResolvedNode(None)
+        );
     }
     if is_root() {
         let hidden = match node.ask_as(54_321, &Request::Process { pid: own() }) {
@@ -111,25 +114,25 @@ fn one_process_is_shown_and_told() {
         };
         assert_eq!(hidden, "");
     }
-    // What it means by the names below /mfs.
-    let place = |of| node.ask(&Request::Place { pid: own(), of });
-    for of in [Place::Here, Place::Selected, Place::Magic, Place::LastExec] {
-        assert_eq!(place(of), Reply::Place(None), "{of:?}");
+    // The nodes that names below /mfs mean for it.
+    let place = |of| node.ask(&Request::ResolveNode { pid: own(), name: of });
+    for of in [SymbolicNode::Here, SymbolicNode::Selected, SymbolicNode::Magic, SymbolicNode::LastExec] {
+        assert_eq!(place(of), Reply::ResolvedNode(None), "{of:?}");
     }
-    let choose = |of, to: u16| Request::Choose { pid: own(), of, node: Some(NodeId(to)) };
-    assert_eq!(node.ask(&choose(Place::Selected, 1)), Reply::Done);
-    assert_eq!(place(Place::Selected), Reply::Place(Some(NodeId(1))));
-    assert_eq!(node.refusal(&choose(Place::Selected, 9)).kind, RefusalKind::NotFound);
-    assert_eq!(node.refusal(&choose(Place::LastExec, 1)).kind, RefusalKind::BadRequest);
+    let choose = |of, to: u16| Request::SetSymbolicNode { pid: own(), name: of, node: Some(NodeId(to)) };
+    assert_eq!(node.ask(&choose(SymbolicNode::Selected, 1)), Reply::Done);
+    assert_eq!(place(SymbolicNode::Selected), Reply::ResolvedNode(Some(NodeId(1))));
+    assert_eq!(node.refusal(&choose(SymbolicNode::Selected, 9)).kind, RefusalKind::NotFound);
+    assert_eq!(node.refusal(&choose(SymbolicNode::LastExec, 1)).kind, RefusalKind::BadRequest);
 }
 
 #[test]
-fn maps_are_taken_as_a_whole_or_not_at_all() {
+fn invalid_map_changes_nothing() {
     let cluster = Cluster::of(2);
     let node = &cluster.nodes[0];
     let before = node.map();
     for (text, part) in [
-        ("1 a 1\nx\n", "line 2: three words"),
+        ("1 a 1\nx\n", "line 2: expected three words"),
         ("2 127.0.0.1 1\n", "this node, 1, is not in it"),
         ("", "this node, 1, is not in it"),
     ] {
@@ -147,18 +150,18 @@ fn maps_are_taken_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_node_that_left_stays_away() {
+fn node_that_left_is_not_put_back_into_the_map() {
     let cluster = Cluster::of(2);
     assert_eq!(cluster.nodes[1].ask(&Request::MapOff), Reply::Done);
     assert_eq!(cluster.nodes[1].map(), "");
-    // The other one finds its map old, and must not put it back.
+    // The other node has an older map for it, and must not put it back.
     cluster.nodes[0].status();
     let status = cluster.nodes[1].status();
     assert_eq!((status.nodes.len(), &*cluster.nodes[1].map()), (1, ""));
 }
 
 #[test]
-fn nonsense_is_answered_or_dropped() {
+fn malformed_requests_are_refused_or_dropped() {
     let cluster = Cluster::found("");
     let control = cluster.nodes[0].run_dir().join("control");
     for (bytes, answered) in [
@@ -188,14 +191,14 @@ fn costs(node: u16) -> Costs {
         bytes_per_s: 1 << 30,
         back_bytes_per_s: 1 << 30,
         call_ns: None,
-        // A mebibyte a second.
+        // One MiB per second.
         migration: Some(MigrationCosts { fixed_us: 20_000, us_per_mib: 1_000_000 }),
         at: 1_800_000_000,
     }
 }
 
 #[test]
-fn links_are_measured_and_reckoned_with_also_after_a_restart() {
+fn measured_link_costs_survive_a_restart() {
     let mut cluster = Cluster::of(2);
     let node = &cluster.nodes[0];
     for wrong in [Request::Tune { node: NodeId(1) }, Request::Tune { node: NodeId(9) }] {
@@ -211,12 +214,12 @@ fn links_are_measured_and_reckoned_with_also_after_a_restart() {
     let Reply::Tuned(measured) = node.ask(&Request::Tune { node: NodeId(2) }) else {
         panic!("{}", node.log());
     };
-    // Over the loopback of any machine.
+    // Holds for the loopback of any machine.
     assert!((1..1_000_000).contains(&measured.rtt_us), "{measured:?}");
     assert!(measured.bytes_per_s > 1 << 20 && measured.back_bytes_per_s > 1 << 20, "{measured:?}");
     let [row] = links(&cluster)[..] else { panic!() };
     assert_eq!((row.node, row.bytes_per_s, row.tuned), (NodeId(2), measured.bytes_per_s, Some(measured)));
-    // What a migration gets through is what counts.
+    // The throughput of migrations takes precedence.
     assert_eq!(cluster.nodes[0].ask(&Request::KeepCosts(costs(2))), Reply::Done);
     cluster.nodes[0].kill();
     cluster.nodes[0].start();

@@ -1,4 +1,4 @@
-//! ternd may end at any moment, and start again; and it does not start where it must not.
+//! ternd may end at any moment and start again; it refuses to start where it must not.
 
 use crate::cluster::{Cluster, Node, Sleeper, until};
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use tern_control::{Advice, Destination, Lock, Reply, Request};
 use tern_ids::{HomePid, NodeId};
 
 #[test]
-fn a_killed_ternd_finds_everything_again() {
+fn restarted_ternd_finds_processes_and_shims() {
     let mut cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     let request = Request::Migrate { pid: process.pid(), to: Destination::Node(NodeId(2)) };
@@ -14,7 +14,7 @@ fn a_killed_ternd_finds_everything_again() {
     let register = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
     assert_eq!(cluster.nodes[0].ask(&register), Reply::Done);
     let known = |cluster: &Cluster| match cluster.nodes[0].ask(&Request::Processes) {
-        // This test's other children are the ternds.
+        // The ternds are children of this test as well.
         Reply::Processes(rows) => rows
             .into_iter()
             .filter(|row| [process.pid(), HomePid(std::process::id() as i32)].contains(&row.pid))
@@ -24,7 +24,7 @@ fn a_killed_ternd_finds_everything_again() {
     };
     let before = known(&cluster);
     assert_eq!(before.len(), 2);
-    // What a shim that was killed has left.
+    // The socket that a killed shim leaves.
     let dead = cluster.nodes[0].run_dir().join(format!("shims/{}.sock", "ab".repeat(16)));
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     for node in &mut cluster.nodes {
@@ -35,13 +35,13 @@ fn a_killed_ternd_finds_everything_again() {
     }
     assert_eq!(known(&cluster), before);
     assert!(!dead.exists());
-    // The shims went on, and go on: the same home shim makes the next move.
+    // The shims have survived: the same home shim makes the next move.
     assert!(matches!(cluster.nodes[0].ask(&request), Reply::Migrated(_)));
     assert_eq!(known(&cluster).len(), 2);
 }
 
 #[test]
-fn what_a_killed_shim_leaves_is_removed_also_by_a_ternd_that_did_not_start_it() {
+fn socket_of_a_killed_shim_is_removed_by_a_later_ternd() {
     let mut cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     let request = Request::Migrate { pid: process.pid(), to: Destination::Node(NodeId(2)) };
@@ -61,7 +61,7 @@ fn what_a_killed_shim_leaves_is_removed_also_by_a_ternd_that_did_not_start_it() 
 }
 
 #[test]
-fn shims_are_sessions_of_their_own() {
+fn shims_have_sessions_of_their_own() {
     let cluster = Cluster::of(2);
     let process = Sleeper::of(None);
     let request = Request::Migrate { pid: process.pid(), to: Destination::Node(NodeId(2)) };
@@ -75,8 +75,8 @@ fn shims_are_sessions_of_their_own() {
     assert!(ids.len() == 2 && ids[0] == ids[1], "{text}");
 }
 
-/// What a ternd says that must not start.
-fn complaint(node: &Node) -> String {
+/// The last line of the output of a ternd that fails to start.
+fn start_error(node: &Node) -> String {
     let output = node.command().output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stderr).unwrap();
@@ -84,26 +84,26 @@ fn complaint(node: &Node) -> String {
 }
 
 #[test]
-fn what_is_in_the_way_is_said_in_one_sentence() {
+fn failed_start_prints_one_sentence() {
     let cluster = Cluster::found("");
-    assert!(complaint(&cluster.nodes[0]).starts_with("ternd: another ternd runs with "));
+    assert!(start_error(&cluster.nodes[0]).starts_with("ternd: another ternd runs with "));
     let lonely = Node::new(&cluster, "");
-    let said = complaint(&lonely);
-    assert!(said.contains("tern init founds a cluster, tern join enters one"), "{said}");
-    // A second node on the first one's port.
+    let message = start_error(&lonely);
+    assert!(message.contains("tern init founds a cluster, tern join enters one"), "{message}");
+    // A second node on the port of the first.
     let second = Node::new(&cluster, &format!("port = {}", cluster.nodes[0].port));
     cluster.join(&second, &cluster.token(), None).unwrap();
-    let said = complaint(&second);
+    let message = start_error(&second);
     let taken = format!("ternd: TCP port {} is taken", cluster.nodes[0].port);
-    assert!(said.starts_with(&taken), "{said}");
+    assert!(message.starts_with(&taken), "{message}");
     // A map without this node.
     std::fs::write(second.dir.join("mosix.map"), "1 a 1\n").unwrap();
-    let said = complaint(&second);
-    assert!(said.contains("mosix.map is wrong") && said.contains("not in it"), "{said}");
+    let message = start_error(&second);
+    assert!(message.contains("mosix.map is wrong") && message.contains("not in it"), "{message}");
 }
 
 #[test]
-fn a_node_can_be_set_up_anew() {
+fn node_can_join_again_with_force() {
     let mut cluster = Cluster::of(2);
     cluster.nodes[1].kill();
     let forced = tern_node::JoinOptions {

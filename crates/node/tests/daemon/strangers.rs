@@ -1,4 +1,4 @@
-//! Those who are not let in, and who must do no harm.
+//! Peers that are not authenticated, or that send garbage, must do no harm.
 
 use crate::cluster::{Cluster, until};
 use std::io::{Read, Write};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use tern_ids::{NodeId, ShimId};
 use tern_wire::{Authority, Identity, Link, LinkError, Preamble};
 
-fn soon() -> Instant {
+fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// The daemon still answers its peers.
+/// Asserts that the daemon still answers its peers.
 fn assert_alive(cluster: &Cluster) {
-    // One look has a second, on a machine that may be busy.
+    // The ping has a timeout of one second, which a busy machine may miss.
     until("it answers", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
 }
 
 #[test]
-fn garbage_leaves_the_daemon_alive() {
+fn garbage_does_not_kill_the_daemon() {
     let cluster = Cluster::of(2);
     let address = ("127.0.0.1", cluster.nodes[0].port);
     let node = Preamble::Node.to_bytes();
@@ -37,7 +37,7 @@ fn garbage_leaves_the_daemon_alive() {
         let _maybe_closed_already = socket.write_all(bytes);
         let _maybe_closed_already = socket.shutdown(Shutdown::Write);
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // It closes, perhaps after an alert, and perhaps with a reset.
+        // It closes the connection, perhaps after an alert and perhaps with a reset.
         let mut rest = Vec::new();
         let ended = socket.read_to_end(&mut rest);
         assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
@@ -46,46 +46,50 @@ fn garbage_leaves_the_daemon_alive() {
 }
 
 #[test]
-fn many_silent_connections_keep_nobody_out_for_long() {
+fn silent_connections_are_closed_after_the_deadline() {
     let cluster = Cluster::of(2);
     let address = ("127.0.0.1", cluster.nodes[0].port);
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
-    // While they are there they take what one address may have, and no more; after the deadline they are gone.
+    // They take up the limit of one address, and no more; after the deadline they are closed.
     until("the daemon has thrown them out", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
     drop(silent);
     assert_alive(&cluster);
 }
 
 #[test]
-fn another_clusters_certificate_is_refused() {
+fn certificate_of_another_cluster_is_refused() {
     let cluster = Cluster::of(2);
     let address = format!("127.0.0.1:{}", cluster.nodes[0].port);
     let imposter = Authority::create("alpha").unwrap();
-    let own = Identity::issued_by(&imposter, NodeId(2)).unwrap();
-    // It does not believe the real node …
-    let refused = Link::connect(&address, Preamble::Node, &own.cluster_client(NodeId(1)).unwrap(), soon());
+    let own = Identity::issued_by_authority(&imposter, NodeId(2)).unwrap();
+    // It does not trust the real node …
+    let refused =
+        Link::connect(&address, Preamble::Node, &own.cluster_client(NodeId(1)).unwrap(), deadline());
     assert!(matches!(refused, Err(LinkError::Tls(_))), "{refused:?}");
-    // … and if it did, the real node would not believe it: a shim's certificate stands for any other here.
-    let seen = Identity::load(&cluster.nodes[1].dir).unwrap();
-    let real = Link::connect(&address, Preamble::Node, &seen.cluster_client(NodeId(1)).unwrap(), soon());
+    // … and if it did, the real node would not trust it. A shim's certificate stands for any
+    // foreign one.
+    let member = Identity::load(&cluster.nodes[1].dir).unwrap();
+    let real =
+        Link::connect(&address, Preamble::Node, &member.cluster_client(NodeId(1)).unwrap(), deadline());
     let fingerprint = real.unwrap().peer_fingerprint().unwrap();
     let shim = tern_wire::Ephemeral::generate().unwrap();
     let tls = tern_wire::pinned_client(&shim, fingerprint).unwrap();
-    let told = Link::connect(&address, Preamble::Node, &tls, soon()).and_then(|mut link| link.recv(soon()));
-    assert!(matches!(told, Err(LinkError::Tls(_) | LinkError::Closed)), "{told:?}");
+    let answer =
+        Link::connect(&address, Preamble::Node, &tls, deadline()).and_then(|mut link| link.recv(deadline()));
+    assert!(matches!(answer, Err(LinkError::Tls(_) | LinkError::Closed)), "{answer:?}");
     assert_alive(&cluster);
 }
 
 #[test]
-fn a_member_that_talks_nonsense_is_cut_off() {
+fn member_that_sends_garbage_is_disconnected() {
     let cluster = Cluster::of(2);
     let address = format!("127.0.0.1:{}", cluster.nodes[0].port);
     let member = Identity::load(&cluster.nodes[1].dir).unwrap();
     let tls = member.cluster_client(NodeId(1)).unwrap();
     for (kind, payload) in [(1, &[0xff; 40][..]), (1, &[]), (9, b"x"), (1, &[0; 200_000])] {
-        let mut link = Link::connect(&address, Preamble::Node, &tls, soon()).unwrap();
-        link.send(kind, 0, &[payload], soon()).unwrap();
-        assert!(matches!(link.recv(soon()), Err(LinkError::Closed)));
+        let mut link = Link::connect(&address, Preamble::Node, &tls, deadline()).unwrap();
+        link.send(kind, 0, &[payload], deadline()).unwrap();
+        assert!(matches!(link.recv(deadline()), Err(LinkError::Closed)));
     }
     assert_alive(&cluster);
 }

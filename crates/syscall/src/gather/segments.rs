@@ -1,46 +1,52 @@
 //! iovec arrays.
 
-use super::{Gather, Gatherer};
+use super::{GatherError, Gatherer};
 use crate::ByteBuf;
 use crate::call::Segments;
 use crate::limits;
-use crate::scatter::Landing;
-use crate::shape::Way;
+use crate::scatter::Destination;
+use crate::shape::Direction;
 
 const IOVEC: u64 = 16;
 
 impl Gatherer<'_> {
-    /// The memory that `count` entries at `addr` name. `None`: a bad pointer, or a count that the kernel
-    /// refuses before it looks. A later entry that is bad ends the call there, as a short count.
-    pub(super) fn iovec(&mut self, way: Way, addr: u64, count: u64) -> Result<Option<Segments>, Gather> {
-        if count > limits::SEGMENTS {
+    /// Gathers the memory of `count` iovec entries at `addr`. `None` for a bad pointer, or a count
+    /// that the kernel refuses before it reads any. A later bad entry ends the call there, with a
+    /// short count.
+    pub(super) fn iovec(
+        &mut self,
+        direction: Direction,
+        addr: u64,
+        count: u64,
+    ) -> Result<Option<Segments>, GatherError> {
+        if count > limits::MAX_SEGMENTS {
             return Ok(None);
         }
         let Some(entries) = self.read(addr, count * IOVEC) else { return Ok(None) };
         let mut entries: Vec<(u64, u64)> =
             entries.as_chunks::<16>().0.iter().map(|entry| pair(*entry)).collect();
         if entries.iter().any(|&(_, len)| (len as i64) < 0) {
-            return Err(Gather::Errno(libc::EINVAL));
+            return Err(GatherError::Errno(libc::EINVAL));
         }
         self.trim(&mut entries);
-        match way {
-            Way::Send => Ok(self.sent(&entries)),
-            Way::Receive => Ok(self.received(entries)),
+        match direction {
+            Direction::Send => Ok(self.sent(&entries)),
+            Direction::Receive => Ok(self.received(entries)),
         }
     }
 
-    /// Leaves out what has already been moved, and what is more than one call carries.
+    /// Leaves out data already transferred, and data above the limit of one call.
     fn trim(&mut self, entries: &mut Vec<(u64, u64)>) {
         let mut skip = self.skip;
         for (base, len) in entries.iter_mut() {
             let now = skip.min(*len);
             (*base, *len) = (base.wrapping_add(now), *len - now);
             skip -= now;
-            if *len > self.room {
-                *len = self.room;
-                self.cut = true;
+            if *len > self.remaining_data {
+                *len = self.remaining_data;
+                self.is_cut = true;
             }
-            self.room -= *len;
+            self.remaining_data -= *len;
         }
         if self.skip > 0 {
             entries.retain(|&(_, len)| len > 0);
@@ -78,7 +84,7 @@ impl Gatherer<'_> {
             }
         }
         let lens = entries.iter().map(|&(_, len)| u32::try_from(len)).collect::<Result<_, _>>().ok()?;
-        self.landings.push(Landing { spans: entries, forgiving: false });
+        self.destinations.push(Destination { spans: entries, ignores_faults: false });
         Some(Segments { lens, bytes: ByteBuf::new() })
     }
 }

@@ -1,4 +1,5 @@
-//! Both halves must agree on every call that a guest can make, with a memory that is partly bad.
+//! Both halves must agree on every call that a guest can make, with memory of which parts are
+//! inaccessible.
 
 use super::*;
 use crate::call::{Call, Outcome};
@@ -6,7 +7,7 @@ use crate::memory::Fault;
 use crate::scatter::scatter;
 use proptest::prelude::*;
 
-/// Memory at one place, partly read-only; everything else faults.
+/// Memory at one address, partly read-only. All other addresses fault.
 struct Fake {
     bytes: Vec<u8>,
     read_only: std::ops::Range<u64>,
@@ -48,7 +49,7 @@ impl Memory for Fake {
     }
 }
 
-/// Words that are often pointers into the memory, or small numbers.
+/// Words that are often pointers to the memory, or small numbers.
 fn word() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (0..0x4000u64).prop_map(|at| BASE + at),
@@ -64,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn home_accepts_what_the_guest_gathers(
+    fn home_accepts_every_gathered_call(
         words in proptest::collection::vec(word(), 0x4000 / 8),
         args in proptest::array::uniform6(word()),
         read_only in 0..0x4000u64,
@@ -78,15 +79,15 @@ proptest! {
             let layout = gathered.call.lay_out();
             prop_assert!(layout.is_ok(), "{}: {layout:?}", row.name);
             let Ok(layout) = layout else { continue };
-            // Home's outputs are the guest's landings, one for one, and as long.
+            // Home's outputs match the guest's destinations one by one, with the same lengths.
             let lens: Vec<u64> =
-                gathered.landings.iter().map(|l| l.spans.iter().map(|(_, len)| len).sum()).collect();
+                gathered.destinations.iter().map(|l| l.spans.iter().map(|(_, len)| len).sum()).collect();
             prop_assert_eq!(layout.out_lens(), lens, "{}", row.name);
             if layout.size() < 1 << 20 {
                 let mut mailbox = vec![0; layout.size()];
                 layout.fill(0, &mut mailbox).expect("the mailbox is large enough");
                 let outcome = layout.collect(ret, &mailbox);
-                let _ = scatter(&gathered.landings, &outcome, &mut mem);
+                let _ = scatter(&gathered.destinations, &outcome, &mut mem);
             }
         }
     }
@@ -134,8 +135,8 @@ fn the_rest_of_segments_is_gathered() {
     assert_eq!(segments.lens, [3, 10]);
     assert_eq!(segments.bytes[..], [151, 152, 153, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129]);
     let rest = gather_after(nr(libc::SYS_readv), &write, 9, &mut mem).expect("a read");
-    assert_eq!(rest.landings[0].spans, [(BASE + 151, 3), (BASE + 120, 10)]);
-    // An explicit offset moves on as well; the current one does so by itself.
+    assert_eq!(rest.destinations[0].spans, [(BASE + 151, 3), (BASE + 120, 10)]);
+    // An explicit offset is advanced too; the file's current offset advances by itself.
     let at = |offset: i64| args(&[1, BASE, 3, offset as u64]);
     let rest = gather_after(nr(libc::SYS_pwritev2), &at(40), 9, &mut mem).expect("a write");
     assert_eq!(rest.call.args[3], Arg::Value(49));
@@ -155,7 +156,7 @@ fn control_data_is_sent_once() {
         let gathered = gather_after(nr(libc::SYS_sendmsg), &send, done, &mut mem).expect("a message");
         let Arg::Messages(messages) = &gathered.call.args[1] else { panic!("{:?}", gathered.call) };
         let control = match &messages[0].control {
-            crate::call::Area::Bytes(bytes) => bytes.len(),
+            crate::call::MessageBuffer::Bytes(bytes) => bytes.len(),
             _ => 0,
         };
         assert_eq!((control, messages[0].segments.bytes.len()), (expected, 50 - done as usize));
@@ -163,10 +164,10 @@ fn control_data_is_sent_once() {
 }
 
 #[test]
-fn too_much_is_cut_and_says_so() {
+fn long_read_is_cut_and_reported() {
     let mut mem = Fake::new(vec![0; 64]);
-    let read = args(&[0, BASE, limits::PAYLOAD + 5]);
-    // The whole buffer is asked about, but the memory of this test is small.
+    let read = args(&[0, BASE, limits::MAX_DATA + 5]);
+    // The call has the whole buffer's length, but this test's memory is small.
     struct Endless;
     impl Memory for Endless {
         fn read(&mut self, _: u64, buf: &mut [u8]) -> Result<(), Fault> {
@@ -178,53 +179,54 @@ fn too_much_is_cut_and_says_so() {
         }
     }
     let gathered = gather(nr(libc::SYS_read), &read, &mut Endless).expect("a read");
-    assert!(gathered.cut);
-    assert_eq!(gathered.call.args[2], Arg::Value(limits::PAYLOAD));
-    assert_eq!(gathered.landings[0].spans, [(BASE, limits::PAYLOAD)]);
-    let read = args(&[0, BASE, limits::PAYLOAD]);
-    assert!(!gather(nr(libc::SYS_read), &read, &mut Endless).expect("a read").cut);
+    assert!(gathered.is_cut);
+    assert_eq!(gathered.call.args[2], Arg::Value(limits::MAX_DATA));
+    assert_eq!(gathered.destinations[0].spans, [(BASE, limits::MAX_DATA)]);
+    let read = args(&[0, BASE, limits::MAX_DATA]);
+    assert!(!gather(nr(libc::SYS_read), &read, &mut Endless).expect("a read").is_cut);
     let small = gather(nr(libc::SYS_read), &args(&[0, BASE, 64]), &mut mem).expect("a read");
-    assert!(!small.cut);
+    assert!(!small.is_cut);
     assert!(postcard::to_stdvec(&small.call).expect("plain data").len() < 16, "no room travels");
 }
 
 #[test]
-fn outputs_that_cannot_be_written_are_found_before_anything_is_consumed() {
+fn unwritable_outputs_are_found_before_consuming_calls() {
     let mut mem = Fake::new(vec![0; 64]);
     mem.read_only = BASE + 32..BASE + 64;
     let read =
         |mem: &mut Fake, at| gather(nr(libc::SYS_read), &args(&[0, BASE + at, 16]), mem).expect("a read");
-    assert_eq!(read(&mut mem, 0).call.args[1], Arg::Room);
-    assert_eq!(read(&mut mem, 40).call.args[1], Arg::Bad);
-    assert_eq!(read(&mut mem, 20).call.args[1], Arg::Bad);
-    // fstat consumes nothing, so nobody asks; the fault is found when it is written.
+    assert_eq!(read(&mut mem, 0).call.args[1], Arg::Output);
+    assert_eq!(read(&mut mem, 40).call.args[1], Arg::BadPointer);
+    assert_eq!(read(&mut mem, 20).call.args[1], Arg::BadPointer);
+    // fstat consumes nothing, so outputs are not probed; the fault is found when they are written.
     let stat = gather(nr(libc::SYS_fstat), &args(&[0, BASE]), &mut mem).expect("a call");
     let outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 144])] };
-    assert_eq!(scatter(&stat.landings, &outcome, &mut mem), Err(Fault));
+    assert_eq!(scatter(&stat.destinations, &outcome, &mut mem), Err(Fault));
 }
 
 #[test]
-fn nothing_is_written_outside_of_what_the_call_named() {
+fn scatter_writes_only_to_destinations() {
     let mut mem = Fake::new(vec![0; 64]);
     let read = gather(nr(libc::SYS_read), &args(&[0, BASE + 16, 8]), &mut mem).expect("a read");
     let outcome = Outcome { ret: 8, outs: vec![ByteBuf::from(vec![7; 40]), ByteBuf::from(vec![9; 40])] };
-    assert_eq!(scatter(&read.landings, &outcome, &mut mem), Ok(()));
+    assert_eq!(scatter(&read.destinations, &outcome, &mut mem), Ok(()));
     assert_eq!(mem.bytes[16..24], [7; 8]);
     assert!(mem.bytes[..16].iter().chain(&mem.bytes[24..]).all(|&b| b == 0));
 }
 
 #[test]
-fn the_time_left_may_be_in_read_only_memory() {
+fn remaining_time_may_be_in_read_only_memory() {
     let mut mem = Fake::new(vec![0; 64]);
     mem.read_only = BASE..BASE + 64;
     let select = args(&[0, 0, 0, 0, BASE + 16]);
     let gathered = gather(nr(libc::SYS_select), &select, &mut mem).expect("a call");
     let outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 16])] };
-    assert_eq!(scatter(&gathered.landings, &outcome, &mut mem), Ok(()));
+    assert_eq!(scatter(&gathered.destinations, &outcome, &mut mem), Ok(()));
     assert!(mem.bytes.iter().all(|&b| b == 0));
 }
 
-/// What the kernel of home writes and returns, then what arrives in the guest's memory at `BASE + 32`.
+/// The guest's memory at `BASE + 32` after a call for which home's kernel wrote `kernel` and
+/// returned `ret`.
 fn after(call: i64, given: &[u64], ret: i64, kernel: impl FnOnce(&[u64; 6], &mut [u8])) -> Vec<u8> {
     let mut mem = Fake::new(vec![1; 96]);
     let gathered = gather(nr(call), &args(given), &mut mem).expect("a call of home");
@@ -233,12 +235,12 @@ fn after(call: i64, given: &[u64], ret: i64, kernel: impl FnOnce(&[u64; 6], &mut
     layout.fill(0, &mut mailbox).expect("large enough");
     kernel(&layout.args(0), &mut mailbox);
     let outcome = layout.collect(ret, &mailbox);
-    scatter(&gathered.landings, &outcome, &mut mem).expect("good memory");
+    scatter(&gathered.destinations, &outcome, &mut mem).expect("good memory");
     mem.bytes.split_off(32)
 }
 
 #[test]
-fn the_time_left_of_a_sleep_is_written_when_it_was_interrupted() {
+fn remaining_time_is_written_after_interruption() {
     let sleep = [BASE, BASE + 32];
     for (ret, written) in [(0, false), (-4, true), (-516, true), (-22, false), (-514, false)] {
         let memory = after(libc::SYS_nanosleep, &sleep, ret, |args, mailbox| {
@@ -250,7 +252,7 @@ fn the_time_left_of_a_sleep_is_written_when_it_was_interrupted() {
 }
 
 #[test]
-fn failures_write_nothing_and_results_write_as_much_as_they_say() {
+fn outputs_have_the_length_of_the_result() {
     let read = [0, BASE + 32, 16];
     for (ret, written) in [(-9, 0), (0, 0), (5, 5), (16, 16), (17, 16), (-512, 0)] {
         let memory =
@@ -266,7 +268,7 @@ fn failures_write_nothing_and_results_write_as_much_as_they_say() {
 }
 
 #[test]
-fn a_length_that_home_reports_never_reaches_beyond_the_room() {
+fn reported_length_is_limited_to_the_buffer() {
     let mut mem = Fake::new(vec![0; 96]);
     mem.write(BASE, &8u32.to_le_bytes()).expect("memory");
     let gathered =
@@ -277,20 +279,20 @@ fn a_length_that_home_reports_never_reaches_beyond_the_room() {
     let length = layout.args(0)[2] as usize;
     mailbox[length..][..4].copy_from_slice(&110u32.to_le_bytes());
     let outcome = layout.collect(0, &mailbox);
-    scatter(&gathered.landings, &outcome, &mut mem).expect("good memory");
+    scatter(&gathered.destinations, &outcome, &mut mem).expect("good memory");
     assert_eq!(mem.bytes[32..40], [3; 8]);
     assert!(mem.bytes[40..].iter().all(|&b| b == 0));
     assert_eq!(mem.bytes[..4], 110u32.to_le_bytes(), "the true length, as the kernel reports it");
 }
 
 #[test]
-fn what_does_not_travel_says_why() {
+fn ungathered_calls_have_a_reason() {
     let mut mem = Fake::new(vec![0; 16]);
     let mut why = |call: i64| gather(nr(call), &[0; 6], &mut mem).map(|_| ()).unwrap_err();
-    assert_eq!(why(libc::SYS_brk), Gather::Here);
-    assert_eq!(why(libc::SYS_ptrace), Gather::Homeward(crate::reason::TRACING));
-    assert_eq!(why(libc::SYS_io_uring_setup), Gather::Errno(libc::ENOSYS));
-    assert_eq!(why(100_000), Gather::Errno(libc::ENOSYS));
+    assert_eq!(why(libc::SYS_brk), GatherError::Here);
+    assert_eq!(why(libc::SYS_ptrace), GatherError::Homeward(crate::reason::TRACING));
+    assert_eq!(why(libc::SYS_io_uring_setup), GatherError::Errno(libc::ENOSYS));
+    assert_eq!(why(100_000), GatherError::Errno(libc::ENOSYS));
 }
 
 #[test]
@@ -303,20 +305,20 @@ fn exec_strings_have_the_kernels_limits() {
     let mut mem = Fake::new(bytes);
     let exec =
         |mem: &mut Fake| gather(nr(libc::SYS_execve), &args(&[BASE + 16, BASE, 0]), mem).map(|g| g.call);
-    assert_eq!(exec(&mut mem), Err(Gather::Errno(libc::E2BIG)), "one string of more than 128 KiB");
+    assert_eq!(exec(&mut mem), Err(GatherError::Errno(libc::E2BIG)), "one string of more than 128 KiB");
     mem.bytes[0x1004] = 0;
     assert_eq!(exec(&mut mem).expect("a short one").args[1], Arg::Strings(ByteBuf::from(b"aaaa\0".to_vec())));
-    // Sixty strings of 128 KiB less one: more than 6 MiB together.
+    // Sixty strings of 128 KiB less one: more than 6 MiB in all.
     mem.bytes[0x1004] = b'a';
-    mem.bytes[0x1000 + limits::EXEC_STRING - 1] = 0;
+    mem.bytes[0x1000 + limits::MAX_EXEC_STRING - 1] = 0;
     let mut words: Vec<u8> = (BASE + 0x1000).to_le_bytes().repeat(60);
     words.extend([0; 8]);
     mem.bytes[..words.len()].copy_from_slice(&words);
-    assert_eq!(exec(&mut mem), Err(Gather::Errno(libc::E2BIG)));
+    assert_eq!(exec(&mut mem), Err(GatherError::Errno(libc::E2BIG)));
 }
 
 #[test]
-fn a_struct_that_says_it_is_shorter_than_its_own_size_still_brings_that() {
+fn struct_size_field_is_always_sent() {
     let mut mem = Fake::new(vec![1, 0, 0, 0, 7, 7, 7, 7]);
     let gathered = gather(nr(libc::SYS_sched_setattr), &args(&[0, BASE, 0]), &mut mem).expect("a call");
     assert_eq!(data(&gathered.call, 1), [1, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Who the process is: users, groups, capabilities, and what it gave up.
+//! Credentials: users, groups, capabilities, and security modules.
 
 use super::vocabulary::*;
 
@@ -35,8 +35,8 @@ rows! {
     108 getegid HOME [] {} IDENTITY;
     113 setreuid HOME [V, V] {} IDENTITY;
     114 setregid HOME [V, V] {} IDENTITY;
-    115 getgroups HOME [V, filled(counted(0, Width::Int, 4, GROUPS, Over::Cut), 4)] {} IDENTITY;
-    116 setgroups HOME [V, Shape::In(counted(0, Width::Int, 4, GROUPS, Over::Refused))] {} IDENTITY;
+    115 getgroups HOME [V, filled(counted(0, Width::Int, 4, GROUPS, OverLimit::Cut), 4)] {} IDENTITY;
+    116 setgroups HOME [V, Shape::In(counted(0, Width::Int, 4, GROUPS, OverLimit::Refused))] {} IDENTITY;
     117 setresuid HOME [V, V, V] {} IDENTITY;
     118 getresuid HOME [ID, ID, ID] {} IDENTITY;
     119 setresgid HOME [V, V, V] {} IDENTITY;

@@ -2,9 +2,9 @@
 
 use super::vocabulary::*;
 use super::{fcntl, ioctl};
+use Direction::{Receive, Send};
 use Flow::{Between, Read, Write};
 use Interrupted::Restarts;
-use Way::{Receive, Send};
 
 const NO_TIMEOUT: Timeout = Timeout::None;
 const DATA: &str = "The descriptor and its offset are the deputy's.";
@@ -18,7 +18,7 @@ rows! {
     8 lseek HOME [FD, V, V] {} DATA;
     16 ioctl (Rule::By(ioctl::route, "by the request: Home where its argument is known, else Homeward"))
         (by ioctl::shapes, "by the request") {waits(Restarts, NO_TIMEOUT)}
-        "The device is at home; a request whose argument is not known must not be guessed.";
+        "The device is at home; the shape of an unknown request's argument must not be guessed.";
     17 pread64 HOME [FD, data_out(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Read)} AT_THE_DEPUTY;
     18 pwrite64 HOME [FD, data_in(2), V, V] {waits(Restarts, NO_TIMEOUT) flow(Write)} AT_THE_DEPUTY;
     19 readv HOME [FD, Shape::Segments(Receive, 2), V]
@@ -42,7 +42,7 @@ rows! {
     276 tee HOME [FD, FD, V, V] {waits(Restarts, NO_TIMEOUT)} PIPES;
     277 sync_file_range HOME [FD, V, V, V] {} AT_THE_DEPUTY;
     278 vmsplice (away(reason::GIFTED_PAGES)) [FD, V, V, V] {}
-        "It lends the process's own pages to a pipe, which only works where both are.";
+        "It puts the process's own pages into a pipe, which only works on the node of both.";
     285 fallocate HOME [FD, V, V, V] {} AT_THE_DEPUTY;
     292 dup3 HOME [FD, FD, V] {} AT_THE_DEPUTY;
     293 pipe2 HOME [output(8), V] {consumes()} "New descriptors are the deputy's.";

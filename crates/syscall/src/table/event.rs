@@ -1,19 +1,20 @@
-//! Waiting for descriptors, and the descriptors that events come from.
+//! Waiting for descriptors, and descriptors that report events.
 
 use super::vocabulary::*;
 use Interrupted::{Eintr, RestartBlock, Restarts};
 
-const WAIT: &str = "What it waits for is at home, and home's kernel keeps the time left.";
+const WAIT: &str = "The descriptors are at home, and home's kernel keeps the remaining time.";
 const NEW: &str = "New descriptors are the deputy's.";
 const BITS: Shape = Shape::InOut(Len::Bits(0));
 const MASK: Shape = input(SIGSET);
 const EVENT: u32 = 12;
-/// The kernel refuses more than RLIMIT_NOFILE before it reads any.
-const DESCRIPTORS: Shape = Shape::InOut(counted(1, Width::UInt, 8, limits::DESCRIPTORS, Over::Refused));
-const EVENTS: Shape = filled(counted(2, Width::Int, EVENT, 65536, Over::Cut), EVENT);
+/// The kernel refuses a count above RLIMIT_NOFILE before it reads any.
+const DESCRIPTORS: Shape =
+    Shape::InOut(counted(1, Width::UInt, 8, limits::MAX_DESCRIPTORS, OverLimit::Refused));
+const EVENTS: Shape = filled(counted(2, Width::Int, EVENT, 65536, OverLimit::Cut), EVENT);
 const LEFT: Shape = Shape::TimeLeft(PAIR);
 const AIO: &str = "Its ring is mapped into the process, where home's kernel writes to it.";
-const URING: &str = "Its rings are shared with the kernel at home; programs expect to do without it.";
+const URING: &str = "Its rings are shared with the kernel at home; programs work without it.";
 
 rows! {
     7 poll HOME [DESCRIPTORS, V, V] {waits(RestartBlock, Timeout::Millis(2))} WAIT;

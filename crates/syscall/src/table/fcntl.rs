@@ -1,10 +1,11 @@
-//! fcntl: what its third argument is. An unknown command may have a pointer, so it brings the process home.
+//! fcntl: the shape of its third argument. An unknown command may have a pointer, so the process is
+//! fetched home for it.
 
 use super::vocabulary::*;
 
 const LOCK: u32 = size::<libc::flock>();
 
-/// Home for the commands that the kernel has.
+/// Home for all commands of the kernel.
 pub(super) fn route(args: &[u64; 6]) -> Route {
     match args[1] as i32 {
         0..=17 | 36..=38 | 1024..=1028 | 1030..=1040 => Route::Home,
@@ -12,7 +13,7 @@ pub(super) fn route(args: &[u64; 6]) -> Route {
     }
 }
 
-/// The shapes of a command. Those that are not named take a number.
+/// The shapes of a command's arguments. Commands that are not listed take a number.
 pub(super) fn shapes(args: &[u64; 6]) -> &'static [Shape] {
     match args[1] as i32 {
         libc::F_GETLK | libc::F_OFD_GETLK => const { &[FD, V, inout(LOCK)] },

@@ -7,21 +7,21 @@ const NO_TIMEOUT: Timeout = Timeout::None;
 const STAT: Shape = output(size::<libc::stat>());
 const STATFS: Shape = output(size::<libc::statfs>());
 const VALUES: &str = "Extended attributes are the file's, at home.";
-/// The kernel lowers a longer buffer to this by itself (XATTR_SIZE_MAX, XATTR_LIST_MAX).
+/// The kernel itself lowers a longer buffer to this (XATTR_SIZE_MAX, XATTR_LIST_MAX).
 const fn attribute_out(arg: u8) -> Shape {
-    filled(counted(arg, Width::Size, 1, 65536, Over::Cut), 1)
+    filled(counted(arg, Width::Size, 1, 65536, OverLimit::Cut), 1)
 }
 const fn attribute_in(arg: u8) -> Shape {
     struct_in(arg, Width::Size, 65536)
 }
 const fn link_out(arg: u8) -> Shape {
-    filled(counted(arg, Width::Int, 1, 65536, Over::Cut), 1)
+    filled(counted(arg, Width::Int, 1, 65536, OverLimit::Cut), 1)
 }
 const fn entries_out(arg: u8) -> Shape {
-    filled(counted(arg, Width::UInt, 1, limits::PAYLOAD, Over::Cut), 1)
+    filled(counted(arg, Width::UInt, 1, limits::MAX_DATA, OverLimit::Cut), 1)
 }
-/// struct file_handle: eight bytes, and as many as its first number says.
-const HANDLE: Len = Len::Inside(Inside { at: 0, unit: 1, add: 8, zero: 0, max: 136, beyond: 8 });
+/// struct file_handle: eight bytes, and as many as its first number states.
+const HANDLE: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 8, zero: 0, max: 136, beyond: 8 });
 
 /// AT_HANDLE_MNT_ID_UNIQUE makes the mount id a 64-bit number.
 fn mount_id(args: &[u64; 6]) -> u32 {
@@ -36,7 +36,7 @@ rows! {
     21 access HOME [PATH, V] {} NAMES;
     76 truncate HOME [PATH, V] {} NAMES;
     78 getdents HOME [FD, entries_out(2), V] {consumes()} "The directory's offset is the deputy's.";
-    79 getcwd HOME [filled(counted(1, Width::Size, 1, 65536, Over::Cut), 1), V] {}
+    79 getcwd HOME [filled(counted(1, Width::Size, 1, 65536, OverLimit::Cut), 1), V] {}
         "The working directory is the deputy's.";
     80 chdir HOME [PATH] {} "The working directory is the deputy's.";
     81 fchdir HOME [FD] {} "The working directory is the deputy's.";

@@ -1,22 +1,22 @@
-//! ioctl: what its third argument is, by the request. A request that is not listed, and not of a family
-//! whose numbers can be trusted to state the size of a flat payload, brings the process home: a pointer
-//! hidden in an unknown payload would otherwise be followed in the deputy's memory.
+//! ioctl: the shape of its third argument, by the request. A request that is not listed, and not of
+//! a family whose numbers state the size of a payload without pointers, fetches the process home: a
+//! pointer hidden in an unknown payload would otherwise be followed in the deputy's memory.
 
 use super::vocabulary::*;
 use linux_raw_sys::ioctl::*;
 
-/// What a request carries.
+/// The payload of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Payload {
-    /// Nothing, or a number.
+    /// None, or a number.
     Number,
-    /// So many bytes that the kernel reads.
+    /// This many bytes that the kernel reads.
     In(u32),
-    /// So many bytes that the kernel writes.
+    /// This many bytes that the kernel writes.
     Out(u32),
-    /// So many bytes that the kernel reads, and may write in part.
+    /// This many bytes that the kernel reads, and may write in part.
     InOut(u32),
-    /// struct fiemap, with as many extents as it says.
+    /// struct fiemap with the number of extents that it states.
     Fiemap,
 }
 
@@ -136,7 +136,7 @@ const REQUESTS: &[(u32, Payload)] = &[
     (FITRIM, InOut(24)),
     (FICLONE, Number),
     (FICLONERANGE, In(32)),
-    // Their numbers say long, the kernel moves an int.
+    // The request numbers state the size of a long, but the kernel transfers an int.
     (FS_IOC_GETFLAGS, Out(INT)),
     (FS_IOC_SETFLAGS, In(INT)),
     (FS_IOC_GETVERSION, Out(INT)),
@@ -179,8 +179,9 @@ const REQUESTS: &[(u32, Payload)] = &[
 const IOC_WRITE: u32 = 1;
 const IOC_READ: u32 = 2;
 
-/// Families whose numbers state the size of a payload without pointers: input devices (but for the force
-/// feedback and mask requests, which have pointers), joysticks, raw HID, clocks, watchdogs.
+/// Families whose request numbers state the size of a payload without pointers: input devices
+/// (except force feedback and mask requests, which have pointers), joysticks, raw HID, clocks,
+/// watchdogs.
 fn by_number(request: u32) -> Option<Payload> {
     let (direction, size) = (request >> 30, request >> 16 & 0x3fff);
     let (family, number) = ((request >> 8) as u8, request as u8);
@@ -211,7 +212,7 @@ fn bytes(args: &[u64; 6]) -> u32 {
     }
 }
 
-/// Home where the payload is known.
+/// Home if the payload is known.
 pub(super) fn route(args: &[u64; 6]) -> Route {
     if payload(args).is_some() { Route::Home } else { Route::Homeward(reason::UNKNOWN_IOCTL) }
 }
@@ -219,7 +220,8 @@ pub(super) fn route(args: &[u64; 6]) -> Route {
 /// The shapes of a request's arguments.
 pub(super) fn shapes(args: &[u64; 6]) -> &'static [Shape] {
     const LEN: Len = Len::Of(bytes);
-    const FIEMAP: Len = Len::Inside(Inside { at: 24, unit: 56, add: 32, zero: 0, max: 16 << 20, beyond: 0 });
+    const FIEMAP: Len =
+        Len::Embedded(EmbeddedLen { at: 24, unit: 56, add: 32, zero: 0, max: 16 << 20, beyond: 0 });
     match payload(args) {
         Some(In(_)) => const { &[FD, V, Shape::In(LEN)] },
         Some(Out(_)) => const { &[FD, V, Shape::Out(LEN, Amount::Whole, When::AtLeast(0))] },
@@ -236,7 +238,7 @@ mod tests {
     #[test]
     fn no_request_is_listed_twice() {
         for (i, (request, _)) in REQUESTS.iter().enumerate() {
-            // FIONREAD and TIOCINQ are one number, as are SIOCOUTQ and TIOCOUTQ.
+            // FIONREAD and TIOCINQ are the same number, and so are SIOCOUTQ and TIOCOUTQ.
             assert!(REQUESTS[..i].iter().all(|(other, _)| other != request), "{request:#x}");
         }
     }
@@ -251,7 +253,8 @@ mod tests {
 
     #[test]
     fn sizes_agree_with_the_numbers_that_state_them() {
-        // Of the requests whose number states a size, only these differ: an int for a long, or no pointer at all.
+        // Among the requests whose number states a size, only these differ: an int for a long, or
+        // no pointer at all.
         let odd = [FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IOC_GETVERSION, FS_IOC_SETVERSION, FS_IOC_FIEMAP];
         let longs = [BLKBSZGET, BLKBSZSET, FICLONE, FIFREEZE, FITHAW, TIOCSIG];
         for (request, payload) in REQUESTS {

@@ -3,17 +3,18 @@
 use super::vocabulary::*;
 
 const OWN: &str = "The memory is the guest's own.";
-const FUTEX: &str = "The word and its waiters are the guest's; who shares the word is on the same node.";
-const NUMA: &str = "Memory nodes of home mean nothing away.";
+const FUTEX: &str =
+    "The word and its waiters are the guest's; processes that share the word are on the same node.";
+const NUMA: &str = "Home's memory nodes do not exist on the guest's node.";
 const NO_KEYS: &str =
     "Answered as on a CPU without protection keys, so that no guest comes to depend on them.";
 
 const MAP_SHARED: u64 = 1;
 const MAP_ANONYMOUS: u64 = 0x20;
 
-/// Private and anonymous: nobody else sees it.
-const OWN_MAPPING: Test =
-    Test::Masked { arg: 3, mask: (MAP_ANONYMOUS | MAP_SHARED) as u32, value: MAP_ANONYMOUS as u32 };
+/// Private and anonymous: no other process sees it.
+const OWN_MAPPING: ArgTest =
+    ArgTest::Masked { arg: 3, mask: (MAP_ANONYMOUS | MAP_SHARED) as u32, value: MAP_ANONYMOUS as u32 };
 
 fn mmap(args: &[u64; 6]) -> Route {
     let [_, _, protection, flags, ..] = *args;
@@ -21,21 +22,21 @@ fn mmap(args: &[u64; 6]) -> Route {
     if flags & MAP_SHARED != 0 && flags & MAP_ANONYMOUS == 0 && writable {
         return Route::Homeward(reason::SHARED_MEMORY);
     }
-    Route::Both(Special::Mmap)
+    Route::Both(SplitCall::Mmap)
 }
 
 /// pkey_mprotect without a key is mprotect.
-const NO_KEY: Test = Test::OneOf { arg: 3, values: &[u32::MAX] };
+const NO_KEY: ArgTest = ArgTest::OneOf { arg: 3, values: &[u32::MAX] };
 
 fn unallocated_key(_: &[u64; 6]) -> Route {
     Route::Refuse(libc::EINVAL)
 }
 
-const POLICY: &str =
-    "A thread's policy is the deputy's, and in force at home; away, pages lie where its node puts them.";
+const POLICY: &str = "A thread's policy is the deputy's, and in force at home; the guest's node places pages by its own policy.";
 /// MPOL_F_ADDR
-const OF_ADDRESS: Test = Test::Masked { arg: 4, mask: 2, value: 2 };
-/// A mask of memory nodes: the third argument less one bits, in words. The kernel takes no more than a page.
+const OF_ADDRESS: ArgTest = ArgTest::Masked { arg: 4, mask: 2, value: 2 };
+/// A mask of memory nodes: one bit less than the third argument says, in words. The kernel reads at
+/// most a page.
 const NODES: Len = Len::Of(|args| match args[2] {
     0 => 0,
     bits => ((bits - 1).min(8 << 12).div_ceil(64) * 8) as u32,
@@ -61,16 +62,16 @@ rows! {
     149 mlock HERE [V, V] {} "The memory to lock is the guest's; it counts against the limit there.";
     150 munlock HERE [V, V] {} OWN;
     151 mlockall (away(reason::LOCKED_MEMORY)) [V] {}
-        "A program that locks everything wants no page to travel; it is served where it belongs.";
+        "The memory of a program that locks all of it must stay at home.";
     152 munlockall HERE [] {} OWN;
     202 futex HERE [V, V, V, V, V, V] {waits(Interrupted::RestartBlock, Timeout::Timespec(3))} FUTEX;
     216 remap_file_pages (away(reason::SHARED_MEMORY)) [V, V, V, V, V] {}
         "It rearranges shared mappings, which do not exist away.";
     237 mbind (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
     238 set_mempolicy HOME [V, Shape::In(NODES), V] {} POLICY;
-    239 get_mempolicy (Rule::HereIf(OF_ADDRESS, policy, "Here of an address; else Home"))
+    239 get_mempolicy (Rule::HereIf(OF_ADDRESS, policy, "Here for an address; else Home"))
         [output(4), Shape::Out(NODES, Amount::Whole, When::AtLeast(0)), V, V, V] {}
-        "A thread's policy is the deputy's; where a page lies, the guest's node knows.";
+        "A thread's policy is the deputy's; only the guest's node knows where a page is.";
     256 migrate_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;
     279 move_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
     310 process_vm_readv (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
@@ -78,7 +79,7 @@ rows! {
     311 process_vm_writev (away(reason::OTHER_MEMORY)) [V, V, V, V, V, V] {}
         "The other process is at home, and this one's memory is not.";
     323 userfaultfd NOSYS [V] {}
-        "Faults of the guest's memory are the migration's own business; programs do without.";
+        "Tern itself uses it on the guest's memory; programs work without it.";
     324 membarrier HERE [V, V, V] {} "It orders the accesses of the guest's own threads.";
     325 mlock2 HERE [V, V, V] {} "The memory to lock is the guest's; it counts against the limit there.";
     329 pkey_mprotect (Rule::HereIf(NO_KEY, unallocated_key, "Here without a key (-1); else refused with EINVAL"))

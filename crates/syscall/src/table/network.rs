@@ -1,26 +1,26 @@
 //! Sockets, which stay at home.
 
 use super::vocabulary::*;
+use Direction::{Receive, Send};
 use Flow::{Read, Write};
 use Interrupted::EintrIfSocketTimeout;
-use Way::{Receive, Send};
 
 const SOCKET: &str = "The socket is the deputy's.";
 const NEW: &str = "New descriptors are the deputy's, in home's network.";
 const NO_TIMEOUT: Timeout = Timeout::None;
 
-/// A longer address than sockaddr_storage is refused by the kernel before it looks at it.
+/// The kernel refuses an address longer than sockaddr_storage before it reads it.
 const fn address_in(arg: u8) -> Shape {
-    struct_in(arg, Width::Int, limits::ADDRESS as u64)
+    struct_in(arg, Width::Int, limits::MAX_ADDRESS as u64)
 }
 const fn address_out(length: u8) -> Shape {
     Shape::Out(Len::Pointed(length), Amount::Pointed(length), When::AtLeast(0))
 }
-const ADDRESS_LENGTH: Shape = Shape::Length { max: limits::ADDRESS, signed: true };
+const ADDRESS_LENGTH: Shape = Shape::Length { max: limits::MAX_ADDRESS, signed: true };
 const OPTION_LENGTH: Shape = Shape::Length { max: 65536, signed: true };
 
-/// Options whose value holds pointers: packet filter programs, netfilter tables, zero-copy receive, SCTP's
-/// connectx, and two families that register memory.
+/// Options whose value contains pointers: packet filter programs, netfilter tables, zero-copy
+/// receive, SCTP's connectx, and two address families that register memory.
 fn option(args: &[u64; 6]) -> Route {
     const FANOUT_DATA: i32 = 22;
     const SOL_RDS: i32 = 276;

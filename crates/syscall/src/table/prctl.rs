@@ -1,27 +1,27 @@
-//! prctl: where each option runs, and what it carries.
+//! prctl: where each option runs, and the shape of its arguments.
 
 use super::vocabulary::*;
 use linux_raw_sys::prctl::*;
 
-/// What an option's first argument is.
+/// The shape of an option's first argument.
 #[derive(Clone, Copy)]
-enum Carries {
+enum Payload {
     Numbers,
     /// The kernel writes an int.
     Int,
-    /// A thread's name, given.
+    /// A thread's name that the kernel reads.
     Name,
-    /// A thread's name, asked for.
+    /// A thread's name that the kernel writes.
     NameOut,
     /// PR_GET_AUXV: a buffer with its length.
     Buffer,
 }
 
-/// The options that the table knows.
-const OPTIONS: &[(u32, Route, Carries)] = {
-    use Carries::{Buffer, Int, Name, NameOut, Numbers};
+/// The supported options.
+const OPTIONS: &[(u32, Route, Payload)] = {
+    use Payload::{Buffer, Int, Name, NameOut, Numbers};
     use Route::{Home, Homeward, Refuse};
-    const LOCAL: Route = Route::Both(Special::Prctl);
+    const LOCAL: Route = Route::Both(SplitCall::Prctl);
     &[
         (PR_SET_PDEATHSIG, Home, Numbers),
         (PR_GET_PDEATHSIG, Home, Int),
@@ -31,7 +31,7 @@ const OPTIONS: &[(u32, Route, Carries)] = {
         (PR_SET_KEEPCAPS, Home, Numbers),
         (PR_GET_TIMING, Home, Numbers),
         (PR_SET_TIMING, Home, Numbers),
-        // The kernel takes 15 characters at most, and cuts longer names.
+        // The kernel cuts names to 15 characters.
         (PR_SET_NAME, LOCAL, Name),
         (PR_GET_NAME, LOCAL, NameOut),
         (PR_GET_SECCOMP, Home, Numbers),
@@ -42,7 +42,7 @@ const OPTIONS: &[(u32, Route, Carries)] = {
         (PR_SET_TSC, Homeward(reason::CPU_MODE), Numbers),
         (PR_GET_SECUREBITS, Home, Numbers),
         (PR_SET_SECUREBITS, Home, Numbers),
-        // Sleeps are at home, and so is their slack.
+        // Sleeps happen at home, so the slack applies there.
         (PR_SET_TIMERSLACK, Home, Numbers),
         (PR_GET_TIMERSLACK, Home, Numbers),
         (PR_MCE_KILL, Home, Numbers),
@@ -63,7 +63,8 @@ const OPTIONS: &[(u32, Route, Carries)] = {
         (PR_GET_MDWE, Home, Numbers),
         (PR_GET_MEMORY_MERGE, Home, Numbers),
         (PR_GET_AUXV, Home, Buffer),
-        // As kernels without anonymous memory names and without page merging answer: both are only hints.
+        // As on kernels without anonymous memory names and without page merging: both are only
+        // hints.
         (PR_SET_VMA, Refuse(libc::EINVAL), Numbers),
         (PR_SET_MEMORY_MERGE, Refuse(libc::EINVAL), Numbers),
         // Options of other architectures, which x86-64 kernels refuse themselves.
@@ -82,10 +83,10 @@ const OPTIONS: &[(u32, Route, Carries)] = {
     ]
 };
 
-/// PR_GET_TID_ADDRESS, of which the guest's kernel knows alone.
-pub(super) const OWN: Test = Test::OneOf { arg: 0, values: &[PR_GET_TID_ADDRESS] };
+/// PR_GET_TID_ADDRESS, which only the guest's kernel can answer.
+pub(super) const OWN: ArgTest = ArgTest::OneOf { arg: 0, values: &[PR_GET_TID_ADDRESS] };
 
-fn option(args: &[u64; 6]) -> Option<&'static (u32, Route, Carries)> {
+fn option(args: &[u64; 6]) -> Option<&'static (u32, Route, Payload)> {
     OPTIONS.iter().find(|(option, _, _)| *option == args[0] as u32)
 }
 
@@ -96,13 +97,13 @@ pub(super) fn route(args: &[u64; 6]) -> Route {
 
 /// The shapes of an option's arguments.
 pub(super) fn shapes(args: &[u64; 6]) -> &'static [Shape] {
-    match option(args).map(|(_, _, carries)| *carries) {
-        Some(Carries::Int) => const { &[V, output(4), V, V, V] },
-        Some(Carries::Name) => const { &[V, Shape::Text(16), V, V, V] },
-        Some(Carries::NameOut) => const { &[V, output(16), V, V, V] },
-        Some(Carries::Buffer) => {
-            const { &[V, filled(counted(2, Width::Size, 1, 4096, Over::Cut), 1), V, V, V] }
+    match option(args).map(|(_, _, payload)| *payload) {
+        Some(Payload::Int) => const { &[V, output(4), V, V, V] },
+        Some(Payload::Name) => const { &[V, Shape::Text(16), V, V, V] },
+        Some(Payload::NameOut) => const { &[V, output(16), V, V, V] },
+        Some(Payload::Buffer) => {
+            const { &[V, filled(counted(2, Width::Size, 1, 4096, OverLimit::Cut), 1), V, V, V] }
         }
-        Some(Carries::Numbers) | None => const { &[V, V, V, V, V] },
+        Some(Payload::Numbers) | None => const { &[V, V, V, V, V] },
     }
 }

@@ -1,4 +1,4 @@
-//! Processes: their family, identity, limits, scheduling and namespaces.
+//! Processes: family, identity, limits, scheduling and namespaces.
 
 use super::prctl;
 use super::vocabulary::*;
@@ -12,16 +12,15 @@ const SCHEDULING: &str =
 const FORK: &str = "Both halves fork, so that parent and child have the same pids at home and away.";
 const EXEC: &str = "The deputy executes at home: the new image is nearly empty and can be placed anew.";
 const EXIT: &str = "The deputy ends with the same status, and then the guest.";
-const LIMIT: &str = "Limits are the deputy's; those on memory bind the guest as well, that on CPU time counts what was used away as well.";
-const CPU_TIME: &str =
-    "What the deputy has used at home, plus what the guest has used away. All but the times is the deputy's.";
+const LIMIT: &str = "Limits are the deputy's; those on memory also apply to the guest, and that on CPU time includes time used away.";
+const CPU_TIME: &str = "The times are the deputy's plus the guest's; all other values are the deputy's.";
 const NAMESPACE: &str = "A guest cannot be moved into other namespaces of its home.";
 const RUSAGE: u32 = size::<libc::rusage>();
-/// siginfo_t as waitid fills it: the rest is left as it was.
+/// siginfo_t as far as waitid fills it; the rest is left unchanged.
 const CHILD_INFO: u32 = 28;
 const CHILD: When = When::AtLeast(1);
 
-/// What the threads of all programs share.
+/// The flags that all threading libraries set.
 const THREAD: u64 =
     (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 const CLONE_FLAGS: u64 = 0xffff_ff00;
@@ -39,7 +38,8 @@ const PIDFD: u64 = libc::CLONE_PIDFD as u64;
 
 const HANDLERS: u64 = libc::CLONE_SIGHAND as u64;
 
-/// What the kernel at home writes is the descriptor of the child; all else it is told is of the guest's memory.
+/// At home the kernel writes only the child's pidfd. All other pointers refer to the guest's
+/// memory.
 fn clone_shapes(args: &[u64; 6]) -> &'static [Shape] {
     if args[0] & PIDFD != 0 { const { &[V, V, output(4), V, V] } } else { const { &[V, V, V, V, V] } }
 }
@@ -48,7 +48,7 @@ fn clone(args: &[u64; 6]) -> Route {
     let flags = args[0] & CLONE_FLAGS;
     if flags & libc::CLONE_THREAD as u64 != 0 {
         let usual = flags & THREAD == THREAD && flags & (NEW_NAMESPACE | UNUSUAL | CLONE_VFORK) == 0;
-        if usual { Route::Both(Special::Thread) } else { Route::Homeward(reason::CLONE_FLAGS) }
+        if usual { Route::Both(SplitCall::Thread) } else { Route::Homeward(reason::CLONE_FLAGS) }
     } else if flags & (CLONE_VM | CLONE_VFORK) == CLONE_VM {
         Route::Homeward(reason::SHARED_SPACE)
     } else if flags & NEW_NAMESPACE != 0 {
@@ -56,10 +56,10 @@ fn clone(args: &[u64; 6]) -> Route {
     } else if flags & libc::CLONE_PTRACE as u64 != 0 || flags & CLONE_VM != 0 && flags & HANDLERS != 0 {
         Route::Homeward(reason::CLONE_FLAGS)
     } else if flags & PIDFD != 0 && flags & libc::CLONE_PARENT_SETTID as u64 != 0 {
-        // Both would be written to the same place.
+        // Both would be written to the same address.
         Route::Refuse(libc::EINVAL)
     } else {
-        Route::Both(Special::Fork)
+        Route::Both(SplitCall::Fork)
     }
 }
 
@@ -69,19 +69,19 @@ fn binds_the_guest(resource: u64) -> bool {
 }
 
 fn setrlimit(args: &[u64; 6]) -> Route {
-    if binds_the_guest(args[0]) { Route::Both(Special::Setrlimit) } else { Route::Home }
+    if binds_the_guest(args[0]) { Route::Both(SplitCall::Setrlimit) } else { Route::Home }
 }
 
 fn prlimit64(args: &[u64; 6]) -> Route {
-    if args[2] != 0 && binds_the_guest(args[1]) { Route::Both(Special::Setrlimit) } else { Route::Home }
+    if args[2] != 0 && binds_the_guest(args[1]) { Route::Both(SplitCall::Setrlimit) } else { Route::Home }
 }
 
 const LIMITS_BY_KIND: &str = "Both (Setrlimit) to set a limit on memory or CPU time; else Home";
 
-/// The guest's base registers.
-const BASE_REGISTERS: Test = Test::OneOf { arg: 0, values: &[0x1001, 0x1002, 0x1003, 0x1004] };
+/// ARCH_SET_GS, ARCH_SET_FS, ARCH_GET_FS, ARCH_GET_GS: the guest's base registers.
+const BASE_REGISTERS: ArgTest = ArgTest::OneOf { arg: 0, values: &[0x1001, 0x1002, 0x1003, 0x1004] };
 
-/// Shadow stacks are answered as by a CPU without them; ARCH_CET_STATUS was never in the kernel.
+/// Shadow stacks are refused as on a CPU without them. ARCH_CET_STATUS was never in the kernel.
 fn arch_prctl(args: &[u64; 6]) -> Route {
     match args[0] as u32 {
         0x3001 | 0x5001..=0x5005 => Route::Refuse(libc::EINVAL),
@@ -105,11 +105,11 @@ fn kcmp_route(args: &[u64; 6]) -> Route {
     if args[2] <= 7 { Route::Home } else { Route::Homeward(reason::UNKNOWN_KCMP) }
 }
 
-/// The kernel takes no more than its own cpumask.
-const AFFINITY: Len = counted(1, Width::UInt, 1, 8192, Over::Cut);
-/// struct sched_attr begins with its size; zero stands for the first version's. The kernel corrects a size
-/// that it does not know.
-const SCHED_ATTR: Len = Len::Inside(Inside { at: 0, unit: 1, add: 0, zero: 48, max: 4096, beyond: 4 });
+/// The kernel reads no more than its own cpumask.
+const AFFINITY: Len = counted(1, Width::UInt, 1, 8192, OverLimit::Cut);
+/// struct sched_attr begins with its size, where zero stands for the first version's. The kernel
+/// corrects a size that it does not support.
+const SCHED_ATTR: Len = Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 0, zero: 48, max: 4096, beyond: 4 });
 
 rows! {
     24 sched_yield HERE [] {} "The guest's node schedules it.";
@@ -117,15 +117,15 @@ rows! {
     56 clone (Rule::By(clone,
             "Both (Fork) for a process, Both (Thread) for a thread; Homeward for new namespaces and unusual flags"))
         (by clone_shapes, "by the flags") {} FORK;
-    57 fork (both(Special::Fork)) [] {} FORK;
-    58 vfork (both(Special::Fork)) [] {} FORK;
-    59 execve (both(Special::Exec)) [PATH, Shape::Strings, Shape::Strings] {} EXEC;
-    60 exit (both(Special::Exit)) [V] {} EXIT;
+    57 fork (both(SplitCall::Fork)) [] {} FORK;
+    58 vfork (both(SplitCall::Fork)) [] {} FORK;
+    59 execve (both(SplitCall::Exec)) [PATH, Shape::Strings, Shape::Strings] {} EXEC;
+    60 exit (both(SplitCall::Exit)) [V] {} EXIT;
     61 wait4 HOME [V, Shape::Out(Len::Fixed(4), Amount::Whole, CHILD), V,
             Shape::Out(Len::Fixed(RUSAGE), Amount::Whole, CHILD)]
         {waits(Restarts, Timeout::None) consumes()} FAMILY;
     97 getrlimit HOME [V, output(PAIR)] {} "Limits are the deputy's.";
-    98 getrusage (both(Special::CpuTime)) [V, output(RUSAGE)] {} CPU_TIME;
+    98 getrusage (both(SplitCall::CpuTime)) [V, output(RUSAGE)] {} CPU_TIME;
     101 ptrace (away(reason::TRACING)) [V, V, V, V] {}
         "The other process is at home, and the deputy already has a tracer.";
     109 setpgid HOME [V, V] {} FAMILY;
@@ -135,7 +135,7 @@ rows! {
     121 getpgid HOME [V] {} FAMILY;
     124 getsid HOME [V] {} FAMILY;
     135 personality (Rule::By(personality, "Home to ask; Homeward to change")) [V] {}
-        "It changes how memory is laid out, which cannot be mended for a guest.";
+        "It changes how memory is laid out, which cannot be changed for a guest.";
     140 getpriority HOME [V, V] {} SCHEDULING;
     141 setpriority HOME [V, V, V] {} SCHEDULING;
     142 sched_setparam HOME [V, input(4)] {} SCHEDULING;
@@ -158,7 +158,7 @@ rows! {
     203 sched_setaffinity HOME [V, V, Shape::In(AFFINITY)] {} SCHEDULING;
     204 sched_getaffinity HOME [V, V, filled(AFFINITY, 1)] {} SCHEDULING;
     218 set_tid_address HERE [V] {} OWN_STATE;
-    231 exit_group (both(Special::Exit)) [V] {} EXIT;
+    231 exit_group (both(SplitCall::Exit)) [V] {} EXIT;
     247 waitid HOME [V, V, inout(CHILD_INFO), V, inout(RUSAGE)]
         {waits(Restarts, Timeout::None) consumes()} FAMILY;
     251 ioprio_set HOME [V, V, V] {} "Input and output happen at home.";
@@ -174,17 +174,18 @@ rows! {
     314 sched_setattr HOME [V, Shape::InOut(SCHED_ATTR), V] {} SCHEDULING;
     315 sched_getattr HOME [V, struct_inout(2, Width::UInt, 4096), V, V] {} SCHEDULING;
     317 seccomp (away(reason::SECCOMP)) [V, V, V] {}
-        "Its filter would have to judge the calls both of the guest and of the deputy.";
-    322 execveat (both(Special::Exec)) [FD, PATH, Shape::Strings, Shape::Strings, V] {} EXEC;
+        "Its filter would have to check the calls of both the guest and the deputy.";
+    322 execveat (both(SplitCall::Exec)) [FD, PATH, Shape::Strings, Shape::Strings, V] {} EXEC;
     334 rseq HERE [V, V, V, V] {} OWN_STATE;
     434 pidfd_open HOME [V, V] {} FAMILY;
-    435 clone3 (both(Special::Fork)) [V, V] {}
-        "Read once, it is made as the clone that says the same; ENOSYS if there is none, and libraries fall back.";
+    435 clone3 (both(SplitCall::Fork)) [V, V] {}
+        "Read once and made as the equivalent clone; ENOSYS if there is none, and libraries fall back.";
     438 pidfd_getfd HOME [FD, V, V] {} AT_THE_DEPUTY;
     448 process_mrelease HOME [FD, V] {} FAMILY;
     470 listns HOME [Shape::In(NAMESPACE_REQUEST), NAMESPACE_IDS, V, V] {} "The namespaces are home's.";
 }
 
 /// struct ns_id_req begins with its size.
-const NAMESPACE_REQUEST: Len = Len::Inside(Inside { at: 0, unit: 1, add: 0, zero: 4, max: 4096, beyond: 4 });
-const NAMESPACE_IDS: Shape = filled(counted(2, Width::Size, 8, 1 << 20, Over::Cut), 8);
+const NAMESPACE_REQUEST: Len =
+    Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 0, zero: 4, max: 4096, beyond: 4 });
+const NAMESPACE_IDS: Shape = filled(counted(2, Width::Size, 8, 1 << 20, OverLimit::Cut), 8);

@@ -10,17 +10,17 @@ const MASK: Shape = input(SIGSET);
 const SIGNALFD_MASK: Shape = struct_in(2, Width::Size, 8);
 
 rows! {
-    13 rt_sigaction (both(Special::RtSigaction)) [V, input(32), output(32), V] {}
-        "The handler is in the guest; whether a signal is ignored, and what becomes of children, home must know.";
-    14 rt_sigprocmask (both(Special::RtSigprocmask)) [V, MASK, output(SIGSET), V] {}
-        "Blocked signals wait at home; the guest's mask holds back what handlers are running for.";
-    15 rt_sigreturn (both(Special::RtSigreturn)) [] {} "It restores the guest's own registers and mask; home learns the mask.";
+    13 rt_sigaction (both(SplitCall::RtSigaction)) [V, input(32), output(32), V] {}
+        "The handler is the guest's; home needs to know ignored signals and child options.";
+    14 rt_sigprocmask (both(SplitCall::RtSigprocmask)) [V, MASK, output(SIGSET), V] {}
+        "Blocked signals are pending at home; the guest's mask also blocks signals while handlers run.";
+    15 rt_sigreturn (both(SplitCall::RtSigreturn)) [] {} "It restores the guest's own registers and mask; home gets the mask.";
     34 pause HOME [] {waits(Restarts, Timeout::None)} "Signals arrive at home and end the wait there.";
     62 kill HOME [V, V] {} PIDS;
-    127 rt_sigpending HOME [filled_set(), V] {} "Blocked signals wait at home.";
+    127 rt_sigpending HOME [filled_set(), V] {} "Blocked signals are pending at home.";
     128 rt_sigtimedwait HOME [MASK, siginfo_out(), input(PAIR), V]
         {waits(Eintr, Timeout::Timespec(2)) consumes()}
-        "Blocked signals wait at home.";
+        "Blocked signals are pending at home.";
     129 rt_sigqueueinfo HOME [V, V, input(SIGINFO)] {} PIDS;
     130 rt_sigsuspend HOME [MASK, V] {waits(Restarts, Timeout::None) mask(0)}
         "Signals arrive at home and end the wait there; the shim delivers under the mask that it carries.";
@@ -34,7 +34,7 @@ rows! {
 }
 
 const fn filled_set() -> Shape {
-    Shape::Out(counted(1, Width::Size, 1, 8, Over::Refused), Amount::Whole, When::AtLeast(0))
+    Shape::Out(counted(1, Width::Size, 1, 8, OverLimit::Refused), Amount::Whole, When::AtLeast(0))
 }
 
 const fn siginfo_out() -> Shape {

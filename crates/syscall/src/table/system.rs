@@ -1,4 +1,4 @@
-//! The machine: names, mounts, modules, and calls that no longer exist.
+//! The machine: names, mounts, modules, and calls that were removed.
 
 use super::vocabulary::*;
 
@@ -7,19 +7,21 @@ const ADMINISTRATION: &str = "It administers home, where the kernel decides whet
 const MOUNTS: &str = "The mounts are home's.";
 const PAGE: u32 = 4096;
 /// struct mnt_id_req begins with its size.
-const MOUNT_REQUEST: Len = Len::Inside(Inside { at: 0, unit: 1, add: 0, zero: 4, max: PAGE, beyond: 4 });
-/// The kernel refuses longer names first.
+const MOUNT_REQUEST: Len =
+    Len::Embedded(EmbeddedLen { at: 0, unit: 1, add: 0, zero: 4, max: PAGE, beyond: 4 });
+/// The kernel checks the length first, and refuses longer names.
 const HOST_NAME: Shape = struct_in(1, Width::Int, 64);
 
-/// SYSLOG_ACTION_READ, READ_ALL and READ_CLEAR fill the buffer; others return sizes without touching it.
+/// SYSLOG_ACTION_READ, READ_ALL and READ_CLEAR fill the buffer; others return sizes without using
+/// it.
 fn syslog(args: &[u64; 6]) -> &'static [Shape] {
     match args[0] as i32 {
-        2..=4 => const { &[V, filled(counted(2, Width::Int, 1, 64 << 20, Over::Cut), 1), V] },
+        2..=4 => const { &[V, filled(counted(2, Width::Int, 1, 64 << 20, OverLimit::Cut), 1), V] },
         _ => const { &[V, V, V] },
     }
 }
 
-/// Option 1 turns a name into an index, 3 counts.
+/// Option 1 converts a name to an index, and option 3 counts.
 fn sysfs(args: &[u64; 6]) -> &'static [Shape] {
     match args[0] as i32 {
         1 => const { &[V, PATH] },
@@ -34,7 +36,7 @@ fn sysfs_route(args: &[u64; 6]) -> Route {
     }
 }
 
-/// LINUX_REBOOT_CMD_RESTART2 has a text.
+/// LINUX_REBOOT_CMD_RESTART2 has a text argument.
 fn reboot(args: &[u64; 6]) -> &'static [Shape] {
     match args[2] as u32 {
         0xa1b2_c3d4 => const { &[V, V, V, Shape::Text(256)] },
@@ -42,7 +44,7 @@ fn reboot(args: &[u64; 6]) -> &'static [Shape] {
     }
 }
 
-/// SET_FLAG, SET_STRING, SET_BINARY, SET_PATH, SET_PATH_EMPTY, SET_FD; the others take nothing.
+/// SET_FLAG, SET_STRING, SET_BINARY, SET_PATH, SET_PATH_EMPTY, SET_FD; the others have no argument.
 fn fsconfig(args: &[u64; 6]) -> &'static [Shape] {
     const KEY: Shape = Shape::Text(256);
     match args[1] as u32 {
@@ -80,7 +82,7 @@ rows! {
     170 sethostname HOME [HOST_NAME, V] {} ADMINISTRATION;
     171 setdomainname HOME [HOST_NAME, V] {} ADMINISTRATION;
     174 create_module NOSYS [] {} NEVER;
-    175 init_module HOME [struct_in(1, Width::Size, limits::PAYLOAD), V, PATH] {} ADMINISTRATION;
+    175 init_module HOME [struct_in(1, Width::Size, limits::MAX_DATA), V, PATH] {} ADMINISTRATION;
     176 delete_module HOME [Shape::Text(56), V] {} ADMINISTRATION;
     177 get_kernel_syms NOSYS [] {} NEVER;
     178 query_module NOSYS [] {} NEVER;
@@ -97,7 +99,7 @@ rows! {
     236 vserver NOSYS [] {} NEVER;
     246 kexec_load (away(reason::KEXEC)) [V, V, V, V] {} "Its segments are pointers within a struct.";
     313 finit_module HOME [FD, PATH, V] {} ADMINISTRATION;
-    318 getrandom HERE [V, V, V] {} "Random bytes are as good everywhere.";
+    318 getrandom HERE [V, V, V] {} "Random bytes are equally good on every node.";
     320 kexec_file_load HOME [FD, FD, V, struct_in(2, Width::Size, PAGE as u64), V] {} ADMINISTRATION;
     321 bpf (away(reason::BPF)) [V, V, V] {} "Its programs and maps are reached by pointers within structs.";
     335 uretprobe NOSYS [] {} "Only a probe's own trampoline makes it, and probed processes do not migrate.";
@@ -112,9 +114,9 @@ rows! {
     442 mount_setattr HOME [FD, PATH, V, struct_in(4, Width::Size, PAGE as u64), V] {} MOUNTS;
     443 quotactl_fd (away(reason::QUOTAS)) [FD, V, V, V] {} "Each of its commands has a struct of its own.";
     457 statmount HOME [Shape::In(MOUNT_REQUEST),
-            Shape::Out(counted(2, Width::Size, 1, 1 << 20, Over::Cut), Amount::Itself, When::AtLeast(0)), V, V] {}
+            Shape::Out(counted(2, Width::Size, 1, 1 << 20, OverLimit::Cut), Amount::SelfSized, When::AtLeast(0)), V, V] {}
         MOUNTS;
-    458 listmount HOME [Shape::In(MOUNT_REQUEST), filled(counted(2, Width::Size, 8, 1 << 20, Over::Cut), 8), V, V]
+    458 listmount HOME [Shape::In(MOUNT_REQUEST), filled(counted(2, Width::Size, 8, 1 << 20, OverLimit::Cut), 8), V, V]
         {} MOUNTS;
     467 open_tree_attr HOME [FD, PATH, V, struct_in(4, Width::Size, PAGE as u64), V] {} MOUNTS;
 }

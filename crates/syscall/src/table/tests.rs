@@ -1,11 +1,11 @@
-//! Each row must make sense by itself.
+//! Consistency checks for all rows.
 
 use super::*;
 use crate::route::{Route, Rule, route};
 use crate::row::{Arguments, Timeout};
-use crate::shape::{Amount, Len, Over, Shape, When};
+use crate::shape::{Amount, Len, OverLimit, Shape, When};
 
-/// Arguments that between them reach every branch that looks at arguments.
+/// Arguments that together reach every branch of functions that depend on arguments.
 fn samples(nr: u32) -> Vec<[u64; 6]> {
     let mut samples: Vec<[u64; 6]> = Vec::new();
     for value in (0..0x1_0000).chain([u64::MAX, i32::MIN as u64]) {
@@ -86,7 +86,7 @@ fn lengths_refer_to_arguments_that_state_them() {
                         Len::Arg(count) => is_value(count.arg),
                         Len::Bits(arg) => is_value(*arg),
                         Len::Pointed(arg) => is_length(*arg),
-                        Len::Inside(inside) => !matches!(shape, Shape::Out(..)) && inside.max > 0,
+                        Len::Embedded(embedded) => !matches!(shape, Shape::Out(..)) && embedded.max > 0,
                         Len::Fixed(len) => *len > 0,
                         Len::Of(_) => true,
                     },
@@ -101,15 +101,15 @@ fn lengths_refer_to_arguments_that_state_them() {
     }
 }
 
-/// What the kernel may refuse to do in part must not be cut, and what it writes by its result must have
-/// room for all of it.
+/// A count must not be cut if the kernel may not do the call in part, and a buffer that is filled
+/// by the result must have space for all of it.
 #[test]
-fn only_counts_that_the_kernel_may_fall_short_of_are_cut() {
+fn only_partial_transfers_are_cut() {
     for row in rows() {
         for shapes in all_shapes(row) {
             for shape in shapes {
                 if let Shape::In(Len::Arg(count)) = shape
-                    && count.over == Over::Cut
+                    && count.over_limit == OverLimit::Cut
                 {
                     assert!(row.flow.is_some() || row.name == "sched_setaffinity", "{}", row.name);
                 }
@@ -122,7 +122,7 @@ fn only_counts_that_the_kernel_may_fall_short_of_are_cut() {
 }
 
 #[test]
-fn timeouts_and_masks_are_where_the_row_says() {
+fn timeouts_and_masks_match_the_shapes() {
     for row in rows() {
         for shapes in all_shapes(row) {
             let native =
@@ -147,7 +147,7 @@ fn timeouts_and_masks_are_where_the_row_says() {
 }
 
 #[test]
-fn the_filter_alone_says_here_where_arguments_decide() {
+fn argument_functions_never_return_here() {
     for row in rows() {
         let (Rule::HereIf(_, by, words) | Rule::By(by, words)) = row.rule else { continue };
         assert!(!words.is_empty() && !words.contains("  "), "{}", row.name);
@@ -171,7 +171,7 @@ fn native_rows_have_nothing_to_gather() {
 fn calls_that_consume_have_outputs() {
     for row in rows().filter(|row| row.consumes) {
         let receives = |shape: &Shape| {
-            use crate::shape::Way::Receive;
+            use crate::shape::Direction::Receive;
             matches!(
                 shape,
                 Shape::Out(..) | Shape::InOut(_) | Shape::Segments(Receive, _) | Shape::Messages(Receive, _)
@@ -192,7 +192,7 @@ fn notes_are_sentences() {
 
 #[test]
 fn argument_dependent_routes() {
-    use crate::route::{Special, reason};
+    use crate::route::{SplitCall, reason};
     let at = |nr: i64, args: &[u64]| {
         let mut six = [0; 6];
         six[..args.len()].copy_from_slice(args);
@@ -200,19 +200,19 @@ fn argument_dependent_routes() {
     };
     let mmap = |prot: u64, flags: u64| at(libc::SYS_mmap, &[0, 4096, prot, flags, 3, 0]);
     assert_eq!(mmap(3, 0x22), Route::Here);
-    assert_eq!(mmap(3, 0x21), Route::Both(Special::Mmap));
-    assert_eq!(mmap(3, 0x02), Route::Both(Special::Mmap));
-    assert_eq!(mmap(1, 0x01), Route::Both(Special::Mmap));
+    assert_eq!(mmap(3, 0x21), Route::Both(SplitCall::Mmap));
+    assert_eq!(mmap(3, 0x02), Route::Both(SplitCall::Mmap));
+    assert_eq!(mmap(1, 0x01), Route::Both(SplitCall::Mmap));
     assert_eq!(mmap(3, 0x01), Route::Homeward(reason::SHARED_MEMORY));
     assert_eq!(mmap(3, 0x03), Route::Homeward(reason::SHARED_MEMORY));
 
     let clone = |flags: i32| at(libc::SYS_clone, &[flags as u64]);
-    assert_eq!(clone(libc::SIGCHLD), Route::Both(Special::Fork));
-    assert_eq!(clone(libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD), Route::Both(Special::Fork));
+    assert_eq!(clone(libc::SIGCHLD), Route::Both(SplitCall::Fork));
+    assert_eq!(clone(libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD), Route::Both(SplitCall::Fork));
     assert_eq!(clone(libc::CLONE_VM), Route::Homeward(reason::SHARED_SPACE));
     let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND;
     let thread = shared | libc::CLONE_THREAD | libc::CLONE_SYSVSEM | libc::CLONE_SETTLS;
-    assert_eq!(clone(thread), Route::Both(Special::Thread));
+    assert_eq!(clone(thread), Route::Both(SplitCall::Thread));
     for odd in [thread | libc::CLONE_VFORK, thread | libc::CLONE_PIDFD, thread & !libc::CLONE_FILES] {
         assert_eq!(clone(odd), Route::Homeward(reason::CLONE_FLAGS));
     }
@@ -220,8 +220,8 @@ fn argument_dependent_routes() {
 
     let clock = |id: i32| at(libc::SYS_clock_gettime, &[id as u64]);
     assert_eq!(clock(1), Route::Here);
-    assert_eq!(clock(2), Route::Both(Special::CpuTime));
-    assert_eq!(clock(-6), Route::Both(Special::CpuTime));
+    assert_eq!(clock(2), Route::Both(SplitCall::CpuTime));
+    assert_eq!(clock(-6), Route::Both(SplitCall::CpuTime));
     assert_eq!(clock(!5 << 3 | 3), Route::Home);
     assert_eq!(clock(9), Route::Home);
 

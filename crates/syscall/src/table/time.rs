@@ -4,25 +4,25 @@ use super::vocabulary::*;
 use Interrupted::RestartBlock;
 
 const CLOCK: &str = "The guest's clocks continue home's by their offsets, so that no round trip is needed.";
-const SLEEP: &str = "Home's kernel keeps the time left, and restart_syscall continues it exactly, however often the guest moves.";
-const TIMER: &str = "It fires at home, as a signal or on a descriptor of the deputy's; if it counts CPU time, by what is used at home and away.";
+const SLEEP: &str = "Home's kernel keeps the remaining time, and restart_syscall continues it exactly, however often the guest moves.";
+const TIMER: &str = "It fires at home, as a signal or on a descriptor of the deputy's; CPU-time timers count time used at home and away.";
 const SET: &str = "Home's clock, if the process may set it.";
 const TIMERSPEC: u32 = 2 * PAIR;
 
 /// Realtime, monotonic, raw, both coarse ones, boottime, TAI.
-const NATIVE_CLOCK: Test = Test::OneOf { arg: 0, values: &[0, 1, 4, 5, 6, 7, 11] };
-/// The same and the CPU clocks, whose resolution is the same everywhere.
-const NATIVE_RESOLUTION: Test = Test::OneOf { arg: 0, values: &[0, 1, 2, 3, 4, 5, 6, 7, 11] };
+const NATIVE_CLOCK: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 4, 5, 6, 7, 11] };
+/// The same and the CPU clocks: their resolution is the same on all nodes.
+const NATIVE_RESOLUTION: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 2, 3, 4, 5, 6, 7, 11] };
 
-/// CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID, or the CPU clock of some process or thread. Negative
-/// ids with the low bits 3 are descriptors of clock devices.
+/// CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID, or the CPU clock of a process or thread.
+/// Negative ids whose low bits are 3 are descriptors of clock devices.
 fn counts_cpu_time(clock: u64) -> bool {
     let clock = clock as i32;
     clock == 2 || clock == 3 || (clock < 0 && clock & 7 != 3)
 }
 
 fn clock_gettime(args: &[u64; 6]) -> Route {
-    if counts_cpu_time(args[0]) { Route::Both(Special::CpuTime) } else { Route::Home }
+    if counts_cpu_time(args[0]) { Route::Both(SplitCall::CpuTime) } else { Route::Home }
 }
 
 fn home(_: &[u64; 6]) -> Route {
@@ -30,17 +30,17 @@ fn home(_: &[u64; 6]) -> Route {
 }
 
 fn timer_create(args: &[u64; 6]) -> Route {
-    if counts_cpu_time(args[0]) { Route::Both(Special::CpuTimer) } else { Route::Home }
+    if counts_cpu_time(args[0]) { Route::Both(SplitCall::CpuTimer) } else { Route::Home }
 }
 
 fn unless_cpu_clock(args: &[u64; 6]) -> Route {
     if counts_cpu_time(args[0]) { Route::Homeward(reason::CPU_TIMER) } else { Route::Home }
 }
 
-/// ITIMER_REAL counts time, the others CPU time. The kernel refuses any further ones.
+/// ITIMER_REAL counts real time, the others CPU time. The kernel refuses all further ones.
 fn interval_timer(args: &[u64; 6]) -> Route {
     match args[0] as i32 {
-        1 | 2 => Route::Both(Special::CpuTimer),
+        1 | 2 => Route::Both(SplitCall::CpuTimer),
         _ => Route::Home,
     }
 }
@@ -54,7 +54,7 @@ rows! {
     37 alarm HOME [V] {} TIMER;
     38 setitimer (Rule::By(interval_timer, BY_WHAT_IT_COUNTS)) [V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
     96 gettimeofday HERE [V, V] {} CLOCK;
-    100 times (both(Special::CpuTime)) [output(32)] {} "What the deputy has used at home, plus what the guest has used away.";
+    100 times (both(SplitCall::CpuTime)) [output(32)] {} "The times are the deputy's plus the guest's.";
     159 adjtimex HOME [inout(size::<libc::timex>())] {} SET;
     164 settimeofday HOME [input(PAIR), input(8)] {} SET;
     201 time HERE [V] {} CLOCK;
@@ -63,8 +63,8 @@ rows! {
     222 timer_create (Rule::By(timer_create,
             "Home; Both (CpuTimer) for CPU clocks of its own; Homeward for those of other processes"))
         [V, input(size::<libc::sigevent>()), output(4)] {} TIMER;
-    223 timer_settime (both(Special::CpuTimer)) [V, V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
-    224 timer_gettime (both(Special::CpuTimer)) [V, output(TIMERSPEC)] {} TIMER;
+    223 timer_settime (both(SplitCall::CpuTimer)) [V, V, input(TIMERSPEC), output(TIMERSPEC)] {} TIMER;
+    224 timer_gettime (both(SplitCall::CpuTimer)) [V, output(TIMERSPEC)] {} TIMER;
     225 timer_getoverrun HOME [V] {} TIMER;
     226 timer_delete HOME [V] {} TIMER;
     227 clock_settime HOME [V, input(PAIR)] {} SET;

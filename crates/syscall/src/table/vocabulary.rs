@@ -1,9 +1,9 @@
-//! The few words that rows are written in.
+//! Abbreviations used in the rows.
 
 pub(super) use crate::limits;
-pub(super) use crate::route::{Route, Rule, Special, Test, reason};
+pub(super) use crate::route::{ArgTest, Route, Rule, SplitCall, reason};
 pub(super) use crate::row::{Flow, Interrupted, Timeout, rows};
-pub(super) use crate::shape::{Amount, Count, Inside, Len, Over, Shape, Way, When, Width};
+pub(super) use crate::shape::{Amount, Count, Direction, EmbeddedLen, Len, OverLimit, Shape, When, Width};
 
 pub(super) const HERE: Rule = Rule::Always(Route::Here);
 pub(super) const HOME: Rule = Rule::Always(Route::Home);
@@ -13,7 +13,7 @@ pub(super) const fn away(reason: &'static str) -> Rule {
     Rule::Always(Route::Homeward(reason))
 }
 
-pub(super) const fn both(special: Special) -> Rule {
+pub(super) const fn both(special: SplitCall) -> Rule {
     Rule::Always(Route::Both(special))
 }
 
@@ -22,61 +22,62 @@ pub(super) const V: Shape = Shape::Value;
 /// A descriptor, or AT_FDCWD.
 pub(super) const FD: Shape = Shape::Fd;
 /// A path, or other text that the kernel takes with getname().
-pub(super) const PATH: Shape = Shape::Text(limits::PATH);
+pub(super) const PATH: Shape = Shape::Text(limits::MAX_PATH);
 /// The name of an extended attribute (XATTR_NAME_MAX + 1).
 pub(super) const ATTRIBUTE: Shape = Shape::Text(256);
 
-/// The kernel reads so many bytes.
+/// The kernel reads this many bytes.
 pub(super) const fn input(len: u32) -> Shape {
     Shape::In(Len::Fixed(len))
 }
 
-/// The kernel writes so many bytes when it succeeds.
+/// The kernel writes this many bytes if it succeeds.
 pub(super) const fn output(len: u32) -> Shape {
     Shape::Out(Len::Fixed(len), Amount::Whole, When::AtLeast(0))
 }
 
-/// The kernel reads so many bytes, and writes some of them.
+/// The kernel reads this many bytes, and writes some of them.
 pub(super) const fn inout(len: u32) -> Shape {
     Shape::InOut(Len::Fixed(len))
 }
 
-/// Data that the kernel reads, as long as that argument says.
+/// Data that the kernel reads, with its length in that argument.
 pub(super) const fn data_in(arg: u8) -> Shape {
-    Shape::In(counted(arg, Width::Size, 1, limits::PAYLOAD, Over::Cut))
+    Shape::In(counted(arg, Width::Size, 1, limits::MAX_DATA, OverLimit::Cut))
 }
 
-/// Data that the kernel writes, with room as that argument says; the result tells how much it is.
+/// Data that the kernel writes, with the buffer's length in that argument; the result is the number
+/// of bytes written.
 pub(super) const fn data_out(arg: u8) -> Shape {
-    filled(counted(arg, Width::Size, 1, limits::PAYLOAD, Over::Cut), 1)
+    filled(counted(arg, Width::Size, 1, limits::MAX_DATA, OverLimit::Cut), 1)
 }
 
-/// The result counts the elements of this size that the kernel has written.
+/// The result is the number of elements, of this size, that the kernel has written.
 pub(super) const fn filled(len: Len, size: u32) -> Shape {
     Shape::Out(len, Amount::Result { size, add: 0 }, When::AtLeast(0))
 }
 
 /// A length of `args[arg] × size`.
-pub(super) const fn counted(arg: u8, width: Width, size: u32, max: u64, over: Over) -> Len {
-    Len::Arg(Count { arg, width, size, add: 0, max, over })
+pub(super) const fn counted(arg: u8, width: Width, size: u32, max: u64, over_limit: OverLimit) -> Len {
+    Len::Arg(Count { arg, width, size, add: 0, max, over_limit })
 }
 
-/// A struct that is as long as that argument says, which the kernel refuses above `max`.
+/// A struct with its length in that argument. The kernel refuses lengths above `max`.
 pub(super) const fn struct_in(arg: u8, width: Width, max: u64) -> Shape {
-    Shape::In(counted(arg, width, 1, max, Over::Refused))
+    Shape::In(counted(arg, width, 1, max, OverLimit::Refused))
 }
 
 /// The same, and the kernel may write to it.
 pub(super) const fn struct_inout(arg: u8, width: Width, max: u64) -> Shape {
-    Shape::InOut(counted(arg, width, 1, max, Over::Refused))
+    Shape::InOut(counted(arg, width, 1, max, OverLimit::Refused))
 }
 
-/// The size of a libc struct, where it is the kernel's too.
+/// The size of a libc struct that has the kernel's layout.
 pub(super) const fn size<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// A struct timespec, timeval × ½, itimerval × ½: two 64-bit numbers.
+/// A struct timespec or timeval, or half of an itimerval: two 64-bit numbers.
 pub(super) const PAIR: u32 = 16;
 /// A struct sigset_t of the kernel.
 pub(super) const SIGSET: u32 = 8;

@@ -1,16 +1,16 @@
-//! Memory that is both ours, for direct calls, and a guest's, reached only through `Memory`.
+//! Memory for direct calls that is also a guest's, accessed only through `Memory`.
 
 use tern_syscall::{Fault, Memory};
 
 const PAGE: usize = 4096;
 const SIZE: usize = 64 * PAGE;
 
-/// What a mailbox is full of before a call.
+/// Fills a mailbox before a call.
 pub(crate) const STALE: u8 = 0xa5;
-/// What the guest's memory is full of.
+/// Fills the guest's memory.
 pub(crate) const UNTOUCHED: u8 = 0xee;
 
-/// Page-aligned bytes, full of rubbish.
+/// Page-aligned bytes with defined garbage.
 pub(crate) struct Pages {
     bytes: Vec<u8>,
     at: usize,
@@ -29,7 +29,7 @@ impl Pages {
     }
 }
 
-/// The guest's memory. Every other address faults.
+/// The guest's memory. All other addresses fault.
 pub(crate) struct Arena {
     pages: Pages,
     used: usize,
@@ -51,21 +51,21 @@ impl Arena {
         self.pages.bytes().to_vec()
     }
 
-    /// Room for so many bytes; its address.
-    pub(crate) fn room(&mut self, len: usize) -> u64 {
+    /// Reserves this many bytes. Returns their address.
+    pub(crate) fn reserve(&mut self, len: usize) -> u64 {
         let at = self.used;
         self.used = (at + len).next_multiple_of(16);
         assert!(self.used < SIZE);
         self.pages.bytes()[at..].as_ptr() as u64
     }
 
-    /// The address of what was put first.
+    /// The address of the first data.
     pub(crate) fn first(&mut self) -> u64 {
         self.pages.bytes()[16..].as_ptr() as u64
     }
 
     pub(crate) fn put(&mut self, bytes: &[u8]) -> u64 {
-        let addr = self.room(bytes.len());
+        let addr = self.reserve(bytes.len());
         self.write(addr, bytes).expect("room was just made");
         addr
     }

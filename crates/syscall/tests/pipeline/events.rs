@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::{alone, args, close, native, same, same_result};
 
-/// A pipe with something to read.
+/// A pipe with data to read.
 struct Pipe {
     read: u64,
     write: u64,
@@ -12,7 +12,7 @@ struct Pipe {
 impl Pipe {
     fn full() -> Self {
         let mut arena = Arena::new();
-        let fds = arena.room(8);
+        let fds = arena.reserve(8);
         assert_eq!(native(libc::SYS_pipe2 as u32, &args(&[fds, 0])), 0);
         let pipe = Self { read: arena.int(fds) as u64, write: arena.int(fds + 4) as u64 };
         let text = arena.put(b"ready");
@@ -35,7 +35,7 @@ fn pipes() {
     let (ret, _) = same(
         libc::SYS_pipe2,
         |a| {
-            fds.set(a.room(8));
+            fds.set(a.reserve(8));
             args(&[fds.get(), libc::O_CLOEXEC as u64])
         },
         |_, a| {
@@ -66,7 +66,7 @@ fn polling() {
     assert_eq!(same_result(libc::SYS_poll, |_| args(&[0, 0, 1])), 0);
     assert_eq!(same_result(libc::SYS_poll, |_| args(&[1, 1, 1])), -i64::from(libc::EFAULT));
     assert_eq!(same_result(libc::SYS_poll, |_| args(&[1, 0x7fff_ffff, 1])), -i64::from(libc::EINVAL));
-    // No time passes where something is ready at once and the timeout is zero.
+    // If a descriptor is ready and the timeout is zero, no time passes.
     let ppoll = |a: &mut Arena| args(&[fds(a), 3, a.words(&[0, 0]), a.words(&[0]), 8]);
     assert_eq!(same_result(libc::SYS_ppoll, ppoll), 2);
     assert_eq!(same_result(libc::SYS_ppoll, |a| args(&[fds(a), 3, 0, 0, 0])), 2);
@@ -120,16 +120,17 @@ fn epoll() {
     let mut arena = Arena::new();
     let add = event(&mut arena);
     assert_eq!(native(libc::SYS_epoll_ctl as u32, &add), 0);
-    let (ret, mut arena) = same(libc::SYS_epoll_wait, |a| args(&[opened, a.room(120), 10, 1000]), |_, _| {});
+    let (ret, mut arena) =
+        same(libc::SYS_epoll_wait, |a| args(&[opened, a.reserve(120), 10, 1000]), |_, _| {});
     assert_eq!(ret, 1);
     assert!(arena.snapshot().windows(8).any(|word| word == 0x1234_5678_9abc_def0u64.to_le_bytes()));
-    let masked = |a: &mut Arena| args(&[opened, a.room(120), 10, 1000, a.words(&[0]), 8]);
+    let masked = |a: &mut Arena| args(&[opened, a.reserve(120), 10, 1000, a.words(&[0]), 8]);
     assert_eq!(same_result(libc::SYS_epoll_pwait, masked), 1);
-    let timed = |a: &mut Arena| args(&[opened, a.room(120), 10, a.words(&[1, 0]), 0, 0]);
+    let timed = |a: &mut Arena| args(&[opened, a.reserve(120), 10, a.words(&[1, 0]), 0, 0]);
     assert_eq!(same_result(libc::SYS_epoll_pwait2, timed), 1);
     assert_eq!(same_result(libc::SYS_epoll_wait, |_| args(&[opened, 1, 10, 0])), -i64::from(libc::EFAULT));
     assert_eq!(
-        same_result(libc::SYS_epoll_wait, |a| args(&[opened, a.room(12), 0, 0])),
+        same_result(libc::SYS_epoll_wait, |a| args(&[opened, a.reserve(12), 0, 0])),
         -i64::from(libc::EINVAL)
     );
     close(opened as i64);
@@ -138,7 +139,7 @@ fn epoll() {
 #[test]
 fn sleeping() {
     let before = std::time::Instant::now();
-    assert_eq!(same_result(libc::SYS_nanosleep, |a| args(&[a.words(&[0, 2_000_000]), a.room(16)])), 0);
+    assert_eq!(same_result(libc::SYS_nanosleep, |a| args(&[a.words(&[0, 2_000_000]), a.reserve(16)])), 0);
     assert_eq!(same_result(libc::SYS_clock_nanosleep, |a| args(&[1, 0, a.words(&[0, 1_000_000]), 0])), 0);
     assert!(before.elapsed() >= std::time::Duration::from_millis(6));
     assert_eq!(
@@ -155,11 +156,11 @@ fn timers() {
     assert_eq!(same_result(libc::SYS_timerfd_settime, set), 0);
     let stop = |a: &mut Arena| args(&[opened, 0, a.words(&[0, 0, 0, 0])]);
     assert_eq!(same_result(libc::SYS_timerfd_settime, stop), 0);
-    let (_, mut arena) = same(libc::SYS_timerfd_gettime, |a| args(&[opened, a.room(32)]), |_, _| {});
+    let (_, mut arena) = same(libc::SYS_timerfd_gettime, |a| args(&[opened, a.reserve(32)]), |_, _| {});
     assert!(arena.snapshot().windows(32).any(|words| words == [0; 32]), "a stopped timer is all zeroes");
     close(opened as i64);
-    assert_eq!(same_result(libc::SYS_getitimer, |a| args(&[0, a.room(32)])), 0);
-    // The clock of an alarm device, which there may not be.
-    let ret = same_result(libc::SYS_clock_getres, |a| args(&[8, a.room(16)]));
+    assert_eq!(same_result(libc::SYS_getitimer, |a| args(&[0, a.reserve(32)])), 0);
+    // The clock of an alarm device, which may not exist.
+    let ret = same_result(libc::SYS_clock_getres, |a| args(&[8, a.reserve(16)]));
     assert!([0, -i64::from(libc::EINVAL)].contains(&ret), "{ret}");
 }

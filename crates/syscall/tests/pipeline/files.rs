@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 const HERE: u64 = libc::AT_FDCWD as u64;
 
-/// A directory that goes away with the test.
+/// A directory that is removed at the end of the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -66,7 +66,7 @@ fn names_that_the_kernel_refuses() {
     assert_eq!(same_result(libc::SYS_access, |_| args(&[0, 0])), -i64::from(libc::EFAULT));
     assert_eq!(same_result(libc::SYS_access, |_| args(&[1, 0])), -i64::from(libc::EFAULT));
     assert_eq!(same_result(libc::SYS_access, |a| args(&[a.text(""), 0])), -i64::from(libc::ENOENT));
-    // The kernel looks at the flags before it looks at the name.
+    // The kernel checks the flags before it reads the name.
     let flags = 1 << 30;
     assert_eq!(same_result(libc::SYS_faccessat2, |_| args(&[HERE, 1, 0, flags])), -i64::from(libc::EINVAL));
 }
@@ -82,28 +82,31 @@ fn reading_and_writing() {
         (&file).seek(SeekFrom::Start(0)).expect("a seekable file");
     };
     for (len, expected) in [(0, 0), (7, 7), (5000, 5000), (100_000, 20_000)] {
-        assert_eq!(same(libc::SYS_read, |a| args(&[fd, a.room(len), len as u64]), rewind).0, expected);
+        assert_eq!(same(libc::SYS_read, |a| args(&[fd, a.reserve(len), len as u64]), rewind).0, expected);
     }
-    assert_eq!(same_result(libc::SYS_pread64, |a| args(&[fd, a.room(64), 64, 19_990])), 10);
+    assert_eq!(same_result(libc::SYS_pread64, |a| args(&[fd, a.reserve(64), 64, 19_990])), 10);
     assert_eq!(
-        same_result(libc::SYS_pread64, |a| args(&[fd, a.room(64), 64, -1i64 as u64])),
+        same_result(libc::SYS_pread64, |a| args(&[fd, a.reserve(64), 64, -1i64 as u64])),
         -i64::from(libc::EINVAL)
     );
     assert_eq!(same(libc::SYS_write, |a| args(&[fd, a.put(&[9; 5000]), 5000]), rewind).0, 5000);
     assert_eq!(same_result(libc::SYS_pwrite64, |a| args(&[fd, a.put(b"four"), 4, 8])), 4);
     assert_eq!(same_result(libc::SYS_lseek, |_| args(&[fd, 100, 0])), 100);
 
-    // What was written through the long way is there.
+    // The data written through the pipeline is in the file.
     let mut expected = vec![9; 5000];
     expected[8..12].copy_from_slice(b"four");
     expected.extend(&content[5000..]);
     assert!(fs::read(scratch.path("a")).expect("the file") == expected);
 
-    // A bad buffer, and a bad descriptor with a bad buffer, are the kernel's to judge.
+    // A bad buffer, and a bad descriptor with a bad buffer, are for the kernel to judge.
     assert_eq!(same_result(libc::SYS_read, |_| args(&[fd, 1, 10])), -i64::from(libc::EFAULT));
     assert_eq!(same_result(libc::SYS_write, |_| args(&[fd, 1, 10])), -i64::from(libc::EFAULT));
     assert_eq!(same_result(libc::SYS_write, |_| args(&[9999, 1, 10])), -i64::from(libc::EBADF));
-    assert_eq!(same_result(libc::SYS_read, |a| args(&[fd, a.room(8), u64::MAX])), -i64::from(libc::EFAULT));
+    assert_eq!(
+        same_result(libc::SYS_read, |a| args(&[fd, a.reserve(8), u64::MAX])),
+        -i64::from(libc::EFAULT)
+    );
 }
 
 #[test]
@@ -138,11 +141,11 @@ fn metadata() {
     let scratch = Scratch::new("stat");
     let (path, file) = scratch.file("a", b"hello");
     let fd = fd(&file);
-    assert_eq!(same_result(libc::SYS_stat, |a| args(&[a.text(&path), a.room(144)])), 0);
-    assert_eq!(same_result(libc::SYS_lstat, |a| args(&[a.text(&path), a.room(144)])), 0);
-    assert_eq!(same_result(libc::SYS_fstat, |a| args(&[fd, a.room(144)])), 0);
-    assert_eq!(same_result(libc::SYS_newfstatat, |a| args(&[HERE, a.text(&path), a.room(144), 0])), 0);
-    assert_eq!(same_result(libc::SYS_statx, |a| args(&[HERE, a.text(&path), 0, 0xfff, a.room(256)])), 0);
+    assert_eq!(same_result(libc::SYS_stat, |a| args(&[a.text(&path), a.reserve(144)])), 0);
+    assert_eq!(same_result(libc::SYS_lstat, |a| args(&[a.text(&path), a.reserve(144)])), 0);
+    assert_eq!(same_result(libc::SYS_fstat, |a| args(&[fd, a.reserve(144)])), 0);
+    assert_eq!(same_result(libc::SYS_newfstatat, |a| args(&[HERE, a.text(&path), a.reserve(144), 0])), 0);
+    assert_eq!(same_result(libc::SYS_statx, |a| args(&[HERE, a.text(&path), 0, 0xfff, a.reserve(256)])), 0);
     assert_eq!(same_result(libc::SYS_fstat, |_| args(&[fd, 1])), -i64::from(libc::EFAULT));
     let times = |a: &mut Arena| {
         let times = a.words(&[1000, 0, 2000, 5]);
@@ -151,10 +154,10 @@ fn metadata() {
     assert_eq!(same_result(libc::SYS_utimensat, times), 0);
     let modified = fs::metadata(&path).expect("the file").modified().expect("a time");
     assert_eq!(modified, std::time::UNIX_EPOCH + std::time::Duration::new(2000, 5));
-    // Free blocks change under us; the size of a block does not.
+    // The number of free blocks may change during the test; the block size does not.
     let (ret, mut arena) = {
         let mut arena = Arena::new();
-        let call = args(&[arena.text("/proc"), arena.room(120)]);
+        let call = args(&[arena.text("/proc"), arena.reserve(120)]);
         (crate::forwarded(libc::SYS_statfs, &call, &mut arena), arena)
     };
     assert_eq!(ret, 0);
@@ -163,7 +166,7 @@ fn metadata() {
 
     let handle = |a: &mut Arena| {
         let handle = a.put(&[&[0; 8][..], &[7; 16]].concat());
-        args(&[HERE, a.text(&path), handle, a.room(4), 0])
+        args(&[HERE, a.text(&path), handle, a.reserve(4), 0])
     };
     let ret = same_result(libc::SYS_name_to_handle_at, handle);
     assert!([libc::EOVERFLOW, libc::EOPNOTSUPP].contains(&(-ret as i32)), "{ret}");
@@ -181,22 +184,22 @@ fn directories_and_links() {
         native(libc::SYS_lseek as u32, &args(&[dir.as_raw_fd() as u64, 0, 0]));
     };
     for nr in [libc::SYS_getdents64, libc::SYS_getdents] {
-        let list = |a: &mut Arena| args(&[dir.as_raw_fd() as u64, a.room(2000), 2000]);
+        let list = |a: &mut Arena| args(&[dir.as_raw_fd() as u64, a.reserve(2000), 2000]);
         let (ret, _) = same_but_for_padding(nr, list, rewind);
         assert!(ret > 100);
-        let (ret, _) = same(nr, |a| args(&[dir.as_raw_fd() as u64, a.room(8), 8]), rewind);
+        let (ret, _) = same(nr, |a| args(&[dir.as_raw_fd() as u64, a.reserve(8), 8]), rewind);
         assert_eq!(ret, -i64::from(libc::EINVAL));
     }
     let link = scratch.path("link");
     std::os::unix::fs::symlink("target of the link", &link).expect("a link");
-    assert_eq!(same_result(libc::SYS_readlink, |a| args(&[a.text(&link), a.room(100), 100])), 18);
-    assert_eq!(same_result(libc::SYS_readlinkat, |a| args(&[HERE, a.text(&link), a.room(5), 5])), 5);
+    assert_eq!(same_result(libc::SYS_readlink, |a| args(&[a.text(&link), a.reserve(100), 100])), 18);
+    assert_eq!(same_result(libc::SYS_readlinkat, |a| args(&[HERE, a.text(&link), a.reserve(5), 5])), 5);
     assert_eq!(
-        same_result(libc::SYS_readlink, |a| args(&[a.text(&link), a.room(5), 0])),
+        same_result(libc::SYS_readlink, |a| args(&[a.text(&link), a.reserve(5), 0])),
         -i64::from(libc::EINVAL)
     );
-    assert!(same_result(libc::SYS_getcwd, |a| args(&[a.room(4096), 4096])) > 1);
-    assert_eq!(same_result(libc::SYS_getcwd, |a| args(&[a.room(1), 1])), -i64::from(libc::ERANGE));
+    assert!(same_result(libc::SYS_getcwd, |a| args(&[a.reserve(4096), 4096])) > 1);
+    assert_eq!(same_result(libc::SYS_getcwd, |a| args(&[a.reserve(1), 1])), -i64::from(libc::ERANGE));
     let made = scratch.path("made");
     let remove = |_, _: &mut _| fs::remove_dir(&made).expect("the directory just made");
     assert_eq!(same(libc::SYS_mkdir, |a| args(&[a.text(&made), 0o700]), remove).0, 0);
@@ -216,19 +219,19 @@ fn extended_attributes() {
         return eprintln!("no extended attributes on this file system");
     }
     assert_eq!(ret, 0);
-    let get = |room: usize| {
+    let get = |size: usize| {
         same_result(libc::SYS_getxattr, |a| {
-            args(&[a.text(&path), a.text("user.tern"), a.room(room), room as u64])
+            args(&[a.text(&path), a.text("user.tern"), a.reserve(size), size as u64])
         })
     };
     assert_eq!(get(64), 5);
     assert_eq!(get(0), 5);
     assert_eq!(get(3), -i64::from(libc::ERANGE));
-    assert!(same_result(libc::SYS_flistxattr, |a| args(&[fd(&file), a.room(300), 300])) >= 10);
+    assert!(same_result(libc::SYS_flistxattr, |a| args(&[fd(&file), a.reserve(300), 300])) >= 10);
     let long = "user.".to_owned() + &"x".repeat(300);
     let get = |a: &mut Arena| args(&[a.text(&path), a.text(&long), 0, 0]);
     assert_eq!(same_result(libc::SYS_getxattr, get), -i64::from(libc::ERANGE));
-    let big = |a: &mut Arena| args(&[a.text(&path), a.text("user.big"), a.room(8), 70_000, 0]);
+    let big = |a: &mut Arena| args(&[a.text(&path), a.text("user.big"), a.reserve(8), 70_000, 0]);
     assert_eq!(same_result(libc::SYS_setxattr, big), -i64::from(libc::E2BIG));
 }
 
@@ -267,20 +270,21 @@ fn locks_and_requests() {
         args(&[fd, command as u64, a.put(&flock)])
     };
     assert_eq!(same_result(libc::SYS_fcntl, |a| lock(a, libc::F_SETLK, libc::F_WRLCK)), 0);
-    // The process's own lock does not stand in its way, so the kernel answers F_UNLCK.
+    // The process's own lock does not conflict, so the kernel returns F_UNLCK.
     assert_eq!(same_result(libc::SYS_fcntl, |a| lock(a, libc::F_GETLK, libc::F_WRLCK)), 0);
-    // An open file's lock is in conflict with it, so the kernel reports the process's lock.
+    // A lock of an open file description conflicts with it, so the kernel returns the process's
+    // lock.
     let (ret, mut arena) = same(libc::SYS_fcntl, |a| lock(a, libc::F_OFD_GETLK, libc::F_WRLCK), |_, _| {});
     assert_eq!(ret, 0);
     let pid = std::process::id().to_le_bytes();
     assert!(arena.snapshot().windows(4).any(|word| word == pid), "the owner of the lock");
     assert_eq!(same_result(libc::SYS_fcntl, |_| args(&[fd, libc::F_GETFL as u64])), 0o100_002);
 
-    let (ret, mut arena) = same(libc::SYS_ioctl, |a| args(&[fd, libc::FIONREAD, a.room(4)]), |_, _| {});
+    let (ret, mut arena) = same(libc::SYS_ioctl, |a| args(&[fd, libc::FIONREAD, a.reserve(4)]), |_, _| {});
     assert_eq!(ret, 0);
     assert!(arena.snapshot().windows(4).any(|word| word == 10u32.to_le_bytes()));
     assert_eq!(
-        same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TCGETS, a.room(36)])),
+        same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TCGETS, a.reserve(36)])),
         -i64::from(libc::ENOTTY)
     );
 }
@@ -292,12 +296,12 @@ fn terminals() {
         return eprintln!("no pseudo-terminals here");
     };
     let fd = fd(&master);
-    assert_eq!(same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TCGETS, a.room(36)])), 0);
+    assert_eq!(same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TCGETS, a.reserve(36)])), 0);
     let size = |a: &mut Arena| args(&[fd, libc::TIOCSWINSZ, a.put(&[50, 0, 132, 0, 0, 0, 0, 0])]);
     assert_eq!(same_result(libc::SYS_ioctl, size), 0);
-    let (ret, mut arena) = same(libc::SYS_ioctl, |a| args(&[fd, libc::TIOCGWINSZ, a.room(8)]), |_, _| {});
+    let (ret, mut arena) = same(libc::SYS_ioctl, |a| args(&[fd, libc::TIOCGWINSZ, a.reserve(8)]), |_, _| {});
     assert_eq!(ret, 0);
     assert!(arena.snapshot().windows(4).any(|word| word == [50, 0, 132, 0]));
-    assert_eq!(same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TIOCGPTN, a.room(4)])), 0);
+    assert_eq!(same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TIOCGPTN, a.reserve(4)])), 0);
     assert_eq!(same_result(libc::SYS_ioctl, |a| args(&[fd, libc::TIOCSPTLCK, a.ints(&[0])])), 0);
 }

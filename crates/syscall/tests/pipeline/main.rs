@@ -1,5 +1,5 @@
-//! Calls really made on this machine, once directly and once through gather, lay_out, a mailbox, collect
-//! and scatter: the results and all memory must be the same.
+//! Calls made on this machine twice, once directly and once through gather, lay_out, a mailbox,
+//! collect and scatter: results and memory must be equal.
 #![allow(clippy::panic, reason = "everything here is a test, also what is not marked as one")]
 
 mod arena;
@@ -13,27 +13,28 @@ use arena::Arena;
 use std::sync::{Mutex, MutexGuard};
 use tern_syscall::{Call, Outcome, gather, scatter};
 
-/// Descriptor numbers are compared, so only one test opens any at a time.
+/// Descriptor numbers are compared, so only one test at a time may open descriptors.
 static DESCRIPTORS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     DESCRIPTORS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A call that the kernel makes for us; -errno on failure.
+/// Makes a system call; returns -errno on failure.
 fn native(nr: u32, args: &[u64; 6]) -> i64 {
     let [a, b, c, d, e, f] = *args;
-    // SAFETY: the tests pass pointers into their arena or into a mailbox, both alive and large enough; the
-    // calls that they make change no other memory of this process.
+    // SAFETY: the tests pass pointers into their arena or into a mailbox, which are alive and large
+    // enough; these calls change no other memory of this process.
     let ret = unsafe { libc::syscall(i64::from(nr), a, b, c, d, e, f) };
     if ret == -1 { -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { ret }
 }
 
-/// The same call the long way; the mailbox holds rubbish before, as after an earlier call.
+/// Makes the same call through the pipeline. The mailbox is filled with garbage first, as after an
+/// earlier call.
 fn forwarded(nr: i64, args: &[u64; 6], arena: &mut Arena) -> i64 {
     let gathered = match gather(nr as u32, args, arena) {
         Ok(gathered) => gathered,
-        Err(tern_syscall::Gather::Errno(errno)) => return -i64::from(errno),
+        Err(tern_syscall::GatherError::Errno(errno)) => return -i64::from(errno),
         Err(other) => panic!("{nr}: {other}"),
     };
     let bytes = postcard::to_stdvec(&gathered.call).expect("a call is plain data");
@@ -47,14 +48,14 @@ fn forwarded(nr: i64, args: &[u64; 6], arena: &mut Arena) -> i64 {
     let outcome = layout.collect(ret, mailbox.bytes());
     let bytes = postcard::to_stdvec(&outcome).expect("an outcome is plain data");
     let outcome: Outcome = postcard::from_bytes(&bytes).expect("what was just written");
-    match scatter(&gathered.landings, &outcome, arena) {
+    match scatter(&gathered.destinations, &outcome, arena) {
         Ok(()) => ret,
         Err(tern_syscall::Fault) => -i64::from(libc::EFAULT),
     }
 }
 
-/// Makes the call both ways. `set_up` writes the arguments into a fresh arena; `clean_up` undoes what the
-/// call has done, given its result. The result, and the arena, for further checks.
+/// Makes the call both ways. `set_up` writes the arguments to a fresh arena; `clean_up` undoes the
+/// call's effects, given its result. Returns the result and the arena for further checks.
 fn same(
     nr: i64,
     set_up: impl FnMut(&mut Arena) -> [u64; 6],
@@ -63,7 +64,7 @@ fn same(
     compare(nr, set_up, clean_up, |_, _| false)
 }
 
-/// As `same`, for calls that leave padding as it was: it comes along from the mailbox.
+/// Like `same`, for calls that leave padding unchanged: here it comes from the mailbox.
 fn same_but_for_padding(
     nr: i64,
     set_up: impl FnMut(&mut Arena) -> [u64; 6],
@@ -97,19 +98,19 @@ fn compare(
     (ret, arena)
 }
 
-/// As `same`, for a call that leaves nothing behind.
+/// Like `same`, for a call without lasting effects.
 fn same_result(nr: i64, set_up: impl FnMut(&mut Arena) -> [u64; 6]) -> i64 {
     same(nr, set_up, |_, _| {}).0
 }
 
-/// Closes what a call has opened.
+/// Closes the descriptor that a call opened.
 fn close(ret: i64) {
     if ret >= 0 {
         assert_eq!(native(libc::SYS_close as u32, &[ret as u64, 0, 0, 0, 0, 0]), 0);
     }
 }
 
-/// The numbers as the first arguments; the rest are zero.
+/// The numbers as the first arguments, and zeroes for the rest.
 fn args(given: &[u64]) -> [u64; 6] {
     let mut args = [0; 6];
     args[..given.len()].copy_from_slice(given);

@@ -1,4 +1,4 @@
-//! Sockets, with addresses, options, messages and the descriptors that they carry.
+//! Sockets: addresses, options, messages, and descriptors passed in messages.
 
 use super::arena::Arena;
 use super::{alone, args, close, native, same, same_but_for_padding, same_result};
@@ -30,7 +30,7 @@ fn making_sockets() {
     assert!(same(libc::SYS_socket, |_| args(&[2, 2, 0]), |ret, _| close(ret)).0 >= 0);
     let fds = std::cell::Cell::new(0);
     let pair = |a: &mut Arena| {
-        fds.set(a.room(8));
+        fds.set(a.reserve(8));
         args(&[1, 1, 0, fds.get()])
     };
     let (ret, _) = same(libc::SYS_socketpair, pair, |_, a| {
@@ -45,10 +45,10 @@ fn addresses() {
     let _alone = alone();
     let (one, two) = udp();
     for length in [0, 4, 16, 100, 5000] {
-        let name = |a: &mut Arena| args(&[fd(&one), a.room(128), a.ints(&[length])]);
+        let name = |a: &mut Arena| args(&[fd(&one), a.reserve(128), a.ints(&[length])]);
         assert_eq!(same_result(libc::SYS_getsockname, name), 0);
     }
-    let negative = |a: &mut Arena| args(&[fd(&one), a.room(128), a.ints(&[-1])]);
+    let negative = |a: &mut Arena| args(&[fd(&one), a.reserve(128), a.ints(&[-1])]);
     assert_eq!(same_result(libc::SYS_getsockname, negative), -i64::from(libc::EINVAL));
     let faulty = |_: &mut Arena| args(&[fd(&one), 1, 1]);
     assert_eq!(same_result(libc::SYS_getsockname, faulty), -i64::from(libc::EFAULT));
@@ -66,7 +66,7 @@ fn options() {
     let (level, name) = (libc::SOL_SOCKET as u64, libc::SO_BROADCAST as u64);
     assert_eq!(same_result(libc::SYS_setsockopt, |a| args(&[fd(&one), level, name, a.ints(&[1]), 4])), 0);
     for length in [2, 4, 64] {
-        let get = |a: &mut Arena| args(&[fd(&one), level, name, a.room(64), a.ints(&[length])]);
+        let get = |a: &mut Arena| args(&[fd(&one), level, name, a.reserve(64), a.ints(&[length])]);
         let (ret, mut arena) = same(libc::SYS_getsockopt, get, |_, _| {});
         assert_eq!(ret, 0);
         let written = length.min(4).to_le_bytes();
@@ -83,17 +83,17 @@ fn datagrams() {
     let send = |a: &mut Arena| args(&[fd(&one), a.put(b"datagram"), 8, 0, a.put(&address(&two)), 16]);
     assert_eq!(same(libc::SYS_sendto, send, drain).0, 8);
 
-    for (room, flags) in [(64, 0), (3, 0), (3, libc::MSG_TRUNC)] {
+    for (size, flags) in [(64, 0), (3, 0), (3, libc::MSG_TRUNC)] {
         let receive = |a: &mut Arena| {
             one.send_to(b"datagram", two.local_addr().expect("a bound socket")).expect("loopback");
-            args(&[fd(&two), a.room(room), room as u64, flags as u64, a.room(128), a.ints(&[128])])
+            args(&[fd(&two), a.reserve(size), size as u64, flags as u64, a.reserve(128), a.ints(&[128])])
         };
         let ret = same_result(libc::SYS_recvfrom, receive);
-        assert_eq!(ret, if flags == 0 { room.min(8) as i64 } else { 8 });
+        assert_eq!(ret, if flags == 0 { size.min(8) as i64 } else { 8 });
     }
-    let nothing = |a: &mut Arena| args(&[fd(&two), a.room(8), 8, 0, 0, 0]);
+    let nothing = |a: &mut Arena| args(&[fd(&two), a.reserve(8), 8, 0, 0, 0]);
     assert_eq!(same_result(libc::SYS_recvfrom, nothing), -i64::from(libc::EAGAIN));
-    // Nothing is taken when it could not be delivered.
+    // No data is taken from the socket if it could not be delivered.
     one.send_to(b"kept", two.local_addr().expect("a bound socket")).expect("loopback");
     let mut arena = Arena::new();
     let call = args(&[fd(&two), 4096, 64, 0, 0, 0]);
@@ -121,8 +121,8 @@ fn messages() {
     for named in [true, false] {
         let receive = |a: &mut Arena| {
             one.send_to(b"head-and-tail", two.local_addr().expect("a bound socket")).expect("loopback");
-            let name = if named { (a.room(64), 64) } else { (0, 0) };
-            let (head, tail, control) = (a.room(4), a.room(20), a.room(64));
+            let name = if named { (a.reserve(64), 64) } else { (0, 0) };
+            let (head, tail, control) = (a.reserve(4), a.reserve(20), a.reserve(64));
             let header = header(a, name, &[(head, 4), (tail, 20)], (control, 64));
             args(&[fd(&two), a.words(&header), 0])
         };
@@ -160,7 +160,7 @@ fn many_messages() {
         }
         let mut words = Vec::new();
         for _ in 0..4 {
-            let (name, data) = (a.room(32), a.room(50));
+            let (name, data) = (a.reserve(32), a.reserve(50));
             words.extend(header(a, (name, 32), &[(data, 50)], (0, 0)));
             words.push(0xdead);
         }
@@ -188,12 +188,12 @@ fn descriptors_travel_in_messages() {
     };
     let control = std::cell::Cell::new(0);
     let receive = |a: &mut Arena| {
-        let data = a.room(8);
-        control.set(a.room(64));
+        let data = a.reserve(8);
+        control.set(a.reserve(64));
         let header = header(a, (0, 0), &[(data, 8)], (control.get(), 64));
         args(&[fd(&two), a.words(&header), 0])
     };
-    // One message for each of the two ways to receive.
+    // One message for each way to receive.
     assert_eq!(same_result(libc::SYS_sendmsg, send), 1);
     let (ret, _) = same_but_for_padding(libc::SYS_recvmsg, receive, |_, a| {
         let got = a.int(control.get() + 16);
@@ -209,9 +209,9 @@ fn streams_end() {
     let _alone = alone();
     let (one, two) = UnixStream::pair().expect("a pair");
     assert_eq!(same_result(libc::SYS_shutdown, |_| args(&[fd(&one), 1])), 0);
-    assert_eq!(same_result(libc::SYS_recvfrom, |a| args(&[fd(&two), a.room(8), 8, 0, 0, 0])), 0);
+    assert_eq!(same_result(libc::SYS_recvfrom, |a| args(&[fd(&two), a.reserve(8), 8, 0, 0, 0])), 0);
     assert_eq!(
-        same_result(libc::SYS_accept, |a| args(&[fd(&two), a.room(16), a.ints(&[16])])),
+        same_result(libc::SYS_accept, |a| args(&[fd(&two), a.reserve(16), a.ints(&[16])])),
         -i64::from(libc::EINVAL)
     );
 }

@@ -1,146 +1,146 @@
-//! The processes of one node, how much CPU each uses, and which one the arrows are on.
+//! The processes of one node, their CPU use, and the selected one.
 
 use std::cmp::Ordering;
 use std::time::Duration;
 use tern_control::ProcessRow;
 use tern_ids::{HomePid, NodeId};
 
-/// What a list is sorted by.
+/// The sort order of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
-    /// Whoever uses most CPU first.
+pub enum SortOrder {
+    /// The highest CPU use first.
     #[default]
     Cpu,
-    /// Whoever has used most CPU time first.
+    /// The most CPU time first.
     Time,
-    /// By number.
+    /// By pid.
     Pid,
 }
 
-/// A process in the cluster: pids are those of its home.
+/// Identifies a process in the cluster. Pids are those of its home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
-    /// Its home, if that is another node than the list's.
+pub struct ProcessKey {
+    /// Its home, if that is not the node of the list.
     pub from: Option<NodeId>,
-    /// Its pid there.
+    /// Its pid at home.
     pub pid: HomePid,
 }
 
 /// A line of the list.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// What the node says of it.
+pub struct ProcessEntry {
+    /// The node's report about the process.
     pub row: ProcessRow,
-    /// Percent of one CPU between the last two answers; nothing is known before there are two.
+    /// Percent of one CPU between the last two reports; `None` before there are two.
     pub cpu: Option<f64>,
 }
 
-impl Entry {
-    /// Which process this is.
+impl ProcessEntry {
+    /// The process's identity.
     #[must_use]
-    pub fn key(&self) -> Key {
-        Key { from: self.row.from, pid: self.row.pid }
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { from: self.row.from, pid: self.row.pid }
     }
 }
 
 /// The processes of one node.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct List {
-    /// Of which; `None` is the one that we are on.
-    pub of: Option<NodeId>,
-    /// Sorted.
-    pub entries: Vec<Entry>,
-    /// What by.
-    pub order: Order,
-    /// The one that the arrows are on.
-    pub chosen: Option<Key>,
+pub struct ProcessList {
+    /// The node; `None` for this one.
+    pub node: Option<NodeId>,
+    /// The processes, sorted.
+    pub entries: Vec<ProcessEntry>,
+    /// The sort order.
+    pub order: SortOrder,
+    /// The selected process.
+    pub selected: Option<ProcessKey>,
     /// The first line shown.
-    pub top: usize,
-    /// Whether the node has ever answered.
-    pub heard: Option<Duration>,
-    /// When the question was asked that is not answered yet.
-    pub asked: Option<Duration>,
-    /// When a question was last asked.
-    pub last_asked: Option<Duration>,
+    pub first_line: usize,
+    /// When the node's last reply arrived.
+    pub received_at: Option<Duration>,
+    /// When the pending query was sent, if there is one.
+    pub pending_since: Option<Duration>,
+    /// When the last query was sent.
+    pub last_sent: Option<Duration>,
 }
 
-impl List {
-    /// A list that is still to be asked for.
+impl ProcessList {
+    /// An empty list, before the first query.
     #[must_use]
-    pub fn new(of: Option<NodeId>, order: Order) -> Self {
-        Self { of, order, ..Self::default() }
+    pub fn new(node: Option<NodeId>, order: SortOrder) -> Self {
+        Self { node, order, ..Self::default() }
     }
 
-    /// The node's answer, which came at `now`.
-    pub fn take(&mut self, rows: Vec<ProcessRow>, now: Duration) {
-        let passed = self.heard.map(|before| now.saturating_sub(before).as_secs_f64());
+    /// Replaces the processes by the reply that arrived at `now`, and computes their CPU use.
+    pub fn update(&mut self, rows: Vec<ProcessRow>, now: Duration) {
+        let passed = self.received_at.map(|before| now.saturating_sub(before).as_secs_f64());
         let entries = rows.into_iter().map(|row| {
-            let key = Key { from: row.from, pid: row.pid };
+            let key = ProcessKey { from: row.from, pid: row.pid };
             let before = self.entries.iter().find(|entry| entry.key() == key);
             let cpu = match (before, passed) {
-                // The pid may be another process's by now: less time than before is no use of CPU.
+                // Less CPU time than before: the pid belongs to another process now.
                 (Some(before), Some(passed)) if passed > 0.0 && row.cpu_seconds >= before.row.cpu_seconds => {
                     Some((row.cpu_seconds - before.row.cpu_seconds) / passed * 100.0)
                 }
                 _ => None,
             };
-            Entry { row, cpu }
+            ProcessEntry { row, cpu }
         });
         self.entries = entries.collect();
-        self.heard = Some(now);
+        self.received_at = Some(now);
         self.sort();
     }
 
-    /// Sorts it another way.
-    pub fn sort_by(&mut self, order: Order) {
+    /// Changes the sort order.
+    pub fn sort_by(&mut self, order: SortOrder) {
         self.order = order;
         self.sort();
-        self.top = 0;
+        self.first_line = 0;
     }
 
     fn sort(&mut self) {
-        let key = |entry: &Entry| match self.order {
-            Order::Cpu => entry.cpu.unwrap_or(0.0),
-            Order::Time => entry.row.cpu_seconds,
-            Order::Pid => 0.0,
+        let key = |entry: &ProcessEntry| match self.order {
+            SortOrder::Cpu => entry.cpu.unwrap_or(0.0),
+            SortOrder::Time => entry.row.cpu_seconds,
+            SortOrder::Pid => 0.0,
         };
         self.entries.sort_by(|a, b| {
             key(b).partial_cmp(&key(a)).unwrap_or(Ordering::Equal).then_with(|| {
-                let number = |entry: &Entry| (entry.row.pid, entry.row.from);
+                let number = |entry: &ProcessEntry| (entry.row.pid, entry.row.from);
                 number(a).cmp(&number(b))
             })
         });
-        if !self.entries.iter().any(|entry| Some(entry.key()) == self.chosen) {
-            self.chosen = None;
+        if !self.entries.iter().any(|entry| Some(entry.key()) == self.selected) {
+            self.selected = None;
         }
     }
 
-    /// The process that the arrows are on, or else the first.
+    /// The selected process, or the first.
     #[must_use]
-    pub fn chosen(&self) -> Option<&Entry> {
-        self.entries.get(self.place())
+    pub fn selected_entry(&self) -> Option<&ProcessEntry> {
+        self.entries.get(self.selected_index())
     }
 
-    /// Where that is.
+    /// The index of the selected process.
     #[must_use]
-    pub fn place(&self) -> usize {
-        self.entries.iter().position(|entry| Some(entry.key()) == self.chosen).unwrap_or(0)
+    pub fn selected_index(&self) -> usize {
+        self.entries.iter().position(|entry| Some(entry.key()) == self.selected).unwrap_or(0)
     }
 
-    /// Moves the arrows by so many lines, and the window of `height` lines with them.
-    pub fn step(&mut self, by: isize, height: usize) {
+    /// Moves the selection by `by` lines, and scrolls the window of `height` lines to it.
+    pub fn move_selection(&mut self, by: isize, height: usize) {
         let last = self.entries.len().saturating_sub(1);
-        let place = self.place().saturating_add_signed(by).min(last);
-        self.chosen = self.entries.get(place).map(Entry::key);
+        let place = self.selected_index().saturating_add_signed(by).min(last);
+        self.selected = self.entries.get(place).map(ProcessEntry::key);
         let height = height.max(1);
-        self.top = self.top.clamp((place + 1).saturating_sub(height), place);
+        self.first_line = self.first_line.clamp((place + 1).saturating_sub(height), place);
     }
 
-    /// The first line shown when there is room for `height`, the chosen one among them.
+    /// The first line of a window of `height` lines that contains the selection.
     #[must_use]
-    pub fn window(&self, height: usize) -> usize {
-        let place = self.place();
-        self.top.clamp((place + 1).saturating_sub(height.max(1)), place)
+    pub fn first_visible(&self, height: usize) -> usize {
+        let place = self.selected_index();
+        self.first_line.clamp((place + 1).saturating_sub(height.max(1)), place)
     }
 }
 
@@ -164,39 +164,39 @@ mod tests {
         }
     }
 
-    fn pids(list: &List) -> Vec<i32> {
+    fn pids(list: &ProcessList) -> Vec<i32> {
         list.entries.iter().map(|entry| entry.row.pid.0).collect()
     }
 
     #[test]
-    fn the_use_of_cpu_is_that_between_two_answers() {
-        let mut list = List::new(None, Order::Cpu);
-        list.take(vec![row(1, 5.0), row(2, 9.0)], Duration::from_secs(1));
+    fn cpu_use_is_computed_between_two_replies() {
+        let mut list = ProcessList::new(None, SortOrder::Cpu);
+        list.update(vec![row(1, 5.0), row(2, 9.0)], Duration::from_secs(1));
         assert_eq!(list.entries[0].cpu, None);
-        list.take(vec![row(1, 7.0), row(2, 9.5), row(3, 1.0)], Duration::from_secs(3));
+        list.update(vec![row(1, 7.0), row(2, 9.5), row(3, 1.0)], Duration::from_secs(3));
         assert_eq!(pids(&list), [1, 2, 3]);
         assert_eq!(list.entries.iter().map(|e| e.cpu).collect::<Vec<_>>(), [Some(100.0), Some(25.0), None]);
-        // The pid has been given to another process.
-        list.take(vec![row(1, 0.5)], Duration::from_secs(4));
+        // The pid belongs to another process now.
+        list.update(vec![row(1, 0.5)], Duration::from_secs(4));
         assert_eq!(list.entries[0].cpu, None);
     }
 
     #[test]
-    fn what_is_chosen_stays_chosen_wherever_it_goes() {
-        let mut list = List::new(None, Order::Pid);
-        list.take((1..=9).map(|pid| row(pid, f64::from(pid))).collect(), Duration::ZERO);
-        list.step(2, 4);
-        assert_eq!((list.chosen().unwrap().row.pid.0, list.window(4)), (3, 0));
-        list.sort_by(Order::Time);
+    fn selection_follows_the_process() {
+        let mut list = ProcessList::new(None, SortOrder::Pid);
+        list.update((1..=9).map(|pid| row(pid, f64::from(pid))).collect(), Duration::ZERO);
+        list.move_selection(2, 4);
+        assert_eq!((list.selected_entry().unwrap().row.pid.0, list.first_visible(4)), (3, 0));
+        list.sort_by(SortOrder::Time);
         assert_eq!(pids(&list)[..3], [9, 8, 7]);
-        assert_eq!((list.chosen().unwrap().row.pid.0, list.window(4)), (3, 3));
-        list.step(isize::MAX, 4);
-        assert_eq!((list.chosen().unwrap().row.pid.0, list.window(4)), (1, 5));
-        // It is gone, and the first is meant.
-        list.take(vec![row(4, 0.0), row(5, 0.0)], Duration::from_secs(1));
-        assert_eq!(list.chosen().unwrap().row.pid.0, 4);
-        list.take(Vec::new(), Duration::from_secs(2));
-        assert_eq!((list.chosen(), list.window(4)), (None, 0));
-        list.step(1, 4);
+        assert_eq!((list.selected_entry().unwrap().row.pid.0, list.first_visible(4)), (3, 3));
+        list.move_selection(isize::MAX, 4);
+        assert_eq!((list.selected_entry().unwrap().row.pid.0, list.first_visible(4)), (1, 5));
+        // The selected process is gone, so the first is selected.
+        list.update(vec![row(4, 0.0), row(5, 0.0)], Duration::from_secs(1));
+        assert_eq!(list.selected_entry().unwrap().row.pid.0, 4);
+        list.update(Vec::new(), Duration::from_secs(2));
+        assert_eq!((list.selected_entry(), list.first_visible(4)), (None, 0));
+        list.move_selection(1, 4);
     }
 }

@@ -1,54 +1,54 @@
-//! What is being typed in the last line.
+//! The text that is being typed in the last line.
 
 use tern_ids::HomePid;
 
 /// A question to the user, and the answer so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// What is asked.
-    pub about: About,
-    /// What has been typed.
+    /// The subject of the prompt.
+    pub kind: PromptKind,
+    /// The text typed so far.
     pub typed: String,
 }
 
-/// What a prompt asks for.
+/// The subject of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum About {
-    /// Which node's processes.
+pub enum PromptKind {
+    /// The node whose processes to show.
     Node,
-    /// Where this process of this node is to go.
+    /// The destination of a process of this node.
     Move {
         /// The process.
         pid: HomePid,
-        /// What it is called.
+        /// Its program.
         command: String,
     },
-    /// Which signal this process of this node is to get.
+    /// The signal for a process of this node.
     Signal {
         /// The process.
         pid: HomePid,
-        /// What it is called.
+        /// Its program.
         command: String,
     },
 }
 
-/// The longest answer: a host name.
-pub const MOST: usize = 255;
+/// The maximum length of an answer, in bytes: a host name.
+pub const MAX_ANSWER_LEN: usize = 255;
 
 impl Prompt {
-    /// A question without an answer.
+    /// A prompt without an answer.
     #[must_use]
-    pub fn new(about: About) -> Self {
-        Self { about, typed: String::new() }
+    pub fn new(kind: PromptKind) -> Self {
+        Self { kind, typed: String::new() }
     }
 
-    /// What is asked, for the screen.
+    /// The text of the question.
     #[must_use]
-    pub fn question(&self) -> String {
-        match &self.about {
-            About::Node => "processes of node: ".into(),
-            About::Move { pid, command } => format!("move {pid} {command} to node, or home: "),
-            About::Signal { pid, command } => format!("signal for {pid} {command} (Enter for TERM): "),
+    pub fn text(&self) -> String {
+        match &self.kind {
+            PromptKind::Node => "processes of node: ".into(),
+            PromptKind::Move { pid, command } => format!("move {pid} {command} to node, or home: "),
+            PromptKind::Signal { pid, command } => format!("signal for {pid} {command} (Enter for TERM): "),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Keys while the bars are shown.
+//! Handles keys while the bars are shown.
 
 use crate::event::Effect;
-use crate::layout::Layout;
-use crate::model::list::{List, Order};
-use crate::model::prompt::{About, Prompt};
-use crate::model::{Display, Model, Width};
+use crate::layout::ScreenLayout;
+use crate::model::list::{ProcessList, SortOrder};
+use crate::model::prompt::{Prompt, PromptKind};
+use crate::model::{ColumnWidth, Display, Model};
 use ratatui::crossterm::event::KeyCode;
 use tern_ids::NodeId;
 
-/// A key was pressed.
-pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
+/// Handles a key.
+pub(super) fn handle_key(model: &mut Model, code: KeyCode) -> Vec<Effect> {
     let settings = &mut model.settings;
     match code {
         KeyCode::Char('q' | 'Q') | KeyCode::Esc => return vec![Effect::Quit],
@@ -19,82 +19,82 @@ pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
         KeyCode::Char('m') => settings.display = Display::Memory,
         KeyCode::Char('r') => settings.display = Display::RawMemory,
         KeyCode::Char('u') => settings.display = Display::Utilisability,
-        KeyCode::Char('w') => settings.width = Width::Wide,
-        KeyCode::Char('v') => settings.width = Width::Vertical,
-        KeyCode::Char('V') => settings.width = Width::Tight,
-        KeyCode::Char('a') => settings.width = Width::Auto,
+        KeyCode::Char('w') => settings.width = ColumnWidth::Wide,
+        KeyCode::Char('v') => settings.width = ColumnWidth::Vertical,
+        KeyCode::Char('V') => settings.width = ColumnWidth::Tight,
+        KeyCode::Char('a') => settings.width = ColumnWidth::Auto,
         KeyCode::Char('d') => settings.dead = !settings.dead,
         KeyCode::Char('t') => settings.totals = !settings.totals,
-        KeyCode::Right | KeyCode::Down => step(model, 1),
-        KeyCode::Left | KeyCode::Up => step(model, -1),
-        KeyCode::PageDown => turn(model, true),
-        KeyCode::PageUp => turn(model, false),
-        KeyCode::Home => step(model, isize::MIN),
-        KeyCode::End => step(model, isize::MAX),
+        KeyCode::Right | KeyCode::Down => move_selection(model, 1),
+        KeyCode::Left | KeyCode::Up => move_selection(model, -1),
+        KeyCode::PageDown => turn_page(model, true),
+        KeyCode::PageUp => turn_page(model, false),
+        KeyCode::Home => move_selection(model, isize::MIN),
+        KeyCode::End => move_selection(model, isize::MAX),
         KeyCode::Enter => {
-            if let Some(node) = model.chosen.or(model.me()) {
-                return open(model, node);
+            if let Some(node) = model.selected.or(model.me()) {
+                return open_node(model, node);
             }
         }
         KeyCode::Char(digit @ '1'..='9') => {
-            model.prompt = Some(Prompt::new(About::Node));
-            return super::prompt::pressed(model, KeyCode::Char(digit));
+            model.prompt = Some(Prompt::new(PromptKind::Node));
+            return super::prompt::handle_key(model, KeyCode::Char(digit));
         }
         _ => {}
     }
     Vec::new()
 }
 
-/// Chooses another node, and turns the page to it.
-fn step(model: &mut Model, by: isize) {
+/// Moves the selection, and turns to its page.
+fn move_selection(model: &mut Model, by: isize) {
     let numbers: Vec<NodeId> = model.shown().iter().map(|node| node.node).collect();
-    let layout = Layout::of(model);
+    let layout = ScreenLayout::new(model);
     let (before, _) = layout.page(model);
     let Some(last) = numbers.len().checked_sub(1) else { return };
-    let place = match model.chosen {
-        // A node that is shown no more is between others.
-        Some(chosen) => match numbers.binary_search(&chosen) {
-            Ok(place) => place.saturating_add_signed(by).min(last),
-            Err(place) => place.min(last),
+    let index = match model.selected {
+        // A selected node that is no longer shown has an insertion point between others.
+        Some(selected) => match numbers.binary_search(&selected) {
+            Ok(index) => index.saturating_add_signed(by).min(last),
+            Err(index) => index.min(last),
         },
         None if by.unsigned_abs() > 1 => 0usize.saturating_add_signed(by).min(last),
         None => before,
     };
-    show(model, &numbers, place, before, layout.per_page);
+    select(model, &numbers, index, before, layout.per_page);
 }
 
-/// Turns a page; the choice keeps its place on it.
-fn turn(model: &mut Model, onward: bool) {
+/// Turns a page; the selection keeps its position on it.
+fn turn_page(model: &mut Model, forward: bool) {
     let numbers: Vec<NodeId> = model.shown().iter().map(|node| node.node).collect();
-    let layout = Layout::of(model);
+    let layout = ScreenLayout::new(model);
     let (before, _) = layout.page(model);
     let Some(last) = numbers.len().checked_sub(1) else { return };
-    let turned = |place: usize| {
-        let place = if onward { place + layout.per_page } else { place.saturating_sub(layout.per_page) };
-        place.min(last)
+    let turned = |index: usize| {
+        let index = if forward { index + layout.per_page } else { index.saturating_sub(layout.per_page) };
+        index.min(last)
     };
-    if let Some(chosen) = model.chosen {
-        let place = turned(numbers.binary_search(&chosen).unwrap_or_else(|place| place));
-        model.chosen = Some(numbers[place]);
+    if let Some(selected) = model.selected {
+        let index = turned(numbers.binary_search(&selected).unwrap_or_else(|index| index));
+        model.selected = Some(numbers[index]);
     }
     let first = turned(before).min(numbers.len().saturating_sub(layout.per_page));
     model.settings.first = Some(numbers[first]);
-    if let Some(chosen) = model.chosen.and_then(|chosen| numbers.binary_search(&chosen).ok()) {
-        show(model, &numbers, chosen, first, layout.per_page);
+    if let Some(selected) = model.selected.and_then(|selected| numbers.binary_search(&selected).ok()) {
+        select(model, &numbers, selected, first, layout.per_page);
     }
 }
 
-/// Chooses the node at this place, on a page that has it.
-fn show(model: &mut Model, numbers: &[NodeId], place: usize, before: usize, per_page: usize) {
-    model.chosen = Some(numbers[place]);
-    let first = before.clamp((place + 1).saturating_sub(per_page), place);
+/// Selects the node at `index` and turns to a page that contains it.
+fn select(model: &mut Model, numbers: &[NodeId], index: usize, before: usize, per_page: usize) {
+    model.selected = Some(numbers[index]);
+    let first = before.clamp((index + 1).saturating_sub(per_page), index);
     model.settings.first = Some(numbers[first]);
 }
 
 /// Shows the processes of a node.
-pub(super) fn open(model: &mut Model, node: NodeId) -> Vec<Effect> {
-    model.chosen = Some(node);
+pub(super) fn open_node(model: &mut Model, node: NodeId) -> Vec<Effect> {
+    model.selected = Some(node);
     let of = (Some(node) != model.me()).then_some(node);
-    model.list = Some(List::new(of, Order::default()));
-    super::due(model)
+    model.list = Some(ProcessList::new(of, SortOrder::default()));
+    super::due_queries(model)
 }

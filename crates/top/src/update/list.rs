@@ -1,44 +1,44 @@
-//! Keys while processes are shown.
+//! Handles keys while processes are shown.
 
-use crate::ask::Trouble;
 use crate::event::Effect;
 use crate::layout::list_lines;
 use crate::model::Model;
-use crate::model::list::Order;
-use crate::model::prompt::{About, Prompt};
+use crate::model::list::SortOrder;
+use crate::model::prompt::{Prompt, PromptKind};
+use crate::request::TopError;
 use ratatui::crossterm::event::KeyCode;
 
-/// A key was pressed.
-pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
+/// Handles a key.
+pub(super) fn handle_key(model: &mut Model, code: KeyCode) -> Vec<Effect> {
     let height = list_lines(model);
     let me = model.me();
     let Some(list) = &mut model.list else { return Vec::new() };
     let page = height.max(1).cast_signed();
     match code {
-        KeyCode::Char('q' | 'Q') | KeyCode::Esc if model.only_list => return vec![Effect::Quit],
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc if model.list_only => return vec![Effect::Quit],
         KeyCode::Char('q' | 'Q') | KeyCode::Esc => model.list = None,
-        KeyCode::Down => list.step(1, height),
-        KeyCode::Up => list.step(-1, height),
-        KeyCode::PageDown => list.step(page, height),
-        KeyCode::PageUp => list.step(-page, height),
-        KeyCode::Home => list.step(isize::MIN, height),
-        KeyCode::End => list.step(isize::MAX, height),
-        KeyCode::Char('P') => list.sort_by(Order::Cpu),
-        KeyCode::Char('T') => list.sort_by(Order::Time),
-        KeyCode::Char('N') => list.sort_by(Order::Pid),
+        KeyCode::Down => list.move_selection(1, height),
+        KeyCode::Up => list.move_selection(-1, height),
+        KeyCode::PageDown => list.move_selection(page, height),
+        KeyCode::PageUp => list.move_selection(-page, height),
+        KeyCode::Home => list.move_selection(isize::MIN, height),
+        KeyCode::End => list.move_selection(isize::MAX, height),
+        KeyCode::Char('P') => list.sort_by(SortOrder::Cpu),
+        KeyCode::Char('T') => list.sort_by(SortOrder::Time),
+        KeyCode::Char('N') => list.sort_by(SortOrder::Pid),
         KeyCode::Char(key @ ('m' | 'k')) => {
-            let Some(entry) = list.chosen() else { return Vec::new() };
-            let (pid, command) = (entry.row.pid, name(&entry.row.command));
-            // Pids are those of the home, and only home moves and signals a process.
-            match entry.row.from.or(list.of) {
+            let Some(entry) = list.selected_entry() else { return Vec::new() };
+            let (pid, command) = (entry.row.pid, program_name(&entry.row.command));
+            // Pids are those of the home, and only the home moves and signals a process.
+            match entry.row.from.or(list.node) {
                 Some(home) if Some(home) != me => {
                     let what = if key == 'm' { "moved" } else { "signalled" };
-                    let said =
+                    let text =
                         format!("{pid} {command} is at home on node {home} and can only be {what} there");
-                    model.complain(&Trouble::new(4, said));
+                    model.show_error(&TopError::new(4, text).hint(format!("mon on node {home}")));
                 }
-                _ if key == 'm' => model.prompt = Some(Prompt::new(About::Move { pid, command })),
-                _ => model.prompt = Some(Prompt::new(About::Signal { pid, command })),
+                _ if key == 'm' => model.prompt = Some(Prompt::new(PromptKind::Move { pid, command })),
+                _ => model.prompt = Some(Prompt::new(PromptKind::Signal { pid, command })),
             }
         }
         _ => {}
@@ -46,8 +46,8 @@ pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The program's name, of its command line.
-fn name(command: &str) -> String {
+/// The name of the program in a command line.
+fn program_name(command: &str) -> String {
     let program = command.split_whitespace().next().unwrap_or_default();
     program.rsplit('/').next().unwrap_or_default().to_owned()
 }

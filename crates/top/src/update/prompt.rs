@@ -1,30 +1,30 @@
-//! What is typed, and what it means.
+//! Handles keys while a prompt is shown, and evaluates the answer.
 
 use super::bars;
-use crate::ask::Trouble;
-use crate::event::{Effect, Question};
+use crate::event::{Effect, Query};
 use crate::model::Model;
-use crate::model::prompt::{About, MOST, Prompt};
+use crate::model::prompt::{MAX_ANSWER_LEN, Prompt, PromptKind};
+use crate::request::TopError;
 use ratatui::crossterm::event::KeyCode;
 use signal_hook::consts::signal;
 use tern_control::Destination;
 use tern_ids::NodeId;
 
-/// A key was pressed.
-pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
+/// Handles a key.
+pub(super) fn handle_key(model: &mut Model, code: KeyCode) -> Vec<Effect> {
     let Some(prompt) = &mut model.prompt else { return Vec::new() };
     match code {
         KeyCode::Esc => model.prompt = None,
-        // Nothing is left to be taken back but the question.
+        // With nothing left to delete, Backspace closes the prompt.
         KeyCode::Backspace if prompt.typed.pop().is_none() => model.prompt = None,
-        KeyCode::Char(letter) if prompt.typed.len() < MOST && is_answer(&prompt.about, letter) => {
+        KeyCode::Char(letter) if prompt.typed.len() < MAX_ANSWER_LEN && is_allowed(&prompt.kind, letter) => {
             prompt.typed.push(letter);
-            return only_one(model);
+            return open_if_unambiguous(model);
         }
         KeyCode::Enter => {
             if let Some(prompt) = model.prompt.take() {
-                return said(model, prompt).unwrap_or_else(|trouble| {
-                    model.complain(&trouble);
+                return submit(model, prompt).unwrap_or_else(|error| {
+                    model.show_error(&error);
                     Vec::new()
                 });
             }
@@ -34,69 +34,68 @@ pub(super) fn pressed(model: &mut Model, code: KeyCode) -> Vec<Effect> {
     Vec::new()
 }
 
-fn is_answer(about: &About, letter: char) -> bool {
-    match about {
-        About::Node => letter.is_ascii_digit(),
-        About::Move { .. } | About::Signal { .. } => letter.is_ascii_graphic(),
+fn is_allowed(kind: &PromptKind, letter: char) -> bool {
+    match kind {
+        PromptKind::Node => letter.is_ascii_digit(),
+        PromptKind::Move { .. } | PromptKind::Signal { .. } => letter.is_ascii_graphic(),
     }
 }
 
-/// Goes to a node as soon as what is typed can be no other's number.
-fn only_one(model: &mut Model) -> Vec<Effect> {
-    let Some(Prompt { about: About::Node, typed }) = &model.prompt else { return Vec::new() };
-    let mut begun = model.nodes().iter().filter(|node| node.node.to_string().starts_with(typed.as_str()));
-    match (begun.next(), begun.next()) {
+/// Opens a node as soon as the typed number can belong to no other.
+fn open_if_unambiguous(model: &mut Model) -> Vec<Effect> {
+    let Some(Prompt { kind: PromptKind::Node, typed }) = &model.prompt else { return Vec::new() };
+    let mut matching = model.nodes().iter().filter(|node| node.node.to_string().starts_with(typed.as_str()));
+    match (matching.next(), matching.next()) {
         (Some(node), None) if node.node.to_string() == *typed => {
             let node = node.node;
             model.prompt = None;
-            bars::open(model, node)
+            bars::open_node(model, node)
         }
         _ => Vec::new(),
     }
 }
 
-fn said(model: &mut Model, prompt: Prompt) -> Result<Vec<Effect>, Trouble> {
+fn submit(model: &mut Model, prompt: Prompt) -> Result<Vec<Effect>, TopError> {
     let typed = prompt.typed.trim();
-    match prompt.about {
-        About::Node if typed.is_empty() => Ok(Vec::new()),
-        About::Node => {
+    match prompt.kind {
+        PromptKind::Node if typed.is_empty() => Ok(Vec::new()),
+        PromptKind::Node => {
             let known = typed.parse().ok().map(NodeId).filter(|node| model.node(*node).is_some());
-            known.map(|node| bars::open(model, node)).ok_or_else(|| no_node(typed))
+            known.map(|node| bars::open_node(model, node)).ok_or_else(|| unknown_node(typed))
         }
-        About::Move { .. } if typed.is_empty() => Ok(Vec::new()),
-        About::Move { pid, command } => {
+        PromptKind::Move { .. } if typed.is_empty() => Ok(Vec::new()),
+        PromptKind::Move { pid, command } => {
             let to = destination(model, typed)?;
-            model.say(format!("moving {pid} {command} to {typed}"));
-            Ok(vec![Effect::Ask(Question::Move { pid, command, to })])
+            model.show_message(format!("moving {pid} {command} to {typed}"));
+            Ok(vec![Effect::Query(Query::Move { pid, command, to })])
         }
-        About::Signal { pid, command } => {
+        PromptKind::Signal { pid, command } => {
             let signal = signal_named(typed).ok_or_else(|| {
-                Trouble::new(2, format!("there is no signal {typed}"))
-                    .hint("a number, or a name such as TERM")
+                TopError::new(2, format!("unknown signal {typed}")).hint("a number, or a name such as TERM")
             })?;
             Ok(vec![Effect::Signal { pid, command, signal }])
         }
     }
 }
 
-fn no_node(typed: &str) -> Trouble {
-    Trouble::new(1, format!("no node {typed} in the cluster"))
+fn unknown_node(typed: &str) -> TopError {
+    TopError::new(1, format!("no node {typed} in the cluster")).hint("tern status, to list the nodes")
 }
 
-fn destination(model: &Model, typed: &str) -> Result<Destination, Trouble> {
+fn destination(model: &Model, typed: &str) -> Result<Destination, TopError> {
     let by_name = || model.nodes().iter().find(|node| node.host == typed).map(|node| node.node);
     match typed {
         "home" => Ok(Destination::Home),
         "balance" => Ok(Destination::Balance),
-        // A number that is in no map the daemon refuses, in better words.
+        // ternd refuses an unknown number with a better message.
         _ => match typed.parse() {
             Ok(number) => Ok(Destination::Node(NodeId(number))),
-            Err(_) => by_name().map(Destination::Node).ok_or_else(|| no_node(typed)),
+            Err(_) => by_name().map(Destination::Node).ok_or_else(|| unknown_node(typed)),
         },
     }
 }
 
-/// The signal of a number or name; `TERM` of nothing.
+/// The signal with this number or name; `SIGTERM` for an empty text.
 fn signal_named(typed: &str) -> Option<i32> {
     const NAMES: [(&str, i32); 12] = [
         ("HUP", signal::SIGHUP),
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_have_numbers_and_names() {
+    fn signals_are_parsed_by_number_and_name() {
         let read = ["", "9", "kill", "SIGHUP", "0", "-1", "fly"].map(signal_named);
         assert_eq!(read, [Some(15), Some(9), Some(9), Some(1), None, None, None]);
     }

@@ -3,43 +3,43 @@
 use super::Canvas;
 use super::scale::{self, Scale};
 use crate::appearance::Tone;
-use crate::layout::{AXIS, Layout};
-use crate::model::{Display, Width};
+use crate::layout::{AXIS, ScreenLayout};
+use crate::model::{ColumnWidth, Display};
 use ratatui::style::Style;
 use tern_control::{NodeLoad, NodeState};
 
-/// Parts of a full cell, the least first.
+/// The partially filled cells, the lowest first.
 const EIGHTHS: [&str; 7] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇"];
 
-/// Draws scale, bars and numbers; the bars begin below `top`.
-pub(super) fn draw(canvas: &mut Canvas<'_>, layout: &Layout, top: u16) {
+/// Draws the scale, the bars and the numbers; the bars start at line `top`.
+pub(super) fn draw(canvas: &mut Canvas<'_>, layout: &ScreenLayout, top: u16) {
     if canvas.model.nodes().is_empty() {
-        return super::status::why_empty(canvas, top, layout.chart);
+        return super::status::draw_empty_reason(canvas, top, layout.chart);
     }
     let display = canvas.model.settings.display;
-    // The scale is that of all nodes, so that turning pages does not change it.
+    // The scale covers all nodes, so turning pages does not change it.
     let scale = Scale::of(display, &canvas.model.shown(), layout.chart);
-    axis(canvas, layout, top, &scale);
+    draw_axis(canvas, layout, top, &scale);
     let (_, page) = layout.page(canvas.model);
     for (place, node) in page.into_iter().enumerate() {
         let column = AXIS + place as u16 * (layout.bar + layout.gap);
         let bar = Bar { node, column, width: layout.bar, top, lines: layout.chart };
-        bar.draw(canvas, &scale, layout.width == Width::Wide);
-        number(canvas, layout, node, column, top + layout.chart + 1);
+        bar.draw(canvas, &scale, layout.width == ColumnWidth::Wide);
+        draw_number(canvas, layout, node, column, top + layout.chart + 1);
     }
 }
 
-fn axis(canvas: &mut Canvas<'_>, layout: &Layout, top: u16, scale: &Scale) {
+fn draw_axis(canvas: &mut Canvas<'_>, layout: &ScreenLayout, top: u16, scale: &Scale) {
     let appearance = canvas.model.appearance;
     let faint = canvas.style(Tone::Faint);
     let foot = top + layout.chart;
     for line in top..foot {
-        canvas.sign(AXIS - 1, line, appearance.sign("│", "|"), faint);
+        canvas.put(AXIS - 1, line, appearance.choose("│", "|"), faint);
     }
     if layout.numbers > 0 {
-        canvas.sign(AXIS - 1, foot, appearance.sign("└", "+"), faint);
+        canvas.put(AXIS - 1, foot, appearance.choose("└", "+"), faint);
         for column in AXIS..canvas.columns() {
-            canvas.sign(column, foot, appearance.sign("─", "-"), faint);
+            canvas.put(column, foot, appearance.choose("─", "-"), faint);
         }
     }
     for tick in &scale.ticks {
@@ -50,12 +50,12 @@ fn axis(canvas: &mut Canvas<'_>, layout: &Layout, top: u16, scale: &Scale) {
         let width = usize::from(AXIS) - 1;
         let label = scale.label(*tick);
         canvas.write(0, line.max(top), &format!("{label:>width$}"), faint);
-        let sign = if line == foot { appearance.sign("└", "+") } else { appearance.sign("┤", "+") };
-        canvas.sign(AXIS - 1, line.max(top), sign, faint);
+        let sign = if line == foot { appearance.choose("└", "+") } else { appearance.choose("┤", "+") };
+        canvas.put(AXIS - 1, line.max(top), sign, faint);
     }
 }
 
-/// Where one node's bar goes.
+/// The position of a node's bar.
 struct Bar<'a> {
     node: &'a NodeLoad,
     column: u16,
@@ -67,43 +67,44 @@ struct Bar<'a> {
 impl Bar<'_> {
     fn draw(&self, canvas: &mut Canvas<'_>, scale: &Scale, with_value: bool) {
         match self.node.state {
-            NodeState::Dead => return self.downwards(canvas, "DEAD", "X", canvas.style(Tone::Bad)),
-            NodeState::NeverHeard => {
-                return self.downwards(canvas, "UNHEARD", "?", canvas.style(Tone::Notice));
+            NodeState::Dead => return self.draw_vertically(canvas, "DEAD", "X", canvas.style(Tone::Bad)),
+            NodeState::NeverSeen => {
+                return self.draw_vertically(canvas, "UNKNOWN", "?", canvas.style(Tone::Notice));
             }
             NodeState::Alive | NodeState::Suspect => {}
         }
         let appearance = canvas.model.appearance;
         let display = canvas.model.settings.display;
         let used = scale.eighths(scale::value(display, self.node), self.lines);
-        let whole = scale.eighths(scale::whole(display, self.node), self.lines);
-        let style = canvas.style(tone(display, self.node));
+        let total = scale.eighths(scale::total(display, self.node), self.lines);
+        let style = canvas.style(bar_tone(display, self.node));
         let free = matches!(display, Display::Memory | Display::RawMemory);
         for height in 0..self.lines {
             let below = u32::from(height) * 8;
             let sign = match used.saturating_sub(below) {
-                8.. => appearance.sign("█", "#"),
-                // Half a cell is a whole one where there are no parts of it, and where what is free goes on top.
-                part if free || !appearance.unicode => match (part >= 4, whole.saturating_sub(below) >= 4) {
-                    (true, _) => appearance.sign("█", "#"),
+                8.. => appearance.choose("█", "#"),
+                // Half a cell is drawn as a full one where partial characters do not exist, or
+                // where `+` for free memory continues above it.
+                part if free || !appearance.unicode => match (part >= 4, total.saturating_sub(below) >= 4) {
+                    (true, _) => appearance.choose("█", "#"),
                     (false, true) if free => "+",
                     _ => break,
                 },
                 0 => break,
                 part => EIGHTHS[part as usize - 1],
             };
-            self.across(canvas, height, sign, style);
+            self.fill_line(canvas, height, sign, style);
         }
-        // As high as what has been drawn.
-        let most = whole.max(used);
+        // The height that has been drawn.
+        let most = total.max(used);
         let height = if free || !appearance.unicode { (most + 4) / 8 } else { most.div_ceil(8) } as u16;
         if with_value && self.lines > 0 {
-            let text = scale::written(display, self.node);
-            // Where the bar reaches the top, its value is on it, in reverse.
+            let text = scale::value_text(display, self.node);
+            // If the bar reaches the top, the value is written on it, reversed.
             let (line, style) = if height < self.lines {
                 (self.line(height), canvas.style(Tone::Own))
             } else {
-                (self.top, style.patch(canvas.style(Tone::Chosen)))
+                (self.top, style.patch(canvas.style(Tone::Selected)))
             };
             let room = usize::from(self.width) + 1;
             canvas.write(self.column, line, &text.chars().take(room).collect::<String>(), style);
@@ -114,24 +115,24 @@ impl Bar<'_> {
         self.top + self.lines - 1 - height
     }
 
-    fn across(&self, canvas: &mut Canvas<'_>, height: u16, sign: &str, style: Style) {
+    fn fill_line(&self, canvas: &mut Canvas<'_>, height: u16, sign: &str, style: Style) {
         for column in self.column..self.column + self.width {
-            canvas.sign(column, self.line(height), sign, style);
+            canvas.put(column, self.line(height), sign, style);
         }
     }
 
-    /// A word that stands on the line, or a sign where there is no room for it.
-    fn downwards(&self, canvas: &mut Canvas<'_>, word: &str, sign: &str, style: Style) {
+    /// Draws a word vertically from the foot of the bar, or a single character if it does not fit.
+    fn draw_vertically(&self, canvas: &mut Canvas<'_>, word: &str, sign: &str, style: Style) {
         let word = if word.len() > usize::from(self.lines) { sign } else { word };
         let column = self.column + self.width / 2;
         for (height, letter) in word.chars().rev().enumerate().take(usize::from(self.lines)) {
-            canvas.sign(column, self.line(height as u16), letter.encode_utf8(&mut [0; 4]), style);
+            canvas.put(column, self.line(height as u16), letter.encode_utf8(&mut [0; 4]), style);
         }
     }
 }
 
-/// How a bar is coloured: above a load of 1, processes wait for each other; above 2 they do so a lot.
-fn tone(display: Display, node: &NodeLoad) -> Tone {
+/// The tone of a bar: above a load of 1, processes wait for CPU; above 2, they wait much.
+fn bar_tone(display: Display, node: &NodeLoad) -> Tone {
     let value = scale::value(display, node);
     let (notice, bad) = match display {
         Display::Load | Display::LogLoad => (value > 1.05, value > 2.05),
@@ -149,44 +150,45 @@ fn tone(display: Display, node: &NodeLoad) -> Tone {
     }
 }
 
-fn number(canvas: &mut Canvas<'_>, layout: &Layout, node: &NodeLoad, column: u16, line: u16) {
+fn draw_number(canvas: &mut Canvas<'_>, layout: &ScreenLayout, node: &NodeLoad, column: u16, line: u16) {
     let mut style = Style::new();
     if Some(node.node) == canvas.model.me() {
         style = style.patch(canvas.style(Tone::Own));
     }
-    if Some(node.node) == canvas.model.chosen {
-        style = style.patch(canvas.style(Tone::Chosen));
+    if Some(node.node) == canvas.model.selected {
+        style = style.patch(canvas.style(Tone::Selected));
     }
     let text = node.node.to_string();
     match layout.width {
-        Width::Wide if layout.numbers > 0 => {
+        ColumnWidth::Wide if layout.numbers > 0 => {
             let width = usize::from(layout.bar);
             canvas.write(column, line, &format!("{text:^width$}"), style);
         }
-        // The last digits are in one line.
+        // The last digits are aligned in one line.
         _ => {
             let first = usize::from(layout.numbers).saturating_sub(text.len());
             for (place, digit) in text.chars().enumerate().take(usize::from(layout.numbers)) {
-                canvas.sign(column, line + (first + place) as u16, digit.encode_utf8(&mut [0; 4]), style);
+                canvas.put(column, line + (first + place) as u16, digit.encode_utf8(&mut [0; 4]), style);
             }
         }
     }
 }
 
-/// A mark below the numbers for what else there is to say of a node, and the number of its CPUs with its speed.
-pub(super) fn marks(canvas: &mut Canvas<'_>, layout: &Layout, line: u16) {
+/// Draws the marks below the numbers: a node's state and flags, and with the speed its number of
+/// CPUs.
+pub(super) fn marks(canvas: &mut Canvas<'_>, layout: &ScreenLayout, line: u16) {
     if layout.marks == 0 || canvas.model.nodes().is_empty() {
         return;
     }
     let (_, page) = layout.page(canvas.model);
     for (place, node) in page.into_iter().enumerate() {
         let column = AXIS + place as u16 * (layout.bar + layout.gap);
-        let mut mark = mark(node, Some(node.node) == canvas.model.chosen);
+        let mut mark = marks_of(node, Some(node.node) == canvas.model.selected);
         let cpus = node.cpus.round();
         if canvas.model.settings.display == Display::Speed && cpus >= 2.0 {
-            let sign = canvas.model.appearance.sign("×", "x");
+            let sign = canvas.model.appearance.choose("×", "x");
             mark = match layout.width {
-                Width::Wide => format!("{sign}{cpus:.0}{mark}"),
+                ColumnWidth::Wide => format!("{sign}{cpus:.0}{mark}"),
                 _ if cpus < 10.0 => format!("{cpus:.0}"),
                 _ => "*".into(),
             };
@@ -197,11 +199,11 @@ pub(super) fn marks(canvas: &mut Canvas<'_>, layout: &Layout, line: u16) {
     }
 }
 
-/// In the order of what matters more, for there may be room for one only.
-fn mark(node: &NodeLoad, chosen: bool) -> String {
+/// The marks of a node, the most important first, because only one may fit.
+fn marks_of(node: &NodeLoad, selected: bool) -> String {
     let flags = node.flags;
     let known = [
-        (chosen, '^'),
+        (selected, '^'),
         (node.state == NodeState::Suspect, '?'),
         (flags.block, 'b'),
         (flags.stay, 's'),

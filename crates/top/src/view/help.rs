@@ -1,29 +1,29 @@
-//! What the keys do.
+//! The help page: what the keys do.
 
 use super::Canvas;
-use super::status::wrapped;
+use super::status::wrap;
 use crate::appearance::Tone;
 
 const KEYS: [(&str, &str); 30] = [
     ("", "Bars"),
     ("l  L", "load: 1 is one standard CPU kept busy; L for a logarithmic scale"),
-    ("m", "memory in use, and what a newcomer could have (+)"),
-    ("r", "the same, with caches counted as in use"),
+    ("m", "memory in use, and available to a new process (+)"),
+    ("r", "the same, but caches count as in use"),
     ("s", "speed of a CPU, 10000 is the standard; the number of CPUs is below"),
     ("u", "utilisability: percent of the time not spent waiting for paging"),
-    ("w v V a", "wide, vertical, tight columns; a for those that fit"),
-    ("d", "show also nodes that are dead (X) or were never heard of (?)"),
-    ("t", "totals"),
-    ("left right", "choose a node; PageUp PageDown Home End go further"),
+    ("w v V a", "wide, vertical or tight columns; a for the widest that fit"),
+    ("d", "also show nodes that are dead (X) or unknown (?)"),
+    ("t", "totals of the cluster"),
+    ("left right", "select a node; also PageUp PageDown Home End"),
     ("0-9", "go to a node by its number"),
-    ("Enter", "the processes of the chosen node"),
-    ("+  -", "ask more often, less often"),
+    ("Enter", "the processes of the selected node"),
+    ("+  -", "refresh more often, less often"),
     ("", "Marks below a node"),
-    ("^", "it is chosen"),
-    ("?", "somebody has had no answer from it"),
-    ("b s l q", "block, stay, lstay, quiet: as mosctl has set"),
+    ("^", "it is selected"),
+    ("?", "suspected to be dead: it did not reply to a node"),
+    ("b s l q", "block, stay, lstay, quiet, as set by mosctl"),
     ("", "Processes"),
-    ("up down", "choose a process; PageUp PageDown Home End go further"),
+    ("up down", "select a process; also PageUp PageDown Home End"),
     ("m", "migrate it: to a node's number or host, or home"),
     ("k", "send it a signal"),
     ("P  T  N", "sort by CPU, time, pid"),
@@ -32,19 +32,19 @@ const KEYS: [(&str, &str); 30] = [
     ("q  Esc", "back to the bars"),
     ("", "Everywhere"),
     ("h  ?", "this page"),
-    ("^L", "draw anew"),
-    ("^Z", "stop; fg goes on"),
-    ("q  ^C", "end"),
+    ("^L", "redraw"),
+    ("^Z", "stop; fg continues"),
+    ("q  ^C", "quit"),
 ];
 
-/// Columns of the keys, with what is left of them.
-const KEY: u16 = 14;
+/// The column at which the meanings begin.
+const MEANING_COLUMN: u16 = 14;
 
-/// What there is, for so many columns.
+/// The lines of the help, wrapped to `columns`.
 fn lines(columns: u16) -> Vec<(&'static str, String)> {
-    let width = usize::from(columns.saturating_sub(KEY)).max(1);
+    let width = usize::from(columns.saturating_sub(MEANING_COLUMN)).max(1);
     let lines = KEYS.iter().flat_map(|(key, meaning)| {
-        let texts = if key.is_empty() { vec![(*meaning).to_owned()] } else { wrapped(meaning, width) };
+        let texts = if key.is_empty() { vec![(*meaning).to_owned()] } else { wrap(meaning, width) };
         texts.into_iter().enumerate().map(|(line, text)| match (key.is_empty(), line) {
             (true, _) => (HEADING, text),
             (false, 0) => (*key, text),
@@ -54,26 +54,26 @@ fn lines(columns: u16) -> Vec<(&'static str, String)> {
     lines.collect()
 }
 
-/// What stands for a key where there is a heading.
+/// Stands in the place of a key for a heading.
 const HEADING: &str = "heading";
 
-/// How far down the help can be moved.
+/// The highest line to which the help can be scrolled.
 #[must_use]
-pub fn last((columns, height): (u16, u16)) -> usize {
+pub fn max_scroll((columns, height): (u16, u16)) -> usize {
     lines(columns).len().saturating_sub(usize::from(height).saturating_sub(1))
 }
 
 pub(super) fn draw(canvas: &mut Canvas<'_>, top: usize) {
-    let top = top.min(last((canvas.columns(), canvas.lines())));
-    let title = "Keys: up and down move this page, any other leaves it";
-    canvas.write(0, 0, title, canvas.style(Tone::Chosen));
+    let top = top.min(max_scroll((canvas.columns(), canvas.lines())));
+    let title = "Keys: up and down scroll, any other key closes this page";
+    canvas.write(0, 0, title, canvas.style(Tone::Selected));
     let height = usize::from(canvas.lines());
     for (line, (key, meaning)) in (1..).zip(lines(canvas.columns()).iter().skip(top)).take(height) {
         if *key == HEADING {
             canvas.write(0, line, meaning, canvas.style(Tone::Heading));
         } else {
             canvas.write(2, line, key, canvas.style(Tone::Notice));
-            canvas.write(KEY, line, meaning, ratatui::style::Style::new());
+            canvas.write(MEANING_COLUMN, line, meaning, ratatui::style::Style::new());
         }
     }
 }

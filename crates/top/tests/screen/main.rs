@@ -1,6 +1,7 @@
-//! What is on the screen after what has happened: events go in, pictures come out. No terminal is needed.
+//! Tests the screen after a sequence of events, without a terminal.
 //!
-//! The pictures are in `snapshots/`; `cargo insta review`, or `INSTA_UPDATE=always`, accepts changed ones.
+//! The expected pictures are in `snapshots/`; `cargo insta review` or `INSTA_UPDATE=always` accepts
+//! changes.
 #![allow(clippy::unwrap_used, reason = "a test may end by panicking, and its helpers too")]
 
 mod keys;

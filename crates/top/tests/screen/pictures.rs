@@ -1,4 +1,5 @@
-//! The pictures: sizes, numbers of nodes, what is shown, with colour and without, in Unicode and in ASCII.
+//! Snapshots of the screen: several sizes, numbers of nodes and views, with and without colour, in
+//! Unicode and in ASCII.
 
 use crate::sample::{cluster, migration, model, node, press, processes, row};
 use ratatui::Terminal;
@@ -9,12 +10,12 @@ use std::time::Duration;
 use tern_control::{ClusterReport, NodeFlags, NodeLoad, NodeState, PlacedRow, Reply};
 use tern_ids::{HomePid, NodeId};
 use tern_top::appearance::Appearance;
-use tern_top::event::{Event, Question};
+use tern_top::event::{Query, UiEvent};
 use tern_top::model::Model;
-use tern_top::model::list::List;
-use tern_top::once::text;
+use tern_top::model::list::ProcessList;
+use tern_top::once::buffer_lines;
 use tern_top::update::update;
-use tern_top::{Order, Trouble, view};
+use tern_top::{SortOrder, TopError, view};
 
 fn drawn(model: &Model) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(model.size.0, model.size.1)).unwrap();
@@ -23,7 +24,7 @@ fn drawn(model: &Model) -> Buffer {
 }
 
 fn screen(model: &Model) -> String {
-    text(&drawn(model)).join("\n")
+    buffer_lines(&drawn(model)).join("\n")
 }
 
 fn at(size: (u16, u16), report: ClusterReport) -> Model {
@@ -32,7 +33,7 @@ fn at(size: (u16, u16), report: ClusterReport) -> Model {
     model
 }
 
-/// The article's cluster, 15 s after thirteen encoders were started on node 1.
+/// The cluster of the tutorial article, 15 s after thirteen encoders were started on node 1.
 fn tutorial() -> ClusterReport {
     let mut nodes = vec![node(1, 700.0), node(2, 600.0)];
     (nodes[0].speed, nodes[1].speed) = (9_000, 6_500);
@@ -42,7 +43,7 @@ fn tutorial() -> ClusterReport {
     report
 }
 
-/// Eight nodes, of which two are gone, one is suspected, and one has not spoken yet.
+/// Eight nodes: one is suspected, one is dead, and one has never been in contact.
 fn eight() -> ClusterReport {
     let loads = [120.0, 45.0, 0.0, 250.0, 98.0, 3.0, 0.0, 0.0];
     let mut nodes: Vec<NodeLoad> = (1..).zip(loads).map(|(number, load)| node(number, load)).collect();
@@ -54,7 +55,7 @@ fn eight() -> ClusterReport {
     nodes[5].utilisability = 40;
     nodes[6].state = NodeState::Dead;
     nodes[6].age_ms = 65_000;
-    nodes[7].state = NodeState::NeverHeard;
+    nodes[7].state = NodeState::NeverSeen;
     let mut report = cluster(nodes);
     report.migrations = (0..9).map(|i| migration(31 + i, 1, 4, 400 + 5_000 * i as u64)).collect();
     report
@@ -70,7 +71,7 @@ fn thousand() -> ClusterReport {
 }
 
 #[test]
-fn the_picture_of_the_article() {
+fn tutorial_cluster() {
     insta::assert_snapshot!(screen(&at((80, 24), tutorial())));
 }
 
@@ -87,7 +88,7 @@ fn eight_nodes_with_the_dead_and_totals() {
     for size in [(80, 24), (40, 10), (200, 60)] {
         let mut model = at(size, eight());
         press(&mut model, "dt");
-        model.chosen = Some(NodeId(7));
+        model.selected = Some(NodeId(7));
         let name = format!("eight_nodes_with_the_dead_and_totals_{}x{}", size.0, size.1);
         insta::assert_snapshot!(name, screen(&model));
     }
@@ -140,22 +141,22 @@ fn one_node_and_none() {
 fn ternd_does_not_run() {
     let mut model = at((80, 24), cluster(Vec::new()));
     model.cluster.report = None;
-    let said = "ternd is not running on this node (nothing answers at /run/tern/control)";
+    let text = "ternd is not running on this node (nothing answers at /run/tern/control)";
     let hint = "systemctl start ternd; or tern init, if this node is in no cluster yet";
-    model.cluster.trouble = Some(Trouble::new(5, said).hint(hint));
+    model.cluster.error = Some(TopError::new(5, text).hint(hint));
     insta::assert_snapshot!("ternd_does_not_run", screen(&model));
-    // A list that was never had has nothing in it, and room to say why.
-    model.list = Some(List::new(None, Order::default()));
-    model.only_list = true;
-    let trouble = Trouble::new(5, said).hint(hint);
-    update(&mut model, Event::Answer(Question::Processes(None), Err(trouble)));
+    // A list without any reply is empty, and its area shows the error.
+    model.list = Some(ProcessList::new(None, SortOrder::default()));
+    model.list_only = true;
+    let error = TopError::new(5, text).hint(hint);
+    update(&mut model, UiEvent::Reply(Query::Processes(None), Err(error)));
     insta::assert_snapshot!("ternd_does_not_run_list", screen(&model));
-    // It has run until now: the last picture stays, and its age is said.
+    // ternd has stopped: the last picture stays, with its age.
     let mut model = at((80, 24), eight());
-    model.cluster.trouble = Some(Trouble::new(5, said).hint(hint));
+    model.cluster.error = Some(TopError::new(5, text).hint(hint));
     model.now += Duration::from_secs(12);
     insta::assert_snapshot!("ternd_has_ended", screen(&model));
-    model.cluster.trouble = None;
+    model.cluster.error = None;
     assert!(screen(&model).starts_with("mon  ternd has not answered for 12 s"), "{}", screen(&model));
 }
 
@@ -173,7 +174,7 @@ fn ascii() {
 }
 
 #[test]
-fn nothing_is_told_by_colour_alone() {
+fn colour_is_never_the_only_cue() {
     let mut coloured = at((40, 10), eight());
     press(&mut coloured, "d");
     insta::assert_debug_snapshot!("coloured", drawn(&coloured));
@@ -181,7 +182,7 @@ fn nothing_is_told_by_colour_alone() {
     plain.appearance.colour = false;
     let buffer = drawn(&plain);
     assert!(buffer.content.iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset));
-    assert_eq!(text(&buffer), text(&drawn(&coloured)));
+    assert_eq!(buffer_lines(&buffer), buffer_lines(&drawn(&coloured)));
 }
 
 #[test]
@@ -214,9 +215,9 @@ fn help() {
     }
 }
 
-/// Whatever the size, and however odd what nodes say: something is drawn, and nothing falls over.
+/// Drawing must not panic at any size or with any values in a report.
 #[test]
-fn every_size_and_odd_reports() {
+fn any_size_and_any_report_can_be_drawn() {
     let mut odd = eight();
     odd.nodes[0] = NodeLoad { cpus: f32::NAN, mem_free: u64::MAX, ..node(1, f32::NAN) };
     odd.nodes[1].load = f32::NEG_INFINITY;
@@ -242,19 +243,16 @@ fn every_size_and_odd_reports() {
 }
 
 #[test]
-fn the_pictures_in_the_documentation_are_these() {
+fn documentation_has_current_pictures() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = std::fs::read_to_string(here.join("../../docs/mon.md")).unwrap();
-    for name in [
-        "the_picture_of_the_article",
-        "eight_nodes_with_the_dead_and_totals_80x24",
-        "processes_80x24",
-        "ascii_m",
-    ] {
+    let page = std::fs::read_to_string(here.join("../../docs/guide/watching.md")).unwrap();
+    for name in
+        ["tutorial_cluster", "eight_nodes_with_the_dead_and_totals_80x24", "processes_80x24", "ascii_m"]
+    {
         let path = here.join(format!("tests/screen/snapshots/screen__pictures__{name}.snap"));
         let text = std::fs::read_to_string(path).unwrap();
         let picture = text.splitn(3, "---\n").nth(2).unwrap();
-        assert!(page.contains(picture.trim_end()), "docs/mon.md lacks {name} as it is now");
+        assert!(page.contains(picture.trim_end()), "docs/guide/watching.md lacks {name} as it is now");
     }
 }
 
@@ -271,10 +269,10 @@ fn placed_commands_are_counted_where_they_run() {
     };
     let rows =
         vec![placed(Some(2), None), placed(Some(2), None), placed(None, None), placed(Some(1), Some(2))];
-    update(&mut model, Event::Answer(Question::Placed, Ok(Reply::Placed(rows))));
+    update(&mut model, UiEvent::Reply(Query::Placed, Ok(Reply::Placed(rows))));
     assert!(screen(&model).contains("1 queued, load 7.00"), "{}", screen(&model));
-    model.chosen = Some(NodeId(2));
+    model.selected = Some(NodeId(2));
     assert!(screen(&model).contains("2 placed, load 6.00"), "{}", screen(&model));
-    update(&mut model, Event::Answer(Question::Placed, Err(Trouble::new(2, "no such request"))));
+    update(&mut model, UiEvent::Reply(Query::Placed, Err(TopError::new(2, "no such request"))));
     assert!(!screen(&model).contains("placed") && !screen(&model).contains("no such"));
 }

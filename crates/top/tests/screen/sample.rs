@@ -1,4 +1,4 @@
-//! Nodes and processes for tests to draw.
+//! Sample nodes and processes for the tests.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use tern_control::{
     ClusterReport, MigrationReport, NodeFlags, NodeLoad, NodeState, ProcessRow, RecentMigration, Reply, Usage,
 };
 use tern_ids::{HomePid, MigrationId, NodeId};
-use tern_top::Settings;
+use tern_top::ViewSettings;
 use tern_top::appearance::Appearance;
-use tern_top::event::{Effect, Event, Question};
+use tern_top::event::{Effect, Query, UiEvent};
 use tern_top::model::Model;
 use tern_top::update::update;
-use tern_top::users::Users;
+use tern_top::users::UserNames;
 
 /// A node with this load (100 is one standard CPU kept busy).
 pub(crate) fn node(number: u16, load: f32) -> NodeLoad {
@@ -35,13 +35,13 @@ pub(crate) fn node(number: u16, load: f32) -> NodeLoad {
     }
 }
 
-/// These nodes, seen from the first.
+/// A cluster of these nodes, reported by the first.
 pub(crate) fn cluster(nodes: Vec<NodeLoad>) -> ClusterReport {
     let me = nodes.first().map_or(NodeId(1), |node| node.node);
     ClusterReport { me, nodes, migrations: Vec::new() }
 }
 
-/// A process of another node, or of this one where it runs.
+/// A process: `where` is set for a process of this node, `from` for a guest.
 pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>, cpu_seconds: f64) -> ProcessRow {
     ProcessRow {
         pid: HomePid(pid),
@@ -58,12 +58,12 @@ pub(crate) fn row(pid: i32, r#where: Option<u16>, from: Option<u16>, cpu_seconds
     }
 }
 
-/// A migration, so long ago.
+/// A migration that ended `ago_ms` ago.
 pub(crate) fn migration(pid: i32, from: u16, to: u16, ago_ms: u64) -> RecentMigration {
     RecentMigration { ago_ms, report: report(pid, from, to) }
 }
 
-/// What ternd says of a migration.
+/// ternd's report of a migration.
 pub(crate) fn report(pid: i32, from: u16, to: u16) -> MigrationReport {
     MigrationReport {
         pid: HomePid(pid),
@@ -77,18 +77,20 @@ pub(crate) fn report(pid: i32, from: u16, to: u16) -> MigrationReport {
     }
 }
 
-/// A screen of a terminal with everything, on which this has just arrived.
+/// The model of a terminal with colours and Unicode, after this report has arrived.
 pub(crate) fn model(report: ClusterReport) -> Model {
     let appearance = Appearance { colour: true, unicode: true };
-    let mut model = Model::new(appearance, Settings::default(), Users::read("ann:x:1000:1000::/:/bin/sh"));
-    update(&mut model, Event::Time(Duration::from_secs(1)));
-    update(&mut model, Event::Answer(Question::Cluster, Ok(Reply::Cluster(report))));
+    let mut model =
+        Model::new(appearance, ViewSettings::default(), UserNames::parse("ann:x:1000:1000::/:/bin/sh"));
+    update(&mut model, UiEvent::Time(Duration::from_secs(1)));
+    update(&mut model, UiEvent::Reply(Query::Cluster, Ok(Reply::Cluster(report))));
     model
 }
 
-/// A node's processes arrive, and a second later do so again, after those with an even number have had the CPU.
+/// Delivers the processes of a node twice, one second apart; those with an even pid have used the
+/// CPU in between.
 pub(crate) fn processes(model: &mut Model, of: Option<NodeId>, rows: Vec<ProcessRow>) {
-    let mut answer = |rows| update(model, Event::Answer(Question::Processes(of), Ok(Reply::Processes(rows))));
+    let mut answer = |rows| update(model, UiEvent::Reply(Query::Processes(of), Ok(Reply::Processes(rows))));
     let later = rows.iter().cloned().map(|mut row| {
         row.cpu_seconds += f64::from(1 - row.pid.0 % 2);
         row
@@ -96,12 +98,12 @@ pub(crate) fn processes(model: &mut Model, of: Option<NodeId>, rows: Vec<Process
     let later = later.collect();
     answer(rows);
     model.now += Duration::from_secs(1);
-    // The picture shall be that of one moment.
-    model.cluster.heard = model.now;
-    update(model, Event::Answer(Question::Processes(of), Ok(Reply::Processes(later))));
+    // The picture must show a single moment.
+    model.cluster.received_at = model.now;
+    update(model, UiEvent::Reply(Query::Processes(of), Ok(Reply::Processes(later))));
 }
 
-/// Presses these keys, one after the other. Returns what is to be done for them.
+/// Presses these keys in turn. Returns the effects.
 pub(crate) fn press(model: &mut Model, keys: &str) -> Vec<Effect> {
     let mut effects = Vec::new();
     for key in keys.chars() {
@@ -119,7 +121,7 @@ pub(crate) fn press(model: &mut Model, keys: &str) -> Vec<Effect> {
             '⇲' => KeyCode::End,
             letter => KeyCode::Char(letter),
         };
-        effects.extend(update(model, Event::Key(KeyEvent::from(code))));
+        effects.extend(update(model, UiEvent::Key(KeyEvent::from(code))));
     }
     effects
 }

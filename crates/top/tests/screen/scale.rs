@@ -1,4 +1,4 @@
-//! From values to heights.
+//! Tests of the scale.
 
 use crate::sample::node;
 use tern_top::Display;
@@ -11,7 +11,7 @@ fn ticks(display: Display, most: f64, lines: u16) -> (f64, Vec<f64>) {
 }
 
 #[test]
-fn scales_are_of_round_numbers() {
+fn ticks_are_round_numbers() {
     assert_eq!(ticks(Display::Load, 0.3, 16), (1.0, vec![0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]));
     assert_eq!(ticks(Display::Load, 12.0, 16), (15.0, vec![0.0, 5.0, 10.0, 15.0]));
     assert_eq!(ticks(Display::Load, 7.0, 3), (10.0, vec![0.0, 10.0]));
@@ -20,7 +20,7 @@ fn scales_are_of_round_numbers() {
 }
 
 #[test]
-fn heights_stay_on_the_scale_whatever_a_node_says() {
+fn heights_are_clamped_for_any_value() {
     let mut node = node(1, f32::NAN);
     let scale = Scale::of(Display::Load, &[&node], 10);
     assert_eq!((scale.top, scale.eighths(f64::NAN, 10)), (1.0, 0));

@@ -1,33 +1,45 @@
 //! Links are cut while a process moves or is away, and healed in time.
 
-use super::{AFTER, BEFORE, Case, HEALS_WITHIN, SLACK, SUSPEND_AFTER, away, broken_move, judge};
+use super::{
+    Case, GIVE_UP_AFTER_HEAL, POINTS_AFTER_HAND_OVER, POINTS_BEFORE_HAND_OVER, SLACK, SUSPEND_AFTER,
+    damaged_move, run_cases, start_away,
+};
 use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_lab::Cable;
-use tern_tests::breaking::{Fault, Patient, await_up, nothing_left, set_patience, until};
 use tern_tests::cluster::Cluster;
+use tern_tests::fault_injection::{
+    Fault, TestProcess, await_nothing_left, await_up, set_timeouts, wait_until,
+};
 use tern_tests::programs::built;
 
 fn three_nodes(prefix: &str) -> Cluster {
     built().unwrap();
     let cluster = Cluster::up(prefix).unwrap();
-    set_patience(&cluster, SUSPEND_AFTER, HEALS_WITHIN).unwrap();
+    set_timeouts(&cluster, SUSPEND_AFTER, GIVE_UP_AFTER_HEAL).unwrap();
     cluster
 }
 
-/// A link is cut while a migration stands at a point, long enough to be noticed, and healed in time: wherever the
-/// program is then, it goes on, and no call was lost or done twice.
-fn healed(cluster: &Cluster, first: &str, then: &str, node: u16, point: &str, cable: Cable) -> Result<()> {
+/// A link is cut while a migration is blocked at a point, long enough to be noticed, and healed in
+/// time. Wherever the program is then, it continues, and no call was lost or done twice.
+fn cut_and_healed(
+    cluster: &Cluster,
+    first: &str,
+    then: &str,
+    node: u16,
+    point: &str,
+    cable: Cable,
+) -> Result<()> {
     let fault = Fault::arm(cluster, node, point)?;
-    let mut patient = Patient::start(cluster, "pipe")?;
+    let mut process = TestProcess::start(cluster, "pipe")?;
     if !first.is_empty() {
-        patient.go(first)?;
+        process.migrate(first)?;
     }
     let cut = || -> Result<()> {
         cluster.lab().cut(cable)?;
         Ok(())
     };
-    let pid = patient.pid();
+    let pid = process.pid();
     fault.set()?;
     std::thread::scope(|scope| -> Result<()> {
         let moving = scope.spawn(|| cluster.migrate(pid, then).map(drop));
@@ -41,81 +53,82 @@ fn healed(cluster: &Cluster, first: &str, then: &str, node: u16, point: &str, ca
         }
         Ok(())
     })?;
-    if patient.ended() {
-        bail!("it has ended: {}", patient.so_far());
+    if process.has_ended() {
+        bail!("it has ended: {}", process.output_so_far());
     }
-    patient.finishes_rightly(SLACK)?;
-    // A guest that home has taken back while it was out of reach hears so at once, not by its own patience.
-    nothing_left(cluster, &[1, 2, 3], SLACK)
+    process.finish_correctly(SLACK)?;
+    // A guest that home has replaced while it was unreachable ends at once, not by its own timeout.
+    await_nothing_left(cluster, &[1, 2, 3], SLACK)
 }
 
-/// On its way onward the link to the next node is cut, and is not healed: it goes on where it was, without it.
-fn stays_cut(cluster: &Cluster) -> Result<()> {
+/// On the way onward the link to the next node is cut and stays cut: the program continues where it
+/// was.
+fn cut_and_not_healed(cluster: &Cluster) -> Result<()> {
     let fault = Fault::arm(cluster, 2, "source:freeze")?;
-    let mut patient = Patient::start(cluster, "pipe")?;
-    patient.go("2")?;
+    let mut process = TestProcess::start(cluster, "pipe")?;
+    process.migrate("2")?;
     let cut = || Ok(cluster.lab().cut(Cable::between(2, 3))?);
-    match broken_move(&patient, cluster, &fault, "3", cut)? {
+    match damaged_move(&process, cluster, &fault, "3", cut)? {
         Err(refused) if refused.message.contains("takes nothing") => {}
         other => bail!("migrate said {other:?}"),
     }
-    match cluster.whereabouts(patient.pid())? {
+    match cluster.location(process.pid())? {
         Some((2, _)) => {}
         other => bail!("it is at {other:?}"),
     }
-    patient.finishes_rightly(SLACK)?;
+    process.finish_correctly(SLACK)?;
     cluster.lab().heal_all()?;
-    nothing_left(cluster, &[1, 2, 3], SLACK)
+    await_nothing_left(cluster, &[1, 2, 3], SLACK)
 }
 
-/// The link is cut while the program works away, again and again.
+/// The link is cut several times while the program works away.
 fn cut_while_away(cluster: &Cluster, name: &str) -> Result<()> {
-    let mut patient = away(cluster, name)?;
+    let mut process = start_away(cluster, name)?;
     for seconds in [0, 1, u64::from(SUSPEND_AFTER) + 2, 0] {
         cluster.lab().cut(Cable::Node(2))?;
         std::thread::sleep(Duration::from_secs(seconds) + Duration::from_millis(300));
         cluster.lab().heal_all()?;
         std::thread::sleep(Duration::from_millis(1200));
     }
-    if patient.ended() {
-        bail!("it has ended: {}", patient.so_far());
+    if process.has_ended() {
+        bail!("it has ended: {}", process.output_so_far());
     }
-    // It still is there, and can still come home.
+    // It is still there, and can come home.
     await_up(cluster, 2)?;
-    let home = until("it can come home", SLACK, || patient.go("home").is_ok());
+    let home = wait_until("it can come home", SLACK, || process.migrate("home").is_ok());
     if let Err(error) = home {
-        bail!("{error:#}: {:?}", patient.go("home"));
+        bail!("{error:#}: {:?}", process.migrate("home"));
     }
-    patient.finishes_rightly(SLACK)?;
-    nothing_left(cluster, &[1, 2, 3], SLACK)
+    process.finish_correctly(SLACK)?;
+    await_nothing_left(cluster, &[1, 2, 3], SLACK)
 }
 
 #[test]
-fn on_the_way_out() {
+fn link_cut_on_the_way_out_loses_nothing() {
     let cluster = three_nodes("faults-cut-out");
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
-    for (node, point) in BEFORE.into_iter().chain(AFTER) {
-        let case = move || healed(cluster, "", "2", node, point, Cable::Node(2));
+    for (node, point) in POINTS_BEFORE_HAND_OVER.into_iter().chain(POINTS_AFTER_HAND_OVER) {
+        let case = move || cut_and_healed(cluster, "", "2", node, point, Cable::Node(2));
         cases.push((point.into(), Box::new(case)));
     }
-    judge(cluster, cases);
+    run_cases(cluster, cases);
 }
 
 #[test]
-fn on_the_way_home() {
+fn link_cut_on_the_way_home_loses_nothing() {
     let cluster = three_nodes("faults-cut-home");
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
     for (node, point) in [(2, "source:freeze"), (1, "home:hand-over")] {
-        let case = move || healed(cluster, "2", "home", node, point, Cable::Node(2));
+        let case = move || cut_and_healed(cluster, "2", "home", node, point, Cable::Node(2));
         cases.push((point.into(), Box::new(case)));
     }
-    judge(cluster, cases);
+    run_cases(cluster, cases);
 }
 
 #[test]
-fn on_the_way_onward() {
+fn link_cut_on_the_way_onward_loses_nothing() {
     let cluster = three_nodes("faults-cut-onward");
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
@@ -130,20 +143,20 @@ fn on_the_way_onward() {
         (3, "guest:resume", Cable::Node(3)),
         (3, "guest:resume", Cable::Node(1)),
     ] {
-        let case = move || healed(cluster, "2", "3", node, point, cable);
+        let case = move || cut_and_healed(cluster, "2", "3", node, point, cable);
         cases.push((format!("{point}, {cable:?}"), Box::new(case)));
     }
-    cases.push(("and it stays cut".into(), Box::new(|| stays_cut(cluster))));
-    judge(cluster, cases);
+    cases.push(("and it stays cut".into(), Box::new(|| cut_and_not_healed(cluster))));
+    run_cases(cluster, cases);
 }
 
 #[test]
-fn while_it_is_away() {
+fn link_cut_while_away_loses_nothing() {
     let cluster = three_nodes("faults-cut-away");
     let cluster = &cluster;
     let mut cases: Vec<(String, Case<'_>)> = Vec::new();
     for name in ["pipe", "append", "file"] {
         cases.push((name.into(), Box::new(move || cut_while_away(cluster, name))));
     }
-    judge(cluster, cases);
+    run_cases(cluster, cases);
 }

@@ -1,21 +1,21 @@
-//! A cluster with a gatekeeper, and a machine outside with its clients.
+//! A cluster with a gatekeeper, and a machine outside it for the clients.
 
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tern_tests::breaking;
 use tern_tests::cluster::Cluster;
-use tern_tests::outcome::said;
+use tern_tests::fault_injection;
+use tern_tests::outcome::result_of;
 
-/// How long something that is to happen may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for anything that a busy machine may delay.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The node whose machine stands for one outside: its client uses nothing of Tern's there.
+/// The node that serves as the outside machine: its client uses nothing of Tern's there.
 pub(super) const OUTSIDE: u16 = 2;
 
-/// A cluster whose node 1 has users, and a gatekeeper.
+/// A cluster whose node 1 has users and a gatekeeper.
 pub(super) struct Gate(pub(super) Cluster);
 
 impl Gate {
@@ -28,9 +28,15 @@ impl Gate {
 
     pub(super) fn listens(&self, address: &str) {
         self.on(1, &format!("sed -i /mexec_outside/d /etc/tern/ternd.toml; echo 'mexec_outside = \"{address}\"' >> /etc/tern/ternd.toml"));
-        self.0.lab().restart_daemon(1).expect("ternd does not start again");
-        until("the gatekeeper listens", || {
-            self.0.tool(1, "outside").arg("jobs").output().expect("it cannot be run").status.success()
+        self.0.lab().restart_daemon(1).expect("ternd does not restart");
+        wait_until("the gatekeeper listens", || {
+            self.0
+                .tool(1, "outside")
+                .arg("jobs")
+                .output()
+                .expect("the command cannot be run")
+                .status
+                .success()
         });
     }
 
@@ -38,20 +44,21 @@ impl Gate {
         format!("{}:7102", self.0.lab().node(1).address())
     }
 
-    /// A shell's line on a node, which must succeed.
+    /// Runs a shell command on a node; it must succeed.
     pub(super) fn on(&self, node: u16, line: &str) -> String {
-        String::from_utf8(self.0.run(node, &["sh", "-c", line]).expect("the line fails")).expect("no text")
+        String::from_utf8(self.0.run(node, &["sh", "-c", line]).expect("the shell command fails"))
+            .expect("no text")
     }
 
-    /// Makes a key, and gives it to the machine outside under this name.
+    /// Creates a key, and stores it on the outside machine under this name.
     pub(super) fn key(&self, name: &str, words: &[&str]) -> String {
         let mut add = self.0.tool(1, "outside");
         let end = add
             .args(["add", name, "--address", &self.address()])
             .args(words)
             .output()
-            .expect("it cannot be run");
-        assert!(end.status.success(), "{}", said(&end).2);
+            .expect("the command cannot be run");
+        assert!(end.status.success(), "{}", result_of(&end).2);
         let path = format!("/tmp/{name}.key");
         self.put(&path, &end.stdout);
         path
@@ -60,17 +67,17 @@ impl Gate {
     fn put(&self, path: &str, content: &[u8]) {
         let mut put = self.0.command(OUTSIDE, "sh");
         let line = format!("umask 077; cat > {path}");
-        let mut child = put.args(["-c", &line]).stdin(Stdio::piped()).spawn().expect("it cannot be begun");
-        child.stdin.take().expect("no pipe").write_all(content).expect("nobody reads");
-        assert!(child.wait().expect("its end is not known").success());
+        let mut child = put.args(["-c", &line]).stdin(Stdio::piped()).spawn().expect("it cannot be started");
+        child.stdin.take().expect("no pipe").write_all(content).expect("the write fails");
+        assert!(child.wait().expect("cannot wait for it").success());
     }
 
-    /// The client with a key, before its command.
+    /// The client with this key; the command is to be added.
     pub(super) fn client(&self, key: &str) -> Command {
         self.client_of(&["python3".into()], key)
     }
 
-    /// The same with another Python.
+    /// As `client`, with another Python.
     pub(super) fn client_of(&self, python: &[String], key: &str) -> Command {
         let mut command = self.0.command(OUTSIDE, &python[0]);
         command
@@ -82,9 +89,9 @@ impl Gate {
         command
     }
 
-    /// A command's end, as its client tells it.
+    /// Runs a command by the client.
     pub(super) fn run(&self, key: &str, words: &[&str]) -> (Option<i32>, String, String) {
-        said(&self.client(key).arg("--").args(words).output().expect("it cannot be run"))
+        result_of(&self.client(key).arg("--").args(words).output().expect("the command cannot be run"))
     }
 
     pub(super) fn begin(&self, key: &str, line: &str) -> Child {
@@ -98,20 +105,21 @@ impl Gate {
             .args(["--", "sh", "-c", &format!("echo begun; {line}")])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = client.spawn().expect("it cannot be begun");
+        let mut child = client.spawn().expect("it cannot be started");
         let mut begun = [0; 6];
-        child.stdout.as_mut().expect("no pipe").read_exact(&mut begun).expect("it does not begin");
+        child.stdout.as_mut().expect("no pipe").read_exact(&mut begun).expect("it does not start");
         child
     }
 
-    /// Processes of all nodes whose command line has this.
+    /// Number of processes of all nodes whose command line contains this.
     pub(super) fn count(&self, word: &str) -> usize {
         self.0.lab().nodes().map(|node| self.0.count(node.number(), word)).sum()
     }
 
-    /// What a listing of `tern outside` says.
+    /// A listing of `tern outside`.
     pub(super) fn list(&self, what: &str) -> Vec<Value> {
-        let end = self.0.tool(1, "outside").args([what, "--json"]).output().expect("it cannot be run");
+        let end =
+            self.0.tool(1, "outside").args([what, "--json"]).output().expect("the command cannot be run");
         serde_json::from_slice(&end.stdout).expect("no list")
     }
 }
@@ -123,11 +131,11 @@ pub(super) fn client_path() -> PathBuf {
         .expect("there is no client")
 }
 
-pub(super) fn until(what: &str, holds: impl FnMut() -> bool) {
-    breaking::until(what, PATIENCE, holds).expect("it takes too long");
+pub(super) fn wait_until(what: &str, holds: impl FnMut() -> bool) {
+    fault_injection::wait_until(what, EVENT_TIMEOUT, holds).expect("timed out");
 }
 
-/// Bytes of all values, in no order.
+/// Pseudo-random bytes.
 pub(super) fn content(length: u32) -> Vec<u8> {
     (0..length).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }

@@ -22,7 +22,7 @@ def key():
     return client.Key(sys.argv[2])
 
 
-def told(case, act):
+def report(case, act):
     try:
         said = act()
     except client.Failure as failure:
@@ -123,33 +123,33 @@ def flood():
 
 
 name = key().client
-told("garbage", garbage)
-told("silence", silence)
-told("TLS 1.2", old_tls)
-told("order first", lambda: before_proof(client.ORDER, json.dumps(RUN).encode()))
-told("long proof", lambda: before_proof(client.PROOF, b" " * 2000))
-told("no proof", lambda: proof({"tern": 1, "client": name, "proof": ""}))
-told("zeros", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32}))
-told("other version", lambda: proof({"tern": 2, "client": name, "proof": "00" * 32}))
-told("a path", lambda: proof({"tern": 1, "client": "../ternd.toml", "proof": "00" * 32}))
-told("the gatekeeper's key", lambda: proof({"tern": 1, "client": "gatekeeper.pem", "proof": "00" * 32}))
-told("proof with a user", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32, "user": "root"}))
-told("seen before", seen_before)
-told("other certificate", other_certificate)
+report("garbage", garbage)
+report("silence", silence)
+report("TLS 1.2", old_tls)
+report("order first", lambda: before_proof(client.ORDER, json.dumps(RUN).encode()))
+report("long proof", lambda: before_proof(client.PROOF, b" " * 2000))
+report("no proof", lambda: proof({"tern": 1, "client": name, "proof": ""}))
+report("zeros", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32}))
+report("other version", lambda: proof({"tern": 2, "client": name, "proof": "00" * 32}))
+report("a path", lambda: proof({"tern": 1, "client": "../ternd.toml", "proof": "00" * 32}))
+report("the gatekeeper's key", lambda: proof({"tern": 1, "client": "gatekeeper.pem", "proof": "00" * 32}))
+report("proof with a user", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32, "user": "root"}))
+report("seen before", seen_before)
+report("other certificate", other_certificate)
 for word, value in [("uid", 0), ("user", "root"), ("gid", 0), ("groups", [0]), ("limits", []), ("nice", -20)]:
-    told("a %s" % word, lambda: order(dict(RUN, **{word: value})))
-told("no order", lambda: order(b"touch /tmp/was-run"))
-told("no words", lambda: order({"argv": []}))
-told("a zero byte", lambda: order({"argv": ["touch\0", "/tmp/was-run"]}))
-told("a long frame", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.DATA, 0, b"x" * (2 << 20))))
-told("a signal by number", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.SIGNAL, 0, b"9")))
-told(
+    report("a %s" % word, lambda: order(dict(RUN, **{word: value})))
+report("no order", lambda: order(b"touch /tmp/was-run"))
+report("no words", lambda: order({"argv": []}))
+report("a zero byte", lambda: order({"argv": ["touch\0", "/tmp/was-run"]}))
+report("a long frame", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.DATA, 0, b"x" * (2 << 20))))
+report("a signal by number", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.SIGNAL, 0, b"9")))
+report(
     "more than the credit",
     lambda: order(
         {"argv": ["sleep", "9"], "input": True},
         lambda line: [line.send(client.DATA, 0, b"x" * 65536) for _ in range(9)],
     ),
 )
-told("more taken than sent", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.TAKEN, 1, b"\xff" * 4)))
-told("an ask of nodes", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(2, 0, b"\1\1")))
-told("flood", flood)
+report("more taken than sent", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(client.TAKEN, 1, b"\xff" * 4)))
+report("an ask of nodes", lambda: order({"argv": ["sleep", "9"]}, lambda line: line.send(2, 0, b"\1\1")))
+report("flood", flood)

@@ -1,101 +1,105 @@
-//! Making a file and opening it, as one deed.
+//! Creating and opening a file, as one operation.
 
-use super::{Fault, OPEN_FLAGS, Performance, one_step, path, writes};
-use crate::message::{Answer, Attributes, Found, Name, Object};
-use crate::serve::export::Place;
-use crate::serve::session::Held;
+use super::{OPEN_FLAGS, OpContext, OpError, component, opens_for_writing, proc_path};
+use crate::message::{Attributes, Found, Name, Object, Reply};
+use crate::serve::export::ExportPosition;
+use crate::serve::session::HeldObject;
 use crate::serve::stat::attributes;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::os::fd::OwnedFd;
 
-/// How often it is tried when others make and remove what has the name.
-const TRIES: usize = 10;
+/// Maximum number of attempts, if other processes create and remove the name concurrently.
+const MAX_ATTEMPTS: usize = 10;
 
-/// The mode with which something is made in a directory: the umask counts where no default access list does (acl(5)).
-pub(super) fn mode_in(dir: &OwnedFd, mode: u32, umask: u32) -> Mode {
-    let length_only = &mut [0_u8; 0][..];
-    let has_list = rustix::fs::getxattr(path(dir), "system.posix_acl_default", length_only).is_ok();
-    Mode::from_raw_mode(if has_list { mode } else { mode & !(umask & 0o777) })
+/// The mode of a file created in this directory: the umask applies unless the directory has a
+/// default access list (acl(5)).
+pub(super) fn create_mode(dir: &OwnedFd, mode: u32, umask: u32) -> Mode {
+    let no_value = &mut [0_u8; 0][..];
+    let has_default_acl = rustix::fs::getxattr(proc_path(dir), "system.posix_acl_default", no_value).is_ok();
+    Mode::from_raw_mode(if has_default_acl { mode } else { mode & !(umask & 0o777) })
 }
 
-impl Performance<'_> {
-    /// Makes a file and opens it, or opens the one that has the name already.
+impl OpContext<'_> {
+    /// Creates and opens a file, or opens the file that has the name already.
     ///
-    /// By its name only that is opened which was made by it. What is there already is held first, and looked at: to be opened
-    /// does something to a device, and to who waits for a pipe.
+    /// A file is opened by name only if this creates it (`O_EXCL`). An existing file is first held
+    /// and examined: opening has side effects on a device, and on a process that waits for a pipe's
+    /// other end.
     pub(super) fn create(
         &self,
         dir: Object,
         name: &Name,
         (mode, umask): (u32, u32),
         flags: u32,
-    ) -> Result<Answer, Fault> {
-        let at = self.inside(dir)?;
-        let mode = mode_in(&at.fd, mode, umask);
+    ) -> Result<Reply, OpError> {
+        let at = self.exported_object(dir)?;
+        let mode = create_mode(&at.fd, mode, umask);
         let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
-        let only = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        for _ in 0..TRIES {
-            match rustix::fs::openat(&at.fd, one_step(name)?, flags | only, mode) {
+        let create_flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..MAX_ATTEMPTS {
+            match rustix::fs::openat(&at.fd, component(name)?, flags | create_flags, mode) {
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
-                made => return self.made_and_open(&at, made?, flags),
+                created => return self.open_created(&at, created?, flags),
             }
-            match self.step(&at, name) {
-                Err(Fault::Errno(Errno::NOENT)) => {}
-                there => {
-                    let (fd, place) = there?;
-                    let (holder, is) = (attributes(&at.fd)?, attributes(&fd)?);
-                    let sticky = Mode::from_raw_mode(holder.mode).contains(Mode::SVTX);
-                    // Here he may not open what is another's, it may be (fs.protected_regular). The client's kernel knows that
-                    // rule, and finds the name there when it looks again.
-                    if sticky && is.uid != holder.uid && is.uid != geteuid().as_raw() {
+            match self.lookup(&at, name) {
+                Err(OpError::Errno(Errno::NOENT)) => {}
+                found => {
+                    let (fd, position) = found?;
+                    let (parent, existing) = (attributes(&at.fd)?, attributes(&fd)?);
+                    let is_sticky = Mode::from_raw_mode(parent.mode).contains(Mode::SVTX);
+                    // The kernel may have to refuse another user's file here
+                    // (fs.protected_regular). The client's kernel checks that rule, when it looks
+                    // up the name again.
+                    if is_sticky && existing.uid != parent.uid && existing.uid != geteuid().as_raw() {
                         return Err(Errno::STALE.into());
                     }
-                    return self.there_and_open(&at, fd, place, &is, flags);
+                    return self.open_existing(&at, fd, position, &existing, flags);
                 }
             }
         }
-        // The client's kernel looks again.
+        // The client's kernel looks the name up again.
         Err(Errno::STALE.into())
     }
 
-    fn made_and_open(&self, dir: &Held, fd: OwnedFd, flags: OFlags) -> Result<Answer, Fault> {
-        // Whatever the name means by now.
-        let held = rustix::fs::open(path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    fn open_created(&self, dir: &HeldObject, fd: OwnedFd, flags: OFlags) -> Result<Reply, OpError> {
+        // By descriptor: the name may mean another file by now.
+        let path_fd = rustix::fs::open(proc_path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
-        // Somebody may have found it already, or believe something of one that is gone and had its number.
+        // Another session may have found the file already, or have a lease of a removed file with
+        // the same inode number.
         self.leases.change(self.session, &[key], |_| {
-            let under = self.names(&dir.fd)?;
-            let found = self.found(held, Place::Inside)?;
-            let kept = self.keep(fd, key, Place::Inside, flags);
-            let opened = kept.inspect_err(|_full| self.session.forget(found.object, 1))?;
-            Ok(Answer::Created(found, opened, under))
+            let dir_attributes = self.name_lease(&dir.fd)?;
+            let found = self.hold(path_fd, ExportPosition::Exported)?;
+            let opened = self.insert_open(fd, key, ExportPosition::Exported, flags);
+            let opened = opened.inspect_err(|_full| self.session.forget(found.object, 1))?;
+            Ok(Reply::Created(found, opened, dir_attributes))
         })
     }
 
-    fn there_and_open(
+    fn open_existing(
         &self,
-        dir: &Held,
+        dir: &HeldObject,
         fd: OwnedFd,
-        place: Place,
-        is: &Attributes,
+        position: ExportPosition,
+        existing: &Attributes,
         flags: OFlags,
-    ) -> Result<Answer, Fault> {
-        match FileType::from_raw_mode(is.mode) {
+    ) -> Result<Reply, OpError> {
+        match FileType::from_raw_mode(existing.mode) {
             FileType::RegularFile => {}
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
-        let key = [is.key];
-        let changed = if writes(flags) { &key[..] } else { &[] };
+        let key = [existing.key];
+        let changed = if opens_for_writing(flags) { &key[..] } else { &[] };
         self.leases.change(self.session, changed, |_| {
-            let under = self.names(&dir.fd)?;
-            let object = self.found(fd, place)?.object;
+            let dir_attributes = self.name_lease(&dir.fd)?;
+            let object = self.hold(fd, position)?.object;
             let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
             let (opened, attributes) = open?;
-            Ok(Answer::Created(Found { object, attributes }, opened, under))
+            Ok(Reply::Created(Found { object, attributes }, opened, dir_attributes))
         })
     }
 }

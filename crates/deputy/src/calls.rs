@@ -1,0 +1,9 @@
+//! Calls that guests request, performed by their deputies.
+
+pub(crate) mod compound;
+pub(crate) mod exec;
+pub(crate) mod fork;
+pub(crate) mod perform;
+pub(crate) mod prefetch;
+pub(crate) mod procfs_view;
+pub(crate) mod result;

@@ -1,0 +1,140 @@
+//! The home half of execve: the deputy executes the program natively, the guest is dropped, and the
+//! new image, being nearly empty, is sent to where the old one was.
+
+use crate::process::thread::Thread;
+use crate::process::{MigrationTask, State};
+use crate::shim::Shim;
+use tern_control::executed;
+use tern_ids::HomePid;
+use tern_image::Reserve;
+use tern_migrate::message::Message;
+use tern_tracee::procfs;
+use tern_tracee::stop::{FOLLOW_THREADS, Stopped};
+use tern_tracee::{Memory, Result};
+
+impl Shim {
+    /// A process has executed a program in any of its threads. Only that one is left, with the pid
+    /// as its tid.
+    pub(crate) fn handle_exec(&mut self, pid: HomePid, stopped: Stopped) -> Result<()> {
+        let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
+        let was_away = process.is_away();
+        let at_exec = matches!(process.state, State::AtExec);
+        // A move in progress begins again with the new program.
+        let outgoing = match &process.state {
+            State::Outgoing(outgoing) => Some(outgoing.peer),
+            _ => None,
+        };
+        // It is at its destination already.
+        let comes_home = matches!(process.state, State::Returning(_));
+        let may_have_carried = process.may_carry_objects();
+        let (onward, spare) = match process.state {
+            State::Remigrating(next) => (Some(next), Some(next)),
+            State::Switching(old) => (None, Some(old)),
+            _ => (None, None),
+        };
+        // A node is being prepared for it, which makes its previous location irrelevant.
+        let prepared_soon = matches!(process.state, State::Resident | State::Away) && process.task.is_some();
+        if was_away {
+            executed::record(&self.start.run_dir, pid.0, self.peers[process.peer].node);
+        }
+        stopped.set_options(FOLLOW_THREADS)?;
+        // All state of the old image is gone.
+        (process.reserve, process.in_parent_memory) = (None, false);
+        process.threads = [(pid, Thread::new_resident(pid)?)].into();
+        process.thread_usage.clear();
+        process.timers.handle_exec();
+        process.cpu_thresholds.clear();
+        process.to_refire.clear();
+        process.exec_count += 1;
+        (process.area_count, process.free_areas, process.orphaned_mappings) = (0, Vec::new(), Vec::new());
+        process.placeholders.clear();
+        process.state = State::Resident;
+        process.memory = Memory::open(pid.0)?;
+        process.command = procfs::command_line(pid.0);
+        process.files.forget_all();
+        process.names.forget();
+        process.files.set_proc_thread(pid.0);
+        for action in &mut process.actions {
+            // Handlers are reset by exec; ignored signals stay ignored.
+            action[0] = u64::from(action[0] == tern_image::process::SIG_IGN);
+        }
+        let timed = !process.timers.all.is_empty();
+        let peer = outgoing.or(onward).unwrap_or(process.peer);
+        if was_away {
+            process.epoch = process.epoch.next();
+            let holder = process.peer;
+            self.send_to_peer(holder, pid, &Message::Drop);
+        }
+        if let Some(spare) = spare {
+            self.send_to_peer(spare, pid, &Message::Drop);
+        }
+        let Some(stopped) = (if timed { self.restore_timers(pid, stopped)? } else { Some(stopped) }) else {
+            return Ok(());
+        };
+        if comes_home {
+            let migration = self.processes.get(&pid).and_then(|m| m.task.as_ref()).map(|task| task.migration);
+            self.complete_task(pid);
+            self.leave_group(migration, pid, may_have_carried, "it executes another program");
+            let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
+            process.set_stopped(stopped)?;
+            self.detach(pid);
+            return Ok(());
+        }
+        if prepared_soon {
+            return stopped.resume(0);
+        }
+        if let Some(peer) = outgoing {
+            self.send_to_peer(peer, pid, &Message::Drop);
+        }
+        if !was_away && !at_exec && outgoing.is_none() {
+            let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
+            process.set_stopped(stopped)?;
+            self.detach(pid);
+            return Ok(());
+        }
+        // The stop is inside execve, before its return value is set: run to the edge of user mode.
+        let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };
+        process.thread(pid)?.stop_wanted = true;
+        tern_tracee::stop::interrupt(pid.0)?;
+        stopped.resume(0)?;
+        if !self.quiesce_resident(pid)? {
+            return Ok(());
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
+        if was_away {
+            // A move that a caller waits for continues with the new image.
+            let from = self.start.node;
+            process.task.get_or_insert_with(|| MigrationTask::new(None, from));
+            if self.peers[peer].link.is_none() {
+                process.reason = "its node was out of reach when it executed a program".into();
+                self.abort_task(pid, "its node is out of reach");
+                self.detach(pid);
+                return Ok(());
+            }
+        }
+        self.begin_outgoing(pid, peer, true);
+        Ok(())
+    }
+
+    /// Restores, in a new program stopped at its beginning, the timers that survive an exec.
+    /// Returns none if the process is gone.
+    fn restore_timers(&mut self, pid: HomePid, stopped: Stopped) -> Result<Option<Stopped>> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
+        // As above: calls can be injected at the edge of user mode only.
+        process.thread(pid)?.stop_wanted = true;
+        tern_tracee::stop::interrupt(pid.0)?;
+        stopped.resume(0)?;
+        if !self.quiesce_resident(pid)? {
+            return Ok(None);
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
+        process.inject(|process, injection| {
+            let reserve = Reserve::map_new(injection)?;
+            process.restore_timers(injection, &Memory::open(pid.0)?, reserve)?;
+            reserve.release(injection)
+        })?;
+        let thread = process.thread(pid)?;
+        thread.stop_wanted = false;
+        Ok(thread.stopped.take())
+    }
+}

@@ -1,0 +1,124 @@
+//! The home half of a fork: a child of the parent that becomes a deputy itself, or a new thread.
+
+use crate::calls::perform::creates_thread;
+use crate::process::blob;
+use crate::process::mailbox::{Mailbox, MailboxArea};
+use crate::process::thread::Thread;
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use crate::waker::Waker;
+use tern_ids::HomePid;
+use tern_migrate::message::{CallResult, Message};
+use tern_syscall::Outcome;
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::stop::{self, Stop, Stopped};
+use tern_tracee::{Error, Result};
+
+impl Shim {
+    /// A deputy has forked or created a thread. The child or thread gets a mailbox and waits for
+    /// calls.
+    pub(crate) fn handle_fork(&mut self, tid: HomePid, stopped: Stopped) -> Result<()> {
+        let new = HomePid(stopped.message()? as i32);
+        let (cache, waker) = (self.start.cache_dir.clone(), self.waker.clone());
+        let newborn = self.early_stops.remove(&new.0);
+        let Some(parent) = self.process_of_thread(tid) else { return stopped.resume(0) };
+        let current = parent.threads.get(&tid).and_then(|thread| thread.current.as_ref());
+        let thread = current.is_some_and(|current| creates_thread(&current.request.call));
+        let in_parent_memory = current.is_some_and(|current| current.child_in_parent_memory);
+        let newborn = newborn.map_or_else(|| stop::wait_stop(new.0), Ok);
+        let made = newborn.and_then(|newborn| match thread {
+            true => parent.new_thread(new, newborn, waker).map(|()| None),
+            false => parent.new_child(new, newborn, &cache, waker).map(Some),
+        });
+        match made {
+            Ok(child) => {
+                if let Some(current) = parent.threads.get_mut(&tid).and_then(|thread| thread.current.as_mut())
+                {
+                    current.child = Some(new);
+                }
+                if let Some(child) = child {
+                    let child = Process { in_parent_memory, ..child };
+                    // An earlier child with this pid was waited for while its parent was at home.
+                    parent.ended_children.remove(&child.own_pid);
+                    self.processes.insert(new, child);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, %new, "a child could not be set up");
+                tern_tracee::pidfd::kill(if thread { parent.pid.0 } else { new.0 });
+            }
+        }
+        stopped.resume(0)
+    }
+
+    /// A deputy thread has exited. If it was killed in the middle of a fork its guest still makes
+    /// its half before it is dropped: the child exists and outlives its parent.
+    pub(crate) fn finish_fork(&mut self, tid: HomePid) {
+        let thread = self.process_of_thread(tid).filter(|process| matches!(process.state, State::Away));
+        let current = thread.and_then(|process| process.threads.get_mut(&tid)?.current.take());
+        let Some((child, number)) = current.and_then(|c| Some((c.child?, c.request.number))) else { return };
+        // Not for a thread, which has exited with its process.
+        let Some(ret) = self.processes.get(&child).map(|process| i64::from(process.own_pid)) else { return };
+        let outcome = Outcome { ret, outs: Vec::new() };
+        let result = CallResult { child: Some(child), ..CallResult::new(number, outcome) };
+        self.send(tid, &Message::Result(Box::new(result)));
+    }
+}
+
+impl Process {
+    /// Sets up the blob and a mailbox in a new child or thread.
+    fn set_up_blob(
+        &self,
+        mut stopped: Stopped,
+        area: impl FnOnce(tern_image::Reserve) -> MailboxArea,
+        waker: Waker,
+    ) -> Result<Mailbox> {
+        let pid = stopped.pid();
+        let reserve =
+            self.reserve.ok_or_else(|| Error::Inconsistent { what: "forked at home".into(), pid })?;
+        while stopped.stop != Stop::Interrupt {
+            stopped.resume(0)?;
+            stopped = stop::wait_stop(pid)?;
+        }
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
+        let mailbox = Mailbox::create(&mut injection, reserve, area(reserve), waker)?;
+        let registers = Self::blob_registers(injection.saved_registers(), reserve, mailbox.area());
+        let mask = injection.saved_mask();
+        injection.finish_with(&registers, mask)?.resume(0)?;
+        Ok(mailbox)
+    }
+
+    fn new_thread(&mut self, tid: HomePid, stopped: Stopped, waker: Waker) -> Result<()> {
+        let area = self.next_area();
+        let mailbox = self.set_up_blob(stopped, |_reserve| area, waker)?;
+        self.threads.insert(tid, Thread { mailbox: Some(mailbox), ..Thread::new_resident(tid)? });
+        Ok(())
+    }
+
+    fn new_child(
+        &self,
+        pid: HomePid,
+        stopped: Stopped,
+        cache: &std::path::Path,
+        waker: Waker,
+    ) -> Result<Process> {
+        let mailbox = self.set_up_blob(stopped, MailboxArea::primary, waker)?;
+        let thread = Thread { mailbox: Some(mailbox), ..Thread::new_resident(pid)? };
+        Ok(Process {
+            files: self.files.for_child(pid.0),
+            command: self.command.clone(),
+            uid: self.uid,
+            state: State::Away,
+            epoch: self.epoch,
+            offered_epoch: self.epoch,
+            peer: self.peer,
+            reserve: self.reserve,
+            machine: self.machine.clone(),
+            threads: [(pid, thread)].into(),
+            actions: self.actions.clone(),
+            cpu_limits: self.cpu_limits,
+            placeholders: self.placeholders.clone(),
+            ..Process::new_resident(pid, cache)?
+        })
+    }
+}

@@ -1,0 +1,459 @@
+//! Performs the calls that guests request, by their deputies.
+//!
+//! A call is performed only for the current epoch, only once, and only if the guest has received
+//! every signal sent to it. Otherwise the reply makes the guest take the signal first and repeat
+//! the call, as with a signal that arrives just before a call natively.
+
+use crate::calls::compound::{Compound, may_be_internal_call};
+use crate::calls::prefetch;
+use crate::calls::result::{INTERNAL_CALL_NUMBER, call_result, internal_call, rejected};
+use crate::process::thread::{CurrentCall, Thread};
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use crate::time::expiry::ClockScope;
+use tern_ids::HomePid;
+use tern_image::Reserve;
+use tern_image::layout::FileIdentifier;
+use tern_image::object::{self, ObjectId};
+use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
+use tern_syscall::Arg;
+use tern_tracee::registers::restart;
+use tern_tracee::stop::Stopped;
+use tern_tracee::{PAGE, procfs};
+
+/// Preferred address of mappings that only keep a file for the return. If the program has mapped
+/// something there the kernel chooses another address.
+const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
+
+/// The signal mask that an internal call is to set.
+fn mask_of(request: &CallRequest) -> Option<u64> {
+    let Arg::Bytes(mask) = &request.call.args[1] else { return None };
+    Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
+}
+
+impl Shim {
+    /// Handles a call from the guest of a thread.
+    pub(crate) fn handle_call(&mut self, tid: HomePid, request: CallRequest) {
+        let Some(process) = self.process_of_thread(tid) else { return };
+        process.clear_stale_reason();
+        let (pid, epoch, away, number) = (process.pid, process.epoch, process.is_away(), request.number);
+        let Some(thread) = process.threads.get_mut(&tid) else { return };
+        tracing::trace!(%tid, request.number, nr = request.call.nr, ?request.epoch, ?epoch, last = ?thread.last_result.as_ref().map(|l| l.number), current = ?thread.current.as_ref().map(|c| c.request.number), "a call");
+        if request.epoch != epoch || !away || thread.is_exiting {
+            return;
+        }
+        if thread.current.as_ref().is_some_and(|c| c.request.number == INTERNAL_CALL_NUMBER) {
+            // The deputy is making an internal call; this one is made when that has finished.
+            thread.queued_call = Some(request);
+            return;
+        }
+        // A repeated request: its result may have been lost with the link.
+        if let Some(last) = thread.last_result.as_ref().filter(|last| last.number == request.number) {
+            let again = Message::Result(Box::new(last.clone()));
+            self.send(tid, &again);
+            return;
+        }
+        if let Some(current) = thread.current.as_ref().filter(|c| c.request.number == request.number) {
+            let (compound, number) = (&current.compound, request.number);
+            if !compound.has_more() && !compound.results.is_empty() {
+                // The message may have been lost with the link.
+                let done = Message::PreludeDone(number, compound.results.clone());
+                self.send(tid, &done);
+            }
+            return;
+        }
+        thread.acknowledge_signals(request.signals);
+        if !thread.unacked.is_empty() {
+            let mut crossed = rejected(number, 0);
+            crossed.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
+            self.send(tid, &Message::Result(Box::new(crossed)));
+            return;
+        }
+        self.invalidate_if_resolution_changes(pid, &request.call);
+        let at_home = self.sharer_to_fetch(tid, &request);
+        let sharer = at_home.or_else(|| self.last_holder_to_fetch(tid, &request));
+        let prelude_only = sharer.is_some() && !request.prelude.is_empty();
+        if let Some(sharer) = sharer.filter(|_| !prelude_only) {
+            return self.redirect_home(tid, sharer, &request);
+        }
+        let bound = is_split_call(request.call.nr) || may_be_internal_call(request.call.nr);
+        // A prelude must be made once it has arrived, and then the call is pending.
+        if !bound && self.test_freezes(tid, number, false) && request.prelude.is_empty() {
+            return;
+        }
+        if let Some(outcome) = self.answer_timer_call(pid, tid, &request.call) {
+            let made = CallResult::new(number, outcome);
+            if let Some(thread) =
+                self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
+            {
+                thread.last_result = Some(made.clone());
+            }
+            self.send(tid, &Message::Result(Box::new(made)));
+            return self.check_timers(pid, ClockScope::All);
+        }
+        match self.post(tid, request, prelude_only) {
+            Ok(true) => self.call_finished(tid),
+            Ok(false) => self.note_thread_exit(tid),
+            Err(errno) => self.send(tid, &Message::Result(Box::new(rejected(number, errno)))),
+        }
+    }
+
+    /// Handles a thread whose deputy was asked to exit while other threads live. That call never
+    /// returns and cannot fail, so its guest thread exits too. For the first thread, the kernel
+    /// would report the exit only after that of the last one.
+    pub(crate) fn note_thread_exit(&mut self, tid: HomePid) {
+        let Some(process) = self.process_of_thread(tid) else { return };
+        let current = process.threads.get(&tid).and_then(|thread| thread.current.as_ref());
+        let exits = current.is_some_and(|current| i64::from(current.request.call.nr) == libc::SYS_exit);
+        if exits
+            && process.live_threads().any(|thread| thread.tid != tid)
+            && let Some(thread) = process.threads.get_mut(&tid)
+        {
+            thread.is_exiting = true;
+            process.stop_reading_through(tid);
+            self.send(tid, &Message::ThreadExited);
+        }
+    }
+
+    /// Handles the calls that have finished.
+    pub(crate) fn collect_finished_calls(&mut self) {
+        if self.was_woken {
+            self.waker.clear();
+        }
+        let threads = self.processes.values().flat_map(|process| process.threads.values());
+        let ended: Vec<HomePid> = threads.filter(|t| t.has_finished_call()).map(|t| t.tid).collect();
+        for tid in ended {
+            self.call_finished(tid);
+        }
+    }
+
+    /// A call of a thread has finished: its result is sent to the guest.
+    pub(crate) fn call_finished(&mut self, tid: HomePid) {
+        if !self.advance_compound(tid) {
+            return;
+        }
+        let Some(process) = self.process_of_thread(tid) else { return };
+        let pid = process.pid;
+        let Some(thread) = process.threads.get_mut(&tid) else { return };
+        if thread.draining.is_some() {
+            self.finish_draining(tid);
+            return;
+        }
+        let (Some(current), Some(mailbox)) = (thread.current.take(), &mut thread.mailbox) else { return };
+        let outcome = mailbox.collect(&current.layout, current.partial);
+        if current.request.number == INTERNAL_CALL_NUMBER {
+            let prefetch = thread.prefetch.take();
+            // Interrupted by a signal before it began, it was not made. A newer mask replaces it.
+            if restart::is(outcome.ret) {
+                thread.pending_mask = thread.pending_mask.or(mask_of(&current.request));
+            }
+            thread.apply_pending_mask();
+            if let Some(prefetch) = prefetch {
+                self.finish_prefetch(tid, *prefetch, &outcome);
+            }
+            let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
+            if let Some(next) = thread.and_then(|thread| thread.queued_call.take()) {
+                self.handle_call(tid, next);
+            }
+            return;
+        }
+        let mut result = call_result(&current, outcome);
+        self.add_file_notices(pid, &current, &mut result);
+        self.note_lookup(pid, tid, &current, &result.outcome);
+        self.add_children_usage(pid, &current.request.call, &mut result.outcome);
+        self.forward_sent_signals(&current.request.call);
+        let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);
+        let Some(process) = self.process_of_thread(tid) else { return };
+        let nr = current.request.call.nr;
+        let bytes_carried = current.request.call.data_len() + result.outcome.data_len();
+        let mut surplus = None;
+        if i64::from(nr) == libc::SYS_mmap && result.outcome.ret >= 0 {
+            (result.file, surplus) =
+                process.describe_mapping(result.outcome.ret.cast_unsigned(), &current.request);
+            if let Some(Mapped::File(file)) = &result.file
+                && file.is_object
+            {
+                let id = (file.device, file.inode);
+                let opened = process.open_object(id).and_then(|file| self.track_object(id, file));
+                if let Err(error) = opened {
+                    tracing::warn!(%tid, %error, "shared memory that it maps cannot be opened");
+                    let (at, request) = (result.outcome.ret.cast_unsigned(), &current.request);
+                    let length = if let Arg::Value(length) = request.call.args[1] { length } else { 0 };
+                    let unmapped =
+                        self.with_deputy(tid, |process, stopped| process.unmap(stopped, at, length));
+                    if let Err(error) = unmapped {
+                        self.handle_error(tid, &error);
+                    }
+                    return self.redirect_home(tid, pid, &current.request);
+                }
+            }
+        }
+        let view = current.request.procfs_view.as_ref().filter(|_| result.outcome.ret >= 0);
+        if let Some(view) = view
+            && let Err(error) = self.with_deputy(tid, |process, stopped| {
+                process.install_procfs_view(stopped, result.outcome.ret, view)
+            })
+        {
+            self.handle_error(tid, &error);
+            return;
+        }
+        let Some(process) = self.process_of_thread(tid) else { return };
+        process.call_count += 1;
+        process.call_bytes += bytes_carried;
+        let Some(thread) = process.threads.get_mut(&tid) else { return };
+        tracing::trace!(%tid, result.number, result.outcome.ret, "its result");
+        thread.last_result = Some(prefetch::without_prefetched_data(&result));
+        thread.apply_pending_mask();
+        // A call with a local part cannot be left half done. And a guest that was sent a signal
+        // cannot be frozen before it has the result of the call that the signal interrupted.
+        let bound = is_split_call(nr) || may_be_internal_call(nr) || !thread.unacked.is_empty();
+        let number = result.number;
+        if self.test_freeze.is_some() && !result.prelude.is_empty() {
+            self.send(tid, &Message::PreludeDone(number, result.prelude.clone()));
+        }
+        let prefetches = |shim: &mut Self| !bound && shim.start_prefetch(tid, &current, &result);
+        if bound || !self.test_freezes(tid, number, true) && !prefetches(self) {
+            self.send(tid, &Message::Result(Box::new(result)));
+        }
+        if bound && (self.test_freezes(tid, number, true) || self.test_freezes(tid, number, false)) {
+            tracing::debug!(%tid, number, "it comes home after this call");
+        }
+        if let Some((start, length)) = surplus
+            && let Err(error) =
+                self.with_deputy(tid, |process, stopped| process.unmap(stopped, start, length))
+        {
+            self.handle_error(tid, &error);
+        }
+        if timers_due {
+            self.check_timers(pid, ClockScope::All);
+        }
+    }
+
+    /// Takes the result of a thread's call, if it has finished, for a process that comes home.
+    pub(crate) fn take_result(&mut self, pid: HomePid, tid: HomePid) {
+        let Some(thread) = self.processes.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid)) else { return };
+        if let Some(mailbox) = &mut thread.mailbox
+            && let Some(current) = thread.current.take_if(|_| mailbox.is_done())
+        {
+            let mut result = call_result(&current, mailbox.collect(&current.layout, current.partial));
+            // The last result of the program's own calls may not have been delivered: keep it.
+            if result.number == INTERNAL_CALL_NUMBER {
+                return;
+            }
+            self.invalidate_if_resolution_changes(pid, &current.request.call);
+            self.add_children_usage(pid, &current.request.call, &mut result.outcome);
+            if let Some(process) = self.processes.get_mut(&pid)
+                && let Some(thread) = process.threads.get_mut(&tid)
+            {
+                thread.last_result = Some(result);
+            }
+        }
+    }
+
+    /// Fetches a process home at this call if a test has requested that.
+    fn test_freezes(&mut self, tid: HomePid, number: u64, made: bool) -> bool {
+        let processes = &self.processes;
+        let away = || processes.get(&tid).is_some_and(|m| matches!(m.state, State::Away));
+        let Some(freeze) = self.test_freeze.take_if(|f| (f.number, f.made) == (number, made) && away())
+        else {
+            return false;
+        };
+        freeze.mark_reached();
+        self.fetch_home(tid, "a test");
+        true
+    }
+}
+
+impl Thread {
+    /// Makes the deputy follow the program's signal mask, which changed at the guest: a handler
+    /// returned, or a move restored it. A deputy that is in a call follows when that has finished.
+    pub(crate) fn set_mask(&mut self, mask: u64) {
+        self.pending_mask = Some(mask);
+        self.apply_pending_mask();
+    }
+
+    /// Posts the internal call that sets a pending mask. It may end in a stop, for a signal that it
+    /// unblocks, so it is not waited for here.
+    pub(crate) fn apply_pending_mask(&mut self) {
+        let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return };
+        let Some(mask) = self.pending_mask.take() else { return };
+        let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
+        let how = Arg::Value(libc::SIG_SETMASK as u64);
+        let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
+        let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
+        let request = internal_call(call.clone());
+        let Ok(layout) = call.lay_out() else { return };
+        if mailbox.post(&layout).is_ok() {
+            mailbox.wake_when_done();
+            self.current = Some(CurrentCall::new(request, layout, false, Compound::default()));
+        }
+    }
+}
+
+impl Process {
+    fn clear_stale_reason(&mut self) {
+        if self.is_away() && !self.reason.is_empty() && self.forced_returns.is_empty() {
+            self.reason.clear();
+        }
+    }
+
+    /// Enlarges the mailbox of a stopped deputy for a large call, and resumes the deputy.
+    pub(crate) fn grow_mailbox(&mut self, stopped: Stopped, size: usize) -> tern_tracee::Result<()> {
+        let tid = HomePid(stopped.pid());
+        let (mut injection, reserve) = self.injection(stopped)?;
+        let mailbox = self.thread(tid)?.mailbox.as_mut();
+        let made = mailbox.map_or(Ok(()), |mailbox| mailbox.grow(&mut injection, reserve, size));
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped).and(made)
+    }
+
+    /// Has a stopped deputy remove a mapping, and resumes it.
+    fn unmap(&mut self, stopped: Stopped, start: u64, length: u64) -> tern_tracee::Result<()> {
+        let mut injection = self.injection(stopped)?.0;
+        let _gone_already = injection.call(libc::SYS_munmap, [start, length, 0, 0, 0, 0])?;
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)
+    }
+
+    /// Changes a call that also has a local part into home's part of it.
+    pub(crate) fn adapt_to_home(&mut self, call: &mut tern_syscall::Call) {
+        match i64::from(call.nr) {
+            // Handlers run at the guest. Here the signal has its default action and is forwarded.
+            libc::SYS_rt_sigaction => {
+                let [Arg::Value(signal), Arg::Bytes(action), ..] = &mut call.args else { return };
+                let Some(known) = self.actions.get_mut((*signal as usize).wrapping_sub(1)) else { return };
+                if let Some((words, [])) = action.as_chunks::<8>().into() {
+                    for (word, bytes) in known.iter_mut().zip(words) {
+                        *word = u64::from_le_bytes(*bytes);
+                    }
+                }
+                if known[0] > 1
+                    && !tern_image::process::is_ignored_by_default(*signal as i32)
+                    && let Some(handler) = action.get_mut(..8)
+                {
+                    handler.fill(0);
+                }
+            }
+            // The thread's stack and the addresses for its tid concern the guest only.
+            libc::SYS_clone if creates_thread(call) => {
+                let shared = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND;
+                let flags = shared | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+                call.args = [const { Arg::Value(0) }; 6];
+                call.args[0] = Arg::Value(flags as u64);
+            }
+            // So do the child's memory and tid addresses. At home it is a child in what concerns
+            // the system: its parent, what it shares, its exit signal.
+            libc::SYS_clone => {
+                let away = libc::CLONE_VM
+                    | libc::CLONE_VFORK
+                    | libc::CLONE_SETTLS
+                    | libc::CLONE_PARENT_SETTID
+                    | libc::CLONE_CHILD_SETTID
+                    | libc::CLONE_CHILD_CLEARTID
+                    | libc::CLONE_UNTRACED;
+                let [flags, stack, _pidfd, child_tid, tls, _] = &mut call.args;
+                if let Arg::Value(flags) = flags {
+                    *flags &= u64::from(u32::MAX) & !u64::from(away.cast_unsigned());
+                }
+                for other in [stack, child_tid, tls] {
+                    *other = Arg::Value(0);
+                }
+            }
+            libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
+                call.nr = libc::SYS_fork as u32;
+                call.args = [const { Arg::Value(0) }; 6];
+            }
+            // Any address will do: the mapping only keeps the file for the return.
+            libc::SYS_mmap => {
+                let all = self.placeholders.iter().copied().chain(self.pending_placeholders());
+                let mebibytes: u64 = all.map(|(start, end)| ((end - start) >> 20) + 1).sum();
+                call.args[0] = Arg::Value(PLACEHOLDERS_START + ((mebibytes % (1 << 20)) << 20));
+                if let Arg::Value(flags) = &mut call.args[3] {
+                    *flags &= !((libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The address ranges of such mappings that are being made, or are made and not recorded yet.
+    pub(crate) fn pending_placeholders(&self) -> impl Iterator<Item = (u64, u64)> {
+        let calls = self.threads.values().filter_map(|thread| Some(&thread.current.as_ref()?.request.call));
+        calls.filter(|call| i64::from(call.nr) == libc::SYS_mmap).filter_map(|call| match call.args {
+            [Arg::Value(at), Arg::Value(length), ..] => Some((at, at.saturating_add(length))),
+            _ => None,
+        })
+    }
+
+    /// Opens shared memory that it maps.
+    fn open_object(&self, id: ObjectId) -> std::io::Result<std::fs::File> {
+        let maps = procfs::maps(self.memory.pid()).map_err(std::io::Error::other)?;
+        let mapping = maps.iter().find(|m| m.shared && object::id(m) == id);
+        self.files.open_object(mapping.ok_or(std::io::ErrorKind::NotFound)?)
+    }
+
+    /// Identifies the file of a mapping that the deputy has just made. Also returns the mapping
+    /// itself (start, length) if it is redundant, since another mapping keeps the file.
+    fn describe_mapping(&mut self, at: u64, request: &CallRequest) -> (Option<Mapped>, Option<(u64, u64)>) {
+        let Ok(maps) = procfs::maps(self.memory.pid()) else { return (None, None) };
+        let Some(mapping) = maps.iter().find(|m| m.start <= at && at < m.end && !m.is_anonymous()) else {
+            tracing::warn!(pid = %self.pid, at, "a mapping made for the guest is not found here");
+            return (None, None);
+        };
+        let is_kept = maps.iter().any(|m| {
+            (m.device, m.inode) == (mapping.device, mapping.inode)
+                && self.placeholders.iter().any(|(start, end)| m.start < *end && *start < m.end)
+        });
+        // New shared anonymous memory: only this process has it yet, and shares it with its
+        // children.
+        const SHARED: u64 = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
+        if matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
+            self.files.objects.insert(object::id(mapping));
+        }
+        if !self.files.is_shared_object(mapping) {
+            self.files.file_mapped(mapping);
+        }
+        let mapped = match self.files.identify(mapping) {
+            Ok(file) => Some(file.map_or(Mapped::Zero, Mapped::File)),
+            Err(why) => {
+                tracing::warn!(pid = %self.pid, %why, "a file mapped for the guest cannot be read");
+                None
+            }
+        };
+        let Arg::Value(length) = request.call.args[1] else { return (mapped, None) };
+        if is_kept || mapped == Some(Mapped::Zero) {
+            return (mapped, Some((at, length)));
+        }
+        self.placeholders.push((at, at + length.next_multiple_of(PAGE)));
+        (mapped, None)
+    }
+}
+
+/// Whether this clone is to create a thread.
+pub(crate) fn creates_thread(call: &tern_syscall::Call) -> bool {
+    let wanted = libc::CLONE_THREAD as u64;
+    i64::from(call.nr) == libc::SYS_clone && matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0)
+}
+
+/// Whether this call is to create a child that runs in its parent's memory.
+pub(crate) fn puts_child_in_parent_memory(call: &tern_syscall::Call) -> bool {
+    let wanted = libc::CLONE_VM as u64;
+    match i64::from(call.nr) {
+        libc::SYS_vfork => true,
+        libc::SYS_clone => matches!(call.args[0], Arg::Value(flags) if flags & wanted != 0),
+        _ => false,
+    }
+}
+
+/// Whether a call has a part at home and a part at the guest.
+fn is_split_call(nr: u32) -> bool {
+    let two = [libc::SYS_mmap, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn];
+    let forks = [libc::SYS_clone3, libc::SYS_vfork];
+    two.contains(&i64::from(nr)) || forks.contains(&i64::from(nr)) || forks_or_exits(nr)
+}
+
+pub(crate) fn forks_or_exits(nr: u32) -> bool {
+    let nr = i64::from(nr);
+    let ends = [libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group];
+    [libc::SYS_fork, libc::SYS_clone].contains(&nr) || ends.contains(&nr)
+}

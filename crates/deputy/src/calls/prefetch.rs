@@ -1,0 +1,151 @@
+//! Open-time prefetch: with the result of an open, home sends the file's status and its first
+//! bytes, which the program usually asks for next (docs/design/delegation.md).
+//!
+//! The open is complete by then and its result recorded. Only its sending is delayed by one
+//! internal call, by which the deputy reads the bytes. If the process comes home meanwhile, or the
+//! link breaks, the recorded result is used, without the bytes.
+
+use crate::calls::compound::Compound;
+use crate::calls::result::internal_call;
+use crate::process::Process;
+use crate::process::thread::CurrentCall;
+use crate::shim::Shim;
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use std::os::fd::OwnedFd;
+use std::time::SystemTime;
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::message::{CallResult, FileNotice, Message};
+use tern_migrate::prefetch::{FileAttributes, MAX_PREFETCH, PrefetchedContent};
+use tern_syscall::{Arg, Call, Outcome};
+
+/// Bytes prefetched from a file that is longer than the guest wants: it is seldom read to its end.
+const LONG_FILE_PREFETCH: u64 = 16 << 10;
+
+/// A file whose first bytes the deputy is reading.
+#[derive(Debug)]
+pub(crate) struct Prefetch {
+    fd: i32,
+    /// Number of bytes requested.
+    length: u64,
+    /// The result to send then, if the epoch is still current.
+    result: CallResult,
+    epoch: Epoch,
+}
+
+/// The call that reads the first bytes.
+fn read_call(fd: i32, length: u64) -> Call {
+    let [zero, fd, length] = [0, u64::from(fd.cast_unsigned()), length].map(Arg::Value);
+    let args = [fd, Arg::Output, length, zero.clone(), zero.clone(), zero];
+    Call { nr: libc::SYS_pread64 as u32, args }
+}
+
+/// The kernel's status of a file.
+pub(crate) fn file_about(file: &OwnedFd) -> Option<FileAttributes> {
+    let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let status = statx(file, "", AtFlags::EMPTY_PATH, mask).ok()?;
+    let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
+    Some(FileAttributes {
+        // Fields added by newer kernels are ignored.
+        mask: status.stx_mask & (mask | StatxFlags::MNT_ID).bits(),
+        blksize: status.stx_blksize,
+        attributes: status.stx_attributes.bits(),
+        nlink: status.stx_nlink,
+        uid: status.stx_uid,
+        gid: status.stx_gid,
+        mode: status.stx_mode,
+        ino: status.stx_ino,
+        size: status.stx_size,
+        blocks: status.stx_blocks,
+        attributes_mask: status.stx_attributes_mask.bits(),
+        times: [status.stx_atime, status.stx_btime, status.stx_ctime, status.stx_mtime].map(time),
+        rdev: (status.stx_rdev_major, status.stx_rdev_minor),
+        dev: (status.stx_dev_major, status.stx_dev_minor),
+        mnt_id: status.stx_mnt_id,
+    })
+}
+
+impl Shim {
+    /// Has the deputy read the first bytes of the file that this call has opened. Returns whether
+    /// it does; the result of the call is then sent when the bytes have been read.
+    pub(crate) fn start_prefetch(
+        &mut self,
+        tid: HomePid,
+        current: &CurrentCall,
+        result: &CallResult,
+    ) -> bool {
+        let fd = result.outcome.ret as i32;
+        let is_beginning =
+            |(of, notice): &(i32, FileNotice)| *of == fd && matches!(notice, FileNotice::Prefetched(_));
+        let wanted = u64::from(current.request.max_prefetch).min(MAX_PREFETCH);
+        if wanted == 0 || !result.notices.iter().any(is_beginning) {
+            return false;
+        }
+        let Some(process) = self.process_of_thread(tid).filter(|process| !process.job_stopped) else {
+            return false;
+        };
+        let length = match process.delegations.length_if_settled(fd, SystemTime::now()) {
+            None | Some(0) => return false,
+            Some(size) if size <= wanted => size,
+            Some(_) => wanted.min(LONG_FILE_PREFETCH),
+        };
+        let epoch = process.epoch;
+        // The deputy may have to set a signal mask first.
+        let idle = process.threads.get_mut(&tid).filter(|thread| thread.current.is_none());
+        let Some(thread) = idle else { return false };
+        thread.prefetch = Some(Box::new(Prefetch { fd, length, result: result.clone(), epoch }));
+        let posted = self.post_next(tid, internal_call(read_call(fd, length)), Compound::default());
+        match posted {
+            Ok(true) => self.call_finished(tid),
+            Ok(false) => {}
+            Err(_) => {
+                if let Some(thread) =
+                    self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
+                {
+                    thread.prefetch = None;
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The deputy has read the bytes, or could not: sends the result of the open. If the guest has
+    /// repeated its request meanwhile, that is answered instead from the recorded result.
+    pub(crate) fn finish_prefetch(&mut self, tid: HomePid, prefetch: Prefetch, outcome: &Outcome) {
+        let Some(process) = self.process_of_thread(tid) else { return };
+        let (epoch, result) = (prefetch.epoch, process.attach_prefetched(prefetch, outcome));
+        let repeated = process.threads.get(&tid).and_then(|thread| thread.queued_call.as_ref());
+        if epoch == process.epoch && repeated.is_none_or(|next| next.number != result.number) {
+            self.send(tid, &Message::Result(Box::new(result)));
+        }
+    }
+}
+
+impl Process {
+    fn attach_prefetched(&mut self, prefetch: Prefetch, outcome: &Outcome) -> CallResult {
+        let Prefetch { fd, length, mut result, .. } = prefetch;
+        self.call_bytes += outcome.data_len();
+        let read = u64::try_from(outcome.ret).ok().filter(|read| *read <= length);
+        let beginning = result.notices.iter_mut().find_map(|(of, notice)| match notice {
+            FileNotice::Prefetched(beginning) if *of == fd => Some(beginning),
+            _ => None,
+        });
+        if let (Some(size), Some(read), Some(bytes), Some(beginning)) =
+            (self.delegations.length_if_unchanged(fd), read, outcome.outs.first(), beginning)
+        {
+            let mut bytes = bytes.clone();
+            bytes.resize(read as usize, 0);
+            beginning.content = Some(PrefetchedContent { bytes, at_eof: read == size });
+        }
+        result
+    }
+}
+
+/// The result as it is recorded, for repeated requests: without prefetched data.
+pub(crate) fn without_prefetched_data(result: &CallResult) -> CallResult {
+    let mut kept = CallResult { notices: Vec::new(), ..result.clone() };
+    kept.notices.extend(
+        result.notices.iter().filter(|(_, notice)| !matches!(notice, FileNotice::Prefetched(_))).cloned(),
+    );
+    kept
+}

@@ -1,0 +1,6 @@
+//! Files and names of home that are cached or opened where the guest runs.
+
+pub(crate) mod content;
+pub(crate) mod delegation;
+pub(crate) mod names;
+pub(crate) mod shared_fs;

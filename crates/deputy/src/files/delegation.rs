@@ -1,0 +1,491 @@
+//! Granting file delegations. An open file that no other process has is delegated to the guest, so
+//! that its reads can be prefetched and its writes delayed there
+//! (docs/design/delegation.md). This module decides what only home can know: whether an open file
+//! qualifies, and whether its content has changed.
+
+use crate::calls::prefetch;
+use crate::files::shared_fs::{SharedFilesystems, StatWorker};
+use crate::process::Process;
+use crate::process::thread::CurrentCall;
+use crate::shim::Shim;
+use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tern_ids::{Epoch, HomePid};
+use tern_image::node_file::{self, MfsMounts, NodeFile};
+use tern_migrate::message::{CallResult, FileDelegation, FileNotice, MAX_DELEGATED_IO};
+use tern_migrate::prefetch::{FileAttributes, OpenPrefetch};
+use tern_syscall::{Call, Outcome};
+use tern_tracee::procfs;
+
+/// File systems that only this kernel changes, with change times that it sets.
+const LOCAL_FS_MAGIC: [u32; 9] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xca45_1a4e, // bcachefs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x794c_7630, // overlayfs
+];
+
+/// Two changes within this time may get the same timestamp: a tick at most.
+const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(15);
+
+/// Upper bound on the clock difference between nodes, which set the times of a file in MFS. Nodes
+/// whose clocks differ more do not exchange processes.
+const MAX_NODE_CLOCK_DIFFERENCE: Duration = Duration::from_millis(50);
+
+/// Upper bound assumed for the clock error of a file server that nodes share.
+const MAX_SERVER_CLOCK_ERROR: Duration = Duration::from_secs(300);
+
+/// The coarsest timestamps of a file system; these have no fraction of a second.
+const COARSE_GRANULARITY: Duration = Duration::from_secs(2);
+
+/// A file that was open before its process left, or executed its program, is checked after this
+/// many transfers. Proving that no other process has it takes a scan of all processes.
+const TRANSFERS_BEFORE_CHECK: u32 = 4;
+
+/// Upper bound on files delegated for reading; each costs an fstat with each call.
+const MAX_READ_DELEGATIONS: usize = 16;
+
+/// From this size on it pays to open a file on its own node; that takes as long as some twenty
+/// calls.
+pub(crate) const MIN_LOCAL_OPEN_SIZE: u64 = 64 << 10;
+
+/// The delegated files of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Delegations {
+    /// The epoch that the delegations belong to.
+    epoch: Epoch,
+    /// Delegated for reading, by descriptor.
+    pub(crate) read_delegations: BTreeMap<i32, ReadDelegation>,
+    /// Stats files on file systems that nodes share.
+    stat_worker: StatWorker,
+    /// Delegated for writing, by descriptor.
+    write_delegations: BTreeMap<i32, WriteDelegation>,
+    /// The MFS trees that it has files of.
+    trees: MfsMounts,
+    /// Errors of delayed writes that were not reported to the program yet, by descriptor.
+    errors: BTreeMap<i32, i64>,
+    /// Whether it shares its descriptor table with no other process, once checked.
+    has_own_descriptors: Option<bool>,
+    /// Whether it is in the shim's user namespace, once checked.
+    in_same_user_ns: Option<bool>,
+    /// Number of forwarded transfers, by descriptor.
+    transfers: BTreeMap<i32, u32>,
+    /// Descriptors that are not checked again: another process had the file.
+    not_exclusive: BTreeSet<i32>,
+}
+
+/// An open file that no other process has.
+struct Delegable {
+    file: FileDelegation,
+    /// Its location, if it is in MFS.
+    place: Option<NodeFile>,
+    /// Its status, if it has been opened just now.
+    about: Option<FileAttributes>,
+}
+
+/// A file delegated for writing.
+#[derive(Debug, Default)]
+struct WriteDelegation {
+    /// Number of bytes of delayed writes.
+    bytes: u64,
+    /// Its device and inode, if it is in MFS and its location has not been sent.
+    elsewhere: Option<(u64, u64)>,
+}
+
+/// A file delegated for reading.
+#[derive(Debug)]
+pub(crate) struct ReadDelegation {
+    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) version: FileVersion,
+    /// Changes this close together may get the same timestamp.
+    granularity: Duration,
+    /// Its device number.
+    pub(crate) device: u64,
+    /// It is on a file system that nodes share, so its times are from a server's clock.
+    pub(crate) is_shared: bool,
+    /// Since when this version has been observed.
+    observed_since: SystemTime,
+    /// Its location has been sent, for this version.
+    pub(crate) location_sent: bool,
+}
+
+impl ReadDelegation {
+    /// Whether every change since that time has changed its version. If its times are from a
+    /// server's clock, that holds once this version has been observed for longer than the timestamp
+    /// granularity.
+    pub(crate) fn was_settled(&self, at: SystemTime) -> bool {
+        let Self { version, granularity, is_shared, .. } = self;
+        if !is_shared {
+            return version.was_settled(at, *granularity);
+        }
+        let step = if version.is_coarse() { COARSE_GRANULARITY } else { *granularity };
+        version.was_settled(at, MAX_SERVER_CLOCK_ERROR)
+            || self.observed_since.checked_add(step).is_some_and(|until| until < at)
+    }
+}
+
+/// Changes whenever a file's content does, except for changes within one [`TIMESTAMP_GRANULARITY`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileVersion {
+    pub(crate) changed: Duration,
+    pub(crate) modified: Duration,
+    pub(crate) size: i64,
+}
+
+impl FileVersion {
+    fn of(stat: &Stat) -> Self {
+        let time = |seconds: i64, nanos: u64| {
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(0)) + Duration::from_nanos(nanos)
+        };
+        Self {
+            changed: time(stat.st_ctime, stat.st_ctime_nsec),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            size: stat.st_size,
+        }
+    }
+
+    fn is_coarse(&self) -> bool {
+        self.changed.subsec_nanos() == 0 && self.modified.subsec_nanos() == 0
+    }
+
+    /// Whether every change since that time has changed the version, if changes that far apart do.
+    fn was_settled(&self, at: SystemTime, granularity: Duration) -> bool {
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.changed + granularity < at && self.modified + granularity < at
+    }
+}
+
+impl Shim {
+    /// Adds file notices to the result of this call. An error of a delayed write is returned by the
+    /// next call that reports such errors, at the latest by close.
+    pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
+        // A process that returns brings its shared memory; delayed writes to that would be lost.
+        let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
+        let Self { processes, shared_filesystems, .. } = self;
+        let Some(process) = processes.get_mut(&pid) else { return };
+        process.delegations.set_epoch(process.epoch);
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        if let Some(error) = process.delegations.take_write_error(nr, &args, result.outcome.ret) {
+            result.outcome.ret = error;
+        }
+        result.notices = process.file_notices(current, &result.outcome, &shared, shared_filesystems);
+    }
+}
+
+impl Process {
+    fn file_notices(
+        &mut self,
+        current: &CurrentCall,
+        outcome: &Outcome,
+        shared: &[(u64, u64)],
+        shared_filesystems: &mut SharedFilesystems,
+    ) -> Vec<(i32, FileNotice)> {
+        let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
+        self.delegations.forget_descriptors(nr, &args);
+        let began_at = SystemTime::now().checked_sub(current.posted_at.elapsed()).unwrap_or(UNIX_EPOCH);
+        let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
+        let mut notices = self.delegations.revalidate(read, began_at);
+        if let Some((fd, proven)) = self.delegations.candidate(nr, &args, outcome.ret)
+            && self.has_exclusive_files()
+            // Only root can examine the descriptors of all processes.
+            && (proven || rustix::process::geteuid().is_root())
+            && let Some(Delegable { file, place, about }) = self.try_delegate(fd, !proven, shared_filesystems)
+            && !shared.contains(&file.id)
+        {
+            let elsewhere = (!file.local && place.is_none()).then_some(file.id);
+            notices.extend(self.delegations.grant(fd, &file, elsewhere));
+            notices.push((fd, FileNotice::Delegated(file)));
+            notices.extend(place.map(|place| (fd, FileNotice::LocalFile(place))));
+            let begins = about.map(|about| OpenPrefetch { attributes: about, content: None });
+            notices.extend(begins.map(|begins| (fd, FileNotice::Prefetched(Box::new(begins)))));
+        }
+        notices.extend(self.delegations.offer_written_location(self.memory.pid()));
+        notices.extend(self.delegations.offer_shared(self.memory.pid(), shared_filesystems));
+        notices
+    }
+
+    /// Whether only its own calls, one after the other, access its files. A process that shares
+    /// memory may learn through that memory, without any call, that a file has changed.
+    fn has_exclusive_files(&mut self) -> bool {
+        if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
+            return false;
+        }
+        // Descriptors shared since before this epoch are found here, later sharing at the guest.
+        let pid = self.memory.pid();
+        *self
+            .delegations
+            .has_own_descriptors
+            .get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
+    }
+
+    /// An open file, if no other process has it, and its location if it is in MFS. No other process
+    /// can have a file that it has opened just now, so that is not checked unless `prove`.
+    fn try_delegate(
+        &mut self,
+        fd: i32,
+        prove: bool,
+        shared_filesystems: &mut SharedFilesystems,
+    ) -> Option<Delegable> {
+        const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
+        let pid = self.memory.pid();
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let stat = fstat(&file).ok()?;
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return None;
+        }
+        let id = (stat.st_dev, stat.st_ino);
+        let is_shared = shared_filesystems.locate(pid, fd, stat.st_dev).is_some();
+        let mut elsewhere = is_shared || self.delegations.trees.is_cached(stat.st_dev);
+        if !elsewhere {
+            let kind = fstatfs(&file).ok()?.f_type as u32;
+            elsewhere = kind == node_file::FUSE_SUPER_MAGIC && self.delegations.trees.find(pid, stat.st_dev);
+            if !elsewhere && !LOCAL_FS_MAGIC.contains(&kind) {
+                return None;
+            }
+        }
+        let (offset, flags) = procfs::descriptor_state(pid, fd).ok()?;
+        let access = (flags & libc::O_ACCMODE as u64) as i32;
+        // O_SYNC includes O_DSYNC.
+        if flags & SPECIAL != 0 {
+            return None;
+        }
+        let (reads, writes) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
+        // A write beyond RLIMIT_FSIZE must fail at once; and mapped memory changes without calls.
+        let bound =
+            || tern_tracee::limit::get(pid, libc::RLIMIT_FSIZE).map_or(true, |(soft, _)| soft != u64::MAX);
+        let memory = || {
+            std::fs::read_link(&path)
+                .map_or(true, |to| to.starts_with("/dev/shm") || to.starts_with("/memfd:"))
+        };
+        if !elsewhere && memory() || writes && bound() {
+            return None;
+        }
+        if prove && tern_image::process::is_open_elsewhere(pid, fd, id) {
+            self.delegations.not_exclusive.insert(fd);
+            return None;
+        }
+        // A file opened for reading and writing is not prefetched; a long one is worth opening at
+        // once.
+        let worth_opening =
+            reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
+        let place = if elsewhere && worth_opening && !is_shared {
+            self.delegations.trees.locate_fd(pid, fd, id)
+        } else {
+            None
+        };
+        let about = if !prove && place.is_none() && !is_shared && self.shares_user_namespace() {
+            prefetch::file_about(&file)
+        } else {
+            None
+        };
+        if !writes {
+            let granularity = if elsewhere {
+                TIMESTAMP_GRANULARITY + MAX_NODE_CLOCK_DIFFERENCE
+            } else {
+                TIMESTAMP_GRANULARITY
+            };
+            let (file, version, device) = (Arc::new(file), FileVersion::of(&stat), stat.st_dev);
+            let observed_since = SystemTime::now();
+            let watched = ReadDelegation {
+                file,
+                version,
+                granularity,
+                device,
+                is_shared,
+                observed_since,
+                location_sent: false,
+            };
+            self.delegations.read_delegations.insert(fd, watched);
+        }
+        let file =
+            FileDelegation { id, offset, can_read: reads, can_write: writes, local: !elsewhere && !prove };
+        Some(Delegable { file, place, about })
+    }
+
+    /// Whether uids and gids mean the same for it as for the shim.
+    pub(crate) fn shares_user_namespace(&mut self) -> bool {
+        let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+        let pid = self.memory.pid().to_string();
+        // Calls that change that are made at home only.
+        *self
+            .delegations
+            .in_same_user_ns
+            .get_or_insert_with(|| users(&pid).is_some_and(|own| users("self") == Some(own)))
+    }
+}
+
+impl Delegations {
+    /// Drops delegations of another epoch, but not the errors that are still to be reported.
+    fn set_epoch(&mut self, epoch: Epoch) {
+        if std::mem::replace(&mut self.epoch, epoch) != epoch {
+            let errors = std::mem::take(&mut self.errors);
+            *self = Self { epoch, errors, ..Self::default() };
+        }
+    }
+
+    /// Records the result of a prelude call: a close or a delayed write.
+    pub(crate) fn prelude_call_done(&mut self, call: &Call, ret: i64) {
+        let [fd, _, length, ..] = call.values();
+        if i64::from(call.nr) == libc::SYS_close {
+            self.forget_descriptors(libc::SYS_close, &call.values());
+        } else if i64::from(call.nr) == libc::SYS_pwrite64 && ret != length.cast_signed() {
+            let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
+            tracing::warn!(fd, ret, length, "a delayed write failed");
+            self.errors.insert(fd as i32, error);
+        } else if let Some(written) = self.write_delegations.get_mut(&(fd as i32)) {
+            written.bytes += length;
+        }
+    }
+
+    /// The error of an earlier delayed write, if this call, which has succeeded, reports such
+    /// errors.
+    fn take_write_error(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<i64> {
+        let tells = [
+            libc::SYS_write,
+            libc::SYS_writev,
+            libc::SYS_pwrite64,
+            libc::SYS_fsync,
+            libc::SYS_fdatasync,
+            libc::SYS_close,
+        ];
+        if ret < 0 || !tells.contains(&nr) { None } else { self.errors.remove(&(args[0] as i32)) }
+    }
+
+    /// Forgets descriptors that this call has closed or reused.
+    fn forget_descriptors(&mut self, nr: i64, args: &[u64; 6]) {
+        let one = match nr {
+            libc::SYS_close => args[0] as i32,
+            libc::SYS_dup2 | libc::SYS_dup3 => args[1] as i32,
+            libc::SYS_close_range | libc::SYS_execve | libc::SYS_execveat => {
+                let Self { epoch, has_own_descriptors, in_same_user_ns, .. } = *self;
+                *self = Self { epoch, has_own_descriptors, in_same_user_ns, ..Self::default() };
+                return;
+            }
+            _ => return,
+        };
+        self.read_delegations.remove(&one);
+        self.write_delegations.remove(&one);
+        self.transfers.remove(&one);
+        self.not_exclusive.remove(&one);
+        self.errors.remove(&one);
+    }
+
+    /// Records a new delegation. If there are too many for reading, another one is recalled.
+    fn grant(
+        &mut self,
+        fd: i32,
+        file: &FileDelegation,
+        elsewhere: Option<(u64, u64)>,
+    ) -> Option<(i32, FileNotice)> {
+        if file.can_write {
+            self.write_delegations.insert(fd, WriteDelegation { bytes: 0, elsewhere });
+        }
+        if self.read_delegations.len() <= MAX_READ_DELEGATIONS {
+            return None;
+        }
+        let other = self.read_delegations.keys().copied().find(|other| *other != fd)?;
+        self.read_delegations.remove(&other);
+        self.not_exclusive.insert(other);
+        Some((other, FileNotice::Changed))
+    }
+
+    /// The location of a file of which enough was written that it is worth opening there.
+    fn offer_written_location(&mut self, pid: i32) -> Option<(i32, FileNotice)> {
+        let Self { write_delegations, trees, .. } = self;
+        let (fd, written) = write_delegations
+            .iter_mut()
+            .find(|(_, written)| written.bytes >= MIN_LOCAL_OPEN_SIZE && written.elsewhere.is_some())?;
+        let place = trees.locate_fd(pid, *fd, written.elsewhere.take()?)?;
+        Some((*fd, FileNotice::LocalFile(place)))
+    }
+
+    /// The size of a file delegated for reading, if its next change will be noticed.
+    pub(crate) fn length_if_settled(&self, fd: i32, now: SystemTime) -> Option<u64> {
+        let watched = self.read_delegations.get(&fd)?;
+        watched.was_settled(now).then(|| u64::try_from(watched.version.size).unwrap_or_default())
+    }
+
+    /// The size of a file delegated for reading, if it has not changed since it was last checked.
+    pub(crate) fn length_if_unchanged(&self, fd: i32) -> Option<u64> {
+        let ReadDelegation { file, version, .. } = self.read_delegations.get(&fd)?;
+        let same = fstat(file).is_ok_and(|stat| FileVersion::of(&stat) == *version);
+        same.then(|| u64::try_from(version.size).unwrap_or_default())
+    }
+
+    /// Checks which delegated files have changed. Cached data of unchanged ones remains valid. Data
+    /// that this call, which began at `began_at`, has `read` may be cached if the file was not
+    /// changing then.
+    fn revalidate(&mut self, read: Option<i32>, began_at: SystemTime) -> Vec<(i32, FileNotice)> {
+        let mut notices = Vec::new();
+        let Self { read_delegations, stat_worker, .. } = self;
+        for (fd, watched) in read_delegations {
+            let status = if watched.is_shared {
+                stat_worker.stat(&watched.file)
+            } else {
+                Some(fstat(&watched.file).ok())
+            };
+            // The server has not answered, so no notice is sent.
+            let Some(found) = status else { continue };
+            let Some(stat) = found else {
+                notices.push((*fd, FileNotice::Changed));
+                continue;
+            };
+            let now = FileVersion::of(&stat);
+            let changed = std::mem::replace(&mut watched.version, now) != now;
+            if changed {
+                (watched.observed_since, watched.location_sent) = (SystemTime::now(), false);
+                notices.push((*fd, FileNotice::Changed));
+            }
+            let steady = if read == Some(*fd) { watched.was_settled(began_at) } else { !changed };
+            if steady {
+                notices.push((*fd, FileNotice::Unchanged));
+            }
+        }
+        notices
+    }
+
+    /// A descriptor that this call shows to be worth checking, and whether it is new, so that no
+    /// other process can have its file.
+    fn candidate(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<(i32, bool)> {
+        match nr {
+            libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 | libc::SYS_creat if ret >= 0 => {
+                let fd = ret as i32;
+                self.forget_descriptors(libc::SYS_close, &[fd as u64, 0, 0, 0, 0, 0]);
+                Some((fd, true))
+            }
+            libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 if ret >= 0 => {
+                let fd = args[0] as i32;
+                // The guest requests a small transfer of a delegated file only after its return.
+                let small = args[2] <= MAX_DELEGATED_IO;
+                if small && nr == libc::SYS_read {
+                    self.read_delegations.remove(&fd);
+                } else if small && nr == libc::SYS_write {
+                    self.write_delegations.remove(&fd);
+                }
+                if self.not_exclusive.contains(&fd)
+                    || self.read_delegations.contains_key(&fd)
+                    || self.write_delegations.contains_key(&fd)
+                {
+                    return None;
+                }
+                let transfers = self.transfers.entry(fd).or_default();
+                *transfers += 1;
+                if *transfers < TRANSFERS_BEFORE_CHECK {
+                    return None;
+                }
+                *transfers = 0;
+                Some((fd, false))
+            }
+            _ => None,
+        }
+    }
+}

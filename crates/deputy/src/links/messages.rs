@@ -1,0 +1,274 @@
+//! Messages from guest shims.
+
+use crate::process::State;
+use crate::shim::Shim;
+use std::time::{Duration, Instant};
+use tern_ids::{Epoch, HomePid};
+use tern_image::FileRef;
+use tern_image::object::SharedObjects;
+use tern_migrate::message::{Message, ReceivedMessage};
+
+impl Shim {
+    pub(crate) fn handle_messages(&mut self) {
+        for at in 0..self.peers.len() {
+            // A limited number at a time, so that one guest does not starve the others.
+            for _ in 0..64 {
+                let peer = &mut self.peers[at];
+                let Some(link) = &mut peer.link else { break };
+                let taken = match link.receive() {
+                    Ok(Some(frame)) => {
+                        let taken = peer.inbox.take(frame).map_err(|e| e.to_string());
+                        link.recycle(peer.inbox.spare());
+                        taken
+                    }
+                    Ok(None) => break,
+                    Err(error) => Err(error.to_string()),
+                };
+                peer.last_received = Instant::now();
+                match taken {
+                    Ok(Some(arrived)) => self.handle_message(at, arrived),
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::warn!(error, "a guest's link failed");
+                        self.peer_lost(at);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn handle_message(&mut self, from: usize, arrived: ReceivedMessage) {
+        let tag = arrived.pid;
+        let pid = match arrived.message.is_per_thread() {
+            true => self.process_of_thread(tag).map_or(tag, |process| process.pid),
+            false => tag,
+        };
+        let Some(process) = self.processes.get_mut(&pid) else {
+            // The process has ended here, and its guest has not received that yet.
+            if matches!(arrived.message, Message::Reattach(..) | Message::Call(_)) {
+                self.send_to_peer(from, pid, &Message::Drop);
+            }
+            return;
+        };
+        // Only the shim that holds the process, or is to hold it next, may send messages about it.
+        let next = match &process.state {
+            State::Outgoing(o) | State::HandedOver(o) => o.peer,
+            State::Remigrating(next) => *next,
+            _ => process.peer,
+        };
+        let (holds, will) = (process.is_away() && from == process.peer, from == next);
+        match arrived.message {
+            Message::Accepted(epoch, shows) if will && epoch == process.offered_epoch => {
+                self.peers[from].mounts_home_files = shows;
+                self.handle_accepted(pid);
+            }
+            Message::Declined(epoch, why) if will && epoch == process.offered_epoch => {
+                self.handle_declined(pid, &why);
+            }
+            Message::RequestFiles(epoch, ref indices) if will && epoch == process.offered_epoch => {
+                self.handle_want(pid, indices);
+            }
+            Message::Ready(epoch, bytes) if will && epoch == process.offered_epoch => {
+                if let (State::Remigrating(_), Some(task)) = (&process.state, &mut process.task) {
+                    task.bytes = bytes;
+                }
+                self.hand_over(pid);
+            }
+            Message::Running(epoch, us) if (will || holds) && epoch == process.epoch => {
+                if let Some(task) = &mut process.task {
+                    task.frozen_at = Instant::now().checked_sub(Duration::from_micros(us));
+                }
+                process.is_renumbered = false;
+                self.guest_running(pid);
+            }
+            Message::Call(request) if holds => {
+                if matches!(process.state, State::HandedOver(_) | State::Switching(_)) {
+                    self.guest_running(pid);
+                }
+                self.handle_call(tag, *request);
+            }
+            // Home has all threads already.
+            Message::Threads(_) => {}
+            Message::Space(_)
+            | Message::Pages(_)
+            | Message::DiscardPages(_)
+            | Message::Object { .. }
+            | Message::Hole { .. }
+            | Message::Image(..)
+                if holds =>
+            {
+                self.handle_returning(pid, arrived);
+            }
+            Message::Departing(migration) if holds => {
+                let this = process.task.as_ref().is_some_and(|task| task.migration == migration);
+                if let State::Returning(returning) = &mut process.state {
+                    returning.has_departed = this;
+                }
+            }
+            Message::DepartureFailed(why) if holds => {
+                self.departure_failed(pid, &why);
+                // If it had sent everything it is frozen, and cannot tell whether home has decided.
+                if self.processes.get(&pid).is_some_and(|m| matches!(m.state, State::Away) && !m.job_stopped)
+                {
+                    self.send(pid, &Message::Thaw);
+                }
+            }
+            Message::KilledBySignal(signal) if holds => self.handle_died(pid, tag, signal),
+            Message::KilledByNode(why) if holds => self.handle_killed(pid, &why),
+            Message::FetchHome(why) if holds => self.fetch_home(pid, &why),
+            Message::RequestContent(hash) if holds => self.send_content(tag, from, hash),
+            Message::Reattach(epoch, signals) => self.handle_present(pid, tag, from, epoch, signals),
+            Message::Usage(used, demand) if holds => {
+                (process.usage_away, process.demand) = (used, demand);
+                self.usage_reported(pid, None);
+            }
+            Message::ThreadUsage(used) if holds && process.threads.contains_key(&tag) => {
+                process.thread_usage.insert(tag, used);
+                self.usage_reported(pid, Some(tag));
+            }
+            Message::SignalAck(signals) if holds => {
+                if let Ok(thread) = process.thread(tag) {
+                    thread.acknowledge_signals(signals);
+                }
+            }
+            Message::Mask(mask) if holds => {
+                if let Ok(thread) = process.thread(tag) {
+                    thread.set_mask(mask);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn handle_declined(&mut self, pid: HomePid, why: &str) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        match std::mem::replace(&mut process.state, State::Away) {
+            State::Remigrating(_) => {
+                // The current guest was not asked to depart, or continues now.
+                self.send(pid, &Message::Thaw);
+                self.abort_task(pid, why);
+            }
+            State::Outgoing(outgoing) => {
+                process.state = State::Outgoing(outgoing);
+                self.cancel_outgoing(pid, why);
+            }
+            State::HandedOver(outgoing) => {
+                process.state = State::HandedOver(outgoing);
+                self.revoke(pid, why);
+            }
+            State::Switching(old) => {
+                process.state = State::Switching(old);
+                self.cancel_switch(pid);
+            }
+            other => process.state = other,
+        }
+    }
+
+    /// The program was killed at the guest by a fault of its own, so the deputy is killed by the
+    /// same signal. A program that is to dump core is fetched home first and faults again there.
+    /// That is tried once: a second report means that it could not come.
+    pub(crate) fn handle_died(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if matches!(process.state, State::Away)
+            && crate::signals::coredump::is_repeatable_fault(signal)
+            && crate::signals::coredump::is_permitted(pid.0)
+            && !std::mem::replace(&mut process.fetched_for_core, true)
+        {
+            return self.fetch_home(
+                pid,
+                &format!("core: it dies by signal {signal}, and leaves a core at home only"),
+            );
+        }
+        if std::mem::replace(&mut process.is_dying, true) {
+            return;
+        }
+        crate::signals::coredump::prevent_core(pid.0);
+        tracing::info!(%pid, signal, "the program was killed at its guest");
+        // For the whole process the tag is the pid. The first thread, which has that tid, may have
+        // exited.
+        let is_alive = process.live_threads().any(|thread| thread.tid == tid);
+        let tid = if is_alive { tid } else { process.any_thread().unwrap_or(tid) };
+        if let Err(error) = self.with_deputy(tid, |process, stopped| process.kill_by_signal(stopped, signal))
+        {
+            self.handle_error(tid, &error);
+        }
+    }
+
+    /// The guest's node has killed the program, for a reason that is not a fault of the program.
+    fn handle_killed(&mut self, pid: HomePid, why: &str) {
+        tracing::warn!(%pid, why, "the guest's node has killed the program");
+        self.abort_task(pid, why);
+        crate::signals::coredump::prevent_core(pid.0);
+        if let Err(error) =
+            self.with_process(pid, |process, stopped| process.kill_by_signal(stopped, libc::SIGKILL))
+        {
+            self.handle_error(pid, &error);
+        }
+    }
+
+    /// Writes a part of the shared memory of a process that comes home.
+    fn take_object(
+        &self,
+        pid: HomePid,
+        file: u32,
+        take: impl FnOnce(&SharedObjects, &FileRef) -> std::io::Result<()>,
+    ) -> tern_tracee::Result<()> {
+        let Some(process) = self.processes.get(&pid) else { return Ok(()) };
+        let State::Returning(returning) = &process.state else { return Ok(()) };
+        let file = returning.layout.files.get(file as usize);
+        // Only an object that it shares: its node could name any object of another process here.
+        let own = file.filter(|file| process.files.objects.contains(&(file.device, file.inode)));
+        let taken = own.map(|file| take(&self.objects, file));
+        let inconsistent = |what: String| tern_tracee::Error::Inconsistent { what, pid: pid.0 };
+        match taken {
+            Some(taken) => taken.map_err(|error| inconsistent(format!("shared memory: {error}"))),
+            None => Err(inconsistent("its node sent data for memory that it does not share".into())),
+        }
+    }
+
+    pub(crate) fn handle_returning(&mut self, pid: HomePid, arrived: ReceivedMessage) {
+        let bytes = arrived.bytes();
+        match self.processes.get_mut(&pid).map(|m| &mut m.state) {
+            // Parts of an aborted departure are dropped: its guest continued to run.
+            Some(State::Returning(returning)) if returning.has_departed => {
+                returning.bytes += bytes.len() as u64;
+            }
+            _ => return,
+        }
+        let done = match &arrived.message {
+            Message::Space(layout) => self.with_process(pid, |process, stopped| {
+                if let State::Returning(returning) = &mut process.state {
+                    returning.layout = (**layout).clone();
+                }
+                process.apply_layout(stopped, layout)
+            }),
+            Message::DiscardPages(runs) => {
+                self.with_process(pid, |process, stopped| process.drop_pages(stopped, runs))
+            }
+            Message::Pages(runs) => {
+                self.processes.get_mut(&pid).map_or(Ok(()), |m| m.write_pages(runs, bytes))
+            }
+            Message::Object { file, offset } => {
+                self.take_object(pid, *file, |objects, file| objects.write(file, *offset, bytes))
+            }
+            Message::Hole { file, offset, length } => {
+                self.take_object(pid, *file, |objects, file| objects.punch_hole(file, *offset, *length))
+            }
+            Message::Image(image, talk) => return self.handle_arrival(pid, image, talk),
+            _ => Ok(()),
+        };
+        match done {
+            Ok(()) if matches!(arrived.message, Message::Space(_)) => {
+                self.send(pid, &Message::RequestFiles(Epoch(0), Vec::new()));
+            }
+            Ok(()) => {}
+            Err(error) if error.is_gone() => self.handle_error(pid, &error),
+            Err(error) => {
+                // It cannot be restored here. Its guest is unchanged and continues.
+                tracing::warn!(%pid, %error, "it could not come home");
+                self.departure_failed(pid, &error.to_string());
+                self.send(pid, &Message::Thaw);
+            }
+        }
+    }
+}

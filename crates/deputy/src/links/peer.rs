@@ -1,0 +1,90 @@
+//! The connection to one guest shim, which survives broken links.
+
+use std::time::{Duration, Instant};
+use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
+use tern_migrate::message::{Message, Reassembler, send};
+use tern_wire::{Link, LinkError};
+
+/// A guest shim.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) node: NodeId,
+    pub(crate) shim: ShimId,
+    pub(crate) address: String,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) link: Option<Link>,
+    pub(crate) inbox: Reassembler,
+    /// When something was last received from it.
+    pub(crate) last_received: Instant,
+    /// When the last beat was sent.
+    pub(crate) last_beat: Instant,
+    /// When the link broke.
+    pub(crate) lost_since: Option<Instant>,
+    /// Its node mounts this home's files for its guests, so large mapped ones need not be sent.
+    pub(crate) mounts_home_files: bool,
+    /// A thread is trying to reconnect.
+    pub(crate) is_reconnecting: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(
+        node: NodeId,
+        shim: ShimId,
+        address: String,
+        fingerprint: Fingerprint,
+        link: Link,
+    ) -> Self {
+        let (now, inbox) = (Instant::now(), Reassembler::default());
+        let link = Some(link);
+        Self {
+            node,
+            shim,
+            address,
+            fingerprint,
+            link,
+            inbox,
+            last_received: now,
+            last_beat: now,
+            lost_since: None,
+            mounts_home_files: false,
+            is_reconnecting: false,
+        }
+    }
+
+    /// Sends a message if the link is up. A message that must not be lost is sent again on the next
+    /// link by the code that needs it.
+    pub(crate) fn send(&mut self, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
+        match &mut self.link {
+            Some(link) => send(link, pid, message, bytes),
+            None => Err(LinkError::Closed),
+        }
+    }
+
+    /// Flushes and closes a link that is not needed any more.
+    pub(crate) fn close(&mut self) {
+        if let Some(mut link) = self.link.take() {
+            let _best_effort = link.drain(Instant::now() + Duration::from_millis(200));
+        }
+    }
+
+    /// Records that the link is broken.
+    pub(crate) fn mark_lost(&mut self) {
+        if self.link.take().is_some() {
+            tracing::warn!(node = %self.node, "the link to a guest's node is cut");
+            self.lost_since = Some(Instant::now());
+            self.inbox = Reassembler::default();
+        }
+    }
+
+    /// Takes the new link after a reconnect.
+    pub(crate) fn reconnected(&mut self, link: Link) {
+        tracing::info!(node = %self.node, "the link to a guest's node is back");
+        self.link = Some(link);
+        (self.lost_since, self.last_received) = (None, Instant::now());
+    }
+
+    /// How long the link has been broken.
+    pub(crate) fn time_lost(&self) -> Duration {
+        self.lost_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}

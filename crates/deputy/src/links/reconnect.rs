@@ -1,0 +1,163 @@
+//! Links to guest shims: kept alive, lost, re-established, or declared dead.
+
+use crate::links::ternd;
+use crate::process::State;
+use crate::shim::{ReconnectResult, Shim, ShimEvent};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tern_control::{Reply, Request};
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::message::Message;
+use tern_wire::{Link, Preamble};
+
+/// How often a beat is sent on each link.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a guest shim may take for the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Shim {
+    pub(crate) fn peer_lost(&mut self, at: usize) {
+        self.peers[at].mark_lost();
+        self.forget_names_of_peer(at);
+        let pids: Vec<HomePid> = self.processes.keys().copied().collect();
+        for pid in pids {
+            let Some(process) = self.processes.get(&pid) else { continue };
+            match &process.state {
+                State::Outgoing(o) if o.peer == at => {
+                    self.cancel_outgoing(pid, "the link to that node was cut");
+                }
+                State::HandedOver(o) if o.peer == at => self.revoke(pid, "the link to that node was cut"),
+                State::Switching(_) if process.peer == at => self.cancel_switch(pid),
+                State::Remigrating(next) if *next == at || process.peer == at => {
+                    self.departure_failed(pid, "a link was cut");
+                    self.send(pid, &Message::Thaw);
+                }
+                State::Returning(_) if process.peer == at => {
+                    self.departure_failed(pid, "the link to its node was cut");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn keep_alive(&mut self) {
+        let give_up = Duration::from_secs(u64::from(self.start.give_up_after));
+        let silent = Duration::from_secs(u64::from(self.start.suspend_after));
+        for at in 0..self.peers.len() {
+            let needed = self.processes.values().any(|m| m.peer == at && m.is_away());
+            let used = needed || self.processes.values().any(|m| m.task.is_some());
+            if !used && self.peers[at].link.is_some() {
+                self.peers[at].close();
+            }
+            let peer = &mut self.peers[at];
+            if peer.link.is_some() && peer.last_beat.elapsed() > BEAT_INTERVAL {
+                peer.last_beat = Instant::now();
+                if peer.send(HomePid(0), &Message::Heartbeat, &[]).is_err()
+                    || peer.last_received.elapsed() > silent
+                {
+                    self.peer_lost(at);
+                }
+            } else if let Some(link) = &mut peer.link {
+                if link.flush().is_err() {
+                    self.peer_lost(at);
+                }
+            } else if needed && peer.time_lost() > give_up {
+                self.kill_guests_of(at, "its node was out of reach for too long");
+            } else if needed && !peer.is_reconnecting {
+                self.reconnect(at);
+            }
+        }
+    }
+
+    /// Reconnects to a lost peer, in a helper thread.
+    pub(crate) fn reconnect(&mut self, at: usize) {
+        let (run_dir, key, events, waker) =
+            (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.waker.clone());
+        let peer = &mut self.peers[at];
+        peer.is_reconnecting = true;
+        let (node, shim, fingerprint, mut address) =
+            (peer.node, peer.shim, peer.fingerprint, peer.address.clone());
+        std::thread::spawn(move || {
+            let mut found = ReconnectResult::Unreachable;
+            if let Ok(Reply::Located { address: now, alive }) =
+                ternd::request(&run_dir, &Request::Locate { node, shim })
+            {
+                address = now.unwrap_or(address);
+                if alive == Some(false) {
+                    found = ReconnectResult::Gone;
+                }
+            }
+            if !matches!(found, ReconnectResult::Gone)
+                && let Ok(tls) = tern_wire::pinned_client(&key, fingerprint)
+                && let Ok(link) =
+                    Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
+            {
+                found = ReconnectResult::Link(Box::new(link));
+            }
+            if matches!(found, ReconnectResult::Unreachable) {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            let _loop_is_gone = events.send(ShimEvent::ReconnectDone(at, found));
+            waker.wake();
+        });
+    }
+
+    pub(crate) fn reconnect_done(&mut self, at: usize, found: ReconnectResult) {
+        self.peers[at].is_reconnecting = false;
+        match found {
+            ReconnectResult::Link(link) => self.peers[at].reconnected(*link),
+            ReconnectResult::Gone => self.kill_guests_of(at, "its guest is gone"),
+            ReconnectResult::Unreachable => {}
+        }
+    }
+
+    /// Kills the deputies of the guests that this peer held: the guests are lost.
+    pub(crate) fn kill_guests_of(&mut self, at: usize, why: &str) {
+        let lost: Vec<HomePid> =
+            self.processes.values().filter(|m| m.peer == at && m.is_away()).map(|m| m.pid).collect();
+        for pid in lost {
+            tracing::error!(%pid, why, "a process is lost; its deputy is killed");
+            self.abort_task(pid, why);
+            tern_tracee::pidfd::kill(pid.0);
+        }
+    }
+
+    /// Handles the report of a guest shim, on a new link, that it still has this thread. The first
+    /// thread of a process comes last; after it everything unacknowledged is sent again.
+    pub(crate) fn handle_present(
+        &mut self,
+        pid: HomePid,
+        tid: HomePid,
+        from: usize,
+        epoch: Epoch,
+        signals: u64,
+    ) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if matches!(process.state, State::Switching(old) if old == from) {
+            // The previous guest: it stays frozen until it is known whether the next one runs.
+            return;
+        }
+        let holds = process.is_away() && process.peer == from;
+        let (now, is_renumbered) = (process.epoch, process.is_renumbered && epoch < process.epoch);
+        if !holds || !(epoch == now || is_renumbered) {
+            self.send_to_peer(from, pid, &Message::Drop);
+            return;
+        }
+        if let Ok(thread) = process.thread(tid) {
+            thread.acknowledge_signals(signals);
+        }
+        if tid != pid {
+            return;
+        }
+        if is_renumbered {
+            self.send(pid, &Message::Go(now));
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.is_renumbered = is_renumbered;
+        let stopped = process.job_stopped;
+        self.resend_signals(pid);
+        self.send(pid, &if stopped { Message::Stop(true) } else { Message::Thaw });
+        self.resend_thresholds(pid);
+    }
+}

@@ -1,0 +1,11 @@
+//! Moves of processes: requests, departures, moves between other nodes, and returns.
+
+pub(crate) mod frozen;
+pub(crate) mod group;
+pub(crate) mod hollow;
+pub(crate) mod outgoing;
+pub(crate) mod remigrate;
+pub(crate) mod requests;
+pub(crate) mod restore;
+pub(crate) mod source;
+pub(crate) mod syscall_restart;

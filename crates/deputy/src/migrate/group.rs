@@ -1,0 +1,513 @@
+//! Processes that share memory move together: all of them, or none.
+//!
+//! A write by one of them could not be read by the others from another node. So when one is to
+//! leave, all processes that map the same memory are found, and all that share other memory with
+//! those. The group consists of the processes with the same migration id
+//! ([`crate::process::MigrationTask`]):
+//!
+//! ```text
+//!  each sends its own memory while it runs ─▶ all are ready ─▶ all are stopped
+//!    ─▶ shared memory is sent once ─▶ images
+//!  all have arrived ─▶ GoGroup, one message ─▶ if one runs, all do
+//! ```
+//! Until then, a failure of one aborts the move of all. Away the group follows from the objects
+//! that the processes map ([`tern_image::object`]), which children inherit. On the way home each
+//! image waits until the last one has arrived.
+//!
+//! Home keeps each object as it was when they left, so nothing may access it. If a process outside
+//! the group maps the object or has it open, the group does not move. If one of the group reads or
+//! writes it through a descriptor, that brings the group home.
+
+use crate::process::{MigrationTask, Process, State};
+use crate::shim::Shim;
+use crate::shm::open_watch::OpenWatch;
+use crate::shm::sharers::{SharedMaps, Sharers, find_opener, find_unmovable, is_shim, shared_maps};
+use rustix::fs::SealFlags;
+use std::collections::{BTreeSet, HashSet};
+use std::os::unix::fs::MetadataExt;
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::{HomePid, MigrationId};
+use tern_image::Unmovable;
+use tern_image::layout;
+use tern_image::object::{self, ObjectId};
+use tern_migrate::message::Message;
+use tern_tracee::procfs::{self, Mapping};
+
+/// The progress of the other processes in the group that a process leaves with.
+#[derive(Debug)]
+pub(crate) struct GroupProgress {
+    /// There are no others.
+    pub(crate) is_alone: bool,
+    /// All others are ready to be frozen.
+    pub(crate) others_ready: bool,
+    /// All others are stopped.
+    pub(crate) others_stopped: bool,
+    /// The group is known to be complete.
+    pub(crate) is_complete: bool,
+    /// The shared memory that others have sent, or are sending.
+    pub(crate) carried_by_others: HashSet<ObjectId>,
+}
+
+/// Why processes that share memory cannot leave together.
+#[derive(Debug)]
+pub(crate) struct GroupRefusal {
+    pub(crate) refusal: Refusal,
+    /// It is transient.
+    pub(crate) is_transient: bool,
+    /// Another shim (its pid) holds one of them (its pid).
+    pub(crate) held_by: Option<(i32, HomePid)>,
+}
+
+impl From<(Refusal, bool)> for GroupRefusal {
+    fn from((refusal, is_transient): (Refusal, bool)) -> Self {
+        Self { refusal, is_transient, held_by: None }
+    }
+}
+
+fn shared_refusal(why: String, is_transient: bool) -> (Refusal, bool) {
+    (Refusal::new(RefusalKind::CannotMove, Unmovable::SharedWith(why).to_string()), is_transient)
+}
+
+/// The refusal for a process that was not found, and whether that is transient: the thread through
+/// which it was examined may have exited, as when another one executes a program.
+pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
+    (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), procfs::is_alive(pid.0))
+}
+
+impl Shim {
+    /// Seizes a process at home that is to leave and those that share memory with it, and opens the
+    /// shared memory.
+    ///
+    /// # Errors
+    /// Why they cannot leave. Processes that were not seized before are then detached again.
+    pub(crate) fn seize_group(&mut self, pid: HomePid) -> Result<Vec<HomePid>, GroupRefusal> {
+        let sharers = Sharers::of(pid.0).map_err(|_gone| not_found(pid))?;
+        let all: Vec<HomePid> = sharers.pids.iter().map(|pid| HomePid(*pid)).collect();
+        // If two shims each hold some of the group one must detach, so neither waits while it holds
+        // any.
+        let own = std::process::id() as i32;
+        for other in &all {
+            let by = procfs::status(other.0).map_or(0, |status| status.tracer);
+            if by != 0 && by != own && is_shim(by) {
+                let why = format!("process {other}, with which it shares memory, is on its way or away");
+                let (refusal, is_transient) = shared_refusal(why, true);
+                return Err(GroupRefusal { refusal, is_transient, held_by: Some((by, *other)) });
+            }
+        }
+        let gathered = self.seize_sharers(pid, &sharers);
+        if gathered.is_err() {
+            self.detach_idle(&all);
+        }
+        gathered.map(|()| all).map_err(GroupRefusal::from)
+    }
+
+    fn seize_sharers(&mut self, pid: HomePid, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
+        if !sharers.objects.is_empty() {
+            // The better reason, and such memory must not be opened.
+            if let Some(why) = find_unmovable(pid.0) {
+                return Err((Refusal::new(RefusalKind::CannotMove, why.to_string()), false));
+            }
+        }
+        self.seize_movable(pid)?;
+        for other in sharers.pids.iter().map(|other| HomePid(*other)).filter(|other| *other != pid) {
+            match self.join_group(other, pid) {
+                // It has ended since.
+                Err((refusal, false)) if refusal.kind == RefusalKind::NotFound => {}
+                joined => joined?,
+            }
+        }
+        self.open_objects(sharers)
+    }
+
+    /// Detaches from processes at home that were seized in vain.
+    fn detach_idle(&mut self, all: &[HomePid]) {
+        for pid in all {
+            let idle =
+                |m: &Process| matches!(m.state, State::Resident) && m.task.is_none() && m.frozen.is_none();
+            if !self.processes.get(pid).is_some_and(idle) {
+                continue;
+            }
+            match self.quiesce_resident(*pid) {
+                Ok(true) => self.detach(*pid),
+                Ok(false) => {}
+                Err(error) => self.handle_error(*pid, &error),
+            }
+        }
+    }
+
+    /// Seizes a process at home so that it leaves with another one whose memory it shares.
+    fn join_group(&mut self, pid: HomePid, other: HomePid) -> Result<(), (Refusal, bool)> {
+        let known = self.processes.get(&pid);
+        let is_busy =
+            |m: &Process| !matches!(m.state, State::Resident) || m.task.is_some() || m.frozen.is_some();
+        let busy = known.is_some_and(is_busy);
+        let status = |pid: HomePid| procfs::status(pid.0).map_err(|_gone| not_found(pid));
+        let (own, others) = (status(pid)?, status(other)?);
+        if busy || own.uid != others.uid || own.gid != others.gid {
+            let what = if busy { "is on its way, away or frozen" } else { "is another user's" };
+            return Err(shared_refusal(format!("process {pid}, with which it shares memory, {what}"), busy));
+        }
+        // Checked before it is seized: it may be a display server.
+        if let Some(why) = find_unmovable(pid.0) {
+            let why = format!("process {pid}, with which it shares memory, does not move: {why}");
+            return Err(shared_refusal(why, false));
+        }
+        // A process that is exiting has already released its memory.
+        let ends = || procfs::status(pid.0).map_or(true, |now| now.resident_kib == 0 && now.threads <= 1);
+        self.seize_movable(pid).map_err(|(why, is_transient)| match why.kind {
+            RefusalKind::NotFound => (why, is_transient),
+            _ if ends() => not_found(pid),
+            _ => shared_refusal(
+                format!("process {pid}, with which it shares memory, does not move: {}", why.message),
+                is_transient,
+            ),
+        })
+    }
+
+    /// Opens the memory that these seized processes share, unless another process has it open too.
+    fn open_objects(&mut self, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
+        let mut new = HashSet::new();
+        for id in &sharers.objects {
+            if self.objects.get(*id).is_none() {
+                new.extend(self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?);
+            }
+        }
+        if let Some(other) =
+            Some(new).filter(|new| !new.is_empty()).and_then(|new| find_opener(&new, &sharers.pids))
+        {
+            // A process that inherits or opens it may be about to map it.
+            return Err(shared_refusal(format!("process {other} has open what it shares"), true));
+        }
+        for pid in &sharers.pids {
+            if let Some(process) = self.processes.get_mut(&HomePid(*pid)) {
+                process.files.set_objects(&sharers.objects);
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens one object, if it is still shared. Returns its inode if other processes could open it.
+    fn open_object_of(&mut self, sharers: &Sharers, id: ObjectId) -> Result<Option<(u64, u64)>, String> {
+        for pid in &sharers.pids {
+            let Some(process) = self.processes.get(&HomePid(*pid)) else { continue };
+            let maps = procfs::smaps(*pid).unwrap_or_default();
+            // Only a writable mapping: on some file systems another file has the same device and
+            // inode.
+            let writes = |m: &&Mapping| layout::is_shared_memory(m) && object::id(m) == id;
+            let Some(m) = maps.iter().find(writes) else { continue };
+            match process.files.open_object(m) {
+                Ok(file) => {
+                    self.track_object(id, file).map_err(|error| error.to_string())?;
+                    let nameless = m.name.starts_with(b"/dev/zero") || m.name.starts_with(b"/SYSV");
+                    return Ok(self.inodes.get(&id).copied().filter(|_| !nameless));
+                }
+                // It was unmapped just now.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    let name = String::from_utf8_lossy(&m.name);
+                    return Err(format!("{name:?}, which it shares, cannot be opened: {error}"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keeps an object open, watched and guarded while it is shared away.
+    pub(crate) fn track_object(&mut self, id: ObjectId, file: std::fs::File) -> std::io::Result<()> {
+        let meta = file.metadata()?;
+        // A sealed object could not be written when the process comes home.
+        const SEALED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+        if rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.intersects(SEALED)) {
+            return Err(std::io::Error::other("it is sealed against writing"));
+        }
+        if meta.nlink() > 0 {
+            let watch = match &mut self.open_watch {
+                Some(watch) => watch,
+                none => none.insert(OpenWatch::new()?),
+            };
+            watch.add(id, &file)?;
+            self.guard_object(id, &file);
+        }
+        self.inodes.insert(id, (meta.dev(), meta.ino()));
+        self.objects.add(id, file);
+        Ok(())
+    }
+
+    /// Closes the objects that no process of this shim shares any more.
+    pub(crate) fn close_unused_objects(&mut self) {
+        if self.inodes.is_empty() {
+            return;
+        }
+        let processes = &self.processes;
+        let in_use = |id: &ObjectId| processes.values().any(|process| process.files.objects.contains(id));
+        self.objects.retain(in_use);
+        self.inodes.retain(|id, _| in_use(id));
+        if let Some(watch) = &mut self.open_watch {
+            watch.retain(in_use);
+        }
+        if let Some(open_guard) = &mut self.open_guard {
+            open_guard.retain(in_use);
+        }
+    }
+
+    /// The group that a process moves with, including itself: those with the same migration.
+    pub(crate) fn group_of(&self, pid: HomePid) -> Vec<HomePid> {
+        match self.processes.get(&pid).and_then(|m| m.task.as_ref()) {
+            Some(task) => self.processes_in_migration(task.migration),
+            None => vec![pid],
+        }
+    }
+
+    /// The processes of a migration.
+    pub(crate) fn processes_in_migration(&self, migration: MigrationId) -> Vec<HomePid> {
+        let concerned = |m: &&Process| m.task.as_ref().is_some_and(|t| t.migration == migration);
+        let mut all: Vec<HomePid> = self.processes.values().filter(concerned).map(|m| m.pid).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The progress of the group that this process leaves with, as seen from it.
+    pub(crate) fn group_progress(&self, pid: HomePid) -> GroupProgress {
+        let migration = self.processes.get(&pid).and_then(|m| m.task.as_ref()).map(|task| task.migration);
+        let is_complete = migration.is_some() && self.complete_group == migration;
+        let others = self.group_of(pid);
+        let (is_alone, carried_by_others) = (others.len() == 1, HashSet::new());
+        let mut group = GroupProgress {
+            is_alone,
+            others_ready: true,
+            others_stopped: true,
+            is_complete,
+            carried_by_others,
+        };
+        for other in others.iter().filter(|other| **other != pid) {
+            let Some(process) = self.processes.get(other) else { continue };
+            let (ready, stopped) = match &process.state {
+                State::Outgoing(other) => {
+                    group.carried_by_others.extend(&other.carried_objects);
+                    let frozen = other.sending.as_ref().is_some_and(|sending| sending.frozen.is_some());
+                    (other.ready, frozen && process.is_stopped())
+                }
+                _ => (false, false),
+            };
+            group.others_ready &= ready;
+            group.others_stopped &= stopped;
+        }
+        group
+    }
+
+    /// When the whole group is stopped, checks once more which processes belong to it and which
+    /// memory they share: one may have forked or mapped more meanwhile. Processes found now join
+    /// the group.
+    pub(crate) fn check_group_complete(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let (State::Outgoing(outgoing), Some(task)) = (&process.state, &process.task) else { return };
+        let (migration, peer) = (task.migration, outgoing.peer);
+        let frozen = outgoing.sending.as_ref().is_some_and(|sending| sending.frozen.is_some());
+        if !frozen
+            || self.complete_group == Some(migration)
+            || !process.is_stopped()
+            || !self.group_progress(pid).others_stopped
+        {
+            return;
+        }
+        let group = self.processes_in_migration(migration);
+        if let Err(why) = self.add_missing_sharers(&group, migration, peer) {
+            self.send_to_peer(peer, pid, &Message::Drop);
+            self.cancel_outgoing(pid, &why);
+        }
+    }
+
+    fn add_missing_sharers(
+        &mut self,
+        group: &[HomePid],
+        migration: MigrationId,
+        peer: usize,
+    ) -> Result<(), String> {
+        let live_objects = |pid: &HomePid| match self.processes.get(pid).map(|m| &m.state) {
+            Some(State::Outgoing(outgoing)) => outgoing.live_objects.clone(),
+            _ => HashSet::new(),
+        };
+        let objects: HashSet<ObjectId> = group.iter().flat_map(live_objects).collect();
+        let pids: BTreeSet<i32> = group.iter().map(|pid| pid.0).collect();
+        let maps = if objects.is_empty() { SharedMaps::new() } else { shared_maps() };
+        let rest = maps.iter().filter(|(pid, maps)| !pids.contains(pid) && !maps.is_disjoint(&objects));
+        let rest: Vec<HomePid> = rest.map(|(pid, _)| HomePid(*pid)).collect();
+        for pid in &rest {
+            match self.join_group(*pid, group[0]) {
+                Err((refusal, _)) if refusal.kind == RefusalKind::NotFound => continue,
+                joined => joined.map_err(|(why, _)| why.message)?,
+            }
+            let here = self.start.node;
+            if let Some(process) = self.processes.get_mut(pid) {
+                process.task = Some(MigrationTask { migration, ..MigrationTask::new(None, here) });
+            }
+            match self.quiesce_resident(*pid) {
+                Ok(true) => self.begin_outgoing(*pid, peer, true),
+                Ok(false) => {}
+                Err(error) => self.handle_error(*pid, &error),
+            }
+        }
+        if rest.is_empty() {
+            let sharers = Sharers { pids, objects };
+            self.open_objects(&sharers).map_err(|(why, _)| why.message)?;
+            // They are stopped, so their mappings exist.
+            if sharers.objects.iter().any(|id| self.objects.get(*id).is_none()) {
+                return Err("the memory that it shares is not found".into());
+            }
+            self.complete_group = Some(migration);
+        }
+        Ok(())
+    }
+
+    /// Requeues the moves of a group that are about to be aborted, if callers wait for them and
+    /// they are young enough.
+    pub(crate) fn requeue_group(&mut self, migration: MigrationId) {
+        for pid in self.processes_in_migration(migration) {
+            let moves = |m: &&Process| matches!(m.state, State::Outgoing(_) | State::Returning(_));
+            if self.processes.get(&pid).filter(moves).is_some() {
+                self.requeue_task(pid);
+            }
+        }
+    }
+
+    /// Aborts the move of a group because one of its processes stays.
+    pub(crate) fn abort_group(&mut self, migration: MigrationId, of: HomePid, why: &str) {
+        let known = why.starts_with("shared memory:");
+        let stays = Unmovable::SharedWith(format!("process {of}, with which it shares memory, stays: {why}"));
+        let why = if known { why.to_owned() } else { stays.to_string() };
+        for pid in self.processes_in_migration(migration) {
+            self.abort_group_member(pid, &why);
+        }
+    }
+
+    /// A process of the group has ended or shares nothing any more: the others need not wait for
+    /// it.
+    pub(crate) fn group_lost_one(&mut self, migration: MigrationId) {
+        if let Some(pid) = self.processes_in_migration(migration).first() {
+            self.hand_over_group(*pid);
+            self.restore_group(*pid);
+        }
+    }
+
+    fn abort_group_member(&mut self, pid: HomePid, why: &str) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        match &process.state {
+            State::Outgoing(outgoing) => {
+                let peer = outgoing.peer;
+                self.send_to_peer(peer, pid, &Message::Drop);
+                self.cancel_outgoing(pid, why);
+            }
+            State::HandedOver(outgoing) => {
+                let peer = outgoing.peer;
+                self.revoke(pid, why);
+                self.send_to_peer(peer, pid, &Message::Drop);
+            }
+            State::Returning(_) => {
+                process.state = State::Away;
+                self.abort_task(pid, why);
+                self.send(pid, &Message::Thaw);
+            }
+            State::Resident => {
+                self.abort_task(pid, why);
+                match self.quiesce_resident(pid) {
+                    Ok(true) => self.detach(pid),
+                    Ok(false) => {}
+                    Err(error) => self.handle_error(pid, &error),
+                }
+            }
+            _ => self.abort_task(pid, why),
+        }
+    }
+
+    /// The processes that are away and share memory with one that is away, including itself.
+    ///
+    /// A child in its parent's memory does not count. Its parent cannot move before the child has
+    /// executed a program or ended. If home must act for the child before that, it comes home
+    /// alone; if both waited for each other they would wait for ever.
+    pub(crate) fn sharers_away(&self, pid: HomePid) -> Vec<HomePid> {
+        let Some(process) = self.processes.get(&pid) else { return Vec::new() };
+        let mut all = vec![pid];
+        if process.in_parent_memory {
+            return all;
+        }
+        let mut objects = process.files.objects.clone();
+        loop {
+            let shares = |m: &&Process| {
+                let other = m.is_away() && !m.in_parent_memory && !all.contains(&m.pid);
+                other && !m.files.objects.is_disjoint(&objects)
+            };
+            let Some(other) = self.processes.values().find(shares) else { break };
+            all.push(other.pid);
+            objects.extend(&other.files.objects);
+        }
+        all.sort_unstable();
+        all
+    }
+
+    /// Has all processes that share memory with one that comes home come home too. Each is sent the
+    /// whole group, even if it got one before: a process that has forked since brings its child
+    /// along.
+    pub(crate) fn return_with_sharers(&mut self, pid: HomePid, migration: MigrationId) -> Vec<HomePid> {
+        let all = self.sharers_away(pid);
+        for other in all.iter().filter(|other| **other != pid) {
+            let Some(process) = self.processes.get_mut(other) else { continue };
+            if matches!(process.state, State::Returning(_)) {
+                continue;
+            }
+            // A move that a caller waits for continues from home.
+            self.requeue_task(*other);
+            self.abort_task(
+                *other,
+                "shared memory: it comes home with a process with which it shares memory",
+            );
+            let Some(process) = self.processes.get_mut(other) else { continue };
+            let from = self.peers[process.peer].node;
+            process.task = Some(MigrationTask { migration, ..MigrationTask::new(None, from) });
+            process.state = State::Returning(Box::default());
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    /// How many programs the child of the test has still to execute.
+    const EXECS_LEFT: &str = "TERN_TEST_LEFT";
+
+    /// Tests run in threads other than the first, so an exec takes over the first thread's tid.
+    #[test]
+    fn process_that_executes_programs_is_never_taken_for_gone() {
+        let left = std::env::var(EXECS_LEFT).map_or(150, |left| left.parse().unwrap());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "migrate::group::tests::process_that_executes_programs_is_never_taken_for_gone",
+            "--exact",
+        ]);
+        command.env(EXECS_LEFT, (left - 1).to_string());
+        command.args(["--test-threads", "2"]).stdout(std::process::Stdio::null());
+        if left == 0 {
+            return;
+        }
+        if std::env::var_os(EXECS_LEFT).is_some() {
+            panic!("{}", command.exec());
+        }
+        let mut child = command.spawn().unwrap();
+        let pid = HomePid(child.id() as i32);
+        let mut attempts = 0;
+        let ended = loop {
+            if Sharers::of(pid.0).is_err() && !not_found(pid).1 {
+                break child.try_wait().unwrap();
+            }
+            // A process that has exited and is not waited for shares nothing.
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            attempts += 1;
+        };
+        assert!(ended.is_some_and(|status| status.success()), "gone after {attempts} attempts: {ended:?}");
+    }
+}

@@ -1,0 +1,451 @@
+//! A process becomes a deputy.
+//!
+//! ```text
+//!  Resident ─ destination prepared ─▶ Outgoing ─ image sent, Ready ─▶ HandedOver ─ Running ─▶ Away
+//!      ▲                                 │                                │
+//!      └────── a failure: it runs on ────┴──── the link breaks first ─────┘
+//! ```
+//! Until its guest is known to run, the process's memory is kept. If the guest cannot have done
+//! anything yet (everything it does goes through home) the move can be revoked with a new epoch.
+
+use crate::process::blob;
+use crate::process::mailbox::{Mailbox, MailboxArea};
+use crate::process::space::HomeSpace;
+use crate::process::{Process, State};
+use crate::waker::Waker;
+use std::collections::HashSet;
+use tern_ids::{HomePid, NodeId, ShimId};
+use tern_image::apply::subtract;
+use tern_image::object::ObjectId;
+use tern_image::pages::PageFinder;
+use tern_image::process::{Action, SIG_IGN, Unmovable, check_registers, is_ignored_by_default};
+use tern_image::{ProcessImage, Reserve, ThreadImage};
+use tern_migrate::message::Offer;
+use tern_migrate::source::{MemorySender, ProcessSender};
+use tern_migrate::target;
+use tern_tracee::inject::{self, Injection, Site};
+use tern_tracee::procfs;
+use tern_tracee::siginfo::{Siginfo, signal_of};
+use tern_tracee::stop::{EXIT_KILL, FOLLOW, FOLLOW_THREADS, Stop, Stopped};
+use tern_tracee::write_tracker::WriteTracker;
+use tern_tracee::{Error, Memory, Result};
+
+/// Smaller processes (KiB) are not tracked while they run, but stopped and copied at once.
+const MIN_TRACKED_KIB: u64 = 8 << 10;
+
+/// A process that is leaving home.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// The peer that will hold it.
+    pub(crate) peer: usize,
+    pub(crate) source: Option<MemorySender>,
+    pub(crate) sending: Option<ProcessSender>,
+    /// Address range of its vDSO. No thread may be stopped in it, since the destination may have
+    /// another.
+    pub(crate) vdso: std::ops::Range<u64>,
+    /// The captured image.
+    pub(crate) image: Option<Box<ProcessImage>>,
+    /// It is ready to be frozen.
+    pub(crate) ready: bool,
+    /// The shared memory whose content is sent with it.
+    pub(crate) carried_objects: HashSet<ObjectId>,
+    /// The memory that it shares, as described when it was stopped.
+    pub(crate) live_objects: HashSet<ObjectId>,
+    /// Everything has arrived at the destination.
+    pub(crate) arrived: bool,
+}
+
+impl Process {
+    /// Takes the stop of a stopped thread, which then counts as running until the stop is put back.
+    ///
+    /// # Errors
+    /// If it is not stopped.
+    pub(crate) fn take_stopped(&mut self, tid: HomePid) -> Result<Stopped> {
+        self.thread(tid)?.stopped.take().ok_or(Error::Gone { pid: tid.0 })
+    }
+
+    /// Runs `work` in a stopped thread of a process at home, by injection.
+    pub(crate) fn inject<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
+    ) -> Result<T> {
+        let tid = self.any_thread()?;
+        let (mut injection, _, _) = inject::through_vdso(self.take_stopped(tid)?)?;
+        let done = work(self, &mut injection);
+        self.set_stopped(injection.finish()?)?;
+        done
+    }
+
+    /// Prepares a stopped process for its departure: reserves an address range in it, starts to
+    /// track its writes if that pays, and builds the offer. It stays stopped.
+    ///
+    /// # Errors
+    /// If it is gone or has no free address range; it is then unchanged.
+    pub(crate) fn prepare(&mut self, peer: usize, home: (NodeId, ShimId)) -> Result<Offer> {
+        let pid = self.memory.pid();
+        let (reserve, tracker) = self.inject(|_process, injection| {
+            let reserve = Reserve::map_new(injection)?;
+            // A child that it forks before it leaves must not inherit the reserved range.
+            let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
+            injection.must("keep the reserved range out of children", libc::SYS_madvise, dont_fork)?;
+            let mut tracker = None;
+            if procfs::status(pid)?.resident_kib >= MIN_TRACKED_KIB {
+                tracker = WriteTracker::begin(pid, &mut |nr, args| injection.call(nr, args)).ok();
+            }
+            Ok((reserve, tracker))
+        })?;
+        self.memory = Memory::open(pid)?;
+        let maps = procfs::maps(pid)?;
+        let machine = tern_migrate::machine::describe(&self.memory, &maps)?;
+        let vdso = maps.iter().find(|m| m.name == b"[vdso]").map_or(0..0, |m| m.start..m.end);
+        let source = MemorySender::new(self.pid, Memory::open(pid)?, PageFinder::new(pid, tracker, true)?);
+        self.reserve = Some(reserve);
+        self.machine = Some(machine);
+        let outgoing = Outgoing {
+            peer,
+            source: Some(source),
+            sending: None,
+            vdso,
+            image: None,
+            ready: false,
+            carried_objects: HashSet::new(),
+            live_objects: HashSet::new(),
+            arrived: false,
+        };
+        self.state = State::Outgoing(Box::new(outgoing));
+        self.offer(home)
+    }
+
+    /// Resumes a prepared process while it is sent. If the shim has cut a transfer of one of its
+    /// threads short, it stays stopped until the rest can be transferred.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn resume_while_sending(&mut self) -> Result<()> {
+        if self.threads.values().any(|thread| thread.partial.is_some()) {
+            return Ok(());
+        }
+        self.resume_all()
+    }
+
+    /// Resumes all stopped threads.
+    ///
+    /// # Errors
+    /// If one was in an inconsistent state. Threads that are gone are ignored.
+    pub(crate) fn resume_all(&mut self) -> Result<()> {
+        for thread in self.threads.values_mut() {
+            thread.stop_wanted = false;
+            match thread.stopped.take().map(resume_natively) {
+                Some(Err(error)) if !error.is_gone() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that all its threads, which are stopped, run 64-bit code.
+    pub(crate) fn check_registers(&self) -> std::result::Result<(), Unmovable> {
+        let stopped = self.threads.values().filter_map(|thread| thread.stopped.as_ref());
+        stopped
+            .filter_map(|stopped| stopped.registers().ok())
+            .try_for_each(|registers| check_registers(&registers))
+    }
+
+    /// Builds the offer for a node, with a new epoch.
+    ///
+    /// # Errors
+    /// If the process has not been prepared.
+    pub(crate) fn offer(&mut self, (home, shim): (NodeId, ShimId)) -> Result<Offer> {
+        self.offered_epoch = self.offered_epoch.max(self.epoch).next();
+        let inconsistent =
+            || Error::Inconsistent { what: "offered before it was prepared".into(), pid: self.pid.0 };
+        Ok(Offer {
+            version: tern_image::VERSION,
+            migration: self.task.as_ref().map(|t| t.migration).ok_or_else(inconsistent)?,
+            pid: self.pid,
+            epoch: self.offered_epoch,
+            home,
+            shim,
+            own_pid: self.own_pid,
+            command: self.command.clone(),
+            reserve: self.reserve.ok_or_else(inconsistent)?,
+            wall: tern_migrate::wall::now(),
+            machine: self.machine.clone().ok_or_else(inconsistent)?,
+        })
+    }
+
+    /// Undoes the preparation of a stopped process, so that it can continue at home.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn undo_prepare(&mut self) -> Result<()> {
+        self.state = State::Resident;
+        for thread in self.threads.values_mut() {
+            // A transfer that the shim has cut short ends as a short count.
+            if let (Some(partial), Some(stopped)) = (thread.partial.take(), &thread.stopped) {
+                let mut registers = stopped.registers()?;
+                partial.restore_arguments(&mut registers);
+                (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
+                registers.rip += 2;
+                stopped.set_registers(&registers)?;
+            }
+        }
+        let Some(reserve) = self.reserve.take() else { return Ok(()) };
+        let tids: Vec<HomePid> = self.threads.keys().copied().collect();
+        let memory = Memory::open(self.memory.pid())?;
+        self.inject(|process, injection| {
+            for tid in tids {
+                process.raise_unacked((&mut *injection, &memory), reserve, tid)?;
+            }
+            reserve.release(injection)
+        })
+    }
+
+    /// Makes a stopped and captured process the deputy of its next epoch and lets it wait for
+    /// calls. The guest may run already; its calls wait until then.
+    ///
+    /// # Errors
+    /// If it is gone, or has no free file descriptor at the moment. The flag is true if it is
+    /// stopped again as it was.
+    pub(crate) fn become_deputy(
+        &mut self,
+        image: &ProcessImage,
+        waker: &Waker,
+    ) -> std::result::Result<(), (Error, bool)> {
+        let Some(reserve) = self.reserve else { return Err((Error::Gone { pid: self.pid.0 }, false)) };
+        let mut injections = self.injections().map_err(|error| (error, false))?;
+        match self.set_up_deputy(&mut injections, reserve, image, waker) {
+            Ok(()) => {
+                self.actions.clone_from(&image.actions);
+                // These signals were taken from the kernel before the hand-over.
+                let unacked = self.threads.values().flat_map(|thread| &thread.unacked);
+                let taken: Vec<i32> = unacked.map(|(_, info)| signal_of(info)).collect();
+                taken.into_iter().for_each(|signal| self.handler_invoked(signal));
+                self.start_blobs(injections, reserve).map_err(|error| (error, false))
+            }
+            Err(error) => {
+                let back = self.undo_deputy(injections, reserve, image);
+                Err((error, back.is_ok()))
+            }
+        }
+    }
+
+    /// Begins an injection into each of its threads, which are stopped.
+    pub(crate) fn injections(&mut self) -> Result<Vec<Injection>> {
+        let tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
+        let site = Site::in_vdso(&self.memory, &procfs::maps(self.memory.pid())?)?;
+        tids.into_iter().map(|tid| Injection::begin(self.take_stopped(tid)?, site)).collect()
+    }
+
+    fn set_up_deputy(
+        &mut self,
+        injections: &mut [Injection],
+        reserve: Reserve,
+        image: &ProcessImage,
+        waker: &Waker,
+    ) -> Result<()> {
+        let memory = Memory::open(self.memory.pid())?;
+        memory.write_forced(reserve.start, blob::code())?;
+        (self.area_count, self.free_areas, self.orphaned_mappings) = (0, Vec::new(), Vec::new());
+        tern_image::thread::clear_kernel_pointers(injections, &memory, reserve)?;
+        self.take_timers(injections, &memory, reserve)?;
+        let others: Vec<MailboxArea> = injections.iter().skip(1).map(|_| self.next_area()).collect();
+        let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
+        let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
+        first.must("let children inherit the reserved range", libc::SYS_madvise, do_fork)?;
+        self.reset_handlers(first, &memory, reserve, image)?;
+        let mut mailboxes =
+            vec![Mailbox::create(first, reserve, MailboxArea::primary(reserve), waker.clone())?];
+        mailboxes.extend(Mailbox::create_all(first, reserve, &others, waker.clone())?);
+        for (injection, mailbox) in injections.iter().zip(mailboxes) {
+            self.thread(HomePid(injection.pid()))?.mailbox = Some(mailbox);
+            // If the shim dies the guest is lost, so the deputy must die too.
+            injection.stopped()?.set_options(FOLLOW | EXIT_KILL)?;
+        }
+        Ok(())
+    }
+
+    /// A free area for the mailbox of another thread.
+    pub(crate) fn next_area(&mut self) -> MailboxArea {
+        self.free_areas.pop().unwrap_or_else(|| {
+            self.area_count += 1;
+            MailboxArea::secondary(self.area_count)
+        })
+    }
+
+    /// Starts the blob in deputy threads under injection.
+    fn start_blobs(&mut self, injections: Vec<Injection>, reserve: Reserve) -> Result<()> {
+        for injection in injections {
+            let tid = HomePid(injection.pid());
+            let thread = self.thread(tid)?;
+            (thread.stop_wanted, thread.partial) = (false, None);
+            let area = thread.mailbox.as_ref().map_or(MailboxArea::primary(reserve), Mailbox::area);
+            let registers = Self::blob_registers(injection.saved_registers(), reserve, area);
+            let mask = injection.saved_mask();
+            resume_natively(injection.finish_with(&registers, mask)?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether job control has stopped it, as far as its stopped threads show.
+    pub(crate) fn is_job_stopped(&self) -> bool {
+        let stopped = self.threads.values().filter_map(|thread| thread.stopped.as_ref());
+        stopped.map(|stopped| stopped.stop).any(|stop| matches!(stop, Stop::Group(_)))
+    }
+
+    /// Undoes a partial or complete change into a deputy. The process stays stopped, without the
+    /// reserved range.
+    fn undo_deputy(
+        &mut self,
+        mut injections: Vec<Injection>,
+        reserve: Reserve,
+        image: &ProcessImage,
+    ) -> Result<()> {
+        let memory = Memory::open(self.memory.pid())?;
+        let tids = injections.iter().map(|injection| HomePid(injection.pid()));
+        let images = tids.map(|tid| thread_image(image, tid)).collect::<Result<Vec<&ThreadImage>>>()?;
+        let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
+        image.restore(&mut HomeSpace::new(first, &memory, reserve, &[]), &memory, reserve, None)?;
+        self.restore_timers(first, &memory, reserve)?;
+        tern_image::thread::restore(&mut injections, &images, &memory, reserve.small_batch_area())?;
+        for injection in &mut injections {
+            let tid = HomePid(injection.pid());
+            injection.stopped()?.set_options(FOLLOW_THREADS)?;
+            // Signals that were sent to a guest that never ran.
+            self.raise_unacked((injection, &memory), reserve, tid)?;
+        }
+        let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
+        let last = injections.len().saturating_sub(1);
+        for ((at, mut injection), thread) in injections.into_iter().enumerate().zip(images) {
+            if at == last {
+                injection.set_site(vdso);
+                self.release_reserve(&mut injection, reserve)?;
+            }
+            self.set_stopped(injection.finish_with(&thread.registers, thread.sigmask)?)?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps the reserved range and all other mappings made for the deputy.
+    pub(crate) fn release_reserve(&mut self, injection: &mut Injection, reserve: Reserve) -> Result<()> {
+        let mailboxes = self.threads.values_mut().filter_map(|thread| thread.mailbox.take());
+        let mut own_ranges: Vec<(u64, u64)> = mailboxes.filter_map(|mailbox| mailbox.large_range()).collect();
+        own_ranges.append(&mut self.orphaned_mappings);
+        if self.area_count > 0 {
+            own_ranges.push(MailboxArea::secondary_range(self.area_count));
+        }
+        own_ranges.append(&mut self.placeholders);
+        for (start, end) in own_ranges {
+            injection.must("release a mailbox", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
+        }
+        (self.area_count, self.free_areas, self.reserve) = (0, Vec::new(), None);
+        reserve.release(injection)
+    }
+
+    /// The registers with which a deputy thread starts the blob.
+    pub(crate) fn blob_registers(
+        from: &tern_tracee::Registers,
+        reserve: Reserve,
+        area: MailboxArea,
+    ) -> tern_tracee::Registers {
+        let cleared = from.calling(reserve.start, 0, &[0; 6]);
+        // The program's stack pointer may be on its signal stack, which could then not be changed.
+        tern_tracee::Registers { rbx: area.at, rsp: reserve.end() - 256, ..cleared }
+    }
+
+    /// Sets the default action where the program has handlers: their code is gone from the deputy.
+    /// Not for signals ignored by default: setting that action would discard a pending one.
+    fn reset_handlers(
+        &self,
+        injection: &mut Injection,
+        memory: &Memory,
+        reserve: Reserve,
+        image: &ProcessImage,
+    ) -> Result<()> {
+        let handled =
+            |(at, action): &(usize, &Action)| action[0] > SIG_IGN && !is_ignored_by_default(*at as i32 + 1);
+        for (at, action) in image.actions.iter().enumerate().filter(handled) {
+            let mut space = HomeSpace::new(injection, memory, reserve, &[]);
+            let default = [0, action[1], action[2], action[3]];
+            tern_image::process::set_signal_action(&mut space, memory, reserve, at as u64 + 1, &default)?;
+        }
+        Ok(())
+    }
+
+    /// Turns a stopped deputy back into the stopped process. Its guest cannot have begun.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn revoke(&mut self, image: &ProcessImage) -> Result<()> {
+        let inconsistent =
+            || Error::Inconsistent { what: "revoked before it was handed over".into(), pid: self.pid.0 };
+        let reserve = self.reserve.ok_or_else(inconsistent)?;
+        let tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
+        let site = Site(reserve.start + blob::call_site());
+        let mut injections = Vec::with_capacity(tids.len());
+        for tid in tids {
+            injections.push(Injection::begin(self.take_stopped(tid)?, site)?);
+        }
+        self.state = State::Resident;
+        self.undo_deputy(injections, reserve, image)
+    }
+
+    /// Frees the memory of a deputy whose guest runs, through one stopped thread, and resumes that:
+    /// all private pages except those with the arguments and the environment, which `ps` reads.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn free_memory(&mut self, stopped: Stopped, image: &ProcessImage) -> Result<()> {
+        let keep = procfs::stat(stopped.pid())?.argument_pages();
+        let Some(reserve) = self.reserve else { return self.resume_unnoticed(stopped) };
+        let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
+        for region in image.layout.regions.iter().filter(|r| r.is_private()) {
+            for (start, end) in subtract(region.start, region.end, [keep].into_iter()) {
+                // Sealed memory stays, and before Linux 5.18 locked memory; that only costs memory.
+                for how in [target::MADV_DONTNEED_LOCKED, libc::MADV_DONTNEED as u64] {
+                    if injection.call(libc::SYS_madvise, [start, end - start, how, 0, 0, 0])? == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)
+    }
+}
+
+/// Resumes a thread from a stop that the program must not notice. A group stop stays one.
+fn resume_natively(stopped: Stopped) -> Result<()> {
+    if matches!(stopped.stop, Stop::Group(_)) { stopped.listen() } else { stopped.resume(0) }
+}
+
+/// The image of one thread.
+///
+/// # Errors
+/// If the process's image has no such thread.
+pub(crate) fn thread_image(image: &ProcessImage, tid: HomePid) -> Result<&ThreadImage> {
+    let thread = image.threads.iter().find(|thread| thread.tid == tid);
+    thread.ok_or_else(|| Error::Inconsistent { what: "missing in its process's image".into(), pid: tid.0 })
+}
+
+/// Has a thread under injection queue signals to itself that had been taken from it. To itself a
+/// thread may send any siginfo, including the kernel's own. `own` is its pid and tid in its own pid
+/// namespace.
+///
+/// # Errors
+/// If it is gone.
+pub(crate) fn raise_natively(
+    injection: &mut Injection,
+    memory: &Memory,
+    reserve: Reserve,
+    own: (i32, i32),
+    infos: &[Siginfo],
+) -> Result<()> {
+    for info in infos {
+        memory.write(reserve.scratch(), info)?;
+        let signal = signal_of(info) as u64;
+        let args = [own.0 as u64, own.1 as u64, signal, reserve.scratch(), 0, 0];
+        let _full_queue_loses_it = injection.call(libc::SYS_rt_tgsigqueueinfo, args)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,363 @@
+//! A process leaves home: its sending, the hand-over, and the way back if that fails.
+
+use crate::migrate::hollow::Outgoing;
+use crate::migrate::source::OutgoingSource;
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use tern_ids::HomePid;
+use tern_image::content::ShowableFiles;
+use tern_migrate::message::Message;
+use tern_migrate::source::{ProcessSender, SendError};
+use tern_migrate::{Phase, fault};
+use tern_wire::Link;
+
+impl Shim {
+    /// Begins to send a stopped process to a peer. The process runs while it is sent, unless it
+    /// `stays_stopped`: one that is at its first instruction is to execute that at the destination.
+    pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: usize, stays_stopped: bool) {
+        let home = (self.start.node, self.start.id);
+        let Some(process) = self.processes.get(&pid) else { return };
+        let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
+            Ok(movable) => movable.and_then(|()| process.check_registers()).err().map(|why| why.to_string()),
+            Err(error) => {
+                self.requeue_task(pid);
+                Some(error.to_string())
+            }
+        };
+        if let Some(why) = why {
+            self.abort_task(pid, &why);
+            self.detach(pid);
+            return;
+        }
+        self.set_guest_node(pid, peer);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        match process.prepare(peer, home) {
+            Ok(offer) => {
+                let sent = self.peers[peer].send(pid, &Message::Offer(Box::new(offer)), &[]);
+                if sent.is_err() {
+                    self.peer_lost(peer);
+                    self.cancel_outgoing(pid, "the link to that node was cut");
+                } else if !stays_stopped
+                    && let Some(Err(error)) = self.processes.get_mut(&pid).map(Process::resume_while_sending)
+                {
+                    self.handle_error(pid, &error);
+                }
+            }
+            Err(error) => {
+                // Half prepared: detach as it is; a reserved range is only address space. If a
+                // thread is gone, but not the process, another thread executes a program.
+                if error.is_gone() {
+                    self.requeue_task(pid);
+                }
+                self.abort_task(pid, &error.to_string());
+                self.detach(pid);
+            }
+        }
+    }
+
+    /// Cancels a move that has not been handed over: the process continues at home.
+    pub(crate) fn cancel_outgoing(&mut self, pid: HomePid, why: &str) {
+        self.abort_task(pid, why);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        // An exec from now on must not begin the move again.
+        process.state = State::Resident;
+        let done = self.quiesce_resident(pid).and_then(|stopped| match self.processes.get_mut(&pid) {
+            Some(process) if stopped => process.undo_prepare().map(|()| true),
+            _ => Ok(false),
+        });
+        match done {
+            Ok(true) => self.detach(pid),
+            Ok(false) => {}
+            Err(error) => self.handle_error(pid, &error),
+        }
+    }
+
+    /// Runs `work` on a departing process and its link. If the process must be stopped for the work
+    /// it is quiesced and the work is repeated, unless it executes a program meanwhile: then the
+    /// move begins again.
+    pub(crate) fn with_outgoing(
+        &mut self,
+        pid: HomePid,
+        mut work: impl FnMut(&mut Outgoing, &mut OutgoingSource<'_>, &mut Link) -> Result<bool, SendError>,
+    ) {
+        loop {
+            let group = self.group_progress(pid);
+            let Some(process) = self.processes.get_mut(&pid) else { return };
+            let State::Outgoing(mut outgoing) = std::mem::replace(&mut process.state, State::Resident) else {
+                return;
+            };
+            let image = outgoing.image.take();
+            let (ready, objects) = (outgoing.ready, &self.objects);
+            let (carried_objects, live_objects) =
+                (std::mem::take(&mut outgoing.carried_objects), std::mem::take(&mut outgoing.live_objects));
+            let must_stop = false;
+            let mut source = OutgoingSource {
+                process,
+                image,
+                group,
+                objects,
+                ready,
+                carried_objects,
+                live_objects,
+                must_stop,
+            };
+            let done = match self.peers.get_mut(outgoing.peer).and_then(|p| p.link.as_mut()) {
+                Some(link) => work(&mut outgoing, &mut source, link),
+                None => Err(tern_wire::LinkError::Closed.into()),
+            };
+            let must_stop = source.must_stop;
+            outgoing.image = source.image.take();
+            outgoing.ready = source.ready;
+            (outgoing.carried_objects, outgoing.live_objects) = (source.carried_objects, source.live_objects);
+            if let Some(task) = &mut process.task {
+                task.bytes = outgoing.sending.as_ref().map_or(0, ProcessSender::bytes);
+                task.frozen_at = outgoing.sending.as_ref().and_then(|s| s.frozen);
+            }
+            let peer = outgoing.peer;
+            process.state = State::Outgoing(outgoing);
+            match done {
+                Ok(_) | Err(SendError::AddressSpaceBusy) if must_stop => match self.quiesce_resident(pid) {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(error) => return self.handle_error(pid, &error),
+                },
+                Ok(_) => return,
+                Err(error) => {
+                    // It may be in the middle of an exec, which only its exec stop reveals.
+                    let unclear = matches!(error, SendError::Process(_) | SendError::File(_));
+                    if unclear && !process.is_stopped() && matches!(self.quiesce_resident(pid), Ok(false)) {
+                        return;
+                    }
+                    self.send_to_peer(peer, pid, &Message::Drop);
+                    // A thread is gone, but not the process: another thread has executed a program.
+                    if matches!(&error, SendError::Process(error) if error.is_gone()) {
+                        self.requeue_task(pid);
+                    }
+                    return self.cancel_outgoing(pid, &error.to_string());
+                }
+            }
+        }
+    }
+
+    pub(crate) fn handle_accepted(&mut self, pid: HomePid) {
+        match self.processes.get(&pid).map(|m| &m.state) {
+            Some(State::Remigrating(next)) => return self.depart_to_next_node(pid, *next),
+            Some(State::Outgoing(outgoing)) => {
+                // The peer reports with its first `Accepted` whether it mounts home's files.
+                self.set_guest_node(pid, outgoing.peer);
+            }
+            _ => {}
+        }
+        self.with_outgoing(pid, |outgoing, source, link| {
+            if outgoing.source.is_some() {
+                outgoing.sending = ProcessSender::begin(&mut outgoing.source, source, link)?;
+            }
+            Ok(false)
+        });
+    }
+
+    /// Sets the node that holds a process's guest, or will: it determines which files need not be
+    /// sent.
+    pub(crate) fn set_guest_node(&mut self, pid: HomePid, peer: usize) {
+        let peer = &self.peers[peer];
+        let shown = self.start.serves_files && peer.mounts_home_files;
+        let shows = if shown { ShowableFiles::Of(self.start.node) } else { ShowableFiles::Nothing };
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.files.set_guest(peer.node, shows);
+        }
+    }
+
+    pub(crate) fn handle_want(&mut self, pid: HomePid, indices: &[u32]) {
+        self.with_outgoing(pid, |outgoing, source, _link| match &mut outgoing.sending {
+            Some(sending) => sending.handle_file_request(indices, source).map(|()| false),
+            None => Ok(false),
+        });
+    }
+
+    /// Continues to send every process that leaves.
+    pub(crate) fn continue_sending(&mut self) {
+        let outgoing: Vec<HomePid> = self
+            .processes
+            .values()
+            .filter(|m| matches!(m.state, State::Outgoing(_)))
+            .map(|m| m.pid)
+            .collect();
+        for pid in outgoing {
+            self.check_group_complete(pid);
+            self.with_outgoing(pid, |outgoing, source, link| match &mut outgoing.sending {
+                Some(sending) => sending.advance(source, link),
+                None => Ok(false),
+            });
+        }
+    }
+
+    /// The destination holds everything: **the point of no return**. From here on the calls of the
+    /// new epoch are performed, and those of the old one, if any, are not. A group is handed over
+    /// when its last process has arrived.
+    pub(crate) fn hand_over(&mut self, pid: HomePid) {
+        fault::point("home", Phase::HandOver);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if let State::Remigrating(next) = process.state {
+            process.is_renumbered = false;
+            let old = std::mem::replace(&mut process.peer, next);
+            process.epoch = process.offered_epoch;
+            let epoch = process.epoch;
+            process.state = State::Switching(old);
+            self.set_guest_node(pid, next);
+            self.send_to_peer(next, pid, &Message::Go(epoch));
+            // Signals that the old guest may have received too late to pass on.
+            self.resend_signals(pid);
+            return;
+        }
+        let State::Outgoing(outgoing) = &mut process.state else { return };
+        outgoing.arrived = true;
+        self.hand_over_group(pid);
+    }
+
+    /// Hands over the group of a process if the last one has arrived.
+    pub(crate) fn hand_over_group(&mut self, pid: HomePid) {
+        let Some(State::Outgoing(outgoing)) = self.processes.get(&pid).map(|m| &m.state) else { return };
+        let peer = outgoing.peer;
+        let group = self.group_of(pid);
+        let mut epochs = Vec::with_capacity(group.len());
+        for pid in &group {
+            let Some(process) = self.processes.get_mut(pid) else { return };
+            match &process.state {
+                State::Outgoing(outgoing) if outgoing.arrived => {}
+                _ => return,
+            }
+            epochs.push((*pid, process.offered_epoch));
+        }
+        let is_ready =
+            |m: &Process| matches!(&m.state, State::Outgoing(o) if o.image.is_some() && m.is_stopped());
+        if !group.iter().filter_map(|pid| self.processes.get(pid)).all(is_ready) {
+            return self.cancel_outgoing(pid, "its node reported it ready before it was sent");
+        }
+        // Sent before the work here is done, for which the process would wait: its first calls wait
+        // in the link. Nothing that it does until then has an effect, so everything can be revoked.
+        let mut sent = Ok(());
+        for pid in &group {
+            // Pending signals must reach the guest before anything that may reveal that they
+            // were sent.
+            match self.processes.get_mut(pid).map(Process::take_pending_signals) {
+                Some(Ok(signals)) => {
+                    for (tid, signal) in signals {
+                        sent = sent.and_then(|()| self.peers[peer].send(tid, &signal, &[]));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.send_to_peer(peer, *pid, &Message::Drop);
+                    return self.cancel_outgoing(*pid, &error.to_string());
+                }
+                None => return,
+            }
+        }
+        for pid in &group {
+            let Some(process) = self.processes.get_mut(pid) else { return };
+            (process.is_renumbered, process.epoch) = (false, process.offered_epoch);
+            process.job_stopped = process.is_job_stopped();
+            if process.job_stopped {
+                sent = sent.and_then(|()| self.peers[peer].send(*pid, &Message::Stop(true), &[]));
+            }
+        }
+        let go = match *epochs {
+            [(_, epoch)] => Message::Go(epoch),
+            _ => Message::GoGroup(epochs),
+        };
+        let sent = sent.and_then(|()| self.peers[peer].send(pid, &go, &[]));
+        // If one cannot become a deputy, all stay and none is leaving any more; if it is gone, the
+        // others go.
+        group.into_iter().for_each(|pid| self.make_deputy(pid));
+        if sent.is_err() {
+            self.peer_lost(peer);
+        }
+        fault::point("home", Phase::Resume);
+    }
+
+    /// Turns a process whose guest was sent `Go` into a deputy. If that fails everything is
+    /// revoked.
+    fn make_deputy(&mut self, pid: HomePid) {
+        let waker = self.waker.clone();
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let state = std::mem::replace(&mut process.state, State::Resident);
+        let State::Outgoing(mut outgoing) = state else {
+            process.state = state;
+            return;
+        };
+        let Some(image) = outgoing.image.take() else { return };
+        let peer = outgoing.peer;
+        if let Err((error, back)) = process.become_deputy(&image, &waker) {
+            tracing::error!(%pid, %error, "a deputy could not be made");
+            process.epoch = process.epoch.next();
+            self.send_to_peer(peer, pid, &Message::Drop);
+            if back {
+                self.abort_task(pid, &error.to_string());
+                self.detach(pid);
+            } else {
+                self.handle_error(pid, &error);
+            }
+            return;
+        }
+        process.peer = peer;
+        outgoing.image = Some(image);
+        process.state = State::HandedOver(outgoing);
+    }
+
+    /// The guest runs, and so does its whole group: one message has started them all.
+    pub(crate) fn guest_running(&mut self, pid: HomePid) {
+        for pid in self.group_of(pid) {
+            self.confirm_running(pid);
+        }
+    }
+
+    fn confirm_running(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        match std::mem::replace(&mut process.state, State::Away) {
+            State::HandedOver(outgoing) => {
+                // The guest does not wait for this. Its calls, if any, are served next.
+                self.complete_task(pid);
+                self.resend_thresholds(pid);
+                let Some(image) = outgoing.image else { return };
+                let freed = self.with_process(pid, |process, stopped| process.free_memory(stopped, &image));
+                if let Err(error) = freed {
+                    self.handle_error(pid, &error);
+                }
+            }
+            State::Switching(old) => {
+                self.send_to_peer(old, pid, &Message::Drop);
+                self.complete_task(pid);
+                self.resend_thresholds(pid);
+            }
+            other => process.state = other,
+        }
+    }
+
+    /// Revokes a hand-over: a link broke, or a node refused, before the guest can have done
+    /// anything.
+    pub(crate) fn revoke(&mut self, pid: HomePid, why: &str) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if !matches!(process.state, State::HandedOver(_)) {
+            return;
+        }
+        // From here on all messages of its guest are ignored.
+        process.epoch = process.epoch.next();
+        let back = self.quiesce_deputy(pid).and_then(|stopped| {
+            let Some(process) = self.processes.get_mut(&pid).filter(|_| stopped) else { return Ok(false) };
+            let State::HandedOver(outgoing) = std::mem::replace(&mut process.state, State::Resident) else {
+                return Ok(false);
+            };
+            let inconsistent =
+                || tern_tracee::Error::Inconsistent { what: "revoked without an image".into(), pid: pid.0 };
+            let image = outgoing.image.ok_or_else(inconsistent)?;
+            process.revoke(&image).map(|()| true)
+        });
+        match back {
+            Ok(true) => {
+                self.abort_task(pid, why);
+                self.detach(pid);
+            }
+            Ok(false) => {}
+            Err(error) => self.handle_error(pid, &error),
+        }
+    }
+}

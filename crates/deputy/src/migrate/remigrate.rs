@@ -1,0 +1,190 @@
+//! A process that is away moves to another node, or comes home.
+
+use crate::process::{MigrationTask, Process, State};
+use crate::shim::{RETRY_TIMEOUT, Shim};
+use std::time::{Duration, Instant};
+use tern_ids::HomePid;
+use tern_image::ProcessImage;
+use tern_migrate::message::{Departure, Message, ProcessSync};
+use tern_migrate::{Phase, fault};
+
+impl Shim {
+    pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: usize) {
+        let home = (self.start.node, self.start.id);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        match process.offer(home) {
+            Ok(offer) => {
+                process.state = State::Remigrating(next);
+                self.send_to_peer(next, pid, &Message::Offer(Box::new(offer)));
+            }
+            Err(error) => self.abort_task(pid, &error.to_string()),
+        }
+    }
+
+    pub(crate) fn depart_to_next_node(&mut self, pid: HomePid, next: usize) {
+        let Some(life) = self.processes.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered_epoch)
+        else {
+            return;
+        };
+        if self.sharers_away(pid).len() > 1 {
+            self.send_to_peer(next, pid, &Message::Drop);
+            if let Some(process) = self.processes.get_mut(&pid) {
+                process.state = State::Away;
+            }
+            return self.abort_task(pid, "busy: it shares memory with a child by now; try again");
+        }
+        let peer = &self.peers[next];
+        let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
+        let departure = Departure::Onward { epoch: life, address, shim, fingerprint };
+        self.send(pid, &Message::Depart(departure));
+    }
+
+    /// The next node was lost before its guest can have done anything: the old guest gets a new
+    /// epoch.
+    pub(crate) fn cancel_switch(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let State::Switching(old) = std::mem::replace(&mut process.state, State::Away) else { return };
+        process.peer = old;
+        process.offered_epoch = process.offered_epoch.max(process.epoch).next();
+        // It is frozen under an earlier epoch. If it is out of reach too, it receives the new one
+        // when it reports on the next link.
+        process.is_renumbered = true;
+        process.epoch = process.offered_epoch;
+        let epoch = process.epoch;
+        self.set_guest_node(pid, old);
+        self.send(pid, &Message::Go(epoch));
+        self.resend_signals(pid);
+        self.abort_task(pid, "the link to that node was cut");
+        self.resend_thresholds(pid);
+    }
+
+    pub(crate) fn begin_return(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some(migration) = process.task.as_ref().map(|t| t.migration) else { return };
+        if !matches!(process.state, State::Returning(_)) {
+            process.state = State::Returning(Box::default());
+        }
+        let together = self.return_with_sharers(pid, migration);
+        // The process itself last: until then it does not depart, and none of the group can
+        // complete.
+        let others = together.iter().filter(|other| **other != pid);
+        for to in others.chain([&pid]) {
+            let together = together.clone();
+            self.send(*to, &Message::Depart(Departure::Home { migration, group: together }));
+        }
+    }
+
+    /// Fetches a process home for an operation that only home can do.
+    pub(crate) fn fetch_home(&mut self, pid: HomePid, why: &str) {
+        let Some(process) = self.processes.get_mut(&pid).filter(|m| matches!(m.state, State::Away)) else {
+            return;
+        };
+        let stays = process.record_forced_return();
+        // A move that a caller waits for, with a destination being prepared, continues from home.
+        if !stays {
+            self.requeue_task(pid);
+        }
+        self.abort_task(pid, why);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let from = self.peers[process.peer].node;
+        process.reason =
+            if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
+        tracing::info!(%pid, reason = process.reason, "it is fetched home");
+        process.task = Some(MigrationTask::new(None, from));
+        self.begin_return(pid);
+    }
+
+    /// The guest did not depart, and continues where it is.
+    pub(crate) fn departure_failed(&mut self, pid: HomePid, why: &str) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let patient = process.task.as_ref().is_some_and(|t| t.started_at.elapsed() < RETRY_TIMEOUT);
+        if why.starts_with("busy")
+            && patient
+            && matches!(process.state, State::Remigrating(_) | State::Returning(_))
+        {
+            process.retry_at = Some(Instant::now() + Duration::from_millis(10));
+            return;
+        }
+        match std::mem::replace(&mut process.state, State::Away) {
+            State::Remigrating(next) => self.send_to_peer(next, pid, &Message::Drop),
+            State::Returning(_) => {}
+            other => {
+                process.state = other;
+                return;
+            }
+        }
+        self.abort_task(pid, why);
+    }
+
+    /// Asks guests that were busy to depart again.
+    pub(crate) fn retry_busy_guests(&mut self) {
+        let due = |m: &&mut Process| m.retry_at.is_some_and(|at| at <= Instant::now());
+        let due: Vec<HomePid> = self.processes.values_mut().filter(due).map(|m| m.pid).collect();
+        for pid in due {
+            let Some(process) = self.processes.get_mut(&pid) else { continue };
+            process.retry_at = None;
+            match process.state {
+                // With a new offer, so that parts sent under the previous epoch are not mixed in.
+                State::Remigrating(next) => self.begin_remigration(pid, next),
+                State::Returning(_) => self.begin_return(pid),
+                _ => {}
+            }
+        }
+    }
+
+    /// A process on its way home has arrived completely. It waits for the rest of its group.
+    pub(crate) fn handle_arrival(&mut self, pid: HomePid, image: &ProcessImage, talk: &ProcessSync) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let State::Returning(returning) = &mut process.state else { return };
+        returning.arrived = Some(Box::new((image.clone(), talk.clone())));
+        self.restore_group(pid);
+    }
+
+    /// Restores the group of a process at home if the last one has arrived.
+    pub(crate) fn restore_group(&mut self, pid: HomePid) {
+        let group = self.group_of(pid);
+        let arrived =
+            |m: &Process| matches!(&m.state, State::Returning(returning) if returning.arrived.is_some());
+        if group.iter().filter_map(|pid| self.processes.get(pid)).all(arrived) {
+            group.into_iter().for_each(|pid| self.finish_return(pid));
+        }
+    }
+
+    fn finish_return(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let State::Returning(returning) = &mut process.state else { return };
+        let Some(arrived) = returning.arrived.take() else { return };
+        let (image, talk) = (&arrived.0, &arrived.1);
+        if let Some(task) = &mut process.task {
+            task.bytes = returning.bytes;
+            task.frozen_at = Instant::now().checked_sub(Duration::from_micros(talk.frozen_us));
+        }
+        fault::point("home", Phase::HandOver);
+        // If the clock was set back here while the process was away, the process sees it go back,
+        // like all others on this node.
+        if let Err(behind) = tern_migrate::wall::wait_until(talk.wall) {
+            tracing::warn!(%pid, %behind);
+        }
+        // The point of no return of a journey home: the guest's epoch ends here. None of its calls
+        // is performed any more, whether or not the `Drop` below arrives.
+        process.epoch = process.epoch.next();
+        process.in_parent_memory = false;
+        process.usage_away = talk.used;
+        process.thread_usage =
+            image.threads.iter().zip(&talk.threads).map(|(thread, talk)| (thread.tid, talk.used)).collect();
+        let peer = process.peer;
+        let home = self.restore_process(pid, image, talk);
+        self.send_to_peer(peer, pid, &Message::Drop);
+        match home {
+            Ok(Some(remainders)) => {
+                self.complete_task(pid);
+                self.detach(pid);
+                for (tid, request) in remainders {
+                    self.post_remainder(tid, request);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.handle_error(pid, &error),
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! Requests of ternd to a home shim: lists of processes, and moves to begin.
+
+use crate::links::peer::Peer;
+use crate::links::ternd;
+use crate::migrate::frozen::Frozen;
+use crate::migrate::group::{GroupRefusal, not_found};
+use crate::process::thread::Thread;
+use crate::process::{MigrationTask, Process, State};
+use crate::shim::{RETRY_TIMEOUT, Shim, ShimEvent};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tern_control::control_socket::{self, PendingRequest};
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{Destination, ProcessRow, Refusal, RefusalKind, Reply, Request, Usage};
+use tern_ids::{HomePid, MigrationId, NodeId};
+use tern_image::process::Unmovable;
+use tern_migrate::message::{Message, send};
+use tern_tracee::procfs;
+use tern_tracee::stop::{self};
+use tern_wire::{Ephemeral, Link, Preamble};
+
+/// How long a guest shim may take for the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long to wait for another shim that holds a process which must move together with one of
+/// ours.
+const OTHER_SHIM_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Minimum number of times the clocks are sent to a guest shim. It keeps the fastest sample.
+const MIN_CLOCK_SAMPLES: usize = 6;
+
+/// A sample this fast is good enough: the guest's clocks lag by the transit time of the sample.
+/// Until one is, as on busy CPUs, more are sent...
+const FAST_CLOCK_SAMPLE: Duration = Duration::from_micros(200);
+
+/// ... until this many took as long as the fastest, within a tenth, as on a slower network...
+const MIN_SIMILAR_SAMPLES: usize = 5;
+
+/// ... or until this time is over. With four other moves and busy shims on two CPUs, 2 of 150 runs
+/// had no sample below 2 ms within 50 ms.
+const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
+
+impl Shim {
+    pub(crate) fn handle_requests(&mut self) {
+        while let Some(caller) = self.door.accept() {
+            match caller.request().clone() {
+                ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.rows())),
+                ShimRequest::Owns { pid } => {
+                    let is_ours =
+                        self.processes.contains_key(&pid) || self.detached.iter().any(|h| h.row.pid == pid);
+                    caller.reply(&if is_ours { ShimReply::Done } else { control_socket::not_held() });
+                }
+                ShimRequest::Awaits { pid, epoch } => {
+                    let awaits = self.processes.get(&pid).is_some_and(|m| m.awaits(epoch));
+                    caller.reply(&if awaits { ShimReply::Done } else { control_socket::not_held() });
+                }
+                ShimRequest::Migrate { pid, to } => self.begin_migration(pid, to, caller, Instant::now()),
+                ShimRequest::AtExec { pid, candidates, .. } => self.hold_at_exec(pid, &candidates, caller),
+                ShimRequest::Continue { pid } => self.continue_frozen(pid, caller),
+                // Requests for other programs.
+                _ => caller.reply(&control_socket::not_held()),
+            }
+        }
+    }
+
+    pub(crate) fn rows(&self) -> Vec<ProcessRow> {
+        let detached =
+            self.detached.iter().filter(|h| !self.processes.contains_key(&h.row.pid)).map(|h| h.row.clone());
+        self.processes.values().map(|m| self.row(m)).chain(detached).collect()
+    }
+
+    /// The row of a process as `mps` shows it.
+    pub(crate) fn row(&self, m: &Process) -> ProcessRow {
+        let suspended = m.is_away() && self.peers[m.peer].link.is_none();
+        let at_home = procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds());
+        ProcessRow {
+            pid: m.pid,
+            uid: m.uid,
+            r#where: Some(self.current_node(m)),
+            from: None,
+            state: if suspended { "suspended" } else { m.state_name() }.into(),
+            cpu_seconds: at_home + m.usage_away.seconds(),
+            migrations: m.migrations,
+            reason: m.reason.clone(),
+            command: m.command.clone(),
+            usage: Usage {
+                memory: if m.is_away() { m.demand.memory } else { 0 },
+                waited_seconds: m.demand.cpu_wait_ns as f64 / 1e9,
+                calls: m.call_count,
+                call_bytes: m.call_bytes,
+                local_bytes: if m.is_away() { m.demand.local_io } else { 0 },
+            },
+            started: None,
+        }
+    }
+
+    /// Seizes all threads of a process that runs at home.
+    pub(crate) fn seize(&mut self, pid: HomePid) -> tern_tracee::Result<()> {
+        if self.processes.contains_key(&pid) {
+            return Ok(());
+        }
+        let mut process = Process::new_resident(pid, &self.start.cache_dir)?;
+        // Most processes have one thread.
+        if !seize_threads(&mut process, false)? {
+            tern_tracee::reap::with_reaper(pid.0, || seize_threads(&mut process, true))?;
+        }
+        let before = self.detached.iter().find(|h| h.row.pid == pid && h.is_alive());
+        let mut process = Process {
+            forced_returns: before.map(|h| h.forced_returns.clone()).unwrap_or_default(),
+            ..process
+        };
+        if let Some(saved_usage) = self.usage_store.take(pid, process.started) {
+            process.restore_usage(saved_usage);
+        }
+        self.processes.insert(pid, process);
+        Ok(())
+    }
+
+    /// Begins a move requested at `since`. One that cannot begin now is queued.
+    pub(crate) fn begin_migration(
+        &mut self,
+        pid: HomePid,
+        to: Destination,
+        caller: PendingRequest,
+        since: Instant,
+    ) {
+        let home = self.start.node;
+        let refuse = |caller: PendingRequest, kind, why: &str| {
+            caller.reply(&ShimReply::Refused(Refusal::new(kind, why)));
+        };
+        let to = if to == Destination::Node(home) { Destination::Home } else { to };
+        if let Some(process) = self.processes.get_mut(&pid) {
+            if process.frozen.is_some() {
+                let again = to == Destination::Frozen;
+                let kind = if again { RefusalKind::BadRequest } else { RefusalKind::CannotMove };
+                let why = format!("process {pid} is frozen{}", if again { " already" } else { "" });
+                let refusal = Refusal::new(kind, why).hint(format!("migrate {pid} continue"));
+                return caller.reply(&ShimReply::Refused(refusal));
+            }
+            if to == Destination::Frozen && matches!(process.state, State::Draining) {
+                process.frozen = Some(Frozen::Requested);
+                return caller.reply(&ShimReply::Done);
+            }
+        }
+        let known = self.processes.get(&pid);
+        if known.is_some_and(is_busy) {
+            self.queued_moves.push((since, pid, to, caller));
+            return;
+        }
+        let away = known.is_some_and(Process::is_away);
+        let from = known.map_or(home, |m| self.current_node(m));
+        match (to, away) {
+            (Destination::Balance, _) => {
+                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
+            }
+            (Destination::Home, false) => {
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"));
+            }
+            (Destination::Node(node), _) if node == from => {
+                refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is on node {node} already"));
+            }
+            (Destination::Frozen, false) => self.freeze_at_home(pid, caller, since),
+            (Destination::Home | Destination::Frozen, true) => {
+                let Some(process) = self.processes.get_mut(&pid) else { return };
+                if !matches!(process.state, State::Away) || self.peers[process.peer].link.is_none() {
+                    return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
+                }
+                process.task = Some(MigrationTask::new(Some((caller, to)), from));
+                process.frozen = (to == Destination::Frozen).then_some(Frozen::Requested);
+                self.begin_return(pid);
+            }
+            (Destination::Node(_), true) if self.sharers_away(pid).len() > 1 => {
+                self.migrate_via_home(pid, to, caller, since);
+            }
+            (Destination::Node(node), _) => {
+                let group = match if away { Ok(vec![pid]) } else { self.seize_group(pid) } {
+                    Ok(group) => group,
+                    // The shim with the lower pid seizes the whole group, unless it takes too long.
+                    Err(GroupRefusal { held_by: Some((by, other)), .. })
+                        if by < std::process::id() as i32 || since.elapsed() > OTHER_SHIM_TIMEOUT =>
+                    {
+                        return caller.reply(&ShimReply::HeldWith { pid: other });
+                    }
+                    Err(GroupRefusal { is_transient: true, .. }) if since.elapsed() < RETRY_TIMEOUT => {
+                        self.queued_moves.push((since, pid, to, caller));
+                        return;
+                    }
+                    Err(why) => return caller.reply(&ShimReply::Refused(why.refusal)),
+                };
+                let task = MigrationTask::new(Some((caller, to)), from);
+                self.prepare_destination(pid, group.clone(), vec![node], task.migration);
+                for other in group.into_iter().filter(|other| *other != pid) {
+                    if let Some(process) = self.processes.get_mut(&other) {
+                        process.task = Some(MigrationTask {
+                            migration: task.migration,
+                            ..MigrationTask::new(None, from)
+                        });
+                    }
+                }
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.task = Some(task);
+                }
+            }
+        }
+    }
+
+    /// Moves a process that shares memory to another node by way of home, where its group is
+    /// complete and leaves together.
+    fn migrate_via_home(&mut self, pid: HomePid, to: Destination, caller: PendingRequest, since: Instant) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let reachable = matches!(process.state, State::Away) && self.peers[process.peer].link.is_some();
+        if !reachable || since.elapsed() > RETRY_TIMEOUT {
+            let why = if reachable {
+                "busy: it does not come home; try again"
+            } else {
+                "suspended: its node is out of reach"
+            };
+            return caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
+        }
+        let from = self.peers[process.peer].node;
+        process.task = Some(MigrationTask::new(None, from));
+        self.begin_return(pid);
+        self.queued_moves.push((since, pid, to, caller));
+    }
+
+    /// Retries the moves that were queued.
+    pub(crate) fn retry_queued_moves(&mut self) {
+        for (since, pid, to, caller) in std::mem::take(&mut self.queued_moves) {
+            if !self.processes.get(&pid).is_some_and(is_busy) {
+                self.begin_migration(pid, to, caller, since);
+            } else if since.elapsed() < RETRY_TIMEOUT {
+                self.queued_moves.push((since, pid, to, caller));
+            } else {
+                let why = "busy: it is on its way, or a call of it is still under way at home; try again";
+                caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
+            }
+        }
+    }
+
+    /// Checks whether a process at home can leave, and seizes it. The error holds the reason and
+    /// whether it is transient.
+    pub(crate) fn seize_movable(&mut self, pid: HomePid) -> Result<(), (Refusal, bool)> {
+        let tracer = if self.processes.contains_key(&pid) { std::process::id() as i32 } else { 0 };
+        let movable = tern_image::process::check(pid.0, tracer).map_err(|_gone| not_found(pid))?;
+        movable.map_err(|reason| {
+            // A vfork ends as soon as the child executes its program.
+            let is_transient = matches!(reason, Unmovable::SharedAddressSpace(_));
+            (Refusal::new(RefusalKind::CannotMove, reason.to_string()), is_transient)
+        })?;
+        let several = || procfs::status(pid.0).is_ok_and(|status| status.threads > 1);
+        let before = several();
+        // Tried twice: a thread that exits while another one executes a program cannot be seized
+        // (EPERM).
+        self.seize(pid).or_else(|_passing| self.seize(pid)).map_err(|error| {
+            let refusal = Refusal::new(RefusalKind::CannotMove, error.to_string());
+            // The first thread exits while another one executes a program. If that is complete by
+            // now a thread is gone, but not the process.
+            let only_a_thread = || error.is_gone() && procfs::status(pid.0).is_ok();
+            let is_transient = before || several() || only_a_thread();
+            (
+                refusal.hint("it may be traced by another program, or not be yours; see tern doctor"),
+                is_transient,
+            )
+        })
+    }
+
+    pub(crate) fn hold_at_exec(&mut self, pid: HomePid, candidates: &[NodeId], caller: PendingRequest) {
+        if let Err(error) = self.seize(pid) {
+            return caller
+                .reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, error.to_string())));
+        }
+        let from = self.start.node;
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.state = State::AtExec;
+        let first = candidates.first().map_or(Destination::Home, |node| Destination::Node(*node));
+        let task = MigrationTask::new(Some((caller, first)), from);
+        let migration = task.migration;
+        process.task = Some(task);
+        self.prepare_destination(pid, vec![pid], candidates.to_vec(), migration);
+    }
+
+    /// Has a guest shim started on the first of these nodes that accepts, and connects to it. Runs
+    /// in a helper thread.
+    pub(crate) fn prepare_destination(
+        &self,
+        pid: HomePid,
+        group: Vec<HomePid>,
+        nodes: Vec<NodeId>,
+        migration: MigrationId,
+    ) {
+        let (run_dir, key, events, waker) =
+            (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.waker.clone());
+        let process = self.processes.get(&pid);
+        // When a process moves from node to node its current guest shim sends it.
+        let source = process.filter(|m| m.is_away()).map(|m| self.peers[m.peer].fingerprint);
+        let status = procfs::status(pid.0).unwrap_or_default();
+        std::thread::spawn(move || {
+            let mut accept = vec![key.fingerprint()];
+            accept.extend(source);
+            let mut result = Err(Refusal::new(RefusalKind::BadRequest, "no node to go to"));
+            for node in nodes {
+                let (accept, uid, gid) = (accept.clone(), status.uid[1], status.gid[1]);
+                let group = group.clone();
+                let request = Request::Prepare { node, migration, accept, uid, gid, group };
+                result = ternd::request(&run_dir, &request)
+                    .and_then(|reply| connect_to_guest_shim(node, reply, &key));
+                if result.is_ok() {
+                    break;
+                }
+            }
+            let _loop_is_gone = events.send(ShimEvent::Prepared(pid, migration, result.map(Box::new)));
+            waker.wake();
+        });
+    }
+
+    pub(crate) fn destination_prepared(
+        &mut self,
+        pid: HomePid,
+        migration: MigrationId,
+        prepared: Result<Box<Peer>, Refusal>,
+    ) {
+        // If the process has ended in the meantime, the rest of its group continues.
+        let processes_in_migration = self.processes_in_migration(migration);
+        let Some(pid) = processes_in_migration
+            .iter()
+            .find(|one| **one == pid)
+            .or(processes_in_migration.first())
+            .copied()
+        else {
+            return;
+        };
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        // If the move was aborted in the meantime, the new guest shim ends by itself.
+        if process.task.as_ref().is_none_or(|t| t.migration != migration) {
+            return;
+        }
+        let at_exec = matches!(process.state, State::AtExec);
+        let peer = match prepared {
+            Ok(peer) => {
+                self.peers.push(*peer);
+                self.peers.len() - 1
+            }
+            Err(refusal) => {
+                self.abort_task_with(pid, refusal);
+                if !self.processes.get(&pid).is_some_and(Process::is_away)
+                    && let Ok(true) = self.quiesce_resident(pid)
+                {
+                    self.detach(pid);
+                }
+                return;
+            }
+        };
+        if at_exec {
+            // mosrun waits for this reply and then executes the program.
+            process.peer = peer;
+            if let Some((caller, _)) = process.task.as_mut().and_then(|t| t.caller.take()) {
+                caller.reply(&ShimReply::Done);
+            }
+            return;
+        }
+        if process.is_away() {
+            if matches!(process.state, State::Away) {
+                self.begin_remigration(pid, peer);
+            } else {
+                self.abort_task(pid, "it moved meanwhile");
+            }
+            return;
+        }
+        for pid in self.group_of(pid) {
+            for _ in 0..MAX_QUIESCE_ATTEMPTS {
+                match self.quiesce_resident(pid) {
+                    Ok(true) => self.begin_outgoing(pid, peer, false),
+                    Ok(false) => {}
+                    Err(error) => {
+                        self.handle_error(pid, &error);
+                        // A thread is gone, as when another one executes a program; not the
+                        // process.
+                        continue;
+                    }
+                }
+                break;
+            }
+            let unbegun = |m: &Process| matches!(m.state, State::Resident) && m.task.is_some();
+            if self.processes.get(&pid).is_some_and(unbegun) {
+                self.abort_task(pid, "busy: it cannot be stopped; try again");
+            }
+        }
+    }
+}
+
+/// How often to retry quiescing a process when one of its threads exits meanwhile.
+const MAX_QUIESCE_ATTEMPTS: u32 = 16;
+
+/// Seizes all threads of a process. Threads that a seized thread creates are seized as well, so
+/// when a pass finds no other thread, there is none.
+///
+/// One of them may execute a program meanwhile. It then takes over the process's pid as its tid, is
+/// still seized if it was before, and all other threads are gone. Once a thread is seized the shim
+/// must continue, or nothing would handle its stops. Returns false if there are other threads and
+/// the caller is not `with_reaper`; then those are left alone.
+///
+/// # Errors
+/// If the process cannot be seized, or is gone. None of its threads is seized then.
+fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Result<bool> {
+    let (pid, own) = (process.pid, std::process::id() as i32);
+    let is_seized = |tid: HomePid| procfs::status(tid.0).is_ok_and(|status| status.tracer == own);
+    loop {
+        let mut new = false;
+        // The first thread first: if it cannot be seized, none is.
+        let first = Some(pid.0).into_iter();
+        for tid in first.chain(procfs::threads(pid.0)?) {
+            let tid = HomePid(tid);
+            if process.threads.contains_key(&tid) {
+                continue;
+            }
+            // The first thread may have exited before others: a zombie cannot be seized, but
+            // counts.
+            let ended = exited_before_others(tid).filter(|_| tid == pid);
+            if !with_reaper && tid != pid {
+                return Ok(false);
+            }
+            let seized = match ended {
+                Some(false) => return Err(tern_tracee::Error::Gone { pid: pid.0 }),
+                Some(true) => Ok(()),
+                None => stop::seize(tid.0, stop::FOLLOW_THREADS),
+            };
+            match seized.or_else(|error| if is_seized(tid) { Ok(()) } else { Err(error) }) {
+                Ok(()) => {
+                    let Ok(thread) = Thread::new_resident(tid) else { continue };
+                    process.threads.insert(tid, Thread { is_exiting: ended.is_some(), ..thread });
+                    new = true;
+                }
+                Err(error) if tid == pid && process.threads.is_empty() => return Err(error),
+                // It has exited; or an unseized thread executes a program, which is checked below.
+                Err(_) => {}
+            }
+        }
+        if new {
+            continue;
+        }
+        let first_ends = process.threads.get(&pid).map(|first| first.is_exiting);
+        if first_ends.is_some() && exited_before_others(pid) == Some(true)
+            || first_ends == Some(false) && is_seized(pid)
+        {
+            return Ok(true);
+        }
+        // Another thread has taken over the pid by an exec: it is unseized, or was seized under its
+        // old tid, which is not valid any more.
+        process.threads.remove(&pid);
+    }
+}
+
+/// Whether an exited thread was not the last of its process; none if the thread is alive.
+fn exited_before_others(tid: HomePid) -> Option<bool> {
+    let status = procfs::status(tid.0).ok().filter(procfs::Status::has_exited)?;
+    Some(status.threads > 1)
+}
+
+/// Whether its last call is still pending at home, or a move of it.
+fn is_busy(process: &Process) -> bool {
+    matches!(process.state, State::Draining) || process.task.is_some()
+}
+
+/// Whether these clock samples suffice: the fastest is fast enough, or several are about as fast.
+fn clock_samples_suffice(samples: &[Duration]) -> bool {
+    let Some(fastest) = samples.iter().min() else { return false };
+    *fastest <= FAST_CLOCK_SAMPLE
+        || samples.iter().filter(|each| **each <= *fastest * 11 / 10).count() >= MIN_SIMILAR_SAMPLES
+}
+
+fn connect_to_guest_shim(node: NodeId, reply: Reply, key: &Ephemeral) -> Result<Peer, Refusal> {
+    let Reply::Prepared { address, shim, fingerprint } = reply else {
+        return Err(Refusal::new(RefusalKind::Internal, "ternd sent an unexpected reply"));
+    };
+    let failed =
+        |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Unavailable, format!("node {node}: {e}"));
+    let tls = tern_wire::pinned_client(key, fingerprint).map_err(|e| failed(&e))?;
+    let mut link = Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
+        .map_err(|e| failed(&e))?;
+    // Its first message: it has accepted the link and runs its loop, so the messages below are read
+    // at once.
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    link.recv(deadline).map_err(|e| failed(&e))?;
+    let (started, mut samples) = (Instant::now(), Vec::new());
+    while samples.len() < MIN_CLOCK_SAMPLES
+        || !clock_samples_suffice(&samples) && started.elapsed() < CLOCK_SAMPLING_TIMEOUT
+    {
+        let sent_at = Instant::now();
+        let clocks = [rustix::time::ClockId::Monotonic, rustix::time::ClockId::Boottime].map(|clock| {
+            let now = rustix::time::clock_gettime(clock);
+            (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+        });
+        send(&mut link, HomePid(0), &Message::Clocks(clocks), &[]).map_err(|e| failed(&e))?;
+        link.recv(deadline).map_err(|e| failed(&e))?;
+        samples.push(sent_at.elapsed());
+    }
+    tracing::info!(%node, samples = samples.len(), fastest = ?samples.iter().min(), "the guest shim has our clocks");
+    Ok(Peer::new(node, shim, address, fingerprint, link))
+}

@@ -1,0 +1,437 @@
+//! A deputy becomes the process again.
+//!
+//! The skeleton of its address space is still there, so only differences are mapped, and only pages
+//! with content are transferred. Then each thread's last call is resolved
+//! ([`crate::migrate::syscall_restart`]). Threads whose call the deputy must finish are draining.
+
+use crate::migrate::hollow::raise_natively;
+use crate::migrate::syscall_restart::{CallResolution, deliver_piece, deliver_result};
+use crate::process::blob;
+use crate::process::space::HomeSpace;
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use std::collections::{BTreeSet, HashMap};
+use tern_ids::HomePid;
+use tern_image::layout::Layout;
+use tern_image::process::{SIG_DFL, SIG_IGN};
+use tern_image::{ProcessImage, Reserve, ThreadImage, apply};
+use tern_migrate::message::{CallRequest, ProcessSync};
+use tern_migrate::{Partial, target};
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::pagemap::Run;
+use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::registers::Registers;
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::{FOLLOW_THREADS, Stopped};
+use tern_tracee::{Error, Memory, PAGE, Result};
+
+/// A process that is coming home.
+#[derive(Debug, Default)]
+pub(crate) struct Returning {
+    /// Its guest has announced this departure, so that what arrives belongs to it.
+    pub(crate) has_departed: bool,
+    /// The address space that was last built for it here.
+    pub(crate) layout: Layout,
+    pub(crate) bytes: u64,
+    /// Pages of its arguments and environment that are to be dropped and were not sent again since.
+    /// `ps` reads them, as may a call that is still being made here, so they stay until the end.
+    dropped_pages: BTreeSet<u64>,
+    /// Its image, while others of its group are still on their way.
+    pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
+}
+
+/// The state of a draining thread: it is home except for its last call.
+#[derive(Debug)]
+pub(crate) struct Draining {
+    image: ThreadImage,
+    pending_signals: Vec<Siginfo>,
+    partial: Option<Partial>,
+}
+
+/// The outcome for a draining thread.
+#[derive(Default)]
+enum DrainOutcome {
+    /// It is home.
+    Done,
+    /// It is still draining; this call is to be made next, if any.
+    Pending(Option<Box<CallRequest>>),
+    /// It is gone.
+    #[default]
+    Gone,
+}
+
+/// A thread that is home, under injection, and the state that it continues with.
+struct RestoredThread<'a> {
+    injection: Injection,
+    image: &'a ThreadImage,
+    registers: Registers,
+    pending_signals: Vec<Siginfo>,
+}
+
+impl Process {
+    pub(crate) fn injection(&self, stopped: Stopped) -> Result<(Injection, Reserve)> {
+        let inconsistent = || Error::Inconsistent { what: "not a deputy".into(), pid: self.pid.0 };
+        let reserve = self.reserve.ok_or_else(inconsistent)?;
+        Ok((Injection::begin(stopped, Site(reserve.start + blob::call_site()))?, reserve))
+    }
+
+    /// Gives a stopped deputy this address space, and resumes it; it continues its call.
+    ///
+    /// # Errors
+    /// If it is gone or a step fails.
+    pub(crate) fn apply_layout(&mut self, stopped: Stopped, layout: &Layout) -> Result<()> {
+        let reserve = match self.check_layout(layout) {
+            Ok(reserve) => reserve,
+            Err(error) => return self.resume_unnoticed(stopped).and(Err(error)),
+        };
+        let (mut injection, _) = self.injection(stopped)?;
+        let now = procfs::smaps(self.memory.pid())?;
+        let files: HashMap<(u64, u64), u32> =
+            layout.files.iter().enumerate().map(|(at, f)| ((f.device, f.inode), at as u32)).collect();
+        let identify = |m: &Mapping| files.get(&(m.device, m.inode)).copied();
+        let mut steps = apply::plan(&now, layout, Some(reserve), &identify);
+        // Mailboxes are not part of the program, nor are mappings for large calls.
+        let mut own_ranges: Vec<(u64, u64)> = self.mailbox_ranges_outside(reserve).collect();
+        // Nor are mappings that keep files for the return: a later layout may need them. They are
+        // unmapped with the reserved range.
+        own_ranges.extend(self.placeholders.iter().copied().chain(self.pending_placeholders()));
+        let is_ours = |start: u64, end: u64| own_ranges.iter().any(|(a, b)| start < *b && *a < end);
+        steps.retain(|s| !matches!(s, apply::MapStep::Unmap { start, end } if is_ours(*start, *end)));
+        let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &layout.files);
+        space.open_files(&steps, &now, &self.files);
+        let done = apply::execute_plan(&steps, &mut space);
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)?;
+        done
+    }
+
+    fn check_layout(&self, layout: &Layout) -> Result<Reserve> {
+        let inconsistent = |what: &str| Error::Inconsistent { what: what.into(), pid: self.pid.0 };
+        layout.check().map_err(inconsistent)?;
+        let reserve = self.reserve.ok_or_else(|| inconsistent("not a deputy"))?;
+        let overlaps = |r: &tern_image::Region| {
+            reserve.overlaps(r.start, r.end)
+                || self.mailbox_ranges_outside(reserve).any(|(a, b)| r.start < b && a < r.end)
+        };
+        if layout.regions.iter().any(overlaps) {
+            return Err(inconsistent("its node sent a layout that covers the reserved range"));
+        }
+        Ok(reserve)
+    }
+
+    /// The address ranges of its mailboxes that are not in the reserved range.
+    fn mailbox_ranges_outside(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
+        self.threads.values().filter_map(|t| t.mailbox.as_ref()).flat_map(move |m| m.ranges_outside(reserve))
+    }
+
+    /// Writes pages to its memory; the deputy does not use them.
+    ///
+    /// # Errors
+    /// If they lie outside its memory.
+    pub(crate) fn write_pages(&mut self, runs: &[Run], bytes: &[u8]) -> Result<()> {
+        if let Some(reserve) = self.reserve
+            && runs.iter().any(|&(start, len)| {
+                let end = start.saturating_add(len);
+                reserve.overlaps(start, end)
+                    || self.mailbox_ranges_outside(reserve).any(|(a, b)| start < b && a < end)
+            })
+        {
+            return Err(Error::Inconsistent {
+                what: "its node sent pages in the reserved range".into(),
+                pid: self.pid.0,
+            });
+        }
+        target::write_pages(&self.memory, runs, bytes)?;
+        if let State::Returning(returning) = &mut self.state {
+            returning
+                .dropped_pages
+                .retain(|page| !runs.iter().any(|(start, len)| (*start..start + len).contains(page)));
+        }
+        Ok(())
+    }
+
+    /// Has a stopped deputy drop pages, and resumes it; it continues its call.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub(crate) fn drop_pages(&mut self, stopped: Stopped, runs: &[Run]) -> Result<()> {
+        let title = procfs::stat(stopped.pid())?.argument_pages();
+        let (mut injection, reserve) = self.injection(stopped)?;
+        let own_ranges: Vec<(u64, u64)> =
+            self.mailbox_ranges_outside(reserve).chain([(reserve.start, reserve.end())]).collect();
+        let is_safe = |&(s, l): &Run| !own_ranges.iter().any(|(a, b)| s < *b && *a < s.saturating_add(l));
+        let mut safe: Vec<Run> = Vec::new();
+        for &(start, len) in runs.iter().filter(|run| is_safe(run)) {
+            let end = start.saturating_add(len);
+            safe.extend(apply::subtract(start, end, [title].into_iter()).map(|(s, e)| (s, e - s)));
+            if let State::Returning(returning) = &mut self.state {
+                let pages = (start.max(title.0)..end.min(title.1)).step_by(PAGE as usize);
+                returning.dropped_pages.extend(pages);
+            }
+        }
+        let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &[]);
+        let done = target::discard_pages(&mut space, self.pid.0, &safe);
+        let stopped = injection.finish()?;
+        self.resume_unnoticed(stopped)?;
+        done
+    }
+
+    /// Restores everything of a process that is home except the state of its threads. `injections`
+    /// are those of its threads that are under injection.
+    fn restore(&mut self, injections: &mut [Injection], image: &ProcessImage) -> Result<()> {
+        let pid = self.pid.0;
+        let reserve = self.reserve.ok_or_else(|| Error::Inconsistent { what: "not a deputy".into(), pid })?;
+        let first = injections.first_mut().ok_or(Error::Gone { pid })?;
+        let mut space = HomeSpace::new(first, &self.memory, reserve, &[]);
+        if let State::Returning(returning) = &mut self.state {
+            let dropped_pages: Vec<Run> = returning.dropped_pages.iter().map(|page| (*page, PAGE)).collect();
+            target::discard_pages(&mut space, pid, &dropped_pages)?;
+        }
+        image.restore(&mut space, &self.memory, reserve, None)?;
+        // Not by its pid: the first thread may have exited.
+        let memory = Memory::open(first.pid())?;
+        self.restore_timers(first, &memory, reserve)?;
+        self.actions.clone_from(&image.actions);
+        if self.threads.values().all(|thread| thread.draining.is_none()) {
+            return Ok(());
+        }
+        // A child that it forks at home from now on is not traced and must not inherit the range.
+        let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
+        first.must("keep the reserved range out of children", libc::SYS_madvise, dont_fork).map(drop)
+    }
+
+    /// Restores the state of threads, which stay stopped. With the last ones the reserved range is
+    /// unmapped.
+    fn finish_threads(&mut self, home: Vec<RestoredThread<'_>>, last: bool) -> Result<()> {
+        let pid = self.pid.0;
+        let reserve = self.reserve.ok_or_else(|| Error::Inconsistent { what: "not a deputy".into(), pid })?;
+        // Other threads may be home already, and gone.
+        let readable = home.first().map_or(self.memory.pid(), |home| home.injection.pid());
+        let memory = Memory::open(readable)?;
+        let images: Vec<&ThreadImage> = home.iter().map(|home| home.image).collect();
+        let (mut injections, rest): (Vec<Injection>, Vec<_>) =
+            home.into_iter().map(|home| (home.injection, (home.registers, home.pending_signals))).unzip();
+        let desk = if last { reserve.large_batch_area() } else { reserve.small_batch_area() };
+        tern_image::thread::restore(&mut injections, &images, &memory, desk)?;
+        let vdso = Site::in_vdso(&memory, &procfs::maps(memory.pid())?)?;
+        let count = injections.len();
+        for (at, ((mut injection, image), (registers, pending_signals))) in
+            injections.into_iter().zip(images).zip(rest).enumerate()
+        {
+            // Draining threads may need their large mailboxes longer than this one.
+            let mailbox = self.thread(image.tid)?.mailbox.take();
+            self.orphaned_mappings.extend(mailbox.and_then(|mailbox| mailbox.large_range()));
+            let own = (self.own_pid, image.own_tid);
+            raise_natively(&mut injection, &memory, reserve, own, &pending_signals)?;
+            if last && at + 1 == count {
+                injection.set_site(vdso);
+                self.release_reserve(&mut injection, reserve)?;
+            }
+            injection.stopped()?.set_options(FOLLOW_THREADS)?;
+            let stopped = injection.finish_with(&registers, image.sigmask)?;
+            let thread = self.thread(image.tid)?;
+            thread.clear_deputy_state();
+            thread.stopped = Some(stopped);
+        }
+        Ok(())
+    }
+
+    /// Restores a thread that was draining, with these registers.
+    fn finish_drained(&mut self, stopped: Stopped, draining: &Draining, registers: &Registers) -> Result<()> {
+        let last = !self.threads.values().any(|t| t.tid != draining.image.tid && t.draining.is_some());
+        let injection = self.injection(stopped)?.0;
+        let (image, pending_signals) = (&draining.image, draining.pending_signals.clone());
+        self.finish_threads(
+            vec![RestoredThread { injection, image, registers: *registers, pending_signals }],
+            last,
+        )
+    }
+
+    /// The call of a draining thread may have finished. Then the thread is restored, or the
+    /// request for the rest of its transfer is returned.
+    ///
+    /// # Errors
+    /// If it is gone.
+    fn drained_call_ended(&mut self, stopped: Stopped) -> Result<DrainOutcome> {
+        let memory = Memory::open(stopped.pid())?;
+        let thread = self.thread(HomePid(stopped.pid()))?;
+        let ended = thread.mailbox.as_ref().is_some_and(crate::process::mailbox::Mailbox::is_done);
+        let current = if ended { thread.current.take() } else { None };
+        let (Some(mailbox), Some(current)) = (&mut thread.mailbox, current) else {
+            return self.resume_unnoticed(stopped).map(|()| DrainOutcome::Pending(None));
+        };
+        let outcome = mailbox.collect(&current.layout, current.partial);
+        let inconsistent = || Error::Inconsistent { what: "it is not draining".into(), pid: stopped.pid() };
+        let mut draining = thread.draining.take().ok_or_else(inconsistent)?;
+        let mut registers = draining.image.registers;
+        let (number, signals) = (current.request.number, current.request.signals);
+        if let Some(partial) = deliver_piece(&memory, &mut registers, &outcome, draining.partial)? {
+            (draining.image.registers, draining.partial) = (registers, Some(partial));
+            thread.draining = Some(draining);
+            let rest = self.remainder_request(&registers, number, signals)?;
+            return self.resume_unnoticed(stopped).map(|()| DrainOutcome::Pending(Some(Box::new(rest))));
+        }
+        // No signal is forwarded from here on: there is no guest.
+        self.finish_drained(stopped, &draining, &registers).map(|()| DrainOutcome::Done)
+    }
+
+    /// A draining thread gets a signal that the program handles. It is restored with the kernel's
+    /// restart code for the interrupted call, and then gets the signal natively.
+    fn interrupt_drained(&mut self, stopped: Stopped) -> Result<()> {
+        let now = stopped.registers()?;
+        let info = stopped.siginfo()?;
+        let in_call = self.is_in_call(&now);
+        let memory = Memory::open(stopped.pid())?;
+        let thread = self.thread(HomePid(stopped.pid()))?;
+        let inconsistent = || Error::Inconsistent { what: "it is not draining".into(), pid: stopped.pid() };
+        let mut draining = thread.draining.take().ok_or_else(inconsistent)?;
+        let mut registers = draining.image.registers;
+        if in_call && let (Some(mailbox), Some(current)) = (&mut thread.mailbox, thread.current.take()) {
+            // Output of the call so far, such as the remaining time of a sleep, is delivered.
+            let outcome =
+                mailbox.collect_interrupted(&current.layout, current.partial, now.rax.cast_signed());
+            deliver_result(&memory, &mut registers, &outcome, draining.partial)?;
+        }
+        draining.pending_signals.push(info);
+        self.finish_drained(stopped, &draining, &registers)
+    }
+}
+
+impl Shim {
+    /// Everything of a process has arrived: the deputy becomes the process again. Threads whose
+    /// last call is pending are draining; the requests for calls that are to be made now are
+    /// returned. The other threads are stopped.
+    ///
+    /// # Errors
+    /// If it is gone, or the image is invalid.
+    pub(crate) fn restore_process(
+        &mut self,
+        pid: HomePid,
+        image: &ProcessImage,
+        talk: &ProcessSync,
+    ) -> Result<Option<Vec<(HomePid, CallRequest)>>> {
+        let inconsistent = |what: &str| Error::Inconsistent { what: what.into(), pid: pid.0 };
+        image.check().map_err(inconsistent)?;
+        let Some(process) = self.processes.get(&pid) else { return Ok(None) };
+        let known = process.live_threads().all(|thread| image.threads.iter().any(|t| t.tid == thread.tid));
+        if !known
+            || image.threads.len() != process.live_threads().count()
+            || image.threads.len() != talk.threads.len()
+        {
+            return Err(inconsistent("its node sent a different set of threads"));
+        }
+        self.interrupt_all(pid)?;
+        let mut resolutions = Vec::with_capacity(image.threads.len());
+        for (thread, talk) in image.threads.iter().zip(&talk.threads) {
+            resolutions.push(loop {
+                let Some(stopped) = self.quiesce_thread(thread.tid)? else { return Ok(None) };
+                self.take_result(pid, thread.tid);
+                let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
+                match process.resolve_call(stopped, thread, talk)? {
+                    CallResolution::Retry => std::thread::yield_now(),
+                    resolution => break resolution,
+                }
+            });
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
+        let (mut home, mut draining_stops, mut remainders) = (Vec::new(), Vec::new(), Vec::new());
+        for ((thread, talk), resolution) in image.threads.iter().zip(&talk.threads).zip(resolutions) {
+            // Signals that the guest has received but not delivered, then those it has not
+            // received.
+            let unacked = process.thread(thread.tid)?.unacked.drain(..);
+            let unacked = unacked.filter(|(count, _)| *count > talk.signals).map(|(_, info)| info);
+            let mut pending_signals: Vec<Siginfo> =
+                talk.pending_signals.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
+            pending_signals.extend(unacked);
+            let (stopped, registers, rest, partial) = match resolution {
+                CallResolution::Registers(stopped, registers) => {
+                    let injection = process.injection(stopped)?.0;
+                    home.push(RestoredThread { injection, image: thread, registers, pending_signals });
+                    continue;
+                }
+                CallResolution::Drain(stopped, registers) => (stopped, registers, false, talk.partial),
+                CallResolution::Remainder(stopped, registers, partial) => {
+                    (stopped, registers, true, Some(partial))
+                }
+                CallResolution::Retry => continue,
+            };
+            if rest {
+                remainders
+                    .push((thread.tid, process.remainder_request(&registers, talk.call, talk.signals)?));
+            }
+            let image = ThreadImage { registers, ..thread.clone() };
+            process.thread(thread.tid)?.draining =
+                Some(Box::new(Draining { image, pending_signals, partial }));
+            draining_stops.push(stopped);
+        }
+        // If no thread is home, a draining one is used for the injections.
+        let mut borrowed: Vec<Injection> = Vec::new();
+        if home.is_empty()
+            && let Some(stopped) = draining_stops.pop()
+        {
+            borrowed.push(process.injection(stopped)?.0);
+        }
+        match home.first_mut() {
+            Some(home) => process.restore(std::slice::from_mut(&mut home.injection), image)?,
+            None => process.restore(&mut borrowed, image)?,
+        }
+        for injection in borrowed {
+            draining_stops.push(injection.finish()?);
+        }
+        let drains = !draining_stops.is_empty();
+        process.finish_threads(home, !drains)?;
+        for stopped in draining_stops {
+            process.resume_unnoticed(stopped)?;
+        }
+        process.state = if drains { State::Draining } else { State::Resident };
+        Ok(Some(remainders))
+    }
+
+    /// Has the deputy of a draining thread make the call for the rest of its transfer.
+    pub(crate) fn post_remainder(&mut self, tid: HomePid, request: CallRequest) {
+        match self.post(tid, request, false) {
+            Ok(true) => self.finish_draining(tid),
+            Ok(false) => {}
+            Err(errno) => {
+                let what = format!("the rest of its transfer cannot be made here: error {errno}");
+                self.handle_error(tid, &Error::Inconsistent { what, pid: tid.0 });
+            }
+        }
+    }
+
+    /// The call of a draining thread has finished.
+    pub(crate) fn finish_draining(&mut self, tid: HomePid) {
+        let Some(pid) = self.process_of_thread(tid).map(|process| process.pid) else { return };
+        match self.with_deputy(tid, Process::drained_call_ended) {
+            Ok(DrainOutcome::Done) => self.detach(pid),
+            Ok(DrainOutcome::Pending(None) | DrainOutcome::Gone) => {}
+            Ok(DrainOutcome::Pending(Some(rest))) => self.post_remainder(tid, *rest),
+            Err(error) => self.handle_error(tid, &error),
+        }
+    }
+
+    /// A draining thread is stopped for a signal.
+    pub(crate) fn signal_draining(&mut self, tid: HomePid, stopped: Stopped, signal: i32) -> Result<()> {
+        let Some(process) = self.process_of_thread(tid) else { return stopped.resume(signal) };
+        // The program's other threads, which are home, may have changed the action since.
+        let status = procfs::status(tid.0)?;
+        let of = |set: u64| set >> (signal - 1) & 1 == 1;
+        let action = if of(status.ignored) {
+            SIG_IGN
+        } else if of(status.caught) {
+            SIG_IGN + 1
+        } else {
+            SIG_DFL
+        };
+        match crate::signals::verdict::judge(action, signal) {
+            crate::signals::verdict::Verdict::Ignored => process.resume_unnoticed(stopped),
+            crate::signals::verdict::Verdict::Default => stopped.resume(signal),
+            crate::signals::verdict::Verdict::Forward => {
+                process.interrupt_drained(stopped)?;
+                let pid = process.pid;
+                self.detach(pid);
+                Ok(())
+            }
+        }
+    }
+}

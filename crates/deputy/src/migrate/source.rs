@@ -1,0 +1,171 @@
+//! The migration source for a process at home: what the sending half of a migration asks of it.
+
+use crate::migrate::group::GroupProgress;
+use crate::process::Process;
+use crate::process::space::HomeSpace;
+use std::collections::HashSet;
+use std::fs::File;
+use tern_ids::HomePid;
+use tern_image::layout::Layout;
+use tern_image::object::{ObjectId, SharedObjects};
+use tern_image::{FileRef, ProcessImage, Reserve, ThreadImage};
+use tern_migrate::message::{ProcessSync, ThreadSync};
+use tern_migrate::source::{MigrationSource, SendError, SharedObject};
+use tern_syscall::waits_here;
+use tern_tracee::inject::Injection;
+use tern_tracee::procfs;
+use tern_tracee::{Error, Memory, Result};
+
+/// Upper bound on how often the maps of a running process are read again while they are
+/// inconsistent.
+const MAX_MAP_READS: u32 = 5;
+
+/// A process at home as the source of a migration.
+pub(crate) struct OutgoingSource<'a> {
+    pub(crate) process: &'a mut Process,
+    pub(crate) image: Option<Box<ProcessImage>>,
+    /// The group that it leaves with.
+    pub(crate) group: GroupProgress,
+    /// The memory that they share.
+    pub(crate) objects: &'a SharedObjects,
+    /// It is ready to be frozen.
+    pub(crate) ready: bool,
+    /// The shared memory whose content is sent with it.
+    pub(crate) carried_objects: HashSet<ObjectId>,
+    /// The memory that it shares, as described when it was stopped.
+    pub(crate) live_objects: HashSet<ObjectId>,
+    /// It must be stopped before sending can continue.
+    pub(crate) must_stop: bool,
+}
+
+impl MigrationSource for OutgoingSource<'_> {
+    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
+        let pid = self.process.memory.pid();
+        let is_stopped = self.process.is_stopped();
+        if is_stopped {
+            // While it ran it may have begun what keeps it at home: a filter, a ring, a vfork
+            // child.
+            self.process.files.forget_objects();
+            tern_image::process::check(pid, std::process::id() as i32)??;
+        }
+        // The maps of a running process are read in pieces, which need not be consistent. And in
+        // the middle of an exec an address space is incomplete: the kernel's own mappings come
+        // last.
+        let expected = self.process.machine.as_ref().map_or(0, |m| m.vdso.lengths.len());
+        for _ in 0..MAX_MAP_READS {
+            let maps = procfs::smaps(pid)?;
+            let layout = Layout::describe(&maps, self.process.reserve, &mut self.process.files);
+            if is_stopped {
+                let layout = layout?;
+                let live_objects = layout.files.iter().filter(|file| file.is_object);
+                self.live_objects = live_objects.map(|file| (file.device, file.inode)).collect();
+                return Ok(layout);
+            }
+            if let Ok(layout) = layout
+                && layout.check().is_ok()
+                && layout.kernel_regions().count() == expected
+            {
+                return Ok(layout);
+            }
+        }
+        self.must_stop = true;
+        Err(SendError::AddressSpaceBusy)
+    }
+
+    fn thread_ids(&self) -> Vec<i32> {
+        let others = self.process.live_threads().filter(|thread| thread.tid != self.process.pid);
+        others.map(|thread| thread.own_tid).collect()
+    }
+
+    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File> {
+        open_mapped(self.process, file)
+    }
+
+    fn freeze(&mut self) -> Result<bool> {
+        self.ready = true;
+        if !self.group.others_ready {
+            return Ok(false);
+        }
+        // A process in the middle of a transfer that the shim has cut short was never resumed.
+        self.must_stop = !self.process.is_stopped();
+        Ok(!self.must_stop)
+    }
+
+    fn take_objects(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<SharedObject>>> {
+        if self.group.is_alone && self.live_objects.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        if !self.group.others_stopped || !self.group.is_complete {
+            return Ok(None);
+        }
+        SharedObject::claim(files, self.objects, &self.group.carried_by_others, &mut self.carried_objects)
+            .map(Some)
+    }
+
+    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, ProcessSync)> {
+        let process = &mut *self.process;
+        let inconsistent =
+            || Error::Inconsistent { what: "captured while it ran".into(), pid: process.pid.0 };
+        let (reserve, memory) =
+            (process.reserve.ok_or_else(inconsistent)?, Memory::open(process.memory.pid())?);
+        let mut injections = process.injections()?;
+        let captured = process.capture(&mut injections, &memory, reserve, layout);
+        // Report the injected call that failed, rather than the failure to end that injection.
+        let mut finished = Ok(());
+        for injection in injections {
+            let tid = HomePid(injection.pid());
+            let stopped = injection.finish();
+            finished = finished.and(stopped.and_then(|stopped| {
+                process.thread(tid)?.stopped = Some(stopped);
+                Ok(())
+            }));
+        }
+        let image = captured?;
+        finished?;
+        self.image = Some(Box::new(image.clone()));
+        let talk = |thread: &ThreadImage| {
+            let known = process.threads.get(&thread.tid);
+            let registers = &thread.registers;
+            let code = registers
+                .restart_code()
+                .filter(|_| !waits_here(registers.orig_rax as u32, &registers.arguments()));
+            ThreadSync {
+                signals: known.map_or(0, |known| known.signals_sent),
+                restart_code: code,
+                partial: known.and_then(|known| known.partial),
+                used: process.thread_usage.get(&thread.tid).copied().unwrap_or_default(),
+                ..ThreadSync::default()
+            }
+        };
+        let talks = image.threads.iter().map(talk).collect();
+        Ok((image, ProcessSync { threads: talks, used: process.usage_away, ..ProcessSync::default() }))
+    }
+}
+
+impl Process {
+    fn capture(
+        &self,
+        injections: &mut [Injection],
+        memory: &Memory,
+        reserve: Reserve,
+        layout: Layout,
+    ) -> Result<ProcessImage> {
+        let numbers = injections.iter().map(|injection| {
+            let tid = HomePid(injection.pid());
+            (tid, self.threads.get(&tid).map_or(0, |thread| thread.own_tid))
+        });
+        let numbers: Vec<(HomePid, i32)> = numbers.collect();
+        let mut threads = tern_image::thread::capture(injections, &numbers, memory, reserve)?;
+        // The first thread comes first, unless it has exited.
+        threads.sort_by_key(|thread| thread.tid != self.pid);
+        let gone = || Error::Gone { pid: self.pid.0 };
+        let mut space = HomeSpace::new(injections.first_mut().ok_or_else(gone)?, memory, reserve, &[]);
+        ProcessImage::capture(&mut space, memory, reserve, layout, threads)
+    }
+}
+
+/// Opens the content of a file that a process maps.
+pub(crate) fn open_mapped(process: &Process, file: &FileRef) -> std::io::Result<File> {
+    let maps = procfs::maps(process.memory.pid()).map_err(std::io::Error::other)?;
+    process.files.content(file, &maps)
+}

@@ -1,0 +1,253 @@
+//! Resolves the call that each thread of a returning process was in.
+//!
+//! ```text
+//!  finished             its result is delivered: memory, rax
+//!  never arrived here   the kernel makes it again, natively
+//!  pending, and the
+//!  kernel restarts it   likewise: the interrupted call has had no effect
+//!  pending, and only this thread's kernel state knows the rest (sleeps, polls with a timeout),
+//!  or the kernel would fail it with EINTR: the deputy finishes it (Draining), all else is home
+//! ```
+
+use crate::process::Process;
+use crate::process::thread::Thread;
+use crate::signals::verdict::fails_with_eintr;
+use tern_image::ThreadImage;
+use tern_migrate::Partial;
+use tern_migrate::message::{CallRequest, ThreadSync};
+use tern_syscall::{Outcome, gather, scatter};
+use tern_tracee::registers::{Registers, restart};
+use tern_tracee::siginfo::signal_of;
+use tern_tracee::stop::Stopped;
+use tern_tracee::{Error, Memory, Result};
+
+/// A process's memory, as gather and scatter access it.
+struct HomeMemory<'a>(&'a Memory);
+
+impl tern_syscall::Memory for HomeMemory<'_> {
+    fn read(&mut self, addr: u64, buf: &mut [u8]) -> std::result::Result<(), tern_syscall::Fault> {
+        self.0.read(addr, buf).map_err(|_e| tern_syscall::Fault)
+    }
+
+    fn write(&mut self, addr: u64, data: &[u8]) -> std::result::Result<(), tern_syscall::Fault> {
+        self.0.write(addr, data).map_err(|_e| tern_syscall::Fault)
+    }
+}
+
+#[allow(clippy::large_enum_variant, reason = "one at a time")]
+pub(crate) enum CallResolution {
+    /// The program continues with these registers.
+    Registers(Stopped, Registers),
+    /// The deputy continues with the call.
+    Drain(Stopped, Registers),
+    /// The deputy makes the call in these registers, for the rest of this transfer.
+    Remainder(Stopped, Registers, Partial),
+    /// The deputy was resumed and is about to begin or finish its call: quiesce it again and retry.
+    Retry,
+}
+
+impl Process {
+    /// Determines what has become of the call that the guest was in.
+    pub(crate) fn resolve_call(
+        &mut self,
+        stopped: Stopped,
+        image: &ThreadImage,
+        talk: &ThreadSync,
+    ) -> Result<CallResolution> {
+        let memory = Memory::open(self.memory.pid())?;
+        let now = stopped.registers()?;
+        let in_call = self.is_in_call(&now);
+        let thread = self.thread(image.tid)?;
+        let mut registers = image.registers;
+        let rest = talk.partial.is_some() && !thread.has_seen(talk.call);
+        if !talk.call_pending && !rest {
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
+        if registers.call().is_none() {
+            // The guest's kernel had already rewound it for a restart: undo that.
+            (registers.orig_rax, registers.rip) = (registers.rax, registers.rip + 2);
+        }
+        let resumes = talk.restart_code.filter(|code| restart::is(*code));
+        registers.rax = resumes.unwrap_or(restart::NOINTR).cast_unsigned();
+        if rest && let Some(partial) = talk.partial {
+            // The rest of a transfer was not requested here yet: only the deputy can add up the
+            // counts.
+            return Ok(CallResolution::Remainder(stopped, registers, partial));
+        }
+        let signals_wait =
+            !talk.pending_signals.is_empty() || thread.unacked.iter().any(|(count, _)| *count > talk.signals);
+        let under_mask = signals_wait && carries_mask(&memory, &registers);
+        // Whether all pending signals are blocked by a handler's mask, which the deputy does not
+        // know. Natively they would not have interrupted the call.
+        let new =
+            thread.unacked.iter().filter(|(count, _)| *count > talk.signals).map(|(_, info)| signal_of(info));
+        let carried = talk.pending_signals.iter().filter_map(|info| info.as_slice().try_into().ok());
+        let mut waiting = new.chain(carried.map(|info| signal_of(&info)));
+        let in_vain = signals_wait && waiting.all(|signal| image.sigmask >> ((signal - 1) & 63) & 1 == 1);
+        if let Some(last) = thread.last_result.take_if(|last| last.number == talk.call) {
+            if is_interruption(last.outcome.ret) && (under_mask || in_vain) {
+                return Ok(CallResolution::Registers(stopped, registers));
+            }
+            if let Some(partial) = deliver_piece(&memory, &mut registers, &last.outcome, talk.partial)? {
+                return Ok(CallResolution::Remainder(stopped, registers, partial));
+            }
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
+        let Some(current) = thread.current.as_ref().filter(|c| c.request.number == talk.call) else {
+            return Ok(CallResolution::Registers(stopped, registers));
+        };
+        let code = now.rax.cast_signed();
+        let nr = current.request.call.nr;
+        if !in_call {
+            // The blob has not begun the call, or is storing its result.
+            stopped.resume(0)?;
+            return Ok(CallResolution::Retry);
+        }
+        let cut_short = tern_migrate::partial::remainder(&mut now.clone(), current.partial).is_some();
+        let interrupted = is_interruption(code);
+        if under_mask && interrupted {
+            thread.current = None;
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
+        let whole = current.partial.is_none() && talk.partial.is_none();
+        if interrupted && whole && has_no_timeout(&current.request.call) {
+            // The kernel can make the call anew, natively, without losing anything. But the program
+            // is in the call: a signal that arrives now must interrupt it before its handler runs.
+            thread.current = None;
+            registers.rax = restart::NOHAND.cast_unsigned();
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
+        // The deputy must finish a transfer: only it knows what was done before.
+        if cut_short
+            || (interrupted && !whole)
+            || code == restart::BLOCK
+            || (code == -i64::from(libc::EINTR) && fails_with_eintr(nr))
+        {
+            return Ok(CallResolution::Drain(stopped, registers));
+        }
+        if restart::is(code) {
+            thread.current = None;
+            registers.rax = code.cast_unsigned();
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
+        // The call has just finished: let the blob store its result.
+        stopped.resume(0)?;
+        Ok(CallResolution::Retry)
+    }
+
+    /// The request for the rest of a transfer, to be made by the deputy.
+    pub(crate) fn remainder_request(
+        &self,
+        registers: &Registers,
+        number: u64,
+        signals: u64,
+    ) -> Result<CallRequest> {
+        let nr = registers.call().unwrap_or_default() as u32;
+        let call = gather(nr, &registers.arguments(), &mut HomeMemory(&self.memory));
+        let inconsistent =
+            |_e| Error::Inconsistent { what: "its node sent an invalid transfer".into(), pid: self.pid.0 };
+        Ok(CallRequest {
+            epoch: self.epoch,
+            number,
+            signals,
+            restart_code: None,
+            prelude: Vec::new(),
+            max_prefetch: 0,
+            call: call.map_err(inconsistent)?.call,
+            procfs_view: None,
+        })
+    }
+}
+
+impl Thread {
+    /// Whether this call has finished here, or is pending.
+    fn has_seen(&self, call: u64) -> bool {
+        self.last_result.as_ref().is_some_and(|l| l.number == call)
+            || self.current.as_ref().is_some_and(|c| c.request.number == call)
+    }
+}
+
+/// Delivers the result of a call to the program's memory and registers.
+pub(crate) fn deliver_result(
+    memory: &Memory,
+    registers: &mut Registers,
+    outcome: &Outcome,
+    partial: Option<Partial>,
+) -> Result<()> {
+    let nr = registers.call().unwrap_or_default() as u32;
+    let mut ret = outcome.ret;
+    if let Ok(gathered) = gather(nr, &registers.arguments(), &mut HomeMemory(memory))
+        && scatter(&gathered.destinations, outcome, &mut HomeMemory(memory)).is_err()
+    {
+        ret = -i64::from(libc::EFAULT);
+    }
+    if let Some(partial) = partial {
+        ret = partial.total_result(ret);
+        partial.restore_arguments(registers);
+    }
+    registers.rax = ret.cast_unsigned();
+    if !restart::is(ret) {
+        registers.orig_rax = u64::MAX;
+    }
+    Ok(())
+}
+
+/// Delivers the result of a call to the program's memory and registers. If it completes one piece
+/// of a longer transfer, the registers are set up for the call that transfers the rest.
+pub(crate) fn deliver_piece(
+    memory: &Memory,
+    registers: &mut Registers,
+    outcome: &Outcome,
+    before: Option<Partial>,
+) -> Result<Option<Partial>> {
+    let before_call = *registers;
+    deliver_result(memory, registers, outcome, None)?;
+    let moved = registers.rax;
+    let mut next = Registers { rax: moved, ..before_call };
+    if moved == tern_syscall::limits::MAX_DATA
+        && let Some(partial) = tern_migrate::partial::long_remainder(&mut next, before)
+    {
+        *registers = Registers {
+            orig_rax: before_call.orig_rax,
+            rip: before_call.rip,
+            rax: restart::NOINTR.cast_unsigned(),
+            ..next
+        };
+        return Ok(Some(partial));
+    }
+    if let Some(before) = before {
+        // The saved arguments are found by the call number.
+        let after = registers.orig_rax;
+        registers.orig_rax = before_call.orig_rax;
+        registers.rax = before.total_result(registers.rax.cast_signed()).cast_unsigned();
+        before.restore_arguments(registers);
+        registers.orig_rax = if restart::is(registers.rax.cast_signed()) { after } else { u64::MAX };
+    }
+    Ok(None)
+}
+
+fn is_interruption(ret: i64) -> bool {
+    restart::is(ret) || ret == -i64::from(libc::EINTR)
+}
+
+/// Whether a call carries a signal mask of its own. A signal that interrupted it may be one that
+/// only this mask lets through. The program then makes the call again with the signal pending and
+/// is interrupted natively, so that the handler has run before the call returns EINTR.
+fn carries_mask(memory: &Memory, registers: &Registers) -> bool {
+    let nr = registers.call().unwrap_or_default() as u32;
+    let gathered = gather(nr, &registers.arguments(), &mut HomeMemory(memory));
+    gathered.is_ok_and(|gathered| gathered.call.mask().is_some())
+}
+
+/// Whether a call that was interrupted has no timeout that could have partly elapsed.
+fn has_no_timeout(call: &tern_syscall::Call) -> bool {
+    use tern_syscall::{Arg, Timeout};
+    let Some(wait) = tern_syscall::row(call.nr).and_then(|row| row.wait) else { return false };
+    match wait.timeout {
+        Timeout::Millis(arg) => matches!(call.args[usize::from(arg)], Arg::Value(ms) if (ms as i32) < 0),
+        Timeout::Timespec(arg) | Timeout::TimeLeft(arg) => {
+            matches!(call.args[usize::from(arg)], Arg::Value(0))
+        }
+        Timeout::None | Timeout::Absolute(_) => false,
+    }
+}

@@ -1,0 +1,128 @@
+//! One thread of a process.
+
+use crate::calls::compound::Compound;
+use crate::calls::prefetch::Prefetch;
+use crate::migrate::restore::Draining;
+use crate::process::mailbox::Mailbox;
+use std::collections::VecDeque;
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_migrate::Partial;
+use tern_migrate::message::{CallRequest, CallResult};
+use tern_syscall::Layout;
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::Stopped;
+use tern_tracee::{Result, procfs};
+
+/// A thread, at home or as the deputy of one that is away.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) tid: HomePid,
+    /// Its tid in its own pid namespace.
+    pub(crate) own_tid: i32,
+    pub(crate) mailbox: Option<Mailbox>,
+    /// The call that the deputy is making.
+    pub(crate) current: Option<CurrentCall>,
+    /// The result of its last call, kept until the next call in case it did not arrive.
+    pub(crate) last_result: Option<CallResult>,
+    /// Number of signals sent to the guest, and those that the guest has not acknowledged.
+    pub(crate) signals_sent: u64,
+    pub(crate) unacked: VecDeque<(u64, Siginfo)>,
+    /// A transfer that the shim's own interruption at home cut short.
+    pub(crate) partial: Option<Partial>,
+    /// The file opened by its last call. The result is sent when the deputy has read the file's
+    /// start.
+    pub(crate) prefetch: Option<Box<Prefetch>>,
+    /// A call that waits for an internal call to finish.
+    pub(crate) queued_call: Option<CallRequest>,
+    /// A signal mask that the deputy is to set as soon as it is idle.
+    pub(crate) pending_mask: Option<u64>,
+    /// It is to stay stopped at its next stop; and that stop, once it has happened.
+    pub(crate) stop_wanted: bool,
+    pub(crate) stopped: Option<Stopped>,
+    /// It is exiting: its deputy was asked to make an exit call, which never returns.
+    pub(crate) is_exiting: bool,
+    /// It is home, except for its last call.
+    pub(crate) draining: Option<Box<Draining>>,
+}
+
+/// A call that a deputy is making.
+#[derive(Debug)]
+pub(crate) struct CurrentCall {
+    pub(crate) request: CallRequest,
+    pub(crate) layout: Layout,
+    pub(crate) posted_at: Instant,
+    /// The part of the transfer that was done before it was interrupted.
+    pub(crate) partial: Option<Partial>,
+    /// The child of a fork, or a new thread.
+    pub(crate) child: Option<HomePid>,
+    /// The child runs in its parent's memory away.
+    pub(crate) child_in_parent_memory: bool,
+    /// The calls of the request that are still to be made, and the results of those that were.
+    pub(crate) compound: Compound,
+}
+
+impl CurrentCall {
+    /// A call that was just posted.
+    pub(crate) fn new(
+        request: CallRequest,
+        layout: Layout,
+        child_in_parent_memory: bool,
+        compound: Compound,
+    ) -> Self {
+        Self {
+            request,
+            layout,
+            posted_at: Instant::now(),
+            partial: None,
+            child: None,
+            child_in_parent_memory,
+            compound,
+        }
+    }
+}
+
+impl Thread {
+    /// The record of a thread that runs at home.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn new_resident(tid: HomePid) -> Result<Self> {
+        Ok(Self {
+            tid,
+            own_tid: procfs::status(tid.0)?.own_pid,
+            mailbox: None,
+            current: None,
+            last_result: None,
+            signals_sent: 0,
+            unacked: VecDeque::new(),
+            partial: None,
+            prefetch: None,
+            queued_call: None,
+            pending_mask: None,
+            stop_wanted: false,
+            stopped: None,
+            is_exiting: false,
+            draining: None,
+        })
+    }
+
+    /// Whether the deputy has finished a call whose result was not taken yet.
+    pub(crate) fn has_finished_call(&self) -> bool {
+        self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::is_done)
+    }
+
+    /// The guest has received this many signals.
+    pub(crate) fn acknowledge_signals(&mut self, signals: u64) {
+        while self.unacked.front().is_some_and(|(count, _)| *count <= signals) {
+            self.unacked.pop_front();
+        }
+    }
+
+    /// Clears its state as a deputy.
+    pub(crate) fn clear_deputy_state(&mut self) {
+        (self.mailbox, self.current, self.last_result) = (None, None, None);
+        (self.prefetch, self.queued_call, self.pending_mask, self.draining) = (None, None, None, None);
+        self.unacked.clear();
+    }
+}

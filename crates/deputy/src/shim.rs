@@ -1,0 +1,325 @@
+//! The state of a home shim: its processes, the guest shims that hold their guests, and the
+//! operations that concern both.
+
+use crate::files::content::ContentTransfer;
+use crate::files::names::NameTracker;
+use crate::links::peer::Peer;
+use crate::process::thread::Thread;
+use crate::process::{Process, State};
+use crate::shm::open_guard::OpenGuard;
+use crate::shm::open_watch::OpenWatch;
+use crate::time::usage_store::UsageStore;
+use crate::waker::Waker;
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+use tern_control::control_socket::ControlSocket;
+use tern_control::shim::{ShimReply, ShimStart};
+use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
+use tern_ids::{HomePid, MigrationId, NodeId};
+use tern_image::object::{ObjectId, SharedObjects};
+use tern_migrate::fault;
+use tern_migrate::message::Message;
+use tern_tracee::stop::Stopped;
+use tern_wire::{Ephemeral, Link};
+
+/// How long a guest that reports itself busy is asked again to depart, and how long a move that
+/// cannot begin is retried.
+pub(crate) const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An event that a helper thread reports to the main loop.
+#[derive(Debug)]
+pub(crate) enum ShimEvent {
+    /// A destination has been prepared for a move of this process, or has refused it.
+    Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>),
+    /// The result of an attempt to reconnect to a peer.
+    ReconnectDone(usize, ReconnectResult),
+}
+
+/// The result of an attempt to reconnect to a lost peer.
+#[derive(Debug)]
+pub(crate) enum ReconnectResult {
+    Link(Box<Link>),
+    Gone,
+    Unreachable,
+}
+
+/// A process that was fetched home and is not traced any more. Only the reason is kept, for `mps`.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    pub(crate) row: ProcessRow,
+    /// Start time: with the pid it identifies the process uniquely.
+    started: u64,
+    pub(crate) forced_returns: VecDeque<Instant>,
+}
+
+impl Detached {
+    pub(crate) fn is_alive(&self) -> bool {
+        tern_tracee::procfs::stat(self.row.pid.0).is_ok_and(|s| s.start_time() == self.started)
+    }
+}
+
+/// The state of a home shim.
+#[derive(Debug)]
+pub(crate) struct Shim {
+    pub(crate) start: ShimStart,
+    pub(crate) key: std::sync::Arc<Ephemeral>,
+    pub(crate) door: ControlSocket,
+    pub(crate) waker: Waker,
+    /// Whether the waker was signalled during the last wait.
+    pub(crate) was_woken: bool,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) processes: HashMap<HomePid, Process>,
+    /// Processes that were fetched home and now run untraced.
+    pub(crate) detached: Vec<Detached>,
+    /// CPU time used away by processes that are not traced any more.
+    pub(crate) usage_store: UsageStore,
+    /// Moves that cannot begin yet and are retried.
+    pub(crate) queued_moves:
+        Vec<(Instant, HomePid, Destination, tern_control::control_socket::PendingRequest)>,
+    /// Children that stopped before their parent's stop reported whose they are.
+    pub(crate) early_stops: HashMap<i32, Stopped>,
+    /// Contents of files that are being sent to guests.
+    pub(crate) content_transfers: Vec<ContentTransfer>,
+    pub(crate) events: (Sender<ShimEvent>, Receiver<ShimEvent>),
+    /// The memory shared by processes that are away, opened; and the inodes of these objects.
+    pub(crate) objects: SharedObjects,
+    pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
+    /// The file systems that this node declares as shared.
+    pub(crate) shared_filesystems: crate::files::shared_fs::SharedFilesystems,
+    /// Watches the directories whose names are cached at guests.
+    pub(crate) names: NameTracker,
+    /// Reports opens, by name, of memory that is shared away.
+    pub(crate) open_watch: Option<OpenWatch>,
+    /// Blocks opens for writing of memory that is shared away.
+    pub(crate) open_guard: Option<OpenGuard>,
+    /// The last migration whose group is known to be complete and stopped.
+    pub(crate) complete_group: Option<MigrationId>,
+    /// A call at which a test wants the process to be fetched home.
+    pub(crate) test_freeze: Option<fault::FreezeRequest>,
+    /// When the last process left. The shim ends a moment later.
+    pub(crate) empty_since: Instant,
+}
+
+impl Shim {
+    /// The process that a thread belongs to.
+    pub(crate) fn process_of_thread(&mut self, tid: HomePid) -> Option<&mut Process> {
+        let has = |process: &Process| process.threads.contains_key(&tid);
+        if self.processes.get(&tid).is_some_and(has) {
+            return self.processes.get_mut(&tid);
+        }
+        self.processes.values_mut().find(|process| has(process))
+    }
+
+    /// Sends a message about a process, or about one of its threads, to the peer that holds its
+    /// guest.
+    pub(crate) fn send(&mut self, tag: HomePid, message: &Message) {
+        let thread = message.is_per_thread();
+        let process = if thread { self.process_of_thread(tag).map(|m| m.peer) } else { None };
+        if let Some(peer) = process.or_else(|| self.processes.get(&tag).map(|m| m.peer)) {
+            self.send_to_peer(peer, tag, message);
+        }
+    }
+
+    pub(crate) fn send_to_peer(&mut self, peer: usize, pid: HomePid, message: &Message) {
+        // The message may be a consequence of a change to a directory, so that is sent first.
+        self.send_name_changes();
+        self.send_directly(peer, pid, message);
+    }
+
+    /// Like [`Self::send_to_peer`], without sending pending name changes first. Returns whether the
+    /// link accepted the message.
+    pub(crate) fn send_directly(&mut self, peer: usize, pid: HomePid, message: &Message) -> bool {
+        let Some(linked) = self.peers.get_mut(peer).filter(|peer| peer.link.is_some()) else { return false };
+        let sent = linked.send(pid, message, &[]).is_ok();
+        if !sent {
+            self.peer_lost(peer);
+        }
+        sent
+    }
+
+    /// Aborts the move of a process and reports the reason to its caller.
+    pub(crate) fn abort_task(&mut self, pid: HomePid, why: &str) {
+        self.abort_task_with(pid, Refusal::new(RefusalKind::CannotMove, why));
+    }
+
+    pub(crate) fn abort_task_with(&mut self, pid: HomePid, refusal: Refusal) {
+        let why = refusal.message.clone();
+        if let Some(migration) = self.end_task(pid, refusal) {
+            self.abort_group(migration, pid, &why);
+        }
+    }
+
+    /// Ends the move of this process unsuccessfully, but not that of its group. Returns its id.
+    fn end_task(&mut self, pid: HomePid, refusal: Refusal) -> Option<MigrationId> {
+        let process = self.processes.get_mut(&pid)?;
+        process.reason.clone_from(&refusal.message);
+        if process.is_away() {
+            // The process did not come home to be frozen there.
+            process.frozen = None;
+        }
+        let task = process.task.take()?;
+        tracing::info!(id = %task.migration, %pid, why = refusal.message, "a move was aborted");
+        if let Some((caller, _)) = task.caller {
+            caller.reply(&ShimReply::Refused(refusal));
+        }
+        Some(task.migration)
+    }
+
+    /// Requeues a move that is about to be aborted for a transient reason, if it is young enough:
+    /// it begins again and its caller keeps waiting.
+    pub(crate) fn requeue_task(&mut self, pid: HomePid) {
+        let task = self.processes.get_mut(&pid).and_then(|process| process.task.as_mut());
+        if let Some(task) = task.filter(|task| task.started_at.elapsed() < RETRY_TIMEOUT)
+            && let Some((caller, to)) = task.caller.take()
+        {
+            self.queued_moves.push((task.started_at, pid, to, caller));
+        }
+    }
+
+    /// Ends the move of a process successfully.
+    pub(crate) fn complete_task(&mut self, pid: HomePid) {
+        let home = self.start.node;
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.migrations += 1;
+        let to = if process.is_away() { self.peers[process.peer].node } else { home };
+        let Some(task) = process.task.take() else { return };
+        let report = MigrationReport {
+            pid,
+            command: tern_tracee::procfs::status(pid.0)
+                .map_or_else(|_| process.command.clone(), |s| String::from_utf8_lossy(&s.name).into_owned()),
+            migration: task.migration,
+            from: task.from,
+            to,
+            bytes: task.bytes,
+            freeze_ms: task.frozen_at.map_or(0.0, |f| f.elapsed().as_secs_f64() * 1e3),
+            total_ms: task.started_at.elapsed().as_secs_f64() * 1e3,
+        };
+        tracing::info!(id = %task.migration, %pid, from = %report.from, to = %report.to, report.bytes, report.freeze_ms, "moved");
+        if let Some((caller, _)) = task.caller {
+            caller.reply(&ShimReply::Migrated(report));
+        }
+    }
+
+    /// Resends all signals that the guest has not acknowledged. The guest drops duplicates.
+    pub(crate) fn resend_signals(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let again: Vec<(HomePid, Message)> = process
+            .threads
+            .values()
+            .flat_map(|t| {
+                t.unacked.iter().map(|(count, info)| (t.tid, Message::Signal(*count, info.to_vec())))
+            })
+            .collect();
+        again.iter().for_each(|(tid, m)| self.send(*tid, m));
+    }
+
+    /// Detaches from the threads of a process that are stopped and at home. When the last one is
+    /// detached the shim forgets the process. A process that is to be frozen stays stopped instead.
+    pub(crate) fn detach(&mut self, pid: HomePid) {
+        self.detach_with_signal(pid, pid, 0);
+    }
+
+    /// [`Self::detach`], with this signal delivered to one thread.
+    pub(crate) fn detach_with_signal(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
+        if self.freeze_instead(pid, tid, signal) {
+            return;
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        for thread in process.threads.values_mut() {
+            if let Some(stopped) = thread.stopped.take_if(|_| thread.draining.is_none())
+                && let Err(error) = stopped.detach(if thread.tid == tid { signal } else { 0 })
+            {
+                tracing::debug!(%error, "it was gone already");
+            }
+        }
+        process.threads.retain(|_, thread| thread.draining.is_some());
+        if let Some(draining) = process.threads.keys().next().map(|tid| tid.0) {
+            // A detached thread may exit unnoticed, so read memory through one that is still
+            // traced.
+            if let Ok(memory) = tern_tracee::Memory::open(draining) {
+                process.memory = memory;
+            }
+            process.state = State::Draining;
+            return;
+        }
+        let Some(process) = self.processes.remove(&pid) else { return };
+        self.close_unused_objects();
+        self.usage_store.save(pid, process.started, &process.saved_usage());
+        // An entry of an earlier return is out of date.
+        self.detached.retain(|h| h.row.pid != pid);
+        if !process.forced_returns.is_empty()
+            && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
+        {
+            let row = self.row(&process);
+            let (started, forced_returns) = (stat.start_time(), process.forced_returns);
+            self.detached.push(Detached { row, started, forced_returns });
+        }
+    }
+
+    /// Handles an error of a traced thread: it is gone, or its process is in an inconsistent state.
+    pub(crate) fn handle_error(&mut self, tid: HomePid, error: &tern_tracee::Error) {
+        let Some(pid) = self.process_of_thread(tid).map(|process| process.pid).or(Some(tid)) else { return };
+        if error.is_gone() {
+            // Its exit is reported by a wait status; if that was handled already the thread is
+            // unknown.
+            let gone = |tid: HomePid| tern_tracee::procfs::has_exited(tid.0);
+            let Some(process) = self.processes.get_mut(&pid) else { return };
+            let exited = |thread: &&Thread| thread.tid != pid && !thread.is_exiting && gone(thread.tid);
+            let exited: Vec<HomePid> =
+                process.threads.values().filter(exited).map(|thread| thread.tid).collect();
+            exited.into_iter().for_each(|tid| process.thread_exited(tid));
+            if gone(pid) && !process.threads.keys().any(|tid| *tid != pid) {
+                self.process_exited(pid);
+            }
+            return;
+        }
+        tracing::error!(%pid, %error, "a process is in an inconsistent state; it is killed");
+        self.abort_task(pid, &error.to_string());
+        tern_tracee::pidfd::kill(pid.0);
+    }
+
+    /// A process has exited at home: its guest is dropped.
+    pub(crate) fn process_exited(&mut self, pid: HomePid) {
+        let migration = self.end_task(pid, Refusal::new(RefusalKind::NotFound, "it has ended"));
+        let Some(process) = self.processes.remove(&pid) else { return };
+        self.close_unused_objects();
+        self.keep_usage_for_parent(&process);
+        let may_have_carried = process.may_carry_objects();
+        let mut peers = vec![process.peer];
+        match process.state {
+            State::Outgoing(outgoing) | State::HandedOver(outgoing) => peers.push(outgoing.peer),
+            State::Remigrating(next) | State::Switching(next) => peers.push(next),
+            _ => {}
+        }
+        peers.dedup();
+        for peer in peers {
+            self.send_to_peer(peer, pid, &Message::Drop);
+        }
+        self.leave_group(migration, pid, may_have_carried, "it has ended");
+    }
+
+    /// A process leaves the group of a migration. If it may have `may_have_carried` part of the
+    /// shared memory the move of the others is requeued.
+    pub(crate) fn leave_group(
+        &mut self,
+        migration: Option<MigrationId>,
+        pid: HomePid,
+        may_have_carried: bool,
+        why: &str,
+    ) {
+        match migration {
+            Some(migration) if may_have_carried => {
+                self.requeue_group(migration);
+                self.abort_group(migration, pid, why);
+            }
+            Some(migration) => self.group_lost_one(migration),
+            None => {}
+        }
+    }
+
+    /// The node on which the program of a process runs now.
+    pub(crate) fn current_node(&self, process: &Process) -> NodeId {
+        if process.is_away() { self.peers[process.peer].node } else { self.start.node }
+    }
+}

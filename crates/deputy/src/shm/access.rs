@@ -1,0 +1,119 @@
+//! Calls that would access shared memory at home while its current content is away, or destroy that
+//! content. Their process is fetched home first.
+
+use crate::calls::result::rejected;
+use crate::process::Process;
+use crate::shim::Shim;
+use crate::shm::sharers::find_opener;
+use std::collections::{BTreeSet, HashSet};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use tern_ids::HomePid;
+use tern_image::object::ObjectId;
+use tern_migrate::message::{CallRequest, Message};
+use tern_syscall::{Arg, Arguments, Shape};
+use tern_tracee::registers::restart;
+
+impl Shim {
+    /// Fetches a process home for a call that is only correct there. The caller repeats the call.
+    pub(crate) fn redirect_home(&mut self, tid: HomePid, pid: HomePid, request: &CallRequest) {
+        let name = tern_syscall::row(request.call.nr).map_or("a call", |row| row.name);
+        self.fetch_home(pid, &format!("shared memory: {name} of what it maps is done at home only"));
+        let mut again = rejected(request.number, 0);
+        again.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
+        self.send(tid, &Message::Result(Box::new(again)));
+    }
+
+    /// If a call accesses, at home, memory whose current content is away: the process to fetch home
+    /// first. That is the caller, unless it has only inherited the descriptor; then another sharer.
+    pub(crate) fn sharer_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
+        // A close counts: it usually precedes telling another process that the file is written.
+        const TOUCHING: [i64; 22] = [
+            libc::SYS_close,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_pread64,
+            libc::SYS_pwrite64,
+            libc::SYS_readv,
+            libc::SYS_writev,
+            libc::SYS_preadv,
+            libc::SYS_pwritev,
+            libc::SYS_preadv2,
+            libc::SYS_pwritev2,
+            libc::SYS_ftruncate,
+            libc::SYS_fallocate,
+            libc::SYS_fsync,
+            libc::SYS_fdatasync,
+            libc::SYS_sync_file_range,
+            libc::SYS_sendfile,
+            libc::SYS_copy_file_range,
+            libc::SYS_splice,
+            libc::SYS_mmap,
+            libc::SYS_fadvise64,
+            libc::SYS_vmsplice,
+        ];
+        let call = &request.call;
+        if self.inodes.is_empty() || !TOUCHING.contains(&i64::from(call.nr)) {
+            return None;
+        }
+        let process = self.processes.values().find(|m| m.threads.contains_key(&tid))?;
+        let Some(Arguments::Fixed(shapes)) = tern_syscall::row(call.nr).map(|row| row.arguments) else {
+            return None;
+        };
+        let descriptors = call.args.iter().zip(shapes).filter(|(_, shape)| matches!(shape, Shape::Fd));
+        let touched = descriptors.into_iter().find_map(|(arg, _)| {
+            let Arg::Value(fd) = arg else { return None };
+            let meta = std::fs::metadata(format!("/proc/{}/fd/{}", process.pid, *fd as i32)).ok()?;
+            let inode = (meta.dev(), meta.ino());
+            self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
+        })?;
+        let shares = |m: &&Process| m.is_away() && m.files.objects.contains(&touched);
+        let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
+        sharer.map(|process| process.pid)
+    }
+
+    /// If by this call a process that is away ends or executes a program, and it is the last one
+    /// away that has the content of some shared memory: the process, to be fetched home first.
+    /// Otherwise the content would be lost with its guest.
+    pub(crate) fn last_holder_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
+        const ALL: [i64; 3] = [libc::SYS_exit_group, libc::SYS_execve, libc::SYS_execveat];
+        let nr = i64::from(request.call.nr);
+        if self.inodes.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
+            return None;
+        }
+        let process = self.processes.values().find(|m| m.threads.contains_key(&tid))?;
+        if process.in_parent_memory || nr == libc::SYS_exit && process.live_threads().count() > 1 {
+            return None;
+        }
+        // Processes that end at the same time do not count for each other.
+        let ends = |m: &Process| {
+            let mut calls = m.threads.values().filter_map(|thread| thread.current.as_ref());
+            calls.any(|current| ALL.contains(&i64::from(current.request.call.nr)))
+        };
+        let others = |id: &ObjectId| {
+            let has =
+                |m: &&Process| m.is_away() && !m.in_parent_memory && m.files.objects.contains(id) && !ends(m);
+            self.processes.values().filter(has).any(|other| other.pid != process.pid)
+        };
+        let exits = nr == libc::SYS_exit || nr == libc::SYS_exit_group;
+        let is_lost = |id: &&ObjectId| !others(id) && !self.is_unreachable(**id, process.pid, exits);
+        process.files.objects.iter().find(is_lost).map(|_id| process.pid)
+    }
+
+    /// Whether an object can be reached by no process once this one does not map it, or has exited:
+    /// anonymous memory; or an unlinked file that no other process has open (a Java machine unlinks
+    /// its own before it ends).
+    fn is_unreachable(&self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
+        let Some(file) = self.objects.get(id) else { return false };
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+        let name = name.as_os_str().as_bytes();
+        if name.starts_with(b"/dev/zero") {
+            return true;
+        }
+        let Ok(meta) = file.metadata() else { return false };
+        let unnamed = meta.nlink() == 0 && !name.starts_with(b"/SYSV");
+        let (this, itself) = (HashSet::from([(meta.dev(), meta.ino())]), BTreeSet::from([pid.0]));
+        exits && unnamed && find_opener(&this, &itself).is_none()
+    }
+}

@@ -1,0 +1,105 @@
+//! Fetches processes home when another process opens, by name, memory that they share away: it
+//! would see the content as of their departure.
+//!
+//! The kernel reports the open, not a read right after it, and some programs only open files and
+//! close them again (a Java machine does so with the files of all others). So after a report the
+//! shim checks, a moment later, whether a process still has the file open.
+
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use crate::shm::sharers::{find_opener, shared_maps};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use tern_image::object::ObjectId;
+
+/// The watched objects.
+#[derive(Debug)]
+pub(crate) struct OpenWatch {
+    fd: OwnedFd,
+    /// By watch descriptor.
+    objects: HashMap<i32, ObjectId>,
+    /// Opened, and not checked yet.
+    opened: HashSet<ObjectId>,
+}
+
+impl OpenWatch {
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        Ok(Self { fd, objects: HashMap::new(), opened: HashSet::new() })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Watches an object that has a name.
+    ///
+    /// # Errors
+    /// If the user's watches are used up.
+    pub(crate) fn add(&mut self, id: ObjectId, file: &File) -> io::Result<()> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        self.objects.insert(inotify::add_watch(&self.fd, path, WatchFlags::OPEN)?, id);
+        Ok(())
+    }
+
+    /// Stops watching objects that are not needed any more.
+    pub(crate) fn retain(&mut self, in_use: impl Fn(&ObjectId) -> bool) {
+        let fd = &self.fd;
+        self.objects.retain(|watch, id| {
+            let kept = in_use(id);
+            if !kept {
+                // If its file is gone, so is the watch.
+                let _gone = inotify::remove_watch(fd, *watch);
+            }
+            kept
+        });
+        self.opened.retain(in_use);
+    }
+
+    /// Reads the available inotify events.
+    fn read(&mut self) {
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+        let mut reader = Reader::new(&self.fd, &mut buffer);
+        while let Ok(event) = reader.next() {
+            let known = self.objects.get(&event.wd()).copied();
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                self.opened.extend(self.objects.values());
+            } else {
+                self.opened.extend(known);
+            }
+        }
+    }
+}
+
+impl Shim {
+    /// Fetches processes home whose shared memory another process has opened. For processes that
+    /// are moving this is checked when they have arrived.
+    pub(crate) fn handle_opens(&mut self) {
+        let Some(watch) = self.open_watch.as_mut().filter(|watch| !watch.objects.is_empty()) else { return };
+        watch.read();
+        for id in watch.opened.clone() {
+            let sharers = || self.processes.values().filter(|m| m.files.objects.contains(&id));
+            let moves = |m: &Process| !matches!(m.state, State::Resident | State::Draining | State::Away);
+            if sharers().any(moves) {
+                continue;
+            }
+            let these: BTreeSet<i32> = sharers().map(|m| m.pid.0).collect();
+            let away = sharers().find(|m| matches!(m.state, State::Away)).map(|m| m.pid);
+            let files: HashSet<(u64, u64)> = self.inodes.get(&id).copied().into_iter().collect();
+            if let Some(watch) = &mut self.open_watch {
+                watch.opened.remove(&id);
+            }
+            let maps =
+                || shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id));
+            if let Some(pid) = away
+                && let Some(other) = find_opener(&files, &these).or_else(|| maps().map(|(other, _)| other))
+            {
+                self.fetch_home(pid, &format!("shared memory: process {other} has opened what it shares"));
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Finds the processes that share memory with a process at home, by scanning /proc.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::unix::fs::MetadataExt;
+use tern_image::Unmovable;
+use tern_image::layout::{self, is_shared_memory};
+use tern_image::object::{self, ObjectId};
+use tern_tracee::procfs;
+
+/// The shared memory that each process maps, by pid.
+pub(crate) type SharedMaps = HashMap<i32, HashSet<ObjectId>>;
+
+/// The processes that share memory with a process at home, and the objects that they share.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Sharers {
+    pub(crate) pids: BTreeSet<i32>,
+    pub(crate) objects: HashSet<ObjectId>,
+}
+
+impl Sharers {
+    /// Scans all processes.
+    pub(crate) fn of(pid: i32) -> tern_tracee::Result<Self> {
+        let mut found = Self { pids: [pid].into(), objects: HashSet::new() };
+        // Most processes share nothing.
+        if !procfs::maps(procfs::live_thread(pid))?.iter().any(|m| m.shared) {
+            return Ok(found);
+        }
+        found.objects.extend(writable(pid)?);
+        if found.objects.is_empty() {
+            return Ok(found);
+        }
+        let maps = shared_maps();
+        loop {
+            let shares = |(pid, maps): &(&i32, &HashSet<ObjectId>)| {
+                !found.pids.contains(pid) && !maps.is_disjoint(&found.objects)
+            };
+            let new: Vec<i32> = maps.iter().filter(shares).map(|(pid, _)| *pid).collect();
+            if new.is_empty() {
+                return Ok(found);
+            }
+            for pid in new {
+                found.pids.insert(pid);
+                // A process that is gone by now shares nothing.
+                found.objects.extend(writable(pid).unwrap_or_default());
+            }
+        }
+    }
+}
+
+/// The shared memory that a process may write.
+fn writable(pid: i32) -> tern_tracee::Result<HashSet<ObjectId>> {
+    let maps = procfs::smaps(procfs::live_thread(pid))?;
+    Ok(maps.iter().filter(|m| is_shared_memory(m) && !m.is_anonymous()).map(object::id).collect())
+}
+
+/// The pids of all processes.
+fn all_pids() -> impl Iterator<Item = i32> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+pub(crate) fn shared_maps() -> SharedMaps {
+    let of = |pid: i32| {
+        let maps = procfs::maps(procfs::live_thread(pid)).ok()?;
+        let shared: HashSet<ObjectId> = maps.iter().filter(|m| m.shared).map(object::id).collect();
+        (!shared.is_empty()).then_some((pid, shared))
+    };
+    all_pids().filter_map(of).collect()
+}
+
+/// A process other than `these` that has one of these files open.
+pub(crate) fn find_opener(files: &HashSet<(u64, u64)>, these: &BTreeSet<i32>) -> Option<i32> {
+    let opens = |pid: i32| {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", procfs::live_thread(pid)))
+            .into_iter()
+            .flatten()
+            .flatten();
+        all.filter_map(|entry| std::fs::metadata(entry.path()).ok())
+            .any(|meta| files.contains(&(meta.dev(), meta.ino())))
+    };
+    // A shim may have it open for a process that it held, or was about to hold.
+    all_pids().filter(|pid| !these.contains(pid)).find(|pid| opens(*pid) && !is_shim(*pid))
+}
+
+/// Whether a process is a shim: it runs the same program as this one.
+pub(crate) fn is_shim(pid: i32) -> bool {
+    let program = |pid: &str| {
+        let meta = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+        Some((meta.dev(), meta.ino()))
+    };
+    let own = program("self");
+    own.is_some() && program(&pid.to_string()) == own
+}
+
+/// Why the memory of a process cannot be moved, regardless of other sharers.
+pub(crate) fn find_unmovable(pid: i32) -> Option<Unmovable> {
+    let maps = procfs::smaps(procfs::live_thread(pid)).unwrap_or_default();
+    maps.iter().filter(|m| !m.is_kernel_mapping()).find_map(|m| layout::check(m).err())
+}

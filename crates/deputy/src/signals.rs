@@ -1,0 +1,5 @@
+//! Signals that reach deputies.
+
+pub(crate) mod coredump;
+pub(crate) mod order;
+pub(crate) mod verdict;

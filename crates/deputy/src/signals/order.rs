@@ -1,0 +1,219 @@
+//! The order of signals that a guest's call sends to processes of its own shim.
+//!
+//! The kernel makes a signal pending before the call that sends it returns, so a process that
+//! learns of the call from its sender, in whatever way, has handled the signal first. To keep that
+//! order, home forwards these signals before it sends the call's result: messages to a guest's node
+//! arrive in order. Signals that are pending when a process leaves home are at its guest before the
+//! guest runs.
+
+use crate::migrate::hollow::raise_natively;
+use crate::process::{Process, State};
+use crate::shim::Shim;
+use crate::signals::verdict::{Verdict, is_one_shot, judge};
+use crate::stops::quiesce::POLL_INTERVAL;
+use std::time::{Duration, Instant};
+use tern_ids::HomePid;
+use tern_image::Reserve;
+use tern_image::process::Action;
+use tern_migrate::message::Message;
+use tern_syscall::{Arg, Call};
+use tern_tracee::inject::{self, Injection};
+use tern_tracee::siginfo::{Siginfo, signal_of, timer_of};
+use tern_tracee::stop::Stopped;
+use tern_tracee::{Memory, Result, procfs};
+
+/// How long to wait for the stop of a pending signal. In a frozen control group it does not come.
+const SIGNAL_STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The target of a call that sends signals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SignalTarget {
+    /// One thread, if this shim has one with this tid.
+    Thread(HomePid),
+    /// Any other target.
+    Any,
+}
+
+fn signal_target(call: &Call) -> Option<SignalTarget> {
+    let thread = |arg: usize| match call.args[arg] {
+        Arg::Value(tid) => SignalTarget::Thread(HomePid(tid as i32)),
+        _ => SignalTarget::Any,
+    };
+    match i64::from(call.nr) {
+        libc::SYS_tkill => Some(thread(0)),
+        libc::SYS_tgkill | libc::SYS_rt_tgsigqueueinfo => Some(thread(1)),
+        libc::SYS_kill | libc::SYS_rt_sigqueueinfo | libc::SYS_pidfd_send_signal => Some(SignalTarget::Any),
+        _ => None,
+    }
+}
+
+impl Shim {
+    /// Handles the stops for the signals that this call has sent to deputies, which forwards them.
+    ///
+    /// The kernel dequeues a signal and stops the thread for its tracer in one step. So if no
+    /// signal is pending its stop is available, or was handled. And after each stop that is handled
+    /// there may be another signal.
+    pub(crate) fn forward_sent_signals(&mut self, call: &Call) {
+        if let Some(to) = signal_target(call) {
+            self.handle_stops_until(|shim| !shim.has_pending_signal(to));
+        }
+    }
+
+    /// Handles stops until the condition holds and no stop is left, or a time limit has passed.
+    fn handle_stops_until(&mut self, done: impl Fn(&mut Self) -> bool) {
+        let give_up = Instant::now() + SIGNAL_STOP_TIMEOUT;
+        loop {
+            let awaited = !done(self) && Instant::now() < give_up;
+            match (awaited, self.handle_all_stops()) {
+                (false, false) => return,
+                (true, false) => std::thread::sleep(POLL_INTERVAL),
+                (_, true) => {}
+            }
+        }
+    }
+
+    fn has_pending_signal(&mut self, to: SignalTarget) -> bool {
+        if let SignalTarget::Thread(tid) = to
+            && let Some(process) = self.process_of_thread(tid)
+        {
+            return process.is_away() && will_take_signal(&[tid]);
+        }
+        self.processes.values().any(|process| process.is_away() && will_take_signal(&process.live_tids()))
+    }
+}
+
+impl Process {
+    fn live_tids(&self) -> Vec<HomePid> {
+        self.live_threads().map(|thread| thread.tid).collect()
+    }
+
+    /// Takes the pending signals that handlers are to see from the kernel, for the threads of a
+    /// captured process, which is stopped. Returns the messages to send to the guest before it
+    /// starts. The deputy would forward these signals only when the guest already runs, which may
+    /// by then have learned of them from their sender. If the process stays they are raised again
+    /// ([`Self::raise_unacked`]).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn take_pending_signals(&mut self) -> Result<Vec<(HomePid, Message)>> {
+        let (State::Outgoing(outgoing), Some(reserve)) = (&self.state, self.reserve) else {
+            return Ok(Vec::new());
+        };
+        let Some(actions) = outgoing.image.as_ref().map(|image| image.actions.clone()) else {
+            return Ok(Vec::new());
+        };
+        let mut messages = Vec::new();
+        for tid in self.live_tids() {
+            let thread = self.thread(tid)?;
+            // A signal that interrupts a transfer cut short by the shim must end it, by the deputy.
+            let Some(stopped) = thread.stopped.as_ref().filter(|_| thread.partial.is_none()) else {
+                continue;
+            };
+            let signals = pending_for_handlers(stopped, &actions)?;
+            if signals == 0 {
+                continue;
+            }
+            let (mut injection, _, memory) = inject::through_vdso(self.take_stopped(tid)?)?;
+            let taken = dequeue(&mut injection, &memory, reserve, signals, &actions);
+            self.set_stopped(injection.finish()?)?;
+            let thread = self.thread(tid)?;
+            for info in taken? {
+                thread.signals_sent += 1;
+                thread.unacked.push_back((thread.signals_sent, info));
+                messages.push((tid, Message::Signal(thread.signals_sent, info.to_vec())));
+            }
+        }
+        Ok(messages)
+    }
+
+    /// Has a thread under injection raise again, in itself, the signals that its guest, which never
+    /// ran, has not acknowledged.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn raise_unacked(
+        &mut self,
+        (injection, memory): (&mut Injection, &Memory),
+        reserve: Reserve,
+        tid: HomePid,
+    ) -> Result<()> {
+        let (own_pid, thread) = (self.own_pid, self.thread(tid)?);
+        let unacked: Vec<Siginfo> = thread.unacked.drain(..).map(|(_, info)| info).collect();
+        raise_natively(injection, memory, reserve, (own_pid, thread.own_tid), &unacked)
+    }
+}
+
+/// The set of signals that are pending for a stopped thread and that handlers are to see. Not those
+/// of timers, which have no sender: the kernel must have them pending when its timers are taken.
+fn pending_for_handlers(stopped: &Stopped, actions: &[Action]) -> Result<u64> {
+    let (own, shared) = stopped.pending()?;
+    let (mut wanted, mut left) = (0, stopped.sigmask()?);
+    for info in own.iter().chain(&shared) {
+        let signal = signal_of(info);
+        let Some(action) = usize::try_from(signal - 1).ok().and_then(|at| actions.get(at)) else { continue };
+        let bit = 1 << (signal - 1);
+        if timer_of(info).is_some() || judge(action[0], signal) != Verdict::Forward {
+            left |= bit;
+        }
+        wanted |= bit;
+    }
+    Ok(wanted & !left)
+}
+
+/// Dequeues pending signals of a set in a thread under injection, in the kernel's order: all of
+/// them, but only one each of those with a one-shot handler.
+fn dequeue(
+    injection: &mut Injection,
+    memory: &Memory,
+    reserve: Reserve,
+    mut signals: u64,
+    actions: &[Action],
+) -> Result<Vec<Siginfo>> {
+    let (set, now, at) = (reserve.scratch(), reserve.scratch() + 64, reserve.scratch() + 128);
+    memory.write(now, &[0; 16])?;
+    let mut taken = Vec::new();
+    while signals != 0 {
+        memory.write(set, &signals.to_le_bytes())?;
+        let signal = injection.call(libc::SYS_rt_sigtimedwait, [set, at, now, 8, 0, 0])?;
+        if !(1..=64).contains(&signal) {
+            break;
+        }
+        let mut info = [0; 128];
+        memory.read(at, &mut info)?;
+        taken.push(info);
+        if is_one_shot(&actions[signal as usize - 1]) {
+            signals &= !(1 << (signal - 1));
+        }
+    }
+    Ok(taken)
+}
+
+/// Whether one of these threads is about to take a signal. A thread that is stopped, or in a vfork,
+/// takes none now. As the kernel may have chosen that thread for a signal that others could take
+/// too, no thread of its process is waited for then.
+fn will_take_signal(threads: &[HomePid]) -> bool {
+    let mut takes = false;
+    for tid in threads {
+        let Ok(status) = procfs::status(tid.0) else { continue };
+        if !matches!(status.state, b'R' | b'S') {
+            return false;
+        }
+        takes |= status.pending & !status.blocked != 0;
+    }
+    takes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_targets_of_calls() {
+        let call =
+            |nr: i64| Call { nr: nr as u32, args: std::array::from_fn(|at| Arg::Value(at as u64 + 7)) };
+        assert_eq!(signal_target(&call(libc::SYS_tgkill)), Some(SignalTarget::Thread(HomePid(8))));
+        assert_eq!(signal_target(&call(libc::SYS_tkill)), Some(SignalTarget::Thread(HomePid(7))));
+        assert_eq!(signal_target(&call(libc::SYS_kill)), Some(SignalTarget::Any));
+        assert_eq!(signal_target(&call(libc::SYS_write)), None);
+    }
+}

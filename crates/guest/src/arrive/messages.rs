@@ -1,0 +1,246 @@
+//! Messages about arriving guests: offers, parts of the image, and the start.
+
+use crate::arrive::build::{self, Arriving};
+use crate::error::{GuestError, GuestResult};
+use crate::process::thread::Thread;
+use crate::process::{Guest, State};
+use crate::sandbox::Sandbox;
+use crate::shim::Shim;
+use crate::time::cpu::CpuMeter;
+use crate::vdso::foreign::ForeignVdso;
+use std::os::fd::AsFd;
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_migrate::message::{Message, Offer, ReceivedMessage, send};
+use tern_migrate::{Phase, fault, wall};
+use tern_tracee::{Memory, Stopped};
+use tern_wire::Link;
+
+impl Shim {
+    pub(crate) fn handle_offer(&mut self, offer: &Offer) -> GuestResult {
+        let pid = offer.pid;
+        self.home_shim = Some(offer.shim);
+        // A process that has executed another program arrives again under the same pid.
+        self.kill(pid);
+        let span = tracing::info_span!("migration", id = %offer.migration, %pid);
+        let _in = span.enter();
+        fault::point("guest", Phase::Offer);
+        let result = build::check_offer(offer, &self.machine, wall::now())
+            .and_then(|foreign_vdso| self.begin_arrival(offer, foreign_vdso).map_err(|e| e.to_string()));
+        match result {
+            Ok(guest) => {
+                tracing::info!(command = offer.command, "an offer was accepted");
+                self.register_thread(pid, pid, guest.process.host_pid);
+                self.guests.insert(pid, guest);
+                self.has_had_guest = true;
+                self.send_home(
+                    pid,
+                    &Message::Accepted(
+                        offer.epoch,
+                        crate::files::remote_map::is_available(&self.start.run_dir, self.home_node),
+                    ),
+                );
+            }
+            Err(why) => {
+                tracing::info!(why, "an offer was declined");
+                self.has_had_guest |= self.guests.is_empty();
+                self.send_home(pid, &Message::Declined(offer.epoch, why));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn begin_arrival(
+        &mut self,
+        offer: &Offer,
+        foreign_vdso: Option<ForeignVdso>,
+    ) -> anyhow::Result<Guest> {
+        if self.sandbox.is_none() {
+            let Some(offsets) = self.clocks.offsets() else { anyhow::bail!("home has not sent its clocks") };
+            let sandbox = Sandbox::create(self.identity.0, self.identity.1, offsets)?;
+            // The helper has no child yet, so all guests inherit the group.
+            if let Err(error) = tern_cgroup::guests::enter(sandbox.helper(), self.start.guest_cpus) {
+                tracing::warn!(%error, "these guests have no control group of their own; see tern doctor");
+            }
+            self.sandbox = Some(sandbox);
+        }
+        let Some(sandbox) = &self.sandbox else { anyhow::bail!("no sandbox") };
+        Ok(Arriving::begin(offer.clone(), foreign_vdso, sandbox.fork(offer.own_pid)?)?)
+    }
+
+    pub(crate) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
+        let handle_offer = match self.guests.get(&pid).map(|m| &m.process) {
+            Some(process) if matches!(process.state, State::Arriving(_)) => process.epoch,
+            _ => return,
+        };
+        self.kill(pid);
+        self.send_home(pid, &Message::Declined(handle_offer, why.into()));
+    }
+
+    /// The arriving process that has this thread, once its image has arrived.
+    pub(crate) fn arriving_with_thread(&self, tid: HomePid) -> Option<HomePid> {
+        let has = |guest: &Guest| matches!(&guest.process.state, State::Arriving(arriving) if arriving.has_thread(tid));
+        self.guests.iter().find(|(_, guest)| has(guest)).map(|(pid, _)| *pid)
+    }
+
+    /// Receives a part of an arriving process. Replies go to `source` if another node sends it.
+    pub(crate) fn receive_part(
+        &mut self,
+        arrived: ReceivedMessage,
+        source: Option<&mut Link>,
+    ) -> GuestResult {
+        let pid = arrived.pid;
+        if let Message::Image(image, _) = &arrived.message
+            && image.threads.iter().any(|t| self.by_home_tid.get(&t.tid).is_some_and(|of| *of != pid))
+        {
+            let what = "its source sent a thread that another guest has".into();
+            return Err(tern_tracee::Error::Inconsistent { what, pid: pid.0 }.into());
+        }
+        let Some(guest) = self.guests.get_mut(&pid).map(|m| &mut m.process) else { return Ok(()) };
+        let State::Arriving(arriving) = &mut guest.state else { return Ok(()) };
+        let bytes_at = arrived.bytes();
+        match &arrived.message {
+            Message::Threads(numbers) => arriving.receive_tids(numbers)?,
+            Message::Space(layout) => {
+                fault::point("guest", Phase::Prepare);
+                let had_listener = arriving.listener().is_some();
+                let missing = arriving.receive_space((**layout).clone(), &guest.memory, &mut self.cache)?;
+                share_listener(self.sandbox.as_ref(), arriving, had_listener)?;
+                create_threads(self.sandbox.as_ref(), arriving, &guest.memory)?;
+                match source.or(self.home.as_mut()) {
+                    Some(link) => send(link, pid, &Message::RequestFiles(guest.epoch, missing), &[])?,
+                    None => return Ok(()),
+                }
+            }
+            Message::File { file, offset } => {
+                let had_listener = arriving.listener().is_some();
+                arriving.receive_file(*file, *offset, bytes_at, &guest.memory, &mut self.cache)?;
+                share_listener(self.sandbox.as_ref(), arriving, had_listener)?;
+                create_threads(self.sandbox.as_ref(), arriving, &guest.memory)?;
+            }
+            Message::Pages(runs) => arriving.receive_pages(runs, bytes_at, &guest.memory)?,
+            Message::Object { file, offset } => {
+                arriving.receive_object(*file, *offset, bytes_at, &self.cache)?;
+            }
+            Message::DiscardPages(runs) => arriving.discard_pages(runs, &self.cache)?,
+            Message::Image(image, sync) => {
+                fault::point("guest", Phase::Freeze);
+                let Some(sandbox) = &self.sandbox else { return Ok(()) };
+                arriving.receive_image(image.clone(), sync.clone(), &guest.memory, sandbox, &self.cache)?;
+                let ready = Message::Ready(guest.epoch, sync.sent);
+                self.send_home(pid, &ready);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Starts these guests, which share memory and have all arrived. All are begun before the first
+    /// is reported, so that a link that breaks during a report ends none of them.
+    pub(crate) fn start_group(&mut self, epochs: &[(HomePid, tern_ids::Epoch)]) {
+        let result: Vec<_> = epochs.iter().map(|(pid, epoch)| self.begin_epoch(*pid, *epoch)).collect();
+        for ((pid, epoch), result) in epochs.iter().zip(result) {
+            let started =
+                result.and_then(|result| result.map_or(Ok(()), |since| self.run_guest(*pid, *epoch, since)));
+            if let Err(error) = started {
+                self.handle_error(*pid, &error);
+            }
+        }
+    }
+
+    pub(crate) fn start_guest(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> GuestResult {
+        match self.begin_epoch(pid, epoch)? {
+            Some(since) => self.run_guest(pid, epoch, since),
+            None => Ok(()),
+        }
+    }
+
+    /// Turns an arrived process into a guest, which is still stopped. Returns since when it has
+    /// been stopped.
+    fn begin_epoch(&mut self, pid: HomePid, epoch: tern_ids::Epoch) -> GuestResult<Option<Instant>> {
+        fault::point("guest", Phase::HandOver);
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(None) };
+        let arriving = match std::mem::replace(&mut guest.process.state, State::Running) {
+            State::Arriving(arriving) => arriving,
+            // It was sent on to a node that was lost after home had decided for that node. It
+            // continues here with a new epoch.
+            State::Frozen => {
+                guest.process.epoch = epoch;
+                guest.continue_here()?;
+                tracing::info!(%pid, ?epoch, "a guest continues here");
+                self.send_home(pid, &Message::Running(epoch, 0));
+                return Ok(None);
+            }
+            other => {
+                guest.process.state = other;
+                return Ok(None);
+            }
+        };
+        let frozen_since = arriving.frozen_since();
+        let wall = guest.install_image(*arriving, epoch)?;
+        // Near zero on nodes whose clocks are kept by NTP, so the loop can afford the wait.
+        let _it_was_judged_when_its_image_came = wall::wait_until(wall);
+        Ok(Some(frozen_since))
+    }
+
+    /// Resumes a guest that has begun.
+    fn run_guest(&mut self, pid: HomePid, epoch: tern_ids::Epoch, frozen_since: Instant) -> GuestResult {
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        guest.set_nice(self.start.guest_nice.into());
+        guest.process.fastpath.is_allowed = self.start.fastpath;
+        guest.resume()?;
+        let frozen_us = frozen_since.elapsed().as_micros() as u64;
+        let threads: Vec<_> = guest.threads.values().map(|t| (t.tid, t.host_tid, t.deputy_sigmask)).collect();
+        tracing::info!(%pid, ?epoch, threads = threads.len(), "a guest runs");
+        self.send_home(pid, &Message::Running(epoch, frozen_us));
+        for (tid, host, mask) in threads {
+            self.register_thread(pid, tid, host);
+            // The mask that the previous epoch reported may have arrived too late to count.
+            self.send_home(tid, &Message::Mask(mask));
+        }
+        fault::point("guest", Phase::Resume);
+        Ok(())
+    }
+}
+
+impl Guest {
+    /// Installs the parts of an arrived process. Its threads are stopped. Returns what the wall
+    /// clock showed when it was stopped at the source.
+    fn install_image(&mut self, arriving: Arriving, epoch: tern_ids::Epoch) -> Result<u64, GuestError> {
+        let Self { process, threads } = self;
+        let mut arrived = arriving.finish()?;
+        let images = std::mem::take(&mut arrived.image.threads);
+        process.epoch = epoch;
+        process.image = Some(arrived.image);
+        process.listener = Some(arrived.listener);
+        process.mapped_files = arrived.mapped_files;
+        process.foreign_vdso = arrived.foreign_vdso;
+        process.started = Instant::now();
+        // The first thread may have ended.
+        let first = arrived.threads.first().map_or(process.host_pid, Stopped::pid);
+        process.memory = Memory::open(first)?;
+        process.cpu_meter = CpuMeter::for_process(process.host_pid, arrived.sync.used)?;
+        process.is_quiescing = true;
+        for ((image, stopped), sync) in images.into_iter().zip(arrived.threads).zip(arrived.sync.threads) {
+            let names = (image.tid, image.own_tid, stopped.pid());
+            let mut thread = Thread::new(process, names, sync, image.sigmask)?;
+            thread.raise_carried()?;
+            thread.stopped = Some(stopped);
+            threads.insert(image.tid, thread);
+        }
+        Ok(arrived.sync.wall)
+    }
+}
+
+/// Has the helper hold a copy of the guest's notification fd, as soon as there is one.
+fn share_listener(sandbox: Option<&Sandbox>, arriving: &Arriving, had_listener: bool) -> GuestResult {
+    match (sandbox, arriving.listener()) {
+        (Some(sandbox), Some(listener)) if !had_listener => Ok(sandbox.keep_fd(listener.as_fd())?),
+        _ => Ok(()),
+    }
+}
+
+/// Creates the announced threads of an arriving process, once its address space is built.
+fn create_threads(sandbox: Option<&Sandbox>, arriving: &mut Arriving, memory: &Memory) -> GuestResult {
+    sandbox.map_or(Ok(()), |sandbox| arriving.create_threads(memory, sandbox))
+}

@@ -1,0 +1,164 @@
+//! The content of /proc files about a guest's own memory, which exists on this node only.
+//!
+//! The deputy opens files of /proc, but its memory is empty. So an open of such a file is sent with
+//! the content that the file has here, as it would look at home, and home substitutes it for the
+//! opened file (`deputy/calls/procfs_view.rs`). A file that can be written, or is useful only at
+//! the moment of reading, brings the process home.
+
+use crate::process::Process;
+use crate::process::space::MappedFiles;
+use tern_image::Reserve;
+use tern_syscall::{Arg, Call};
+use tern_tracee::PAGE;
+use tern_tracee::procfs::{self, Mapping};
+
+/// Larger content is not sent: the deputy's file is used then.
+const MAX_VIEW_LEN: usize = 8 << 20;
+
+/// The name of the /proc file about the caller's own memory that this call opens.
+fn own_proc_file(call: &Call, own_pid: i32) -> Option<&[u8]> {
+    let at = match i64::from(call.nr) {
+        libc::SYS_open => 0,
+        libc::SYS_openat | libc::SYS_openat2 => 1,
+        _ => return None,
+    };
+    let Arg::Bytes(path) = &call.args[at] else { return None };
+    let rest = path.strip_suffix(b"\0")?.strip_prefix(b"/proc/")?;
+    let slash = rest.iter().position(|b| *b == b'/')?;
+    let (whose, mut name) = (&rest[..slash], &rest[slash + 1..]);
+    if whose != b"self" && whose != b"thread-self" && whose != own_pid.to_string().as_bytes() {
+        return None;
+    }
+    // All threads have the same memory.
+    if let Some(process_of_thread) = name.strip_prefix(b"task/") {
+        name = &process_of_thread[process_of_thread.iter().position(|b| *b == b'/')? + 1..];
+    }
+    Some(name)
+}
+
+/// Whether a call opens a file by which memory is read or changed: it must be made at home.
+pub(crate) fn reaches_memory(call: &Call, own_pid: i32) -> bool {
+    own_proc_file(call, own_pid).is_some_and(|name| matches!(name, b"mem" | b"pagemap" | b"clear_refs"))
+}
+
+/// The content of such a file here, if the call opens one.
+pub(crate) fn view(call: &Call, process: &Process) -> Option<Vec<u8>> {
+    let name = match own_proc_file(call, process.own_pid)? {
+        b"maps" => "maps",
+        b"smaps" => "smaps",
+        b"smaps_rollup" => "smaps_rollup",
+        b"statm" => "statm",
+        b"status" => "status",
+        b"stat" => "stat",
+        _ => return None,
+    };
+    let text = std::fs::read(format!("/proc/{}/{name}", process.memory.pid())).ok()?;
+    let view = match name {
+        "maps" | "smaps" => mappings(&text, process.reserve, &process.mapped_files),
+        "statm" => subtract_reserve(&text),
+        // Home adds the other lines, from the deputy.
+        "status" => lines(&text)
+            .filter(|line| line.starts_with(b"Vm") || line.starts_with(b"Rss"))
+            .collect::<Vec<_>>()
+            .concat(),
+        "stat" => procfs::stat(process.memory.pid())
+            .map(|s| format!("{} {}", s.field(23), s.field(24)))
+            .ok()?
+            .into_bytes(),
+        _ => text,
+    };
+    Some(view).filter(|view| view.len() <= MAX_VIEW_LEN)
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split_inclusive(|b| *b == b'\n')
+}
+
+/// The lines of maps or smaps as they would be at home: without the reserved range, and with the
+/// names of home's files.
+fn mappings(text: &[u8], reserve: Reserve, mapped_files: &MappedFiles) -> Vec<u8> {
+    let mut all: Vec<u8> = Vec::with_capacity(text.len());
+    let mut skipped = false;
+    for line in lines(text) {
+        let Some(mut mapping) = Mapping::parse(line.trim_ascii_end()) else {
+            // A line of smaps about the previous mapping.
+            if !skipped {
+                all.extend_from_slice(line);
+            }
+            continue;
+        };
+        if let Some(file) = mapped_files.get(&(mapping.device, mapping.inode)) {
+            (mapping.device, mapping.inode) = (file.device, file.inode);
+            mapping.name.clone_from(&file.path);
+        }
+        let parts = Reserve::exclude(Some(reserve), &[mapping]);
+        skipped = parts.is_empty();
+        for part in parts {
+            all.extend(part.line());
+        }
+    }
+    all
+}
+
+/// statm has the fields size, resident, shared, text, lib, data, dirty, in pages; the reserved
+/// range counts as size and data.
+fn subtract_reserve(text: &[u8]) -> Vec<u8> {
+    let numbers = text.trim_ascii_end().split(|b| *b == b' ').enumerate().map(|(at, number)| {
+        let number: u64 = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let ours = if matches!(at, 0 | 5) { Reserve::LEN / PAGE } else { 0 };
+        number.saturating_sub(ours).to_string()
+    });
+    (numbers.collect::<Vec<_>>().join(" ") + "\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_syscall::ByteBuf;
+
+    fn open(path: &str) -> Call {
+        let mut args = [const { Arg::Value(0) }; 6];
+        args[1] = Arg::Bytes(ByteBuf::from(format!("{path}\0").into_bytes()));
+        Call { nr: libc::SYS_openat as u32, args }
+    }
+
+    #[test]
+    fn only_own_proc_files_are_recognised() {
+        for path in ["/proc/self/maps", "/proc/31/maps", "/proc/thread-self/maps", "/proc/self/task/32/maps"]
+        {
+            assert_eq!(own_proc_file(&open(path), 31), Some(&b"maps"[..]), "{path}");
+        }
+        for path in ["/proc/32/maps", "/proc/meminfo", "/proc/self", "maps", "/proc/self/task/32"] {
+            assert_eq!(own_proc_file(&open(path), 31), None, "{path}");
+        }
+        assert_eq!(own_proc_file(&open("/proc/self/fd/3"), 31), Some(&b"fd/3"[..]));
+        assert!(reaches_memory(&open("/proc/self/mem"), 31) && !reaches_memory(&open("/proc/self/maps"), 31));
+    }
+
+    #[test]
+    fn maps_hide_the_reserved_range_and_show_home_s_names() {
+        let reserve = Reserve { start: Reserve::HINT };
+        let (start, end) = (reserve.start, reserve.end());
+        let text = format!(
+            "00400000-00401000 r-xp 00001000 00:2a 77 /cache/abc\nRss: 4 kB\n{start:x}-{end:x} rw-p 00000000 00:00 0 \nRss: 8 kB\n"
+        );
+        let hash = tern_ids::ContentHash([0; 32]);
+        let (device, path) = (8 << 20 | 1, b"/usr/bin/work".to_vec());
+        let file = tern_image::FileRef {
+            device,
+            inode: 4711,
+            path,
+            size: 1,
+            hash,
+            shareable: true,
+            is_object: false,
+            place: None,
+        };
+        let mapped_files = MappedFiles::from([((0x2a, 77), file)]);
+        let seen = String::from_utf8(mappings(text.as_bytes(), reserve, &mapped_files)).unwrap();
+        let wanted =
+            format!("{:<73}/usr/bin/work\nRss: 4 kB\n", "00400000-00401000 r-xp 00001000 08:01 4711 ");
+        assert_eq!(seen, wanted);
+        assert_eq!(subtract_reserve(b"100 50 10 1 0 80 0\n"), b"36 50 10 1 0 16 0\n");
+    }
+}

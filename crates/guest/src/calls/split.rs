@@ -1,0 +1,444 @@
+//! Calls with a local part: home's part and this node's part must agree.
+//!
+//! Home goes first; a call that home refuses has no effect here either. The local part is the
+//! guest's own call, let through, which affects only the guest whatever its arguments are, or an
+//! injected call in its place.
+
+use crate::error::GuestResult;
+use crate::process::space::GuestSpace;
+use crate::process::thread::{PendingCall, Thread};
+use crate::process::{Guest, GuestMemory, Process};
+use tern_ids::HomePid;
+use tern_image::FileRef;
+use tern_image::content::ContentCache;
+use tern_image::limits::{self, Limit};
+use tern_image::process::{Action, SIG_DFL, SIG_IGN, is_ignored_by_default};
+use tern_migrate::message::{CallResult, Mapped, Message, send};
+use tern_syscall::{Arg, ByteBuf, Call, Gathered, Memory, Route, SplitCall, reason, route};
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::listener::Notification;
+use tern_wire::Link;
+
+/// Whether a local part follows after home has succeeded.
+#[must_use]
+pub(crate) fn has_local_part(special: SplitCall) -> bool {
+    matches!(
+        special,
+        SplitCall::Mmap
+            | SplitCall::RtSigaction
+            | SplitCall::RtSigprocmask
+            | SplitCall::RtSigreturn
+            | SplitCall::Fork
+            | SplitCall::Thread
+            | SplitCall::Setrlimit
+    )
+}
+
+impl Thread {
+    /// Handles a call with a local part.
+    ///
+    /// # Errors
+    /// As [`handle_trap`](Self::handle_trap).
+    pub(crate) fn handle_split(
+        &mut self,
+        trap: Notification,
+        special: SplitCall,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        if special == SplitCall::RtSigreturn {
+            return self.handle_sigreturn(trap, process, home);
+        }
+        if matches!(special, SplitCall::Exec | SplitCall::Exit)
+            && let Some(home) = home
+        {
+            // After an exec the process is the same, and keeps this program's CPU time; after an
+            // exit its parent gets it. This is the last occasion to report it.
+            send(home, process.pid, &Message::Usage(process.cpu_meter.used(), process.demand), &[])?;
+            return self.forward(trap, process, Some(home));
+        }
+        if special == SplitCall::CpuTimer {
+            return self.forward_timer_call(trap, process, home);
+        }
+        let asks_only = match special {
+            SplitCall::RtSigaction | SplitCall::RtSigprocmask => trap.args[1] == 0,
+            _ => false,
+        };
+        if asks_only {
+            return Ok(self.let_through(trap.id)?);
+        }
+        self.forward(trap, process, home)
+    }
+
+    /// Replies to a call for CPU time if home's part is cached; false if it is not.
+    pub(crate) fn reply_cpu_time(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+    ) -> tern_tracee::Result<bool> {
+        if route(trap.nr, &trap.args) != Route::Both(SplitCall::CpuTime) {
+            return Ok(false);
+        }
+        let cached = process.home_cpu_time.reply(trap.nr, &trap.args).filter(|_| !self.sync.call_pending);
+        let Some(mut outcome) = cached else { return Ok(false) };
+        let of_clock = i64::from(trap.nr) == libc::SYS_clock_gettime;
+        let used = if of_clock { process.cpu_meter.total_used() } else { process.cpu_meter.used() };
+        crate::time::cpu::add_to_result(trap.nr, &trap.args, used, &mut outcome);
+        let written = outcome.outs.first().map(|time| GuestMemory(&process.memory).write(trap.args[1], time));
+        if !matches!(written, Some(Ok(()))) {
+            return Ok(false);
+        }
+        if let Some(home) = process.home_cpu_time.nanoseconds().filter(|_| of_clock) {
+            process.publish_cpu_time(trap, home)?;
+        }
+        self.sync.restart_code = None;
+        self.reply(trap.id, 0)?;
+        Ok(true)
+    }
+
+    /// Handles a call about a timer. Home's reply depends on the CPU time used so far, which is
+    /// sent with it for the process and for this thread: a timer on the clock of another thread is
+    /// improbable.
+    fn forward_timer_call(
+        &mut self,
+        trap: Notification,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        let creates = i64::from(trap.nr) == libc::SYS_timer_create;
+        if creates && crate::time::cpu::clock_target(trap.args[0] as i32, process.own_pid).is_none() {
+            return self.request_home(trap, reason::CPU_TIMER, process, home);
+        }
+        let Some(home) = home else { return self.forward(trap, process, None) };
+        send(home, process.pid, &Message::Usage(process.cpu_meter.used(), process.demand), &[])?;
+        send(home, self.tid, &Message::ThreadUsage(self.cpu_meter.used()), &[])?;
+        self.forward(trap, process, Some(home))
+    }
+
+    /// Handles the return of a signal handler, which restores the earlier mask. Home follows if
+    /// its mask differs.
+    fn handle_sigreturn(
+        &mut self,
+        trap: Notification,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        // The frame begins at the stack pointer, after the return address has been popped.
+        const MASK_IN_FRAME: u64 = 8 + 8 + 24 + 256;
+        let stack = tern_tracee::procfs::syscall_stack_pointer(self.host_tid)?;
+        let mask = process.memory.word(stack + MASK_IN_FRAME).unwrap_or(self.deputy_sigmask);
+        if mask == self.deputy_sigmask {
+            return Ok(self.let_through(trap.id)?);
+        }
+        // Home first: a signal that home's new mask admits must be here before the interrupted
+        // code resumes.
+        self.deputy_sigmask = mask;
+        let set = Arg::Bytes(ByteBuf::from(mask.to_le_bytes().to_vec()));
+        let how = Arg::Value(libc::SIG_SETMASK as u64);
+        let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
+        let call = Call { nr: libc::SYS_rt_sigprocmask as u32, args };
+        self.send_call(trap, Gathered { call, destinations: Vec::new(), is_cut: false }, process, home)
+    }
+
+    /// Records home's new signal mask. The kernel sets it here when the call is let through.
+    fn record_sigmask(&mut self, pending: &PendingCall, process: &Process) -> GuestResult {
+        let [how, at, ..] = pending.trap.args;
+        let set = process.memory.word(at)?;
+        self.deputy_sigmask = match how as i32 {
+            libc::SIG_BLOCK => self.deputy_sigmask | set,
+            libc::SIG_UNBLOCK => self.deputy_sigmask & !set,
+            _ => set,
+        };
+        Ok(self.let_through(pending.trap.id)?)
+    }
+
+    fn begin_mapping(
+        &mut self,
+        mut pending: PendingCall,
+        result: CallResult,
+        process: &mut Process,
+        cache: &mut ContentCache,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        let file = match result.file {
+            Some(Mapped::File(file)) => file,
+            Some(Mapped::Zero) => return Ok(self.inject_mmap(&pending, None, process, cache)?),
+            None => return Ok(self.reply(pending.trap.id, -i64::from(libc::ENODEV))?),
+        };
+        if file.is_object
+            && let Err(error) = cache.objects.create(&file)
+        {
+            tracing::warn!(pid = %process.pid, %error, "memory that is to be shared could not be created");
+            return Ok(self.reply(pending.trap.id, -i64::from(libc::ENOMEM))?);
+        }
+        let (hash, ready) = (file.hash, cache.has(&file));
+        pending.file = Some(file);
+        self.pending = Some(pending);
+        if ready {
+            return Ok(self.map_received(process, cache)?);
+        }
+        match home {
+            Some(home) => Ok(send(home, self.tid, &Message::RequestContent(hash), &[])?),
+            None => Ok(()),
+        }
+    }
+
+    /// Receives a piece of the content that a mapping waits for.
+    ///
+    /// # Errors
+    /// If the content does not match its hash, or the guest is gone.
+    pub(crate) fn receive_content(
+        &mut self,
+        hash: tern_ids::ContentHash,
+        offset: u64,
+        piece: &[u8],
+        process: &mut Process,
+        cache: &mut ContentCache,
+    ) -> GuestResult {
+        let file = self.pending.as_ref().and_then(|o| o.file.as_ref()).filter(|f| f.hash == hash);
+        let Some(file) = file else { return Ok(()) };
+        let complete = cache.put(file, self.tid, offset, piece);
+        let inconsistent =
+            |e: std::io::Error| tern_tracee::Error::Inconsistent { what: e.to_string(), pid: self.host_tid };
+        if complete.map_err(inconsistent)? {
+            self.map_received(process, cache)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the mapping whose content has arrived, in the thread's place.
+    fn map_received(&mut self, process: &mut Process, cache: &ContentCache) -> tern_tracee::Result<()> {
+        let Some(mut pending) = self.pending.take() else { return Ok(()) };
+        let Some(file) = pending.file.take() else { return Ok(()) };
+        self.inject_mmap(&pending, Some(file), process, cache)
+    }
+
+    /// Makes a mapping in the thread's place: of this file, or of anonymous memory for /dev/zero.
+    fn inject_mmap(
+        &mut self,
+        pending: &PendingCall,
+        file: Option<FileRef>,
+        process: &mut Process,
+        cache: &ContentCache,
+    ) -> tern_tracee::Result<()> {
+        // `open` is no longer pending, so stopping the thread does not restart it.
+        let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
+        let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
+        let mut registers = *injection.saved_registers();
+        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let [addr, length, prot, flags, ..] = pending.trap.args;
+        let at = match &file {
+            Some(file) => space.map(file, pending.trap.args)?,
+            None => {
+                let flags = flags | libc::MAP_ANONYMOUS as u64;
+                space.call_through(libc::SYS_mmap, [addr, length, prot, flags, u64::MAX, 0])?
+            }
+        };
+        if at < 0 {
+            tracing::warn!(pid = %process.pid, errno = -at, args = ?pending.trap.args, "a file could not be mapped here");
+        }
+        if let Some(file) = file.filter(|_| at > 0) {
+            let maps = tern_tracee::procfs::maps(self.host_tid)?;
+            let mapped_files =
+                maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
+            // Another thread may have unmapped it since, or mapped private memory there.
+            if let Some(m) = mapped_files.filter(|m| !m.is_anonymous()) {
+                process.mapped_files.insert((m.device, m.inode), file);
+            }
+        }
+        registers.rax = at.cast_unsigned();
+        registers.orig_rax = u64::MAX;
+        let mask = injection.saved_mask();
+        let stopped = injection.finish_with(&registers, mask)?;
+        self.resume_or_hold(stopped, process)
+    }
+}
+
+impl Process {
+    /// Applies a resource limit that home has accepted, and records it for later moves. A limit set
+    /// for another process takes effect with that process's next move.
+    fn record_rlimit(&mut self, pending: &PendingCall) {
+        let (pid, resource, value) = match (pending.trap.nr as i64, pending.trap.args) {
+            (libc::SYS_setrlimit, [resource, ..]) => (0, resource, 1),
+            (_, [pid, resource, ..]) => (pid as i32, resource, 2),
+        };
+        let value = pending.request.as_ref().and_then(|sent| sent.call.args.get(value));
+        let Some(Arg::Bytes(value)) = value else { return };
+        let ([soft, hard], []) = value.as_chunks::<8>() else { return };
+        let (soft, hard) = (u64::from_le_bytes(*soft), u64::from_le_bytes(*hard));
+        let of = |limit: &&mut Limit| u64::from(limit.resource) == resource;
+        let known = self.image.as_mut().and_then(|image| image.limits.iter_mut().find(of));
+        let Some(limit) = known.filter(|_| pid == 0 || pid == self.own_pid) else { return };
+        (limit.soft, limit.hard) = (soft, hard);
+        limits::set(self.host_pid, *limit);
+    }
+}
+
+/// Whether a call changes the action of a signal.
+fn changes_action(trap: &Notification) -> bool {
+    i64::from(trap.nr) == libc::SYS_rt_sigaction && trap.args[1] != 0
+}
+
+/// Reads a signal action, in the kernel's form, from the guest's memory.
+fn read_action(process: &Process, at: u64) -> tern_tracee::Result<Action> {
+    let mut action = [0; 4];
+    for (word, at) in action.iter_mut().zip((at..).step_by(8)) {
+        *word = process.memory.word(at)?;
+    }
+    Ok(action)
+}
+
+impl Thread {
+    /// Changes a signal's action in the thread's place, so that it has taken effect before the next
+    /// change is made.
+    fn inject_sigaction(
+        &mut self,
+        pending: &PendingCall,
+        process: &mut Process,
+        cache: &ContentCache,
+    ) -> tern_tracee::Result<()> {
+        let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
+        let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
+        let (mut registers, mask) = (*injection.saved_registers(), injection.saved_mask());
+        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let ret = space.call_through(libc::SYS_rt_sigaction, pending.trap.args)?;
+        (registers.rax, registers.orig_rax) = (ret.cast_unsigned(), u64::MAX);
+        let stopped = injection.finish_with(&registers, mask)?;
+        self.resume_or_hold(stopped, process)
+    }
+}
+
+impl Guest {
+    /// Handles a call that a thread has made; false if there is no such thread.
+    ///
+    /// If two threads change signal actions, the second waits until both parts of the first change
+    /// are done, or the order at home and here could differ. If the process is quiesced meanwhile,
+    /// its call is restarted.
+    ///
+    /// # Errors
+    /// As [`Thread::handle_trap`].
+    pub(crate) fn handle_trap(
+        &mut self,
+        tid: HomePid,
+        trap: Notification,
+        home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        let changes = changes_action(&trap) && self.is_action_change_pending();
+        let waits = !self.process.is_quiescing && (changes || self.has_internal_call());
+        if !waits && self.pass_redundant_default(tid, &trap)? {
+            return Ok(true);
+        }
+        let Self { process, threads } = self;
+        let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
+        process.is_back();
+        if waits {
+            process.queued_traps.push_back(trap);
+        } else {
+            thread.handle_trap(trap, process, home)?;
+        }
+        Ok(true)
+    }
+
+    /// Lets a call through that sets a signal's default action where the signal already has it;
+    /// false for any other call. Home need not see it: posix_spawn, system and popen make it for
+    /// every signal, about sixty calls.
+    ///
+    /// Not if there are other threads: their change could overtake one that is let through. Not for
+    /// signals that are ignored by default: setting the action discards pending ones, at home too.
+    /// Not if home may have received the call, which is so while its number is pending.
+    fn pass_redundant_default(&mut self, tid: HomePid, trap: &Notification) -> tern_tracee::Result<bool> {
+        let Self { process, threads } = self;
+        if !changes_action(trap) || process.is_quiescing || threads.len() > 1 {
+            return Ok(false);
+        }
+        let Some(thread) = threads.get_mut(&tid).filter(|thread| !thread.sync.call_pending) else {
+            return Ok(false);
+        };
+        let [signal, at, ..] = trap.args;
+        let signal = signal as i32;
+        let Ok(new_action) = read_action(process, at) else { return Ok(false) };
+        let Some(known) = process.action(signal) else { return Ok(false) };
+        let defaults = known[0] == SIG_DFL && new_action[0] == SIG_DFL;
+        if !defaults || is_ignored_by_default(signal) || matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
+            return Ok(false);
+        }
+        *known = new_action;
+        thread.sync.restart_code = None;
+        thread.let_through(trap.id)?;
+        Ok(true)
+    }
+
+    /// Whether a change of a signal's action is pending.
+    fn is_action_change_pending(&self) -> bool {
+        self.threads
+            .values()
+            .any(|thread| thread.pending.as_ref().is_some_and(|pending| changes_action(&pending.trap)))
+    }
+
+    /// Handles traps that waited for another call, if that is complete.
+    ///
+    /// # Errors
+    /// As [`Thread::handle_trap`].
+    pub(crate) fn handle_queued_traps(&mut self, mut home: Option<&mut Link>) -> GuestResult {
+        while !self.is_action_change_pending()
+            && !self.has_internal_call()
+            && let Some(trap) = self.process.queued_traps.pop_front()
+        {
+            let tid =
+                self.threads.values().find(|thread| thread.host_tid == trap.pid).map(|thread| thread.tid);
+            if let Some(tid) = tid {
+                self.handle_trap(tid, trap, home.as_deref_mut())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does the local part of a thread's call after home has done its part.
+    ///
+    /// # Errors
+    /// If the guest is gone, or home is unreachable.
+    pub(crate) fn do_local_part(
+        &mut self,
+        tid: HomePid,
+        pending: PendingCall,
+        result: CallResult,
+        cache: &mut ContentCache,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        if pending.trap.nr as i64 == libc::SYS_rt_sigaction {
+            self.record_action(&pending)?;
+        }
+        let Self { process, threads } = self;
+        let has_one_thread = threads.len() == 1;
+        let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
+        match pending.trap.nr as i64 {
+            libc::SYS_rt_sigaction if !has_one_thread => {
+                Ok(thread.inject_sigaction(&pending, process, cache)?)
+            }
+            libc::SYS_rt_sigprocmask => thread.record_sigmask(&pending, process),
+            libc::SYS_mmap => thread.begin_mapping(pending, result, process, cache, home),
+            libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+                process.record_rlimit(&pending);
+                thread.deliver_result(&pending, &result, process)
+            }
+            _ => Ok(thread.let_through(pending.trap.id)?),
+        }
+    }
+
+    fn record_action(&mut self, pending: &PendingCall) -> GuestResult {
+        let [signal, at, ..] = pending.trap.args;
+        let signal = signal as i32;
+        let action = read_action(&self.process, at)?;
+        if let Some(known) = self.process.action(signal) {
+            *known = action;
+        }
+        // The kernel will now discard this signal in all threads, as it does at home.
+        if action[0] == SIG_IGN || action[0] == SIG_DFL && is_ignored_by_default(signal) {
+            for thread in self.threads.values_mut() {
+                thread.raised.remove(&signal);
+                thread.deferred_signals.retain(|is_suspended| *is_suspended != signal);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! Messages about departing guests: those that go home or onward, and those that stay after all.
+
+use crate::depart::group::MigrationGroup;
+use crate::depart::send::{Departing, GuestSource};
+use crate::error::GuestResult;
+use crate::process::{Guest, State};
+use crate::shim::Shim;
+use std::collections::HashSet;
+use std::time::Instant;
+use tern_ids::{Epoch, HomePid};
+use tern_migrate::message::{Departure, Message, Reassembler, ReceivedMessage, send};
+use tern_migrate::source::{ProcessSender, SendError};
+use tern_wire::Link;
+
+impl Shim {
+    pub(crate) fn handle_depart(&mut self, pid: HomePid, departure: &Departure) -> GuestResult {
+        if let Departure::Home { group: together, .. } = departure
+            && let Some(State::Departing(departing)) = self.guests.get_mut(&pid).map(|m| &mut m.process.state)
+        {
+            // A member of the group has forked meanwhile.
+            departing.group.clone_from(together);
+            return Ok(());
+        }
+        match departure {
+            Departure::Home { .. } => self.start_departure(pid, departure.clone(), None),
+            Departure::Onward { epoch: life, address, shim, fingerprint } => {
+                self.connecting.insert(pid, departure.clone());
+                self.workers.connect(pid, *life, address.clone(), *shim, *fingerprint);
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles the outcome of connecting to a guest's next node. By now the departure may be
+    /// cancelled, or be replaced by one with another epoch.
+    pub(crate) fn handle_connected(&mut self, pid: HomePid, epoch: Epoch, link: Result<Box<Link>, String>) {
+        let is_current = |d: &Departure| matches!(d, Departure::Onward { epoch: life, .. } if *life == epoch);
+        if !self.connecting.get(&pid).is_some_and(is_current) {
+            return;
+        }
+        let Some(departure) = self.connecting.remove(&pid) else { return };
+        let done = match link {
+            Ok(link) => self.start_departure(pid, departure, Some(*link)),
+            Err(why) => {
+                self.send_home(pid, &Message::DepartureFailed(why));
+                Ok(())
+            }
+        };
+        if let Err(error) = done {
+            self.handle_error(pid, &error);
+        }
+    }
+
+    pub(crate) fn start_departure(
+        &mut self,
+        pid: HomePid,
+        departure: Departure,
+        link: Option<Link>,
+    ) -> GuestResult {
+        let Some(guest) = self.guests.get_mut(&pid) else {
+            self.send_home(pid, &Message::DepartureFailed("busy: it is being created; try again".into()));
+            return Ok(());
+        };
+        if !guest.return_delegations(self.home.as_mut())? {
+            self.returning.insert(pid, (departure, link));
+            return Ok(());
+        }
+        let result = match guest.check_movable() {
+            _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => {
+                Err("busy: it is forking; try again".into())
+            }
+            Err(unmovable) => Err(unmovable.to_string()),
+            Ok(()) => self.begin_sending(pid, departure, link).map_err(|e| e.to_string()),
+        };
+        if let Err(why) = result {
+            self.send_home(pid, &Message::DepartureFailed(why));
+            let Some(process) = self.guests.get_mut(&pid).map(|guest| &mut guest.process) else {
+                return Ok(());
+            };
+            process.files.allow_delegations();
+            if let Some(fatal_signal) = &mut process.fatal_signal {
+                // Home is notified once more, and ends the guest.
+                fatal_signal.is_reported = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts departures that waited for home to confirm pending writes.
+    pub(crate) fn return_delegations(&mut self) {
+        for (pid, (departure, link)) in std::mem::take(&mut self.returning) {
+            if let Err(error) = self.start_departure(pid, departure, link) {
+                self.handle_error(pid, &error);
+            }
+        }
+    }
+
+    /// Flushes writes that are due.
+    pub(crate) fn flush_due_writes(&mut self) {
+        let due = self.guests.values().filter(|guest| guest.due().is_some());
+        for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
+            let Some(guest) = self.guests.get_mut(&pid) else { continue };
+            if let Err(error) = guest.flush_due(self.home.as_mut()) {
+                self.handle_error(pid, &error);
+            }
+        }
+    }
+
+    pub(crate) fn begin_sending(
+        &mut self,
+        pid: HomePid,
+        departure: Departure,
+        mut link: Option<Link>,
+    ) -> anyhow::Result<()> {
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        let source = guest.prepare_departure(&self.cache)?;
+        let next_link = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
+        let first_message = match &departure {
+            Departure::Home { migration, .. } => Message::Departing(*migration),
+            Departure::Onward { epoch: life, .. } => Message::TransferFor(*life),
+        };
+        send(next_link, pid, &first_message, &[])?;
+        let (group, carried) = (MigrationGroup::none(), HashSet::new());
+        let guest_source = &mut GuestSource { guest, cache: &self.cache, group, is_ready: false, carried };
+        let Some(sending) = ProcessSender::begin(&mut Some(source), guest_source, next_link)? else {
+            return Ok(());
+        };
+        let last_progress = (Instant::now(), (0, 0, false));
+        let group = match departure {
+            Departure::Home { group: together, .. } => together,
+            Departure::Onward { .. } => Vec::new(),
+        };
+        let carried = HashSet::new();
+        let departing = Departing { group, is_ready: false, carried, link, sending, last_progress };
+        guest.process.state = State::Departing(Box::new(departing));
+        Ok(())
+    }
+
+    pub(crate) fn with_departing(
+        &mut self,
+        pid: HomePid,
+        go: impl FnOnce(&mut ProcessSender, &mut GuestSource<'_>, &mut Link) -> Result<bool, SendError>,
+    ) {
+        let (timeout, group) = (self.link_timeout(), self.migration_group(pid));
+        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        if !matches!(guest.process.state, State::Departing(_)) {
+            return;
+        }
+        let state = std::mem::replace(&mut guest.process.state, State::Running);
+        let State::Departing(mut departing) = state else { return };
+        let (is_ready, carried) = (departing.is_ready, std::mem::take(&mut departing.carried));
+        let mut guest_source = GuestSource { guest, cache: &self.cache, group, is_ready, carried };
+        let done = match departing.link.as_mut().or(self.home.as_mut()) {
+            Some(link) => go(&mut departing.sending, &mut guest_source, link),
+            None => Err(tern_wire::LinkError::Closed.into()),
+        };
+        (departing.is_ready, departing.carried) = (guest_source.is_ready, guest_source.carried);
+        match done {
+            Ok(true) => {
+                guest.process.carried_objects = departing.carried;
+                guest.process.state = State::Frozen;
+                let draining = |link| DrainingLink { pid, link, last_progress: Instant::now(), unsent: 0 };
+                self.draining_links.extend(departing.link.take().map(draining));
+            }
+            Ok(false) => {
+                let stalled = departing.stalled() > timeout;
+                guest.process.state = State::Departing(departing);
+                if stalled {
+                    self.cancel_departure(pid, Some("the next node does not receive".into()));
+                }
+            }
+            Err(error) => {
+                guest.process.state = State::Departing(departing);
+                self.cancel_departure(pid, Some(error.to_string()));
+                if let SendError::Process(error) = error
+                    && error.is_gone()
+                {
+                    self.handle_error(pid, &error.into());
+                }
+            }
+        }
+    }
+
+    pub(crate) fn handle_want(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
+        self.with_departing(pid, |sending, guest_source, _link| {
+            sending.handle_file_request(indices, guest_source).map(|()| false)
+        });
+        Ok(())
+    }
+
+    pub(crate) fn receive_from_next(&mut self) {
+        let pids: Vec<HomePid> = self.guests.keys().copied().collect();
+        for pid in pids {
+            while let Some(State::Departing(departing)) =
+                self.guests.get_mut(&pid).map(|m| &mut m.process.state)
+            {
+                let Some(link) = &mut departing.link else { break };
+                match link.receive() {
+                    Ok(Some(frame)) => match Reassembler::default().take(frame) {
+                        Ok(Some(ReceivedMessage { message: Message::RequestFiles(_, indices), .. })) => {
+                            drop(self.handle_want(pid, &indices));
+                        }
+                        _ => self.cancel_departure(pid, Some("the next node broke the protocol".into())),
+                    },
+                    Ok(None) => break,
+                    Err(error) => self.cancel_departure(pid, Some(error.to_string())),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn advance_departures(&mut self) {
+        let departing = |m: &&Guest| matches!(m.process.state, State::Departing(_));
+        let pids: Vec<HomePid> = self.guests.values().filter(departing).map(|m| m.process.pid).collect();
+        for pid in pids {
+            self.with_departing(pid, |sending, guest_source, link| sending.advance(guest_source, link));
+        }
+    }
+
+    /// Drains the links to the next nodes of guests that have been sent. A drained link is kept
+    /// until home has decided: then the next node has everything, or needs nothing.
+    pub(crate) fn drain_links(&mut self) {
+        let mut failed = Vec::new();
+        let (guests, timeout) = (&self.guests, self.link_timeout());
+        self.draining_links.retain_mut(|draining| {
+            if !guests.get(&draining.pid).is_some_and(|m| matches!(m.process.state, State::Frozen)) {
+                return false;
+            }
+            let why = match draining.drain() {
+                Ok(()) if draining.last_progress.elapsed() <= timeout => return true,
+                Ok(()) => "the next node does not receive".into(),
+                Err(error) => error.to_string(),
+            };
+            failed.push((draining.pid, why));
+            false
+        });
+        for (pid, why) in failed {
+            // The guest may have arrived there all the same; only home can find out. It stays
+            // stopped until home sends `Thaw` or ends it.
+            self.send_home(pid, &Message::DepartureFailed(why));
+        }
+    }
+
+    /// Cancels a departure: the guest continues here.
+    pub(crate) fn cancel_departure(&mut self, pid: HomePid, why: Option<String>) {
+        let (connecting, returning) = (self.connecting.remove(&pid), self.returning.remove(&pid));
+        if (connecting.is_some() || returning.is_some())
+            && let Some(why) = &why
+        {
+            self.send_home(pid, &Message::DepartureFailed(why.clone()));
+        }
+        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        if returning.is_some() {
+            guest.process.files.allow_delegations();
+        }
+        if !matches!(guest.process.state, State::Departing(_)) {
+            return;
+        }
+        // Its stopped threads resume, if there is no other reason to stay stopped.
+        let resumed = guest.continue_here();
+        if let Some(why) = why {
+            self.send_home(pid, &Message::DepartureFailed(why));
+        }
+        if let Err(error) = resumed {
+            self.handle_error(pid, &error.into());
+        }
+    }
+}
+
+/// The link over which a guest was sent on, while data is still queued on it.
+#[derive(Debug)]
+pub(crate) struct DrainingLink {
+    pub(crate) pid: HomePid,
+    pub(crate) link: Link,
+    /// When data was last sent.
+    pub(crate) last_progress: Instant,
+    pub(crate) unsent: usize,
+}
+
+impl DrainingLink {
+    /// Sends what can be sent. The link is also read: closing a socket with unread data resets the
+    /// connection, and data that the next node has not read yet would be lost.
+    pub(crate) fn drain(&mut self) -> Result<(), tern_wire::LinkError> {
+        for _ in 0..64 {
+            if self.link.receive()?.is_none() {
+                break;
+            }
+        }
+        self.link.flush()?;
+        if std::mem::replace(&mut self.unsent, self.link.unsent()) != self.link.unsent() {
+            self.last_progress = Instant::now();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,282 @@
+//! Sending a guest home or onward.
+//!
+//! It runs while its memory is sent, and is then stopped until home has decided: `Drop` ends it
+//! here, `Thaw` resumes it. A pending call is not cancelled: it stays pending at home, and the next
+//! epoch asks for its result under the same number.
+
+use crate::depart::group::MigrationGroup;
+use crate::process::space::{GuestSpace, MappedFiles};
+use crate::process::thread::Thread;
+use crate::process::{Guest, Process, State};
+use crate::vdso::foreign::ForeignVdso;
+use std::collections::HashSet;
+use std::fs::File;
+use std::time::{Duration, Instant};
+use tern_ids::HomePid;
+use tern_image::content::ContentCache;
+use tern_image::layout::FileIdentifier;
+use tern_image::object::{self, ObjectId};
+use tern_image::pages::PageFinder;
+use tern_image::process::MAX_THREADS;
+use tern_image::{FileRef, Layout, ProcessImage, Unmovable};
+use tern_migrate::message::ProcessSync;
+use tern_migrate::source::{MemorySender, MigrationSource, ProcessSender, SendError, SharedObject};
+use tern_tracee::inject::{Injection, Site};
+use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::write_tracker::WriteTracker;
+use tern_tracee::{Memory, Result};
+use tern_wire::Link;
+
+/// Processes smaller than this (KiB) are stopped and copied at once: tracking their writes would
+/// cost more.
+const MIN_TRACKED_KIB: u64 = 8 << 10;
+
+/// How often the maps of a running process are read again if they are inconsistent.
+const MAX_MAP_READS: u32 = 20;
+
+/// A guest that is being sent.
+#[derive(Debug)]
+pub(crate) struct Departing {
+    /// The pids of its migration group, including its own; empty if it departs alone.
+    pub(crate) group: Vec<HomePid>,
+    /// Whether it is ready to stop.
+    pub(crate) is_ready: bool,
+    /// The shared memory whose content is sent with it.
+    pub(crate) carried: HashSet<ObjectId>,
+    /// The link to the next node; none if it goes home, over home's link.
+    pub(crate) link: Option<Link>,
+    /// The state of the transfer.
+    pub(crate) sending: ProcessSender,
+    /// The last change of the transfer's counters, and their values then.
+    pub(crate) last_progress: (Instant, (u64, usize, bool)),
+}
+
+impl Departing {
+    /// For how long the next node has neither received pending data nor sent an awaited reply. The
+    /// link home has its own heartbeats.
+    pub(crate) fn stalled(&mut self) -> Duration {
+        let Some(link) = &self.link else { return Duration::ZERO };
+        let now = (self.sending.bytes(), link.unsent(), self.sending.awaits_answer());
+        if now != self.last_progress.1 || (now.1 == 0 && !now.2) {
+            self.last_progress = (Instant::now(), now);
+        }
+        self.last_progress.0.elapsed()
+    }
+}
+
+/// The files of a guest's mappings, as they were announced when they were mapped.
+struct GuestMappings<'a>(&'a MappedFiles);
+
+impl FileIdentifier for GuestMappings<'_> {
+    fn identify(&mut self, m: &Mapping) -> std::result::Result<Option<FileRef>, Unmovable> {
+        let file = self.0.get(&(m.device, m.inode)).cloned();
+        file.map(Some).ok_or_else(|| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned()))
+    }
+
+    fn is_shared_object(&self, m: &Mapping) -> bool {
+        self.0.get(&object::id(m)).is_some_and(|file| file.is_object)
+    }
+}
+
+/// Adds shared memory that was unmapped here to the files of a layout: what was written to it must
+/// be sent too.
+fn add_unmapped(layout: &mut Layout, mapped_files: &MappedFiles) {
+    let mut known: HashSet<ObjectId> = layout.files.iter().map(|file| (file.device, file.inode)).collect();
+    let live = mapped_files.values().filter(|file| file.is_object);
+    layout.files.extend(live.filter(|file| known.insert((file.device, file.inode))).cloned());
+}
+
+/// A departing guest, for the sending half of a migration.
+pub(crate) struct GuestSource<'a> {
+    /// The guest.
+    pub(crate) guest: &'a mut Guest,
+    /// File content.
+    pub(crate) cache: &'a ContentCache,
+    /// The other guests of its group.
+    pub(crate) group: MigrationGroup,
+    /// Whether it is ready to stop.
+    pub(crate) is_ready: bool,
+    /// The shared memory whose content is sent with it.
+    pub(crate) carried: HashSet<ObjectId>,
+}
+
+impl std::fmt::Debug for GuestSource<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GuestSource({})", self.guest.process.pid)
+    }
+}
+
+impl MigrationSource for GuestSource<'_> {
+    fn describe(&mut self) -> std::result::Result<Layout, SendError> {
+        // The maps of a running process are read in pieces, which may be inconsistent.
+        let mut why = SendError::AddressSpaceBusy;
+        for _ in 0..MAX_MAP_READS {
+            let process = &self.guest.process;
+            let foreign_vdso = process.foreign_vdso.as_ref();
+            let maps = ForeignVdso::exclude_from(foreign_vdso, procfs::smaps(process.memory.pid())?);
+            let mut layout =
+                Layout::describe(&maps, Some(process.reserve), &mut GuestMappings(&process.mapped_files));
+            if let (Some(foreign_vdso), Ok(layout)) = (foreign_vdso, &mut layout) {
+                foreign_vdso.describe(layout);
+            }
+            if let Ok(layout) = &mut layout {
+                add_unmapped(layout, &process.mapped_files);
+            }
+            if self.guest.are_all_stopped() {
+                return Ok(layout?);
+            }
+            match layout {
+                Ok(layout) if layout.check().is_ok() => return Ok(layout),
+                Ok(_) => {}
+                Err(unmovable) => why = unmovable.into(),
+            }
+        }
+        Err(why)
+    }
+
+    fn thread_ids(&self) -> Vec<i32> {
+        let Guest { process, threads } = &*self.guest;
+        let others = threads.values().filter(|thread| thread.tid != process.pid && !thread.is_exiting);
+        others.map(|thread| thread.own_tid).collect()
+    }
+
+    fn open_mapped_file(&mut self, file: &FileRef) -> std::io::Result<File> {
+        let fd = self.cache.get(file).ok_or(std::io::ErrorKind::NotFound)?;
+        Ok(File::from(fd.try_clone_to_owned()?))
+    }
+
+    fn freeze(&mut self) -> Result<bool> {
+        self.is_ready = true;
+        Ok(self.group.are_ready && self.guest.quiesce()?)
+    }
+
+    fn take_objects(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<SharedObject>>> {
+        if !self.group.are_stopped || !self.guest.are_all_stopped() {
+            return Ok(None);
+        }
+        SharedObject::claim(files, &self.cache.objects, &self.group.carried, &mut self.carried).map(Some)
+    }
+
+    fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, ProcessSync)> {
+        let Guest { process, threads } = &mut *self.guest;
+        let inconsistent = || tern_tracee::Error::Inconsistent {
+            what: "captured while it was running".into(),
+            pid: process.host_pid,
+        };
+        let mut image = process.image.take().ok_or_else(inconsistent)?;
+        // The first thread comes first, unless it has ended.
+        let pid = process.pid;
+        let mut order: Vec<&mut Thread> = threads.values_mut().collect();
+        order.sort_by_key(|thread| thread.tid != pid);
+        let numbers: Vec<_> = order.iter().map(|thread| (thread.tid, thread.own_tid)).collect();
+        let mut injections = Vec::with_capacity(order.len());
+        for thread in &mut order {
+            let stopped = thread.stopped.take();
+            let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: thread.host_tid })?;
+            injections.push(Injection::begin(stopped, Site(process.reserve.start))?);
+        }
+        let mut captured =
+            tern_image::thread::capture(&mut injections, &numbers, &process.memory, process.reserve);
+        if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
+            let listener = &order[0].listener;
+            let mut space = GuestSpace { injection, listener, cache: self.cache, files: &[] };
+            captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
+        }
+        // Also after a failure: the guest then continues here.
+        for (thread, injection) in order.iter_mut().zip(injections) {
+            thread.stopped = Some(injection.finish()?);
+        }
+        let talks = order.iter_mut().map(|thread| thread.final_sync()).collect();
+        let copy = (*image).clone();
+        image.threads.clear();
+        process.image = Some(image);
+        captured?;
+        let used = process.cpu_meter.used();
+        Ok((copy, ProcessSync { threads: talks, used, ..ProcessSync::default() }))
+    }
+}
+
+impl Thread {
+    /// Changes the address space by means of this thread, which is stopped before and after.
+    fn with_space<T>(
+        &mut self,
+        process: &Process,
+        cache: &ContentCache,
+        act: impl FnOnce(&mut GuestSpace<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let stopped = self.stopped.take();
+        let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: self.host_tid })?;
+        let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
+        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let result = act(&mut space);
+        // Also after a failure: the guest then continues here.
+        self.stopped = Some(injection.finish()?);
+        result
+    }
+}
+
+impl Guest {
+    /// Prepares a guest for its departure: starts tracking its writes if that is worthwhile. It
+    /// keeps running, unless it is stopped already.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn prepare_departure(&mut self, cache: &ContentCache) -> Result<MemorySender> {
+        let Self { process, threads } = self;
+        let mut tracker = None;
+        // A child in its parent's memory needs no tracker of its own: the parent's covers it.
+        let worth = !process.must_stay_stopped()
+            && !process.shares_parent_memory
+            && procfs::status(process.memory.pid())?.resident_kib >= MIN_TRACKED_KIB;
+        // Tracking is started by any one thread for all; only that one is stopped.
+        for thread in threads.values_mut() {
+            if !worth || !thread.can_stop(process) {
+                continue;
+            }
+            thread.stop(process)?;
+            if thread.stopped.is_none() && !process.must_stay_stopped() {
+                // It is in an uninterruptible sleep; another thread may not be.
+                continue;
+            }
+            // Unless a signal that ends the program came first.
+            if !process.must_stay_stopped() {
+                let host = process.memory.pid();
+                tracker = thread.with_space(process, cache, |space| track(host, space)).ok();
+                if let Some(stopped) = thread.stopped.take() {
+                    thread.resume_or_hold(stopped, process)?;
+                }
+            }
+            break;
+        }
+        let finder = PageFinder::new(process.memory.pid(), tracker, false)?;
+        Ok(MemorySender::new(process.pid, Memory::open(process.memory.pid())?, finder))
+    }
+
+    /// Whether the guest may leave now, for home or for another node.
+    ///
+    /// A child that runs in its parent's memory may not, until it executes a program; unless one of
+    /// its own calls must be made at home. It then goes alone, with a copy of that memory, as if
+    /// its vfork had been a fork, which POSIX permits. Its parent leaves the vfork when the child
+    /// is dropped here.
+    #[must_use]
+    pub(crate) fn can_depart(&self, home: bool) -> bool {
+        let in_vfork = self.threads.values().any(|thread| thread.vfork_wait.is_some());
+        let bound = self.process.shares_parent_memory && !(home && self.homeward_reason().is_some());
+        matches!(self.process.state, State::Running) && !bound && !in_vfork
+    }
+
+    /// Whether an image of it can be made.
+    ///
+    /// # Errors
+    /// With the reason, if it cannot.
+    pub(crate) fn check_movable(&self) -> std::result::Result<(), Unmovable> {
+        match self.threads.len() {
+            count if count > MAX_THREADS => Err(Unmovable::Threads(count as u32)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn track(process: i32, space: &mut GuestSpace<'_>) -> Result<WriteTracker> {
+    WriteTracker::begin(process, &mut |nr, args| space.call_through(nr, args))
+}

@@ -1,0 +1,504 @@
+//! Calls on delegated files that do not trap at all. Frequently used call sites in the program are
+//! patched to jump to code in the reserved range ([`code`], [`sites`]), which reads, writes and
+//! seeks in the parts of those files that the shim has published there (compare rr's syscallbuf).
+//!
+//! Shim and guest share only the guest's own memory: a table and two buffers in the reserved range.
+//! They write these in turns.
+//! * The shim writes them while the thread is in a trap, right before it replies to a call on a
+//!   delegated file ([`Fastpath::publish`]).
+//! * From then on the offsets of the published files, and the data written to them, are in the
+//!   table only, until the thread traps again or is stopped. Then the shim reclaims them first
+//!   ([`Fastpath::reclaim`]), before anything reads the state of the files. So every call that goes
+//!   home is preceded by all pending writes, and the thread is never inside the code while the
+//!   table is read.
+//! * While the thread runs, the shim writes only that something is no longer published
+//!   ([`Fastpath::unpublish`]), one byte each. An operation that the code has begun then completes;
+//!   it has read the data a moment before.
+//!
+//! No thread is observed inside the code: before the shim reads a stopped thread's registers, or
+//! lets a handler run, it moves the thread out ([`Fastpath::step_out`]), to before its call or
+//! behind it. A fault there is a fault of the program's buffer: the program's own `syscall` makes
+//! the call again, and home or the shim reports the error.
+//!
+//! This is used only in processes with one thread and memory of their own. Before another thread or
+//! process is created, and before the memory is sent elsewhere, the original code is restored
+//! ([`Fastpath::unpatch`]).
+//!
+//! **Local files** ([`crate::files::local`]) are not published: the code makes the system call
+//! itself, without a trap. Their descriptors are in the table while anything is published, and the
+//! program then counts as being inside a call that was let through.
+//!
+//! **The process's CPU time** is also read without a trap, by programs with patched sites: the time
+//! that this kernel has counted, plus home's last report ([`crate::time::cpu::HomeCpuTime`]), plus
+//! the time used on other nodes. The shim updates the table whenever it has replied to such a call.
+//!
+//! The guest can write anything to the table and the buffers. The shim checks all that it reads
+//! there, and wrong data can harm only the guest's own files.
+
+mod clock;
+mod code;
+mod sites;
+mod slots;
+
+use crate::files::cache::FileCache;
+use crate::files::cache::publish::Publishable;
+use crate::files::limits::{FASTPATH_BUFFER_LEN, FASTPATH_TABLE, MAX_OFFSET_BITS};
+use crate::process::thread::Thread;
+use crate::process::{Guest, Process};
+use clock::CpuClock;
+use code::Stage;
+use sites::{CodeCave, CodePattern, PatchedSite};
+use slots::Slot;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tern_image::Reserve;
+use tern_tracee::listener::Notification;
+use tern_tracee::registers::Registers;
+use tern_tracee::stop::{self, Stopped};
+use tern_tracee::{Memory, PAGE, Result, procfs};
+
+/// A site is patched after this many calls.
+const PATCH_THRESHOLD: u32 = 64;
+/// Limits for the sites that are counted, and those that are patched.
+const MAX_COUNTED_SITES: usize = 64;
+const MAX_PATCHED_SITES: usize = 16;
+/// Transfers larger than this are not worth the additional copy.
+const MAX_PUBLISHED_TRANSFER: u64 = 32 << 10;
+/// How long written data may stay in a buffer.
+const PUBLICATION_TERM: Duration = Duration::from_secs(1);
+/// Where the buffers begin in the reserved range.
+const BUFFERS: u64 = FASTPATH_TABLE + PAGE;
+
+/// The patched call sites of a process, and the data that is published to them.
+#[derive(Debug, Default)]
+pub(crate) struct Fastpath {
+    /// Whether sites may be patched.
+    pub(crate) is_allowed: bool,
+    /// The number of calls on delegated files per return address, of sites not tried yet.
+    counts: HashMap<u64, u32>,
+    sites: Vec<PatchedSite>,
+    caves: Vec<CodeCave>,
+    slots: [Slot; 2],
+    /// The slot that was assigned last.
+    last: usize,
+    local: LocalFiles,
+    clock: Option<CpuClock>,
+}
+
+/// The state of local files. The code makes the calls on them itself.
+#[derive(Debug, Default)]
+struct LocalFiles {
+    /// There were some, so those that exist may be put into the table.
+    has_any: bool,
+    /// They are in the table.
+    is_published: bool,
+    /// The program may have made calls on them, or be in one.
+    in_use: bool,
+    until: Option<Instant>,
+}
+
+/// The address behind the only `syscall` of the code in this reserved range.
+pub(crate) fn native_return_addr(reserve: Reserve) -> u64 {
+    reserve.start + code::CODE + code::native_return_addr()
+}
+
+fn buffer(reserve: Reserve, slot: usize) -> u64 {
+    reserve.start + BUFFERS + slot as u64 * FASTPATH_BUFFER_LEN
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+    word.map_or(0, u64::from_le_bytes)
+}
+
+impl Fastpath {
+    /// Whether the program's code is patched.
+    pub(crate) fn is_patched(&self) -> bool {
+        !self.sites.is_empty()
+    }
+
+    /// Counts a call on a delegated file, and patches its call site if that is used often enough.
+    /// The thread is in the call's trap.
+    pub(crate) fn count_call(
+        &mut self,
+        return_addr: u64,
+        nr: u32,
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<()> {
+        if !self.is_allowed || code::entry(nr, false).is_none() {
+            return Ok(());
+        }
+        if self.counts.len() >= MAX_COUNTED_SITES && !self.counts.contains_key(&return_addr) {
+            self.counts.clear();
+        }
+        let count = self.counts.entry(return_addr).or_default();
+        *count = count.saturating_add(1);
+        if *count != PATCH_THRESHOLD || self.sites.len() >= MAX_PATCHED_SITES {
+            return Ok(());
+        }
+        let Some(pattern) = CodePattern::of(memory, return_addr, nr)? else { return Ok(()) };
+        if !self.caves.iter().any(|cave| cave.contains(pattern.start)) {
+            let maps = procfs::maps(memory.pid())?;
+            self.caves.extend(CodeCave::find(pattern.start, &maps, memory));
+        }
+        let cave = self.caves.iter_mut().find(|cave| cave.contains(pattern.start) && cave.accepts(nr));
+        let Some(trampoline) = cave.and_then(CodeCave::allocate) else { return Ok(()) };
+        let table = reserve.start + code::TABLE;
+        let code = reserve.start + code::CODE;
+        if self.sites.is_empty() {
+            self.is_allowed = memory.write_forced(code, code::bytes()).is_ok();
+            memory.write(table, &[0; code::RECORDS])?;
+            self.slots = <[Slot; 2]>::default();
+        }
+        let record = table + (code::RECORDS + self.sites.len() * code::RECORD) as u64;
+        let Some(site) = PatchedSite::new(pattern, trampoline, record, table) else { return Ok(()) };
+        let Some(bytes) = site.record(code) else { return Ok(()) };
+        memory.write(record, &bytes)?;
+        if self.is_allowed && site.patch(memory) {
+            tracing::debug!(pid = memory.pid(), site = return_addr, nr, "a call site was patched");
+            self.sites.push(site);
+        }
+        Ok(())
+    }
+
+    /// Publishes what can be published of this file, of which the last call has transferred `moved`
+    /// bytes, and of the files with a slot. The thread is in a trap, and the reply follows.
+    pub(crate) fn publish(
+        &mut self,
+        (fd, moved): (i32, Option<u64>),
+        files: &mut FileCache,
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<()> {
+        if !self.is_patched() {
+            return Ok(());
+        }
+        if !self.slots.iter().any(|slot| slot.fd == fd) {
+            let free = self.slots.iter().position(|slot| slot.fd < 0);
+            self.last = free.unwrap_or(1 - self.last);
+            self.slots[self.last] = Slot { fd, ..Slot::default() };
+        }
+        if let (Some(moved), Some(slot)) = (moved, self.slots.iter_mut().find(|slot| slot.fd == fd)) {
+            slot.is_bulk = moved > MAX_PUBLISHED_TRANSFER;
+        }
+        self.republish(files, memory, reserve)
+    }
+
+    /// Publishes what can be published of the files with a slot.
+    fn republish(&mut self, files: &mut FileCache, memory: &Memory, reserve: Reserve) -> Result<()> {
+        let mut table = [0; code::RECORDS];
+        let mut published_len = 0;
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            let buffer_addr = buffer(reserve, at);
+            match (slot.fd >= 0).then(|| files.publish(slot.fd, published_len)).flatten() {
+                Some(Publishable::Reads { offset, read_ahead }) => {
+                    let read_ahead = read_ahead.filter(|_| !slot.is_bulk);
+                    slot.publish_read(offset, read_ahead, memory, buffer_addr)?;
+                }
+                Some(Publishable::Writes { offset, len }) => {
+                    let len = len.min(FASTPATH_BUFFER_LEN);
+                    published_len += len;
+                    slot.publish_write(offset, len);
+                }
+                None => *slot = Slot::default(),
+            }
+            table[at] = slot.kind;
+            let bytes = &mut table[code::SLOTS + at * code::SLOT..][..code::SLOT];
+            bytes[..4].copy_from_slice(&slot.fd.to_le_bytes());
+            for (n, word) in [slot.offset, slot.start, slot.end, buffer_addr].into_iter().enumerate() {
+                bytes[8 + 8 * n..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let bits = if self.local.has_any { files.local_fds(code::MAX_LOCAL_FD) } else { 0 };
+        table[2..code::CLOCK].copy_from_slice(&bits.to_le_bytes()[..code::CLOCK - 2]);
+        if bits != 0 {
+            files.enter_native_call();
+            // The server that opened them may have been replaced by one without their state.
+            let latest = Instant::now() + PUBLICATION_TERM;
+            let until = Some(files.valid_until().map_or(latest, |valid| valid.min(latest)));
+            self.local = LocalFiles { has_any: true, is_published: true, in_use: true, until };
+        }
+        if let Some(clock) = &mut self.clock {
+            clock.is_published = Instant::now() < clock.until;
+            table[code::CLOCK] = clock.is_published.into();
+            table[code::CLOCK_OFFSET..][..16].copy_from_slice(&clock.bytes());
+        }
+        memory.write(reserve.start + code::TABLE, &table)
+    }
+
+    /// Reclaims what is published: the files get their current offsets and pending writes, and the
+    /// code does nothing with them any more. The thread is not inside the code.
+    pub(crate) fn reclaim(&mut self, files: &mut FileCache, memory: &Memory, reserve: Reserve) -> Result<()> {
+        if !self.may_be_in_use() {
+            return Ok(());
+        }
+        self.local.in_use = false;
+        let mut table = [0; code::RECORDS];
+        memory.read(reserve.start + code::TABLE, &mut table)?;
+        self.unpublish(memory, reserve)?;
+        for (at, slot) in self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.in_use) {
+            slot.in_use = false;
+            let bytes = &table[code::SLOTS + at * code::SLOT..];
+            let (offset, elsewhere) = (word(bytes, 8), word(bytes, 40));
+            if slot.writes {
+                // An offset that the code cannot have written counts as nothing written.
+                let length = offset.checked_sub(slot.start).filter(|length| *length <= slot.end - slot.start);
+                let mut bytes = vec![0; length.unwrap_or(0) as usize];
+                memory.read(buffer(reserve, at), &mut bytes)?;
+                files.reclaim_written(slot.fd, bytes, slot.since);
+            } else {
+                let offset = if offset >> MAX_OFFSET_BITS == 0 { offset } else { slot.offset };
+                files.reclaim_read(slot.fd, offset, (elsewhere != 0).then_some(elsewhere));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops publishing, whatever the thread does. The effects so far are still to be reclaimed.
+    pub(crate) fn unpublish(&mut self, memory: &Memory, reserve: Reserve) -> Result<()> {
+        let clock = self.clock.as_mut().is_some_and(|clock| std::mem::take(&mut clock.is_published));
+        if self.slots.iter().all(|slot| slot.kind == 0) && !self.local.is_published && !clock {
+            return Ok(());
+        }
+        self.slots.iter_mut().for_each(|slot| slot.kind = 0);
+        self.local.is_published = false;
+        memory.write(reserve.start + code::TABLE, &[0; 8])
+    }
+
+    /// Restores the program's code. The thread is not inside the fast path.
+    pub(crate) fn unpatch(&mut self, memory: &Memory) {
+        for site in self.sites.drain(..) {
+            site.restore(memory);
+        }
+        self.caves.clear();
+        self.slots = <[Slot; 2]>::default();
+        self.local = LocalFiles::default();
+        self.clock = None;
+        // Sites that were used often soon are again.
+        self.counts.values_mut().for_each(|count| *count = (*count).min(PATCH_THRESHOLD / 2));
+    }
+
+    /// Changes the registers of a stopped thread such that it is outside the code. Returns what it
+    /// was doing there, if it was inside.
+    fn step_out(
+        &self,
+        registers: &mut Registers,
+        memory: &Memory,
+        reserve: Reserve,
+    ) -> Result<Option<Stage>> {
+        let table = reserve.start + code::TABLE;
+        let saved = |at: usize| memory.word(table + at as u64);
+        if let Some((site, inside)) =
+            self.sites.iter().find_map(|site| Some((site, site.in_trampoline(registers.rip)?)))
+        {
+            registers.rip = site.pattern.start;
+            if inside && site.pattern.thread_flag.is_some() {
+                registers.rax = saved(code::SAVED_RAX)?;
+            }
+            return Ok(Some(Stage::Entry));
+        }
+        let stage = registers.rip.checked_sub(reserve.start + code::CODE).and_then(code::stage);
+        let Some(stage) = stage.filter(|_| self.is_patched()) else { return Ok(None) };
+        let record = if stage == Stage::Entry { registers.rax } else { saved(code::CURRENT_RECORD)? };
+        let inconsistent = || tern_tracee::Error::Inconsistent {
+            what: "at an address in the fast path that belongs to no site".into(),
+            pid: memory.pid(),
+        };
+        let site = self.sites.iter().find(|site| site.record == record).ok_or_else(inconsistent)?;
+        let pattern = &site.pattern;
+        match stage {
+            Stage::Entry | Stage::TestsFlag(_) => {
+                registers.rip = pattern.start;
+                if pattern.thread_flag.is_some() {
+                    registers.rax = saved(code::SAVED_RAX)?;
+                }
+                if stage == Stage::TestsFlag(true) {
+                    registers.rcx = saved(code::SAVED_RCX)?;
+                }
+            }
+            Stage::Returned if !sites::is_clock(pattern.nr) => registers.rip = pattern.call + 2,
+            Stage::Checks | Stage::Copies | Stage::FallsBack | Stage::Returned => {
+                (registers.rip, registers.rax) = (pattern.call, pattern.nr.into());
+                // The kernel has made this call, and the program makes it again.
+                registers.orig_rax = u64::MAX;
+                if stage == Stage::Copies {
+                    (registers.rdi, registers.rsi) = (saved(code::SAVED_RDI)?, saved(code::SAVED_RSI)?);
+                }
+            }
+            Stage::Done => registers.rip = pattern.call + 2,
+        }
+        Ok(Some(stage))
+    }
+
+    /// When something is to be reclaimed or to be no longer published.
+    fn due(&self) -> Option<Instant> {
+        let due = |slot: &Slot| slot.in_use && (slot.writes || slot.kind != 0);
+        let local = self.local.until.filter(|_| self.local.is_published);
+        let clock = self.clock.as_ref().filter(|clock| clock.is_published).map(|clock| clock.until);
+        self.slots.iter().filter(|slot| due(slot)).map(|slot| slot.until).chain(local).chain(clock).min()
+    }
+
+    /// Whether something is due to be reclaimed, and whether something is due to be no longer
+    /// published.
+    fn is_due(&self) -> (bool, bool) {
+        let now = Instant::now();
+        let due = || self.slots.iter().filter(|slot| slot.in_use && slot.until <= now);
+        let local = self.local.is_published && self.local.until.is_some_and(|until| until <= now);
+        let clock = self.clock.as_ref().is_some_and(|clock| clock.is_published && clock.until <= now);
+        (due().any(|slot| slot.writes), local || clock || due().any(|slot| !slot.writes && slot.kind != 0))
+    }
+
+    /// Whether something is published, or was used since it was.
+    pub(crate) fn may_be_in_use(&self) -> bool {
+        self.local.in_use || self.slots.iter().any(|slot| slot.in_use)
+    }
+}
+
+impl Process {
+    /// Reclaims what is published of its files. Its thread is in a trap, or stopped and outside the
+    /// fast path.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim(&mut self) -> Result<()> {
+        self.fastpath.reclaim(&mut self.files, &self.memory, self.reserve)?;
+        self.files.leave_native_call();
+        if self.files.is_returning_delegations() {
+            self.unpatch();
+        }
+        Ok(())
+    }
+
+    /// The thread has trapped or is stopped, so a call that was let through is over. But if the
+    /// fast path is in use, it may have made a call until the files are reclaimed.
+    pub(crate) fn is_back(&mut self) {
+        if !self.fastpath.may_be_in_use() {
+            self.files.leave_native_call();
+        }
+    }
+
+    /// Publishes again, right before the reply to a call that home has made, when all notices that
+    /// came with its result have been handled.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn republish(&mut self) -> Result<()> {
+        let Self { fastpath, files, memory, reserve, .. } = self;
+        if !fastpath.local.has_any && !fastpath.slots.iter().any(|slot| slot.fd >= 0) {
+            return Ok(());
+        }
+        fastpath.republish(files, memory, *reserve)
+    }
+
+    /// Prepares for a call on a local file that is about to be let through.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn enter_native_call(&mut self, trap: &Notification) -> Result<()> {
+        let Self { fastpath, files, memory, reserve, shares_parent_memory, .. } = self;
+        files.enter_native_call();
+        if *shares_parent_memory {
+            return Ok(());
+        }
+        fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
+        fastpath.local.has_any = fastpath.is_patched();
+        if fastpath.local.has_any { fastpath.republish(files, memory, *reserve) } else { Ok(()) }
+    }
+
+    /// Restores the program's code before its memory is shared or sent. Its thread is as for
+    /// [`reclaim`](Self::reclaim).
+    pub(crate) fn unpatch(&mut self) {
+        if self.fastpath.is_patched() {
+            self.fastpath.unpatch(&self.memory);
+        }
+    }
+
+    /// Drops all data that was read ahead.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn invalidate_read_ahead(&mut self) -> Result<()> {
+        self.files.invalidate();
+        self.fastpath.unpublish(&self.memory, self.reserve)
+    }
+}
+
+impl Thread {
+    /// Moves a stopped thread out of the code. Returns true if it was copying there: then a fault
+    /// is not one of the program's own instruction.
+    ///
+    /// # Errors
+    /// If it is gone, or is at an address there that it cannot have reached.
+    pub(crate) fn leave_fastpath(&self, stopped: &Stopped, process: &Process) -> Result<bool> {
+        if !process.fastpath.is_patched() {
+            return Ok(false);
+        }
+        let mut registers = stopped.registers()?;
+        let stage = process.fastpath.step_out(&mut registers, &process.memory, process.reserve)?;
+        if stage.is_some() {
+            stopped.set_registers(&registers)?;
+        }
+        Ok(stage == Some(Stage::Copies))
+    }
+
+    /// Reclaims at a requested stop, which may have been requested for that.
+    ///
+    /// # Errors
+    /// As [`leave_fastpath`](Self::leave_fastpath).
+    pub(crate) fn reclaim_at_stop(&self, stopped: &Stopped, process: &mut Process) -> Result<()> {
+        if process.fastpath.is_patched() {
+            self.leave_fastpath(stopped, process)?;
+            process.reclaim()?;
+        }
+        Ok(())
+    }
+}
+
+impl Guest {
+    /// Reclaims what is published of its files, and restores the program's code if all delegations
+    /// are being returned. Returns false if the thread must be stopped first: then it is being
+    /// stopped, and the caller tries again.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim(&mut self) -> Result<bool> {
+        let Self { process, threads } = self;
+        let all = process.files.is_returning_delegations();
+        if !(process.fastpath.may_be_in_use() || all && process.fastpath.is_patched()) {
+            return Ok(true);
+        }
+        let Some(thread) = threads.values().next() else { return Ok(true) };
+        let traps =
+            thread.pending.is_some() || process.queued_traps.iter().any(|trap| trap.pid == thread.host_tid);
+        if traps || thread.stopped.is_some() {
+            process.reclaim()?;
+            return Ok(true);
+        }
+        stop::interrupt(thread.host_tid)?;
+        Ok(false)
+    }
+
+    /// When something that is published is to be reclaimed.
+    pub(crate) fn publication_deadline(&self) -> Option<Instant> {
+        self.process.fastpath.due()
+    }
+
+    /// Reclaims what is due.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reclaim_due(&mut self) -> Result<()> {
+        let (written, read) = self.process.fastpath.is_due();
+        if written {
+            self.reclaim()?;
+        } else if read {
+            let Process { fastpath, memory, reserve, .. } = &mut self.process;
+            fastpath.unpublish(memory, *reserve)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

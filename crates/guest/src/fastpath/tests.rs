@@ -1,0 +1,235 @@
+use super::*;
+use tern_migrate::message::{FileDelegation, FileNotice};
+
+/// Memory of the test itself, in the place of a guest's reserved range.
+#[repr(align(4096))]
+struct Range([u8; Reserve::LEN as usize]);
+
+struct TestFastpath {
+    range: Box<Range>,
+    fastpath: Fastpath,
+    files: FileCache,
+    memory: Memory,
+}
+
+fn delegated(fd: i32, offset: u64, writes: bool) -> (i32, FileNotice) {
+    (
+        fd,
+        FileNotice::Delegated(FileDelegation {
+            id: (1, fd.unsigned_abs().into()),
+            offset,
+            can_read: !writes,
+            can_write: writes,
+            local: true,
+        }),
+    )
+}
+
+impl TestFastpath {
+    fn of(words: &[(i32, FileNotice)]) -> Self {
+        let range = Box::new(Range([0; Reserve::LEN as usize]));
+        let mut files = FileCache::default();
+        files.receive_notices(
+            words,
+            None,
+            true,
+            &crate::files::local::LocalNode::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &[]),
+        );
+        let pattern = CodePattern {
+            start: 0x1000,
+            bytes: [0; 5],
+            call: 0x1005,
+            thread_flag: None,
+            nr: libc::SYS_lseek as u32,
+        };
+        let thread_flag = CodePattern {
+            start: 0x2000,
+            call: 0x200b,
+            thread_flag: Some((1, 2)),
+            nr: libc::SYS_read as u32,
+            ..pattern
+        };
+        let mut test = Self {
+            range,
+            fastpath: Fastpath { is_allowed: true, ..Fastpath::default() },
+            files,
+            memory: Memory::open(std::process::id() as i32).unwrap(),
+        };
+        let table = test.reserve().start + code::TABLE;
+        for (n, (pattern, trampoline)) in [(pattern, 0x3000), (thread_flag, 0x4000)].into_iter().enumerate() {
+            let record = table + (code::RECORDS + n * code::RECORD) as u64;
+            test.fastpath.sites.push(PatchedSite::new(pattern, trampoline, record, table).unwrap());
+        }
+        test
+    }
+
+    fn reserve(&self) -> Reserve {
+        Reserve { start: self.range.0.as_ptr() as u64 }
+    }
+
+    fn publish(&mut self, fd: i32) {
+        let reserve = self.reserve();
+        self.fastpath.publish((fd, None), &mut self.files, &self.memory, reserve).unwrap();
+    }
+
+    fn reclaim(&mut self) {
+        let reserve = self.reserve();
+        self.fastpath.reclaim(&mut self.files, &self.memory, reserve).unwrap();
+    }
+
+    /// Writes a word to the table, as the fast path does.
+    fn store(&self, at: usize, word: u64) {
+        self.memory.write(self.reserve().start + code::TABLE + at as u64, &word.to_le_bytes()).unwrap();
+    }
+
+    fn kinds(&self) -> [u8; 2] {
+        let mut kinds = [9; 2];
+        self.memory.read(self.reserve().start + code::TABLE, &mut kinds).unwrap();
+        kinds
+    }
+
+    fn offset(&mut self, fd: i32) -> u64 {
+        self.files.get(fd).unwrap().delegation.offset
+    }
+}
+
+#[test]
+fn published_files_are_reclaimed() {
+    let mut test = TestFastpath::of(&[delegated(3, 10, false), delegated(4, 20, true)]);
+    test.publish(3);
+    test.publish(4);
+    assert_eq!(test.kinds(), [code::READ, code::WRITE]);
+    assert!(!test.files.is_clean(), "the cache does not have the current offset");
+    test.store(code::SLOTS + 8, 77);
+    test.memory.write(buffer(test.reserve(), 1), b"abc").unwrap();
+    test.store(code::SLOTS + code::SLOT + 8, 23);
+    test.reclaim();
+    assert_eq!((test.kinds(), test.offset(3), test.offset(4)), ([0, 0], 77, 23));
+    let (calls, _) = test.files.prelude_for_internal_call(1);
+    assert_eq!(calls.len(), 1);
+    assert!(format!("{calls:?}").contains(&format!("{:?}", tern_syscall::ByteBuf::from(b"abc".to_vec()))));
+    test.reclaim();
+    assert_eq!(test.offset(4), 23, "once");
+}
+
+#[test]
+fn third_file_replaces_a_slot() {
+    let mut test = TestFastpath::of(&[delegated(3, 0, false), delegated(4, 0, true), delegated(5, 0, true)]);
+    for fd in [3, 4, 5] {
+        test.reclaim();
+        test.publish(fd);
+    }
+    let published: Vec<i32> = test.fastpath.slots.iter().map(|slot| slot.fd).collect();
+    assert!(published.contains(&5) && published.len() == 2);
+    let writes: u64 = test.fastpath.slots.iter().filter(|s| s.writes).map(|s| s.end - s.start).sum();
+    assert!(writes <= 256 << 10, "at most the limit for pending writes");
+}
+
+#[test]
+fn invalid_table_contents_are_ignored() {
+    let mut test = TestFastpath::of(&[delegated(3, 10, false), delegated(4, 20, true)]);
+    for word in [0, 19, u64::MAX, 1 << 40, 21 + FASTPATH_BUFFER_LEN] {
+        test.publish(3);
+        test.publish(4);
+        test.store(code::SLOTS + 8, word.max(1 << 33));
+        test.store(code::SLOTS + code::SLOT + 8, word);
+        test.store(0, word);
+        test.reclaim();
+        assert_eq!((test.offset(3), test.offset(4)), (10, 20));
+    }
+    // And a record that belongs to no site.
+    test.store(code::CURRENT_RECORD, 5);
+    let copies = (0..).find(|at| code::stage(*at) == Some(Stage::Copies)).unwrap();
+    let reserve = test.reserve();
+    let mut registers = Registers { rip: reserve.start + code::CODE + copies, ..Registers::default() };
+    assert!(test.fastpath.step_out(&mut registers, &test.memory, reserve).is_err());
+}
+
+#[test]
+fn stopped_thread_leaves_fastpath_at_every_offset() {
+    let test = TestFastpath::of(&[]);
+    let (reserve, memory) = (test.reserve(), &test.memory);
+    for (at, word) in [(code::SAVED_RDI, 1), (code::SAVED_RSI, 2), (code::SAVED_RCX, 3), (code::SAVED_RAX, 4)]
+    {
+        test.store(at, word);
+    }
+    for site in &test.fastpath.sites {
+        test.store(code::CURRENT_RECORD, site.record);
+        for at in 0..code::bytes().len() as u64 {
+            let mut registers = Registers {
+                rip: reserve.start + code::CODE + at,
+                rax: site.record,
+                rdi: 101,
+                rsi: 102,
+                ..Registers::default()
+            };
+            let stage = test.fastpath.step_out(&mut registers, memory, reserve).unwrap().unwrap();
+            let (pattern, pair) = (&site.pattern, (registers.rdi, registers.rsi));
+            let place = match stage {
+                Stage::Entry | Stage::TestsFlag(_) => pattern.start,
+                Stage::Checks | Stage::Copies | Stage::FallsBack => pattern.call,
+                Stage::Done | Stage::Returned => pattern.call + 2,
+            };
+            assert_eq!(registers.rip, place, "{stage:?}");
+            assert_eq!(pair, if stage == Stage::Copies { (1, 2) } else { (101, 102) }, "{stage:?}");
+        }
+    }
+    let mut trampoline = Registers { rip: 0x4001, rax: 9, ..Registers::default() };
+    assert!(test.fastpath.step_out(&mut trampoline, memory, reserve).unwrap().is_some());
+    assert_eq!((trampoline.rip, trampoline.rax), (0x2000, 4));
+    let mut elsewhere = Registers { rip: 0x5000, ..Registers::default() };
+    assert!(test.fastpath.step_out(&mut elsewhere, memory, reserve).unwrap().is_none());
+}
+
+#[test]
+fn shared_files_are_published_only_while_valid() {
+    let mut test = TestFastpath::of(&[delegated(3, 0, false), delegated(4, 0, true)]);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    test.files.open_here(3, crate::files::local::LocalFile::Open(file.into(), None));
+    let local = |test: &TestFastpath| {
+        let mut bits = [0; 8];
+        test.memory.read(test.reserve().start + code::TABLE, &mut bits).unwrap();
+        u64::from_le_bytes(bits) >> 16
+    };
+    test.fastpath.local.has_any = true;
+    test.publish(4);
+    assert_eq!(local(&test), 0, "it was not validated");
+    test.reclaim();
+    test.files.validate(3);
+    test.publish(4);
+    assert_eq!(local(&test), 1 << 3);
+    assert!(test.fastpath.local.until.is_some_and(|until| until <= Instant::now() + PUBLICATION_TERM));
+    test.reclaim();
+    test.files.invalidate();
+    test.publish(4);
+    assert_eq!(local(&test), 0, "a signal may have announced a change");
+}
+
+#[test]
+fn local_files_are_published_until_reclaimed() {
+    let mut test = TestFastpath::of(&[delegated(3, 0, false), delegated(4, 0, true)]);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let (server, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    test.files.open_here(3, crate::files::local::LocalFile::Open(file.into(), Some(server)));
+    let local = |test: &TestFastpath| {
+        let mut bits = [0; 8];
+        test.memory.read(test.reserve().start + code::TABLE, &mut bits).unwrap();
+        u64::from_le_bytes(bits) >> 16
+    };
+    test.publish(4);
+    assert_eq!(local(&test), 0, "no call was let through");
+    test.fastpath.local.has_any = true;
+    test.reclaim();
+    test.publish(4);
+    assert_eq!((local(&test), test.kinds()), (1 << 3, [code::WRITE, 0]));
+    assert!(test.fastpath.may_be_in_use() && test.fastpath.due().is_some());
+    let reserve = test.reserve();
+    test.fastpath.unpublish(&test.memory, reserve).unwrap();
+    assert_eq!((local(&test), test.kinds()), (0, [0, 0]));
+    assert!(test.fastpath.may_be_in_use(), "a call may be in progress");
+    test.files.return_delegations();
+    assert!(test.files.must_await_native_call(), "the offset is unknown");
+    test.reclaim();
+    test.files.leave_native_call();
+    assert!(!test.fastpath.may_be_in_use() && !test.files.must_await_native_call());
+}

@@ -1,0 +1,116 @@
+//! Opening and closing delegated files: the data that home sends with the open, and closes that are
+//! sent later.
+//!
+//! Home sends a file's attributes and first bytes with the result of the open. They serve the calls
+//! that usually follow. The attributes are valid until the next result of a call, the content until
+//! a result that does not report the file as unchanged. A signal ends both.
+//!
+//! The close of a file that was only read is sent in the prelude of the next call, whatever call
+//! that is, so the descriptor is free again for that call. The delay is visible only to a process
+//! that waits for an effect of the close, such as the release of a lock. So files with a lock are
+//! excluded, and a close is sent after [`CLOSE_DELAY`] at the latest.
+
+use super::{FileCache, ReadAhead};
+use crate::files::limits::CACHE_TERM;
+use std::time::{Duration, Instant};
+use tern_migrate::prefetch::{FileAttributes, MAX_PREFETCH, OpenPrefetch};
+
+/// How long a close may wait for another call that goes home.
+const CLOSE_DELAY: Duration = Duration::from_millis(20);
+/// How long a pending write may wait for another call that goes home.
+const WRITE_DELAY: Duration = Duration::from_secs(1);
+
+/// Descriptors that are closed here and not at home, and since when.
+#[derive(Debug, Default)]
+pub(super) struct PendingCloses {
+    pub(super) fds: Vec<i32>,
+    since: Option<Instant>,
+}
+
+impl PendingCloses {
+    /// Home has closed it.
+    pub(super) fn is_closed(&mut self, fd: i32) {
+        self.fds.retain(|closing| *closing != fd);
+        self.since = self.since.filter(|_| !self.fds.is_empty());
+    }
+
+    pub(super) fn retry_later(&mut self) {
+        self.since = self.since.map(|_| Instant::now());
+    }
+}
+
+impl FileCache {
+    /// How many bytes of a file home may send with the result of this call, if that opens it.
+    pub(crate) fn prefetch_len(&self, nr: u32) -> u32 {
+        let opens = [libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_creat];
+        let wants_data = opens.contains(&i64::from(nr))
+            && !self.shares_fd_table
+            && !self.is_returning_all
+            && !self.skip_prefetch;
+        if wants_data { MAX_PREFETCH as u32 } else { 0 }
+    }
+
+    /// Stores the data that came with a file, which was requested at `sent_at`.
+    pub(super) fn store_prefetched(&mut self, fd: i32, begins: &OpenPrefetch, sent_at: Instant) {
+        // A signal may have announced a later change.
+        let is_current = self.request_generation == self.generation;
+        let fresh = |file: &&mut super::DelegatedFile| {
+            !file.is_returning && file.read_ahead.is_none() && file.offset() == 0
+        };
+        let Some(file) = self.files.get_mut(&fd).filter(fresh).filter(|_| is_current) else { return };
+        file.attributes = Some((begins.attributes, sent_at));
+        let content = begins.content.as_ref().filter(|content| content.bytes.len() as u64 <= MAX_PREFETCH);
+        if let Some(content) = content.filter(|_| file.delegation.can_read && !file.delegation.can_write) {
+            self.fill_count += 1;
+            file.read_ahead = Some(ReadAhead {
+                start: 0,
+                bytes: content.bytes.clone(),
+                is_eof: content.at_eof,
+                end_reported: false,
+                is_stable: true,
+                since: sent_at,
+                is_used: true,
+                number: self.fill_count,
+            });
+            file.prefetch_unread = true;
+            file.expected_read = (0, MAX_PREFETCH);
+        }
+    }
+
+    /// The attributes of a file, if they are still valid.
+    pub(crate) fn attributes(&self, fd: i32) -> Option<FileAttributes> {
+        let file = self.files.get(&fd).filter(|file| !file.is_returning)?;
+        file.attributes.filter(|(_, since)| since.elapsed() < CACHE_TERM).map(|(attributes, _)| attributes)
+    }
+
+    /// Whether it is a file of home's own kernel.
+    pub(crate) fn is_home_local(&self, fd: i32) -> bool {
+        self.files.get(&fd).is_some_and(|file| file.delegation.local && !file.is_returning)
+    }
+
+    /// Closes a file here, unless others could see that it is still open at home. Returns whether
+    /// it did.
+    pub(crate) fn close(&mut self, fd: i32) -> bool {
+        let Some(file) = self.files.get(&fd) else { return false };
+        let id = file.delegation.id;
+        let is_simple =
+            file.delegation.local && !file.delegation.can_write && !file.is_returning && !file.is_published;
+        // Closing any descriptor of a file releases all its POSIX locks.
+        let is_locked = self.files.values().any(|other| other.delegation.id == id && other.may_hold_lock);
+        if !is_simple || is_locked || file.local_file.is_some() {
+            return false;
+        }
+        self.skip_prefetch |= file.prefetch_unread;
+        self.files.remove(&fd);
+        self.closing.fds.push(fd);
+        self.closing.since.get_or_insert_with(Instant::now);
+        true
+    }
+
+    /// When something is to be sent home at the latest, if anything is pending.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (write, close) =
+            (self.dirty_since.map(|since| since + WRITE_DELAY), self.closing.since.map(|s| s + CLOSE_DELAY));
+        write.into_iter().chain(close).min()
+    }
+}

@@ -1,0 +1,430 @@
+//! Reads and writes of delegated files, without a round trip home for each (docs/design/delegation.md).
+//!
+//! Home delegates an open file that only this process has ([`FileDelegation`]). Until the delegation is
+//! returned, its offset is kept here, reads are served from read-ahead, and writes are written
+//! behind. Home's kernel still makes each transfer, by the deputy; only the time is chosen here:
+//! * Every other call that goes home is preceded by the pending writes and seeks
+//!   (`CallRequest::before`). So an effect that follows a write is never visible without the write.
+//! * Read-ahead is valid until home reports, with the result of any call, that the file has
+//!   changed, until a signal arrives, and for one second at most without a report from home. So the
+//!   program never observes an effect that follows a change while still reading pre-change data.
+//! * Pending writes older than one second are flushed.
+//!
+//! If the process is lost here, its pending writes are lost with it. It is as if the process had
+//! been killed a moment earlier, after the last effect that others have seen.
+//!
+//! Only processes with one thread have delegated files: their calls come one after the other. The
+//! shim's own requests for these files are an [`InternalCall`]; a trap that arrives meanwhile waits
+//! in `Process::queued_traps`. Before the process departs or ends by a fault, its delegations are
+//! returned: all writes are flushed, home has the offsets, and calls on the files are forwarded.
+
+use crate::error::GuestResult;
+use crate::files::cache::Fill;
+use crate::files::limits::MAX_OFFSET_BITS;
+use crate::files::local::LocalNode;
+use crate::process::thread::Thread;
+use crate::process::{Guest, GuestMemory, Process, State};
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_migrate::message::{CallRequest, CallResult, FileNotice, MAX_DELEGATED_IO, Message, send};
+use tern_syscall::{Call, Memory};
+use tern_tracee::listener::Notification;
+use tern_tracee::registers::restart;
+use tern_tracee::stop;
+use tern_wire::Link;
+
+/// Offsets beyond this are left to home, because some file systems refuse them.
+const MAX_OFFSET: u64 = 1 << MAX_OFFSET_BITS;
+
+/// A call that the shim makes at home for a process's delegated files.
+#[derive(Debug)]
+pub(crate) struct InternalCall {
+    number: u64,
+    /// The number of calls in its prelude.
+    prelude_len: usize,
+    /// The request, which may have to be sent again.
+    message: Message,
+    /// Its purpose, other than a flush.
+    purpose: Option<CallPurpose>,
+    sent_at: Instant,
+}
+
+/// The purpose of an internal call, other than a flush.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CallPurpose {
+    /// To read a piece of a file ahead.
+    Fill(Fill),
+    /// To find out whether this shared file has changed.
+    Revalidate(i32),
+}
+
+/// A transfer on a descriptor.
+struct Transfer {
+    fd: i32,
+    /// The position in the file, and whether the file offset advances.
+    offset: u64,
+    advances: bool,
+    /// The buffers in memory, and their total length.
+    buffers: Vec<(u64, u64)>,
+    count: u64,
+}
+
+/// The buffers of an array of iovecs; none if home is to check it.
+fn iovec_buffers(at: u64, count: u64, memory: &mut GuestMemory<'_>) -> Option<Vec<(u64, u64)>> {
+    if count > tern_syscall::limits::MAX_SEGMENTS {
+        return None;
+    }
+    let mut entries = vec![0; count as usize * 16];
+    memory.read(at, &mut entries).ok()?;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
+    entries.as_chunks::<16>().0.iter().map(|entry| Some((word(&entry[..8])?, word(&entry[8..])?))).collect()
+}
+
+impl Transfer {
+    /// The transfer that a call makes on a file, if it can be made here.
+    fn of(trap: &Notification, file_offset: u64, memory: &mut GuestMemory<'_>) -> Option<Self> {
+        let [fd, at, length, offset, _, flags] = trap.args;
+        let nr = i64::from(trap.nr);
+        let advances = match nr {
+            libc::SYS_read | libc::SYS_write | libc::SYS_readv | libc::SYS_writev => true,
+            libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev => false,
+            libc::SYS_preadv2 | libc::SYS_pwritev2 if flags == 0 => offset == u64::MAX,
+            _ => return None,
+        };
+        let whole = [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64].contains(&nr);
+        let buffers = if whole { vec![(at, length)] } else { iovec_buffers(at, length, memory)? };
+        let sum = |sum: u64, (_, length): &(u64, u64)| sum.checked_add(*length);
+        let count = buffers.iter().try_fold(0, sum).filter(|count| (1..=MAX_DELEGATED_IO).contains(count))?;
+        let offset = if advances { file_offset } else { offset };
+        (offset < MAX_OFFSET).then_some(Self { fd: fd as i32, offset, advances, buffers, count })
+    }
+}
+
+impl CallPurpose {
+    fn call(self) -> Call {
+        match self {
+            Self::Fill(fill) => fill.call(),
+            Self::Revalidate(fd) => crate::files::cache::noop_call(fd),
+        }
+    }
+}
+
+fn writes(nr: i64) -> bool {
+    [libc::SYS_write, libc::SYS_pwrite64, libc::SYS_writev, libc::SYS_pwritev, libc::SYS_pwritev2]
+        .contains(&nr)
+}
+
+impl Thread {
+    /// Makes a call on a delegated file; false if it is another call, or home is to make it.
+    ///
+    /// # Errors
+    /// As [`handle_trap`](Self::handle_trap).
+    pub(crate) fn handle_file_call(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+        mut home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        // A call that home may have made already keeps its number.
+        if self.sync.call_pending || self.sync.partial.is_some() {
+            return Ok(false);
+        }
+        let [fd, second, third, ..] = trap.args;
+        let fd = fd as i32;
+        if self.pass_to_local(trap, process, home.as_deref_mut())? {
+            return Ok(true);
+        }
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        let nr = i64::from(trap.nr);
+        if nr == libc::SYS_lseek {
+            let base = match third as i32 {
+                libc::SEEK_SET => Some(0),
+                libc::SEEK_CUR => Some(file.delegation.offset),
+                _ => None,
+            };
+            let to = base.and_then(|base| base.checked_add_signed(second.cast_signed()));
+            let Some(to) = to.filter(|to| *to < MAX_OFFSET) else { return Ok(false) };
+            file.delegation.offset = to;
+            return self.reply_here(trap, to.cast_signed(), process);
+        }
+        let delegation = file.delegation;
+        let Some(transfer) = Transfer::of(trap, delegation.offset, &mut GuestMemory(&process.memory)) else {
+            return self.reply_from_prefetch(trap, process);
+        };
+        match writes(nr) {
+            // A read would have to include its own pending writes.
+            false if delegation.can_read && !delegation.can_write => {
+                self.read_cached(trap, &transfer, process, home)
+            }
+            true if delegation.can_write => self.write_cached(trap, &transfer, process, home),
+            _ => Ok(false),
+        }
+    }
+
+    fn reply_here(&mut self, trap: &Notification, ret: i64, process: &mut Process) -> GuestResult<bool> {
+        self.sync.restart_code = None;
+        let Process { fastpath, files, memory, reserve, shares_parent_memory, .. } = process;
+        if !*shares_parent_memory {
+            fastpath.count_call(trap.ip, trap.nr, memory, *reserve)?;
+            let moved = (i64::from(trap.nr) != libc::SYS_lseek).then_some(ret.cast_unsigned());
+            fastpath.publish((trap.args[0] as i32, moved), files, memory, *reserve)?;
+        }
+        self.reply(trap.id, ret)?;
+        Ok(true)
+    }
+
+    fn read_cached(
+        &mut self,
+        trap: &Notification,
+        transfer: &Transfer,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        let Transfer { fd, offset, advances, ref buffers, count } = *transfer;
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        let Some(data) = file.read(offset, count) else {
+            let fill = process.files.plan_fill(fd, offset, count).map(CallPurpose::Fill);
+            return self.queue_behind_internal_call(*trap, fill, process, home);
+        };
+        let (mut length, mut remaining) = (0, data);
+        for (at, len) in buffers {
+            let (piece, others) = remaining.split_at(remaining.len().min(*len as usize));
+            if GuestMemory(&process.memory).write(*at, piece).is_err() {
+                // The transfer ends there; if nothing was transferred, home replies.
+                if length > 0 { break } else { return Ok(false) }
+            }
+            (length, remaining) = (length + piece.len() as u64, others);
+        }
+        if advances {
+            file.delegation.offset = offset + length;
+        }
+        self.reply_here(trap, length.cast_signed(), process)
+    }
+
+    fn write_cached(
+        &mut self,
+        trap: &Notification,
+        transfer: &Transfer,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        let Transfer { fd, offset, advances, ref buffers, count: max_len } = *transfer;
+        if process.files.would_exceed_limit(max_len as usize) {
+            return self.queue_behind_internal_call(*trap, None, process, home);
+        }
+        let mut bytes = vec![0; max_len as usize];
+        let (mut count, mut remaining) = (0, &mut bytes[..]);
+        for (at, length) in buffers {
+            let (piece, others) = remaining.split_at_mut(remaining.len().min(*length as usize));
+            if GuestMemory(&process.memory).read(*at, piece).is_err() {
+                if count > 0 { break } else { return Ok(false) }
+            }
+            (count, remaining) = (count + piece.len() as u64, others);
+        }
+        bytes.truncate(count as usize);
+        let Some(file) = process.files.get(fd) else { return Ok(false) };
+        if advances {
+            file.delegation.offset = offset + count;
+        }
+        process.files.write(fd, offset, bytes);
+        self.reply_here(trap, count.cast_signed(), process)
+    }
+
+    /// Queues a trap until an internal call is complete, and sends that.
+    pub(crate) fn queue_behind_internal_call(
+        &mut self,
+        trap: Notification,
+        purpose: Option<CallPurpose>,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        process.queued_traps.push_back(trap);
+        self.send_internal_call(purpose, process, home)?;
+        Ok(true)
+    }
+
+    /// Whether its deputy makes a call, or may be making one: it makes one at a time.
+    fn is_deputy_busy(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.request.is_some())
+            || self.internal_call.is_some()
+            || self.sync.call_pending
+    }
+
+    /// Sends what its files need home: a flush, and perhaps a read. Not while its deputy is busy,
+    /// because then everything was sent already.
+    fn send_internal_call(
+        &mut self,
+        purpose: Option<CallPurpose>,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult {
+        if self.is_deputy_busy() || self.is_exiting {
+            return Ok(());
+        }
+        let number = self.sync.call + 1;
+        let (before, noop) = process.files.prelude_for_internal_call(number);
+        let Some(call) = purpose.map(CallPurpose::call).or(noop) else { return Ok(()) };
+        self.sync.call = number;
+        let request = CallRequest {
+            epoch: process.epoch,
+            number,
+            signals: self.sync.signals,
+            restart_code: self.sync.restart_code,
+            prelude: before,
+            max_prefetch: 0,
+            call,
+            procfs_view: None,
+        };
+        let prelude_len = request.prelude.len();
+        let message = Message::Call(Box::new(request));
+        self.internal_call =
+            Some(Box::new(InternalCall { number, prelude_len, message, purpose, sent_at: Instant::now() }));
+        self.resend_internal_call(home)
+    }
+
+    /// Sends the internal call, for the first time or on a new link.
+    ///
+    /// # Errors
+    /// If home is unreachable.
+    pub(crate) fn resend_internal_call(&self, home: Option<&mut Link>) -> GuestResult {
+        if let (Some(internal_call), Some(home)) = (&self.internal_call, home) {
+            send(home, self.tid, &internal_call.message, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Handles the notices about files in a result. Returns true if the result belongs to an
+    /// internal call, and so has nothing else.
+    fn receive_notices(
+        &mut self,
+        result: &CallResult,
+        process: &mut Process,
+        has_one_thread: bool,
+        local_node: &LocalNode,
+    ) -> bool {
+        let Process { files, names, .. } = process;
+        let is_complete = !restart::is(result.outcome.ret);
+        let Some(internal_call) = self.internal_call.take_if(|call| call.number == result.number) else {
+            files.confirm(result.number, &result.prelude);
+            let completed = self.pending.as_ref().filter(|pending| is_complete && pending.request.is_some());
+            let completed = completed.filter(|_| result.number == self.sync.call);
+            if let Some(pending) = completed {
+                files.home_call_done(pending.trap.nr, &pending.trap.args, result.outcome.ret);
+                names.confirm(pending.sent_at);
+            }
+            files.receive_notices(
+                &result.notices,
+                completed.map(|pending| pending.sent_at),
+                has_one_thread,
+                local_node,
+            );
+            return false;
+        };
+        names.confirm(internal_call.sent_at);
+        files.confirm(result.number, &result.prelude);
+        // It has no effect if a part of its prelude was not run.
+        let is_complete = is_complete && result.prelude.len() == internal_call.prelude_len;
+        if !is_complete {
+            files.retry_later();
+        }
+        files.receive_notices(&result.notices, Some(internal_call.sent_at), has_one_thread, local_node);
+        if let Some(CallPurpose::Revalidate(fd)) = internal_call.purpose.filter(|_| is_complete)
+            && !files.is_validated(fd)
+        {
+            // Home cannot validate it, or not in time: home reads it from now on.
+            files.return_local(fd);
+        }
+        if let Some(CallPurpose::Fill(fill)) = internal_call.purpose.filter(|_| is_complete) {
+            let bytes = result.outcome.outs.first().cloned().unwrap_or_default();
+            let length = usize::try_from(result.outcome.ret).ok();
+            let read = length.filter(|length| *length as u64 <= fill.length).map(|length| {
+                let mut bytes = bytes;
+                if bytes.len() != length {
+                    bytes.resize(length, 0);
+                }
+                bytes
+            });
+            let is_stable = result.notices.contains(&(fill.fd, FileNotice::Unchanged));
+            files.complete_fill(fill, read, is_stable, internal_call.sent_at);
+        }
+        true
+    }
+}
+
+impl Guest {
+    /// Returns the delegations of a process that is to depart: sends home its pending writes and
+    /// offsets. Returns whether home has confirmed them.
+    ///
+    /// # Errors
+    /// If home is unreachable.
+    pub(crate) fn return_delegations(&mut self, home: Option<&mut Link>) -> GuestResult<bool> {
+        self.process.files.return_delegations();
+        if !self.reclaim()? {
+            return Ok(false);
+        }
+        let Self { process, threads } = self;
+        if threads.values().all(|thread| thread.stopped.is_some()) {
+            process.files.leave_native_call();
+        }
+        process.files.return_delegations();
+        if process.files.must_await_native_call() {
+            // The main loop resumes it.
+            for thread in threads.values() {
+                stop::interrupt(thread.host_tid)?;
+            }
+            return Ok(false);
+        }
+        if process.files.is_clean() && threads.values().all(|thread| thread.internal_call.is_none()) {
+            return Ok(true);
+        }
+        // A process with several threads has no delegated files.
+        if let Some(thread) = threads.values_mut().next() {
+            thread.send_internal_call(None, process, home)?;
+        }
+        Ok(false)
+    }
+
+    /// When pending writes are to be flushed. While the deputy is busy they were sent already.
+    #[must_use]
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let thread = self.threads.values().next()?;
+        let write_due = self.process.files.due().filter(|_| !thread.is_deputy_busy());
+        write_due.into_iter().chain(self.publication_deadline()).min()
+    }
+
+    /// Flushes pending writes that are due.
+    ///
+    /// # Errors
+    /// If home is unreachable.
+    pub(crate) fn flush_due(&mut self, home: Option<&mut Link>) -> GuestResult {
+        self.reclaim_due()?;
+        let due = self.process.files.due().is_some_and(|due| due <= Instant::now());
+        let Self { process, threads } = self;
+        match threads.values_mut().next().filter(|_| due) {
+            Some(thread) => thread.send_internal_call(None, process, home),
+            None => Ok(()),
+        }
+    }
+
+    /// Handles the notices about files in a result. Returns true if the result has nothing else.
+    pub(crate) fn receive_notices(
+        &mut self,
+        tid: HomePid,
+        result: &CallResult,
+        local_node: &LocalNode,
+    ) -> bool {
+        let Self { process, threads } = self;
+        let has_one_thread = threads.len() == 1 && matches!(process.state, State::Running);
+        // If the guest is gone, its exit is reported soon.
+        let _gone = process.fastpath.unpublish(&process.memory, process.reserve);
+        threads
+            .get_mut(&tid)
+            .is_some_and(|thread| thread.receive_notices(result, process, has_one_thread, local_node))
+    }
+
+    /// Whether an internal call is pending.
+    #[must_use]
+    pub(crate) fn has_internal_call(&self) -> bool {
+        self.threads.values().any(|thread| thread.internal_call.is_some())
+    }
+}

@@ -1,0 +1,285 @@
+//! Files of the guest's own node, which the guest opens there, so its kernel makes the calls on
+//! them.
+//!
+//! Home has such a file open through MFS, and reports that when it delegates the file
+//! ([`FileNotice::LocalFile`](tern_migrate::message::FileNotice)). When the guest first reads or writes
+//! it, this node's file server opens it with the credentials that home names, and verifies that it
+//! is that file. The guest gets a descriptor for it under its own number, and calls on it are let
+//! through. The descriptor of a trapped call cannot change meanwhile: it is in a register, and the
+//! process has one thread.
+//!
+//! With the fast path ([`crate::fastpath`]) frequent calls on it do not even trap.
+//!
+//! A call that was let through is over when the program makes its next one or is stopped; until
+//! then the file offset is not known. So a process that is to depart in the middle of one is
+//! stopped for a moment first.
+//!
+//! **A shared file** ([`FileNotice::Shared`](tern_migrate::message::FileNotice)) is on a file system
+//! that both nodes mount. The same server opens it in the same way, if this node also declares that
+//! directory as shared, and for reading only. This kernel's view of it may be stale, as read-ahead
+//! may be. So it is read here only for a second after home has reported that it is unchanged, and
+//! only until the next result or signal. Then home is asked again.
+//!
+//! Local files need no read-ahead and no write-behind, and are never stale. The offset is the
+//! kernel's, and goes home in the prelude of each call, as that of other delegated files. After its
+//! delegation has ended, a descriptor stays open in the guest until its next call goes home: then
+//! /dev/null replaces it, before that call can give it to a child. Until then calls on it go home.
+
+use crate::error::GuestResult;
+use crate::files::cache::FileCache;
+use crate::files::io::CallPurpose;
+use crate::files::remote_map::RemoteMap;
+use crate::process::Process;
+use crate::process::space::MAPPED_FILE;
+use crate::process::thread::Thread;
+use rustix::fs::{Mode, OFlags, SeekFrom, StatVfsMountFlags};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tern_control::control_socket;
+use tern_control::shim::ShimRequest;
+use tern_ids::NodeId;
+use tern_image::content::OpenGuard;
+use tern_image::node_file::NodeFile;
+use tern_migrate::message::{FileDelegation, SharedFileRef};
+use tern_tracee::listener::Notification;
+use tern_wire::Link;
+
+/// How long this node's server may take to open a file: all guests of the family wait for it.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The node of a shim's guests, and the control socket of its file server.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalNode {
+    node: NodeId,
+    socket: Arc<Path>,
+    /// The directories that it declares to be shared with other nodes.
+    shared: Arc<[PathBuf]>,
+    remote_map: Rc<RemoteMap>,
+}
+
+impl LocalNode {
+    /// For a shim on this node with this run directory.
+    #[must_use]
+    pub(crate) fn new(node: NodeId, run_dir: &Path, shared: &[PathBuf]) -> Self {
+        let remote_map = Rc::new(RemoteMap::new(run_dir));
+        Self {
+            node,
+            socket: PathBuf::from(run_dir).join("mfs.sock").into(),
+            shared: shared.into(),
+            remote_map,
+        }
+    }
+
+    /// How a guest opens a file that it maps without its content being sent: a file of this node,
+    /// or of its home by the remote map.
+    pub(crate) fn file_opener(&self, home: NodeId) -> tern_image::content::OpenNodeFile {
+        let Self { node, socket, remote_map, .. } = self.clone();
+        Box::new(move |place| {
+            let log = |error: &io::Error| tracing::info!(%error, "a file cannot be opened here; home sends its content");
+            if place.node == home {
+                return remote_map
+                    .open(place)
+                    .inspect_err(log)
+                    .map(|(file, tree)| (file, OpenGuard::Tree(tree)));
+            }
+            if place.node != node {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            let (file, server) = open_by_server(&socket, place, OFlags::RDONLY).inspect_err(log)?;
+            // Home may allow execution where this mount does not.
+            if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            Ok((file, OpenGuard::Server(server)))
+        })
+    }
+}
+
+/// A delegated file that is local to this node.
+#[derive(Debug)]
+pub(crate) enum LocalFile {
+    /// A file of this node that can be opened.
+    Offered(Box<NodeFile>, Arc<Path>),
+    /// A file on a shared file system that can be opened here.
+    Shared(Box<SharedFileRef>, Arc<Path>),
+    /// The guest has it open. A file of this node keeps the server's state until the socket closes.
+    Open(OwnedFd, Option<UnixStream>),
+}
+
+impl LocalFile {
+    /// The file at this place, if that is on this node.
+    pub(crate) fn offered(place: &NodeFile, local_node: &LocalNode) -> Option<Self> {
+        (place.node == local_node.node)
+            .then(|| Self::Offered(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    }
+
+    /// The shared file at this place, if this node shares it.
+    pub(crate) fn shared(place: &SharedFileRef, local_node: &LocalNode) -> Option<Self> {
+        let is_ours = local_node.shared.iter().any(|root| root.as_os_str().as_bytes() == &**place.root);
+        is_ours.then(|| Self::Shared(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    }
+
+    /// Whether it is on a shared file system.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(..) | Self::Open(_, None))
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Self::Open(..))
+    }
+
+    /// The guest's file offset.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        match self {
+            Self::Open(file, _) => rustix::fs::tell(file).ok(),
+            Self::Offered(..) | Self::Shared(..) => None,
+        }
+    }
+
+    pub(crate) fn seek(&self, to: u64) {
+        if let Self::Open(file, _) = self {
+            // Home's kernel has used this offset.
+            let _same_file = rustix::fs::seek(file, SeekFrom::Start(to));
+        }
+    }
+
+    /// Whether the server has dropped its state, as when it was killed.
+    fn has_lost_server(&self) -> bool {
+        let Self::Open(_, Some(server)) = self else { return false };
+        control_socket::is_closed(server)
+    }
+
+    /// Opens it.
+    fn open(&self, delegation: FileDelegation) -> io::Result<Self> {
+        let flags = match (delegation.can_read, delegation.can_write) {
+            (_, false) => OFlags::RDONLY,
+            (false, true) => OFlags::WRONLY,
+            (true, true) => OFlags::RDWR,
+        };
+        let (file, server) = match self {
+            Self::Offered(place, socket) => open_by_server(socket, place, flags)?,
+            Self::Shared(place, socket) => {
+                let SharedFileRef { root, path, file, credentials } = &**place;
+                let (root, path, file, credentials) =
+                    (root.to_vec(), path.to_vec(), file.clone(), credentials.clone());
+                control_socket::request_fd(
+                    socket,
+                    &ShimRequest::OpenShared { root, path, file, credentials },
+                    OPEN_TIMEOUT,
+                )?
+            }
+            Self::Open(..) => return Err(io::ErrorKind::AlreadyExists.into()),
+        };
+        rustix::fs::seek(&file, SeekFrom::Start(delegation.offset))?;
+        Ok(Self::Open(file, (!self.is_shared()).then_some(server)))
+    }
+}
+
+/// Has this node's file server open a file.
+fn open_by_server(socket: &Path, place: &NodeFile, flags: OFlags) -> io::Result<(OwnedFd, UnixStream)> {
+    let (path, number, credentials) = (place.path.clone(), place.number, place.credentials.clone());
+    control_socket::request_fd(
+        socket,
+        &ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() },
+        OPEN_TIMEOUT,
+    )
+}
+
+impl Thread {
+    /// Lets a call on a local or shared file through; false if it is on another file, or home is to
+    /// make it.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn pass_to_local(
+        &mut self,
+        trap: &Notification,
+        process: &mut Process,
+        home: Option<&mut Link>,
+    ) -> GuestResult<bool> {
+        let (fd, files) = (trap.args[0] as i32, &mut process.files);
+        let Some(file) = files.get(fd) else { return Ok(false) };
+        let Some(local_file) = file.local_file.as_ref().filter(|_| is_content_call(trap.nr)) else {
+            return Ok(false);
+        };
+        if local_file.is_shared() && !file.is_validated() {
+            // It has become invalid since home's last report.
+            return self.queue_behind_internal_call(*trap, Some(CallPurpose::Revalidate(fd)), process, home);
+        }
+        if local_file.is_open() {
+            // Its successor has no state for the file, so other nodes would keep stale caches.
+            if local_file.has_lost_server() {
+                files.return_local(fd);
+                return Ok(false);
+            }
+        } else {
+            // A file under the number that mappings use is left to home.
+            if !file.has_no_pending_writes() || self.internal_call.is_some() || fd == MAPPED_FILE {
+                return Ok(false);
+            }
+            let opened = local_file.open(file.delegation).and_then(|local_file| {
+                if let LocalFile::Open(opened_fd, _) = &local_file {
+                    self.listener.add_fd(trap.id, opened_fd.as_fd(), fd)?;
+                }
+                Ok(local_file)
+            });
+            match opened {
+                Ok(local_file) => {
+                    file.local_file = Some(local_file);
+                    files.remove_stale_fd(fd);
+                }
+                Err(error) => {
+                    tracing::info!(%error, fd, "a local file could not be opened; it is used through home");
+                    file.local_file = None;
+                    return Ok(false);
+                }
+            }
+        }
+        self.sync.restart_code = None;
+        process.enter_native_call(trap)?;
+        self.let_through(trap.id)?;
+        Ok(true)
+    }
+
+    /// Closes descriptors in the guest whose files are no longer delegated. The thread waits in
+    /// this trap.
+    pub(crate) fn close_stale_fds(&self, trap: &Notification, files: &mut FileCache) {
+        for fd in files.take_stale_fds() {
+            let dev_null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            // After a failure it stays open, but no call of the guest reaches it.
+            let replaced =
+                dev_null.map_err(io::Error::from).and_then(|n| self.listener.add_fd(trap.id, n.as_fd(), fd));
+            if let Err(error) = replaced {
+                tracing::warn!(%error, fd, "a descriptor could not be closed in the guest");
+                files.add_stale_fd(fd);
+            }
+        }
+    }
+}
+
+/// Whether a call on an open file concerns only its content and its offset.
+fn is_content_call(nr: u32) -> bool {
+    matches!(
+        i64::from(nr),
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_lseek
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_fadvise64
+    )
+}

@@ -1,0 +1,204 @@
+//! Handles the kernel's reports about the guests: ptrace stops, seccomp traps, and exits.
+
+use crate::process::thread::Thread;
+use crate::process::{Guest, Process, State};
+use crate::shim::Shim;
+use tern_ids::HomePid;
+use tern_migrate::message::Message;
+use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};
+
+impl Shim {
+    pub(crate) fn handle_stops(&mut self) {
+        if !self.door.has_child_event() {
+            return;
+        }
+        let _drained = self.door.clear_child_event();
+        while let Ok(Some((host, change))) = stop::wait(-1, false) {
+            let Some((pid, tid)) = self.by_host_tid.get(&host).copied() else {
+                self.handle_unknown(host, change);
+                continue;
+            };
+            let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { continue };
+            match change {
+                WaitEvent::Stopped(stopped) => {
+                    let done = match threads.get_mut(&tid) {
+                        Some(thread) => handle_stop(thread, process, stopped),
+                        None => stopped.resume(0),
+                    };
+                    if let Err(error) = done {
+                        self.handle_error(pid, &error.into());
+                    }
+                }
+                WaitEvent::Exited(_) | WaitEvent::Killed(..) => self.handle_exit((pid, tid), host, &change),
+            }
+        }
+    }
+
+    /// Handles the exit of a thread on this node.
+    fn handle_exit(&mut self, (pid, tid): (HomePid, HomePid), host: i32, how: &WaitEvent) {
+        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        if guest.take_exited(tid) {
+            self.unregister_thread(tid, host);
+            return;
+        }
+        // The shim did not kill it, or it would have been removed. The two halves exist together,
+        // so the unexpected exit of any thread ends the process.
+        tracing::warn!(%pid, %tid, ?how, "a guest ended unexpectedly");
+        let all = host == guest.process.host_pid;
+        // Only two signals end a process without a ptrace stop: SIGKILL, and the SIGSEGV that the
+        // kernel forces if there is no stack for a handler.
+        let signal = match *how {
+            WaitEvent::Killed(libc::SIGSEGV, _) => libc::SIGSEGV,
+            _ => libc::SIGKILL,
+        };
+        self.send_home(pid, &Message::KilledBySignal(signal));
+        // It can no longer come home to dump core there.
+        self.send_home(pid, &Message::KilledBySignal(signal));
+        // The first thread's exit is reported when there are no others, and frees its pid.
+        if all { self.remove(pid) } else { self.kill(pid) }
+    }
+
+    /// Handles a stop or exit of the helper, or of a process that is not a guest (any more).
+    pub(crate) fn handle_unknown(&mut self, host: i32, change: WaitEvent) {
+        match change {
+            WaitEvent::Stopped(stopped) => {
+                let _gone = stopped.resume(0);
+            }
+            _ if self.sandbox.as_ref().is_some_and(|s| s.helper() == host) => {
+                tracing::error!("the guests' helper was killed, and all guests with it");
+                for pid in self.guests.keys().copied().collect::<Vec<_>>() {
+                    self.send_home(pid, &Message::KilledBySignal(libc::SIGKILL));
+                    self.remove(pid);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn handle_traps(&mut self) {
+        if !self.is_trap_pending {
+            return;
+        }
+        for listener in self.listeners() {
+            // A limited number, so that messages from home are read in between.
+            for _ in 0..64 {
+                let trap = match listener.receive() {
+                    Ok(Some(trap)) => trap,
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "a trap could not be received");
+                        break;
+                    }
+                };
+                let (pid, tid) = self.by_host_tid.get(&trap.pid).copied().unwrap_or((HomePid(0), HomePid(0)));
+                let home = self.home.as_mut();
+                match self.guests.get_mut(&pid).map_or(Ok(false), |guest| guest.handle_trap(tid, trap, home))
+                {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        let _refused = listener.reply_error(trap.id, libc::EPERM);
+                        continue;
+                    }
+                    Err(error) => self.handle_error(pid, &error),
+                }
+                // A thread with a pending call cannot trap. If all have one, no trap can follow.
+                let mut threads = self.guests.values().flat_map(|m| m.threads.values());
+                if threads.all(|t| t.pending.is_some()) && !listener.has_deferred_call() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Notifies home of guests that a signal is to end.
+    pub(crate) fn report_fatal_signals(&mut self) {
+        let unreported = |m: &&Guest| {
+            m.is_shared_object()
+                && m.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
+        };
+        let pids: Vec<HomePid> = self.guests.values().filter(unreported).map(|m| m.process.pid).collect();
+        for pid in pids {
+            // A guest that departs because of its fatal signal was reported before. This one had
+            // none when its departure began.
+            self.cancel_departure(pid, None);
+            // Home must have its pending writes before its end becomes visible.
+            let home = self.home.as_mut();
+            match self.guests.get_mut(&pid).map(|guest| guest.return_delegations(home)) {
+                Some(Ok(false)) => continue,
+                Some(Err(error)) => {
+                    self.handle_error(pid, &error);
+                    continue;
+                }
+                _ => {}
+            }
+            let Some(fatal_signal) = self.guests.get_mut(&pid).and_then(|m| m.process.fatal_signal.as_mut())
+            else {
+                continue;
+            };
+            fatal_signal.is_reported = true;
+            let (thread, signal) = (fatal_signal.thread, fatal_signal.signal);
+            if let Some(guest) = self.guests.get_mut(&pid) {
+                let used = Message::Usage(guest.process.cpu_meter.used(), guest.process.demand);
+                self.send_home(pid, &used);
+            }
+            self.send_home(thread, &Message::KilledBySignal(signal));
+        }
+    }
+
+    /// Asks home to fetch guests with a thread that cannot continue here.
+    pub(crate) fn request_fetches(&mut self) {
+        let mut to_report = Vec::new();
+        for guest in self.guests.values_mut().filter(|m| m.is_shared_object()) {
+            if let Some((tid, was_reported)) = &mut guest.process.needs_home
+                && !std::mem::replace(was_reported, true)
+            {
+                to_report.push(*tid);
+            }
+        }
+        for tid in to_report {
+            self.send_home(
+                tid,
+                &Message::FetchHome("vdso: it was interrupted inside a function of home's vDSO".into()),
+            );
+        }
+    }
+
+    /// Stops the threads of guests that must stay stopped, as each thread becomes able to.
+    pub(crate) fn continue_quiesce(&mut self) {
+        let moves = |m: &&mut Guest| {
+            matches!(m.process.state, State::Running) && m.process.must_stay_stopped() && !m.are_all_stopped()
+        };
+        let mut failed = Vec::new();
+        for guest in self.guests.values_mut().filter(moves) {
+            if let Err(error) = guest.quiesce() {
+                failed.push((guest.process.pid, error));
+            }
+        }
+        for (pid, error) in failed {
+            self.handle_error(pid, &error.into());
+        }
+    }
+}
+
+fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
+    process.is_back();
+    if stopped.stop == Stop::Syscall
+        && let Some(vfork_wait) = thread.vfork_wait.take()
+    {
+        stopped.set_registers(&vfork_wait.after)?;
+        stopped.set_sigmask(vfork_wait.mask)?;
+        return thread.resume_or_hold(stopped, process);
+    }
+    match stopped.stop {
+        Stop::Signal(signal) => thread.deliver(stopped, signal, process),
+        _ if thread.vfork_wait.is_some() => stopped.run_to_syscall(),
+        Stop::Interrupt => match thread.late_stop(stopped, process)? {
+            Some(stopped) => {
+                thread.reclaim_at_stop(&stopped, process)?;
+                stopped.resume(0)
+            }
+            None => Ok(()),
+        },
+        _ => stopped.resume(0),
+    }
+}

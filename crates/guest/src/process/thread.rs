@@ -1,0 +1,219 @@
+//! One thread of a guest: its ids, its calls and signals, and whether it is stopped.
+//!
+//! The functions here need this thread only. They are given the state that its process shares
+//! ([`Process`]).
+
+use crate::calls::fork::VforkWait;
+use crate::files::io::InternalCall;
+use crate::process::Process;
+use crate::time::cpu::CpuMeter;
+use rustix::process::{Pid, setpriority_process};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_image::FileRef;
+use tern_migrate::message::ThreadSync;
+use tern_syscall::{Call, Gathered, Route, SplitCall};
+use tern_tracee::listener::{Listener, Notification};
+use tern_tracee::registers::restart;
+use tern_tracee::siginfo::Siginfo;
+use tern_tracee::stop::{self, Stopped};
+use tern_tracee::{Error, Result};
+
+/// A thread of a guest.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    /// Its tid at home.
+    pub(crate) tid: HomePid,
+    /// Its tid in its own pid namespace.
+    pub(crate) own_tid: i32,
+    /// Its tid on this node.
+    pub(crate) host_tid: i32,
+    /// Its process's pid on this node.
+    pub(crate) host_tgid: i32,
+    /// The notification fd of its seccomp filter.
+    pub(crate) listener: Rc<Listener>,
+    /// How far its calls and signals are synchronised with home.
+    pub(crate) sync: ThreadSync,
+    /// Its pending call, if any: the result has not arrived.
+    pub(crate) pending: Option<PendingCall>,
+    /// The internal call that was sent home for its process's files.
+    pub(crate) internal_call: Option<Box<InternalCall>>,
+    /// Signals from home, by number, that were sent to the thread and are not delivered yet.
+    pub(crate) raised: HashMap<i32, VecDeque<Siginfo>>,
+    /// The deputy's signal mask.
+    pub(crate) deputy_sigmask: u64,
+    /// The program's signal mask, to be restored when the handler that is about to run returns.
+    pub(crate) mask_after_handler: Option<u64>,
+    /// Signals accepted while a call had to be sent again. They are raised once it has been sent.
+    pub(crate) deferred_signals: Vec<i32>,
+    /// Its ptrace stop, until the process resumes.
+    pub(crate) stopped: Option<Stopped>,
+    /// Set while it waits in a vfork for its child to execute or to end.
+    pub(crate) vfork_wait: Option<Box<VforkWait>>,
+    /// Its deputy thread has ended, and its own exit was let through. It makes no further call.
+    pub(crate) is_exiting: bool,
+    /// Its CPU time.
+    pub(crate) cpu_meter: CpuMeter,
+}
+
+/// A trapped call that home performs.
+#[derive(Debug)]
+pub(crate) struct PendingCall {
+    /// The trap.
+    pub(crate) trap: Notification,
+    /// The call as it was sent home; none if the process must go home for it.
+    pub(crate) request: Option<Gathered>,
+    /// File operations that are sent with it and run before it.
+    pub(crate) prelude: Vec<Call>,
+    /// Why the process must go home for it.
+    pub(crate) homeward_reason: Option<String>,
+    /// The file to map once its content is here.
+    pub(crate) file: Option<FileRef>,
+    /// When it was sent.
+    pub(crate) sent_at: Instant,
+}
+
+impl Thread {
+    /// A new thread of this process, by its tids at home, in its own namespace, and on this node.
+    /// `deputy_sigmask` is the signal mask of its deputy.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn new(
+        process: &Process,
+        (tid, own_tid, host): (HomePid, i32, i32),
+        sync: ThreadSync,
+        deputy_sigmask: u64,
+    ) -> Result<Self> {
+        let listener = process.listener.clone();
+        Ok(Self {
+            tid,
+            own_tid,
+            host_tid: host,
+            host_tgid: process.host_pid,
+            listener: listener.ok_or(Error::Gone { pid: host })?,
+            cpu_meter: CpuMeter::for_thread(process.host_pid, host, sync.used)?,
+            sync,
+            pending: None,
+            internal_call: None,
+            raised: HashMap::new(),
+            deputy_sigmask,
+            mask_after_handler: None,
+            deferred_signals: Vec::new(),
+            stopped: None,
+            vfork_wait: None,
+            is_exiting: false,
+        })
+    }
+
+    /// Whether the thread can be stopped now. It cannot
+    ///
+    /// * while a deliverable signal waits that has interrupted its call at home: that call's result
+    ///   is on its way, and a stopped guest would take the signal first and lose the result.
+    /// * while home performs a call that has a local part: the local part must be done before the
+    ///   process moves.
+    /// * in a call made from a trampoline that replaces home's vDSO: the call cannot be repeated
+    ///   elsewhere, because the trampoline does not exist there.
+    /// * while a handler is about to begin under the signal mask of the call that it interrupted:
+    ///   until the handler's frame exists, only this shim has the program's own mask.
+    ///
+    /// In these cases the thread waits for home, never for another thread, except in a vfork. So
+    /// all threads of a process can be stopped eventually.
+    #[must_use]
+    pub(crate) fn can_stop(&self, process: &Process) -> bool {
+        if self.is_exiting || self.vfork_wait.is_some() || self.mask_after_handler.is_some() {
+            return false;
+        }
+        let Some(pending) = &self.pending else { return true };
+        let has_two_parts = match tern_syscall::route(pending.trap.nr, &pending.trap.args) {
+            Route::Both(SplitCall::Exec | SplitCall::Exit) => true,
+            Route::Both(special) => crate::calls::split::has_local_part(special),
+            _ => false,
+        };
+        let in_trampolines = process
+            .foreign_vdso
+            .as_ref()
+            .is_some_and(|foreign_vdso| foreign_vdso.in_trampolines(pending.trap.ip));
+        pending
+            .request
+            .as_ref()
+            .is_none_or(|sent| !(has_two_parts || in_trampolines || self.has_deliverable(sent.call.mask())))
+    }
+
+    /// Sets the thread's nice value on this node. The value that the program has set is in force at
+    /// the deputy only.
+    pub(crate) fn set_nice(&self, nice: i32) {
+        // Lowering the value needs root. A failure costs only time.
+        let _refused = Pid::from_raw(self.host_tid).map(|pid| setpriority_process(Some(pid), nice));
+    }
+
+    /// Replies with a restart code without letting the program see it. With no signal pending the
+    /// kernel would return the code to the program, unless the thread stops.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn reply_restart(&mut self, id: u64, code: i64) -> Result<()> {
+        // Any stop has this effect; the main loop resumes the thread.
+        stop::interrupt(self.host_tid)?;
+        self.reply(id, code)
+    }
+
+    /// Replies to a trap.
+    ///
+    /// # Errors
+    /// Those of the kernel, except that a guest that is gone is no error.
+    pub(crate) fn reply(&self, id: u64, ret: i64) -> Result<()> {
+        self.listener.reply(id, ret).map(drop)
+    }
+
+    /// Lets the kernel run a trapped call (see [`Listener::pass`]).
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    pub(crate) fn let_through(&self, id: u64) -> Result<()> {
+        self.listener.let_continue(id).map(drop)
+    }
+
+    /// The restart code for a call that has not begun here. The thread may already be in the call,
+    /// and then a signal interrupts it.
+    pub(crate) fn unbegun_restart_code(&self) -> i64 {
+        self.sync.restart_code.filter(|code| restart::is(*code)).unwrap_or(restart::NOINTR)
+    }
+
+    /// Corrects the restart code of a call that the shim had not received when the thread was
+    /// interrupted. The kernel reports ERESTARTSYS, as for a call that was waiting; a handler
+    /// without SA_RESTART would then make any call fail with EINTR, even one that never fails that
+    /// way. The call has not begun, so it is always restarted.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn fix_unreceived_restart(&self, stopped: &Stopped) -> Result<()> {
+        let mut registers = stopped.registers()?;
+        let waits_here = || tern_syscall::waits_here(registers.orig_rax as u32, &registers.arguments());
+        if registers.restart_code() == Some(restart::SYS) && !waits_here() {
+            registers.rax = self.unbegun_restart_code().cast_unsigned();
+            stopped.set_registers(&registers)?;
+        }
+        Ok(())
+    }
+
+    /// Resumes the thread, unless its process is being quiesced: then it stays stopped.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn resume_or_hold(&mut self, stopped: Stopped, process: &Process) -> Result<()> {
+        if process.is_quiescing {
+            self.stopped = Some(stopped);
+            return Ok(());
+        }
+        stopped.resume(0)
+    }
+
+    /// Its call and signal state, to be sent to its next node.
+    pub(crate) fn final_sync(&mut self) -> ThreadSync {
+        let carried = self.raised.values().flatten().map(|info| info.to_vec()).collect();
+        ThreadSync { pending_signals: carried, used: self.cpu_meter.used(), ..self.sync.clone() }
+    }
+}

@@ -1,0 +1,275 @@
+//! Messages from home, and from the previous nodes of arriving guests.
+
+use crate::error::GuestResult;
+use crate::process::thread::PendingCall;
+use crate::process::{Guest, Process, State};
+use crate::shim::Shim;
+use std::time::Instant;
+use tern_ids::HomePid;
+use tern_migrate::message::{Message, ReceivedMessage};
+use tern_syscall::{Outcome, Route, SplitCall, route};
+use tern_tracee::siginfo::Siginfo;
+
+/// After this many signals an acknowledgement is sent; until then home keeps them.
+const SIGNAL_ACK_INTERVAL: u64 = 64;
+
+impl Shim {
+    pub(crate) fn receive_from_home(&mut self) {
+        // A limited number, so that a busy link does not starve the rest of the loop.
+        for _ in 0..64 {
+            if !self.is_home_readable {
+                break;
+            }
+            let Some(home) = &mut self.home else { break };
+            let message = match home.receive() {
+                Ok(Some(frame)) => {
+                    let message = self.inbox.take(frame).map_err(|e| e.to_string());
+                    home.recycle(self.inbox.spare());
+                    message
+                }
+                Ok(None) => break,
+                Err(error) => Err(error.to_string()),
+            };
+            self.last_received = Instant::now();
+            match message {
+                Ok(Some(arrived)) => self.handle_message(arrived),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(error, "the link to home is cut");
+                    self.drop_home_link();
+                }
+            }
+        }
+        self.receive_from_sources();
+        self.receive_from_next();
+    }
+
+    pub(crate) fn receive_from_sources(&mut self) {
+        let mut source_links = std::mem::take(&mut self.source_links);
+        source_links.retain_mut(|source| {
+            for _ in 0..64 {
+                match source.link.receive() {
+                    Ok(Some(frame)) => match source.inbox.take(frame) {
+                        Ok(Some(ReceivedMessage { pid, message: Message::TransferFor(epoch), .. })) => {
+                            source.sends = Some((pid, epoch));
+                        }
+                        Ok(Some(arrived)) => {
+                            let pid = arrived.pid;
+                            let current = self.guests.get(&pid).map(|guest| (pid, guest.process.epoch));
+                            // If the program has executed another one meanwhile, that one arrives
+                            // from home, and this link may still carry parts of the old one.
+                            if current.is_none() || source.sends != current {
+                                continue;
+                            }
+                            if let Err(error) = self.receive_part(arrived, Some(&mut source.link)) {
+                                tracing::warn!(%pid, %error, "an arriving guest could not be built");
+                                self.decline_arrival(pid, &error.to_string());
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(_) => return false,
+                    },
+                    Ok(None) => return true,
+                    Err(_) => return false,
+                }
+            }
+            true
+        });
+        self.source_links.append(&mut source_links);
+    }
+
+    pub(crate) fn handle_message(&mut self, arrived: ReceivedMessage) {
+        if arrived.message.is_per_thread() {
+            // Messages for threads that have ended or never existed are dropped.
+            if let Some(pid) =
+                self.process_of_thread(arrived.pid).or_else(|| self.arriving_with_thread(arrived.pid))
+                && let Err(error) = self.handle_thread_message(pid, arrived)
+            {
+                self.handle_error(pid, &error);
+            }
+            return;
+        }
+        let pid = arrived.pid;
+        let failed = match &arrived.message {
+            Message::Offer(offer) => self.handle_offer(offer),
+            Message::Threads(_)
+            | Message::Space(_)
+            | Message::File { .. }
+            | Message::Object { .. }
+            | Message::Pages(_)
+            | Message::DiscardPages(_)
+            | Message::Image(..) => {
+                let done = self.receive_part(arrived, None);
+                if let Err(error) = done {
+                    tracing::warn!(%pid, %error, "an arriving guest could not be built");
+                    self.decline_arrival(pid, &error.to_string());
+                }
+                Ok(())
+            }
+            Message::Go(epoch) => self.start_guest(pid, *epoch),
+            Message::GoGroup(epochs) => {
+                self.start_group(epochs);
+                Ok(())
+            }
+            Message::Depart(departure) => self.handle_depart(pid, departure),
+            Message::Clocks(home) => {
+                self.clocks.receive(*home);
+                self.send_home(HomePid(0), &Message::Heartbeat);
+                Ok(())
+            }
+            Message::Drop => {
+                self.kill(pid);
+                Ok(())
+            }
+            Message::Thaw => self.thaw(pid),
+            Message::RequestFiles(_, indices) => self.handle_want(pid, indices),
+            Message::Stop(stop) => self.job_control(pid, *stop),
+            Message::Names(_) => {
+                if let (Some(guest), Message::Names(word)) = (self.guests.get_mut(&pid), arrived.message) {
+                    guest.process.names.handle_notice(word);
+                }
+                return;
+            }
+            Message::WatchUsage(at) => {
+                if let Some(guest) = self.guests.get_mut(&pid) {
+                    guest.set_cpu_threshold(None, *at);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = failed {
+            self.handle_error(pid, &error);
+        }
+    }
+
+    /// Handles a message for one thread of a guest.
+    fn handle_thread_message(&mut self, pid: HomePid, arrived: ReceivedMessage) -> GuestResult {
+        let tid = arrived.pid;
+        match &arrived.message {
+            Message::Result(_) => self.handle_result(pid, arrived),
+            Message::PreludeDone(number, returned) => {
+                if let Some(guest) = self.guests.get_mut(&pid) {
+                    guest.process.files.confirm(*number, returned);
+                    let Process { fastpath, memory, reserve, .. } = &mut guest.process;
+                    fastpath.unpublish(memory, *reserve)?;
+                }
+                Ok(())
+            }
+            Message::ThreadExited => {
+                let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+                if guest.let_exit(tid)? {
+                    // The memory is read through this thread while it is sent. Home asks again.
+                    self.cancel_departure(pid, Some("busy: its first thread is ending; try again".into()));
+                }
+                Ok(())
+            }
+            Message::WatchThreadUsage(at) => {
+                if let Some(guest) = self.guests.get_mut(&pid) {
+                    guest.set_cpu_threshold(Some(tid), *at);
+                }
+                Ok(())
+            }
+            Message::Content { hash, offset } => {
+                let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { return Ok(()) };
+                let Some(thread) = threads.get_mut(&tid) else { return Ok(()) };
+                thread.receive_content(*hash, *offset, arrived.bytes(), process, &mut self.cache)
+            }
+            Message::Signal(count, info) => {
+                let Some(Guest { process, threads }) = self.guests.get_mut(&pid) else { return Ok(()) };
+                if let State::Arriving(arriving) = &mut process.state {
+                    arriving.receive_signal(tid, *count, info);
+                    return Ok(());
+                }
+                // The sender may have changed a file before it sent the signal.
+                process.invalidate_read_ahead()?;
+                if let (Some(thread), Ok(info)) = (threads.get_mut(&tid), Siginfo::try_from(info.as_slice()))
+                {
+                    thread.accept_signal(*count, info)?;
+                    // Its calls acknowledge signals too, but it may make none. A signal that comes
+                    // when the image is on its way is not part of the image; home sends it again to
+                    // the next epoch, unless it was acknowledged.
+                    if count.is_multiple_of(SIGNAL_ACK_INTERVAL) && matches!(process.state, State::Running) {
+                        self.send_home(tid, &Message::SignalAck(*count));
+                    }
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn handle_result(&mut self, pid: HomePid, arrived: ReceivedMessage) -> GuestResult {
+        let tid = arrived.pid;
+        let Message::Result(result) = arrived.message else { return Ok(()) };
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        if guest.receive_notices(tid, &result, &self.local_node) {
+            return guest.handle_queued_traps(self.home.as_mut());
+        }
+        let Some((pending, result)) = guest.take_result(tid, *result)? else {
+            return guest.handle_queued_traps(self.home.as_mut());
+        };
+        match (route(pending.trap.nr, &pending.trap.args), result.child) {
+            (Route::Both(SplitCall::Fork), Some(child)) => {
+                self.fork_guest(pid, tid, &pending, (child, &result.outcome));
+                Ok(())
+            }
+            (Route::Both(SplitCall::Thread), Some(child)) => {
+                let Some(sandbox) = &self.sandbox else { return Ok(()) };
+                let host = guest.create_thread(tid, &pending, (child, result.outcome.ret as i32), sandbox)?;
+                self.register_thread(pid, child, host);
+                Ok(())
+            }
+            (Route::Both(SplitCall::Fork | SplitCall::Thread), None) => {
+                let what = "home has created a child without a pid".into();
+                Err(tern_tracee::Error::Inconsistent { what, pid: tid.0 }.into())
+            }
+            _ => {
+                guest.do_local_part(tid, pending, result, &mut self.cache, self.home.as_mut())?;
+                guest.handle_queued_traps(self.home.as_mut())
+            }
+        }
+    }
+
+    fn fork_guest(&mut self, pid: HomePid, tid: HomePid, pending: &PendingCall, child: (HomePid, &Outcome)) {
+        // It cannot depart while it forks; home asks again.
+        self.cancel_departure(pid, Some("busy: it is forking; try again".into()));
+        let (Some(guest), Some(sandbox)) = (self.guests.get_mut(&pid), &self.sandbox) else { return };
+        match guest.fork(tid, pending, child, sandbox) {
+            Ok(forked) => {
+                self.register_thread(child.0, child.0, forked.process.host_pid);
+                self.guests.insert(child.0, forked);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a fork could not be made here");
+                self.send_home(child.0, &Message::KilledBySignal(libc::SIGKILL));
+            }
+        }
+    }
+
+    /// Requests a stop or a resume, which the main loop carries out: some threads may be unable to
+    /// stop at once.
+    fn job_control(&mut self, pid: HomePid, stop: bool) -> GuestResult {
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        guest.process.is_suspended = stop;
+        guest.process.invalidate_read_ahead()?;
+        if !stop && matches!(guest.process.state, State::Running) {
+            guest.resume()?;
+        }
+        Ok(())
+    }
+
+    fn thaw(&mut self, pid: HomePid) -> GuestResult {
+        let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
+        match guest.process.state {
+            State::Running => {
+                guest.process.is_suspended = false;
+                guest.resume()?;
+            }
+            State::Frozen => guest.continue_here()?,
+            State::Departing(_) => self.cancel_departure(pid, None),
+            State::Arriving(_) => {}
+        }
+        Ok(())
+    }
+}

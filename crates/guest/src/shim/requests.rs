@@ -1,0 +1,168 @@
+//! Requests from this node's daemon, and incoming connections.
+
+use crate::process::thread::Thread;
+use crate::process::{Guest, Process, State};
+use crate::shim::{Shim, SourceLink};
+use crate::workers::WorkerEvent;
+use std::time::{Duration, Instant};
+use tern_control::shim::{ShimReply, ShimRequest};
+use tern_control::{ProcessRow, Usage};
+use tern_ids::HomePid;
+use tern_migrate::message::{Message, Reassembler, send};
+use tern_syscall::{Route, SplitCall, route};
+use tern_tracee::procfs;
+use tern_wire::Link;
+
+/// How long to wait for home to receive the notice that a guest was killed.
+const KILL_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
+
+impl Shim {
+    pub(crate) fn serve_node(&mut self) {
+        while let Some(caller) = self.door.accept() {
+            match caller.request() {
+                ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.process_rows())),
+                ShimRequest::End { why } => {
+                    self.kill_all(why);
+                    caller.reply(&ShimReply::Done);
+                }
+                ShimRequest::Owns { .. } => caller.reply(&tern_control::control_socket::not_held()),
+                ShimRequest::Connection => {
+                    if let Some(socket) = caller.receive_connection() {
+                        self.workers.accept(socket);
+                    }
+                }
+                _ => caller.reply(&tern_control::control_socket::not_held()),
+            }
+        }
+    }
+
+    /// Kills all guests on behalf of this node. Home ends the deputies when it receives the notice;
+    /// otherwise it times out.
+    fn kill_all(&mut self, why: &str) {
+        for pid in self.guests.keys().copied().collect::<Vec<_>>() {
+            tracing::warn!(%pid, why, "a guest is killed by this node");
+            let word = match self.guests.get(&pid).map(|m| &m.process) {
+                // It can still be resumed where it comes from.
+                Some(Process { state: State::Arriving(_), epoch, .. }) => {
+                    Message::Declined(*epoch, why.to_owned())
+                }
+                _ => Message::KilledByNode(why.to_owned()),
+            };
+            self.send_home(pid, &word);
+            self.kill(pid);
+        }
+        if let Some(home) = &mut self.home {
+            let _best_effort = home.drain(Instant::now() + KILL_NOTICE_TIMEOUT);
+        }
+    }
+
+    pub(crate) fn process_rows(&mut self) -> Vec<ProcessRow> {
+        let usage = |m: &mut Guest| {
+            let demand = m.measure_demand();
+            Usage {
+                memory: demand.memory,
+                waited_seconds: demand.cpu_wait_ns as f64 / 1e9,
+                local_bytes: demand.local_io,
+                ..Usage::default()
+            }
+        };
+        let (uid, from) = (self.identity.0, Some(self.home_node));
+        let row = |m: &mut Guest| ProcessRow {
+            pid: m.process.pid,
+            uid,
+            r#where: None,
+            from,
+            state: match m.process.state {
+                State::Arriving(_) | State::Departing(_) | State::Frozen => "migrating",
+                State::Running if m.process.is_suspended => "suspended",
+                State::Running => "running",
+            }
+            .into(),
+            cpu_seconds: procfs::stat(m.process.host_pid).map_or(0.0, |s| s.cpu_seconds()),
+            migrations: u32::try_from(m.process.epoch.0).unwrap_or(u32::MAX),
+            reason: m.homeward_reason().unwrap_or_default().to_owned(),
+            command: m.command(),
+            usage: usage(m),
+            started: None,
+        };
+        self.guests.values_mut().map(row).collect()
+    }
+
+    pub(crate) fn handle_worker_events(&mut self) {
+        for event in self.workers.events() {
+            match event {
+                WorkerEvent::Accepted(caller, link) => self.accept_link(caller, *link),
+                WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
+                WorkerEvent::NotAwaited(epochs) => self.end_not_awaited(&epochs),
+            }
+        }
+    }
+
+    pub(crate) fn accept_link(&mut self, caller: u64, link: Link) {
+        if link.peer_fingerprint() != self.accept.first().copied() {
+            self.source_links.push(SourceLink { link, inbox: Reassembler::default(), sends: None });
+            return;
+        }
+        if caller < self.home_connection {
+            return;
+        }
+        // Whatever the previous link had in flight is lost, as if it had broken first.
+        self.drop_home_link();
+        self.home_connection = caller;
+        tracing::debug!("home is connected");
+        self.home = Some(link);
+        // Home waits for this heartbeat, which shows that the shim is ready.
+        self.send_home(HomePid(0), &Message::Heartbeat);
+        self.inbox = Reassembler::default();
+        self.last_received = Instant::now();
+        let pids: Vec<HomePid> = self.guests.keys().copied().collect();
+        for pid in pids {
+            self.announce(pid);
+        }
+    }
+
+    /// Reports, on a new link, the state of a guest's threads to home, and repeats pending calls.
+    pub(crate) fn announce(&mut self, pid: HomePid) {
+        let (Some(guest), Some(home)) = (self.guests.get_mut(&pid), self.home.as_mut()) else { return };
+        let Guest { process, threads } = guest;
+        if matches!(process.state, State::Arriving(_)) {
+            // Home cancelled this migration when the link broke.
+            self.kill(pid);
+            return;
+        }
+        if let Some(fatal_signal) = &mut process.fatal_signal {
+            // The notice may have been lost with the previous link.
+            fatal_signal.is_reported = false;
+        }
+        if let Some((_, is_reported)) = &mut process.needs_home {
+            *is_reported = false;
+        }
+        // Home takes the first thread's message as the end of the list, so it is sent last, even
+        // if that thread has ended.
+        let others = threads.values().filter(|t| t.tid != pid && !t.is_exiting);
+        let mut announced: Vec<(HomePid, u64)> = others.map(|t| (t.tid, t.sync.signals)).collect();
+        announced.push((pid, threads.get(&pid).map_or(0, |first| first.sync.signals)));
+        // The reply to a repeated call about a timer depends on the current CPU usage.
+        let mut used = vec![(process.pid, Message::Usage(process.cpu_meter.used(), process.demand))];
+        let is_timer_call = |thread: &&mut Thread| {
+            let trap = thread.pending.as_ref().map(|pending| pending.trap);
+            trap.is_some_and(|trap| route(trap.nr, &trap.args) == Route::Both(SplitCall::CpuTimer))
+        };
+        let timer_threads = threads.values_mut().filter(is_timer_call);
+        used.extend(timer_threads.map(|thread| (thread.tid, Message::ThreadUsage(thread.cpu_meter.used()))));
+        let mut used = used.into_iter().map(|(tag, used)| send(home, tag, &used, &[]));
+        let cut = used.any(|sent| sent.is_err());
+        let mut announcements = announced
+            .into_iter()
+            .map(|(tid, signals)| send(home, tid, &Message::Reattach(process.epoch, signals), &[]));
+        let cut = cut
+            || announcements.any(|sent| sent.is_err())
+            || threads.values().any(|thread| {
+                thread.resend_pending(process, Some(home)).is_err()
+                    || thread.resend_internal_call(Some(home)).is_err()
+            });
+        if cut {
+            self.drop_home_link();
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Signals from home, and the guest's own faults.
+//!
+//! A signal arrives at home, where the pid is. Home's kernel decides its effect, and only a signal
+//! for a handler is sent here. It is raised here by an ordinary signal of the same number. At the
+//! signal-delivery-stop its siginfo is replaced by the original; the guest's kernel does the rest.
+//! A signal that appears here without having been sent from home is a fault of the guest (its
+//! handler runs here; without one home ends the process), or was sent by a process of this node,
+//! and is dropped.
+
+use crate::process::Process;
+use crate::process::thread::Thread;
+use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};
+use tern_tracee::pidfd::signal_thread;
+use tern_tracee::siginfo::{self, Siginfo, code, enqueue, is_queued};
+use tern_tracee::stop::{self, Stop, Stopped};
+use tern_tracee::{Error, Result};
+
+/// Faults that a program's own instructions raise.
+fn is_fault(signal: i32) -> bool {
+    matches!(
+        signal,
+        libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
+    )
+}
+
+/// Signals whose default action does not end a program. Home's kernel has already applied it.
+fn is_nonfatal(signal: i32) -> bool {
+    let stops = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGSTOP];
+    stops.contains(&signal) || is_ignored_by_default(signal)
+}
+
+impl Thread {
+    /// Accepts a signal from home, which this epoch is then responsible for delivering.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn accept_signal(&mut self, count: u64, info: Siginfo) -> Result<()> {
+        // Sent again after a reconnection.
+        if count <= self.sync.signals || self.is_exiting {
+            return Ok(());
+        }
+        self.sync.signals = count;
+        let signal = siginfo::signal_of(&info);
+        let waiting = self.raised.entry(signal).or_default();
+        // Home's kernel has delivered it, where here it would stay pending. If all were kept, and
+        // arrived faster than their handler runs, the program would do nothing else.
+        let before = waiting.len();
+        enqueue(waiting, info);
+        if waiting.len() == before {
+            return Ok(());
+        }
+        if self.sync.call_pending {
+            // A handler that ran before the call is sent again would replace that call.
+            self.deferred_signals.push(signal);
+            return Ok(());
+        }
+        if is_queued(signal) || waiting.len() == 1 {
+            signal_thread(self.host_tgid, self.host_tid, signal)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Raises deferred signals, after the pending call was sent again.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn raise_deferred(&mut self) -> Result<()> {
+        self.deferred_signals
+            .drain(..)
+            .try_for_each(|signal| signal_thread(self.host_tgid, self.host_tid, signal))
+    }
+
+    /// Raises signals that an earlier epoch of the process has accepted and not delivered.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn raise_carried(&mut self) -> Result<()> {
+        for info in std::mem::take(&mut self.sync.pending_signals) {
+            let Ok(info) = Siginfo::try_from(info) else { continue };
+            let signal = siginfo::signal_of(&info);
+            if !(1..=64).contains(&signal) {
+                continue;
+            }
+            self.raised.entry(signal).or_default().push_back(info);
+            self.deferred_signals.push(signal);
+        }
+        if self.sync.call_pending { Ok(()) } else { self.raise_deferred() }
+    }
+
+    /// Whether a signal from home is undelivered.
+    #[must_use]
+    pub(crate) fn has_undelivered(&self) -> bool {
+        self.raised.values().any(|infos| !infos.is_empty())
+    }
+
+    /// Whether an undelivered signal from home is admitted by `mask`, or by default by the thread's
+    /// mask. A signal that a running handler blocks is no reason to fail a call: home does not see
+    /// that block, and has interrupted the call without need.
+    #[must_use]
+    pub(crate) fn has_deliverable(&self, mask: Option<u64>) -> bool {
+        if !self.has_undelivered() {
+            return false;
+        }
+        let own = || tern_tracee::procfs::status(self.host_tid).map_or(0, |s| s.blocked);
+        let blocked = mask.unwrap_or_else(own);
+        let waits = |(signal, infos): (&i32, &std::collections::VecDeque<Siginfo>)| {
+            !infos.is_empty() && blocked >> (signal - 1) & 1 == 0
+        };
+        self.raised.iter().any(waits)
+    }
+
+    /// Whether a signal must be delivered before the call that the thread has just made. It was
+    /// acknowledged to home, or will be with this call, so home would not interrupt the call for
+    /// it. The kernel keeps a thread waiting whose signal arrives after its call was received,
+    /// until the reply (`SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`).
+    #[must_use]
+    pub(crate) fn must_take_signal_first(&self) -> bool {
+        !self.sync.call_pending && self.has_deliverable(None)
+    }
+
+    /// Resumes from a signal-delivery-stop. If the signal ends the program, the thread stays
+    /// stopped.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn deliver(&mut self, stopped: Stopped, signal: i32, process: &mut Process) -> Result<()> {
+        let copied = self.leave_fastpath(&stopped, process)?;
+        if copied && is_fault(signal) && code(&stopped.siginfo()?) > 0 {
+            // The program's own `syscall` makes the call now, and fails on the invalid buffer.
+            return self.resume_or_hold(stopped, process);
+        }
+        let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
+        if waits && process.is_in_vdso(&stopped)? {
+            let stopped = process.move_out_of_vdso(stopped)?;
+            signal_thread(self.host_tgid, self.host_tid, signal)?;
+            return stopped.resume(0);
+        }
+        if let Some(foreign_vdso) = &process.foreign_vdso
+            && !waits
+            && is_fault(signal)
+            && foreign_vdso.in_copy(stopped.registers()?.rip)
+            && code(&stopped.siginfo()?) > 0
+        {
+            // Home has the pages that it reads, and executes the same instruction again.
+            process.needs_home = Some((self.tid, false));
+            self.stopped = Some(stopped);
+            return Ok(());
+        }
+        let mut default_action = [SIG_DFL; 4];
+        let sigaction = process.action(signal).unwrap_or(&mut default_action);
+        let handler = sigaction[0];
+        if let Some(waiting) = self.raised.get_mut(&signal)
+            && let Some(info) = waiting.pop_front()
+        {
+            // This kernel keeps one of each number; the next is raised after the delivery.
+            if !is_queued(signal) && !waiting.is_empty() {
+                signal_thread(self.host_tgid, self.host_tid, signal)?;
+            }
+            match handler {
+                // The program has removed its handler since home sent the signal.
+                SIG_IGN => return self.resume_without_handler(stopped),
+                SIG_DFL if is_nonfatal(signal) => return self.resume_without_handler(stopped),
+                SIG_DFL => {
+                    // If the process goes home to die there, this signal goes with it.
+                    waiting.push_front(info);
+                    process.set_fatal_signal(signal, self.tid);
+                    self.stopped = Some(stopped);
+                    return Ok(());
+                }
+                _ => {}
+            }
+            if sigaction[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
+                sigaction[0] = SIG_DFL;
+            }
+            stopped.set_siginfo(&info)?;
+            self.fix_unreceived_restart(&stopped)?;
+            self.sync.restart_code = None;
+            return match self.mask_after_handler.take() {
+                Some(mask) => self.enter_handler(stopped, signal, mask, process),
+                None => stopped.resume(signal),
+            };
+        }
+        if !is_fault(signal) || code(&stopped.siginfo()?) <= 0 {
+            return stopped.resume(0);
+        }
+        let blocked = stopped.sigmask()? >> (signal - 1) & 1 == 1;
+        if handler == SIG_DFL || handler == SIG_IGN || blocked {
+            // It stays stopped until home, notified by the main loop, has ended its deputy.
+            process.set_fatal_signal(signal, self.tid);
+            self.stopped = Some(stopped);
+            return Ok(());
+        }
+        if sigaction[1] & libc::SA_RESETHAND as u32 as u64 != 0 {
+            sigaction[0] = SIG_DFL;
+        }
+        stopped.resume(signal)
+    }
+
+    /// Resumes without running a handler. If no other signal follows, the interrupted call is
+    /// restarted, until which the program's own mask is in force.
+    fn resume_without_handler(&mut self, stopped: Stopped) -> Result<()> {
+        if !self.has_deliverable(None)
+            && let Some(mask) = self.mask_after_handler.take()
+        {
+            stopped.set_sigmask(mask)?;
+        }
+        stopped.resume(0)
+    }
+
+    /// Starts a handler that has interrupted a call with a signal mask of its own, and makes sure
+    /// that the program's own mask is restored when the handler returns. The mask in the handler's
+    /// frame would be the call's: the call was made elsewhere, so this kernel has seen no other.
+    fn enter_handler(&self, stopped: Stopped, signal: i32, mask: u64, process: &Process) -> Result<()> {
+        // struct rt_sigframe: return address 8, then ucontext: flags 8, link 8, stack 24, registers
+        // 256, mask.
+        const MASK_IN_FRAME: u64 = 8 + 8 + 8 + 24 + 256;
+        let before = stopped.registers()?.rip;
+        stopped.step(signal)?;
+        loop {
+            let stopped = stop::wait_stop(self.host_tid)?;
+            match stopped.stop {
+                Stop::Signal(libc::SIGTRAP) => {
+                    let now = stopped.registers()?;
+                    if now.rip != before {
+                        process.memory.write(now.rsp + MASK_IN_FRAME, &mask.to_le_bytes())?;
+                    }
+                    return stopped.resume(0);
+                }
+                Stop::Interrupt => stopped.step(0)?,
+                stop => {
+                    let what = format!("{stop:?} at the start of a handler");
+                    return Err(Error::Inconsistent { what, pid: self.host_tid });
+                }
+            }
+        }
+    }
+}

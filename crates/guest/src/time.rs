@@ -1,0 +1,5 @@
+//! CPU time and clocks.
+
+pub(crate) mod clocks;
+pub(crate) mod cpu;
+pub(crate) mod cpu_threshold;

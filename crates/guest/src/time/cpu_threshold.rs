@@ -1,0 +1,98 @@
+//! CPU thresholds: home's CPU timers are due when a guest, or a thread of it, has used a given
+//! time.
+//!
+//! An alarm on the guest's own CPU clock wakes the shim, so an idle guest costs nothing. Timers on
+//! a thread's clock cannot be set from outside its process. But a thread uses no more than its
+//! process: the alarm is set for the thread's remaining time, and the thread is checked when it
+//! expires. The same applies to remaining user time, which home requests as if it were all time.
+
+use crate::process::Guest;
+use crate::shim::Shim;
+use std::collections::BTreeMap;
+use tern_ids::HomePid;
+use tern_migrate::CpuTime;
+use tern_migrate::message::Message;
+use tern_tracee::timers::Alarm;
+
+/// The shortest alarm, in nanoseconds of the guest's CPU time; the kernel checks less often.
+const MIN_ALARM_NS: u64 = 1_000_000;
+
+/// The CPU usage at which home wants a report.
+#[derive(Debug, Default)]
+pub(crate) struct CpuThresholds {
+    /// The threshold of the process, in nanoseconds.
+    process: Option<u64>,
+    /// The thresholds of threads.
+    threads: BTreeMap<HomePid, u64>,
+    /// Until it expires no threshold is reached.
+    alarm: Option<Alarm>,
+}
+
+impl Guest {
+    /// Sets the CPU usage of the process, or of a thread, at which home wants a report; or removes
+    /// it.
+    pub(crate) fn set_cpu_threshold(&mut self, thread: Option<HomePid>, at: Option<u64>) {
+        let cpu_thresholds = &mut self.process.cpu_thresholds;
+        match (thread, at) {
+            (None, at) => cpu_thresholds.process = at,
+            (Some(tid), Some(at)) if self.threads.contains_key(&tid) => {
+                let _previous = cpu_thresholds.threads.insert(tid, at);
+            }
+            (Some(tid), _) => drop(cpu_thresholds.threads.remove(&tid)),
+        }
+        // It is set again at the end of this turn.
+        cpu_thresholds.alarm = None;
+    }
+
+    /// Removes the thresholds that were reached and returns the reports; sets the alarm for others.
+    fn take_reached(&mut self) -> Vec<(HomePid, Message)> {
+        let Self { process, threads } = self;
+        let cpu_thresholds = &mut process.cpu_thresholds;
+        if cpu_thresholds.process.is_none() && cpu_thresholds.threads.is_empty() {
+            cpu_thresholds.alarm = None;
+            return Vec::new();
+        }
+        if cpu_thresholds.alarm.as_ref().is_some_and(|alarm| !alarm.has_expired()) {
+            return Vec::new();
+        }
+        let (mut reports, mut least) = (Vec::new(), u64::MAX);
+        let mut is_reached = |used: CpuTime, at: u64| {
+            if used.total() < at {
+                least = least.min(at - used.total());
+            }
+            used.total() >= at
+        };
+        cpu_thresholds.threads.retain(|tid, at| {
+            let Some(used) = threads.get_mut(tid).map(|thread| thread.cpu_meter.used()) else { return false };
+            let reached = is_reached(used, *at);
+            reports.extend(reached.then_some((*tid, Message::ThreadUsage(used))));
+            !reached
+        });
+        if let Some(at) = cpu_thresholds.process {
+            let used = process.cpu_meter.used();
+            if is_reached(used, at) {
+                cpu_thresholds.process = None;
+                reports.push((process.pid, Message::Usage(used, process.demand)));
+            }
+        }
+        if least < u64::MAX {
+            let alarm = cpu_thresholds.alarm.take().map_or_else(|| Alarm::new(process.host_pid), Ok);
+            // A guest that is gone uses nothing. Without an alarm it is checked each turn.
+            let set = alarm.and_then(|alarm| alarm.set(least.max(MIN_ALARM_NS)).map(|()| alarm));
+            cpu_thresholds.alarm =
+                set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
+        }
+        reports
+    }
+}
+
+impl Shim {
+    /// Reports to home which guests have reached a threshold.
+    pub(crate) fn report_cpu_thresholds(&mut self) {
+        let live = self.guests.values_mut().filter(|guest| guest.is_shared_object());
+        let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached).collect();
+        for (tag, used) in reports {
+            self.send_home(tag, &used);
+        }
+    }
+}

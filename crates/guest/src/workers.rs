@@ -1,0 +1,198 @@
+//! Worker threads for operations that may take seconds: TLS handshakes, and requests to the node's
+//! daemon. A peer that never replies blocks only its own worker.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+use tern_control::{Reply, Request, stream};
+use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
+use tern_wire::{Ephemeral, Link, Preamble};
+
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the node's daemon may take, which may ask home's daemon.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit for concurrent workers of a kind. It bounds the threads that incoming connections start.
+const MAX_WORKERS: usize = 16;
+
+/// The result of a worker.
+#[derive(Debug)]
+pub(crate) enum WorkerEvent {
+    /// The incoming connection with this number has completed its handshake.
+    Accepted(u64, Box<Link>),
+    /// The connection to the next node of a departing guest, or why it failed.
+    Connected(HomePid, Epoch, Result<Box<Link>, String>),
+    /// Home's daemon reports that home no longer waits for guests of these epochs.
+    NotAwaited(Vec<(HomePid, Epoch)>),
+}
+
+/// The worker threads of one shim.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    key: Arc<Ephemeral>,
+    accept: Vec<Fingerprint>,
+    events: (Sender<WorkerEvent>, Receiver<WorkerEvent>),
+    waker: Arc<OwnedFd>,
+    connections: u64,
+    handshakes: Arc<AtomicUsize>,
+    questions: Arc<AtomicUsize>,
+}
+
+impl Workers {
+    /// For a shim with this key, which accepts peers with these fingerprints.
+    ///
+    /// # Errors
+    /// If there are too many descriptors.
+    pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let waker = Arc::new(rustix::event::eventfd(0, flags)?);
+        let (handshakes, questions) = Default::default();
+        Ok(Self {
+            key: Arc::new(key),
+            accept,
+            events: channel(),
+            waker,
+            connections: 0,
+            handshakes,
+            questions,
+        })
+    }
+
+    /// Takes the results that are available.
+    pub(crate) fn events(&self) -> Vec<WorkerEvent> {
+        // The eventfd is cleared first, so that no result is missed.
+        let mut count = [0; 8];
+        let _was_not_rung = rustix::io::read(&self.waker, &mut count);
+        self.events.1.try_iter().collect()
+    }
+
+    /// Starts the handshake of an incoming connection.
+    pub(crate) fn accept(&mut self, socket: TcpStream) {
+        let tls = match tern_wire::pinned_server(&self.key, &self.accept) {
+            Ok(tls) => tls,
+            Err(error) => return tracing::error!(%error, "no connection can be accepted"),
+        };
+        self.connections += 1;
+        let connection = self.connections;
+        let started = self.spawn(Some(&self.handshakes), move || {
+            match Link::accept(socket, &tls, Instant::now() + HANDSHAKE_TIMEOUT) {
+                Ok(link) => Some(WorkerEvent::Accepted(connection, Box::new(link))),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was refused");
+                    None
+                }
+            }
+        });
+        if !started {
+            tracing::warn!("a connection was refused: too many handshakes are in progress");
+        }
+    }
+
+    /// Connects to the next node of a departing guest.
+    pub(crate) fn connect(
+        &self,
+        pid: HomePid,
+        epoch: Epoch,
+        address: String,
+        shim: ShimId,
+        peer: Fingerprint,
+    ) {
+        let key = Arc::clone(&self.key);
+        let connect = move || {
+            let link = tern_wire::pinned_client(&key, peer).map_err(|e| e.to_string()).and_then(|tls| {
+                Link::connect(&address, Preamble::Shim(shim), &tls, Instant::now() + HANDSHAKE_TIMEOUT)
+                    .map_err(|e| e.to_string())
+            });
+            Some(WorkerEvent::Connected(pid, epoch, link.map(Box::new)))
+        };
+        if !self.spawn(None, connect) {
+            let none = Err("no thread could be started here; try again".into());
+            let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Connected(pid, epoch, none));
+        }
+    }
+
+    /// Asks home's daemon, through this node's, for which of these epochs home no longer waits. One
+    /// question at a time; an epoch counts as awaited if there is no answer.
+    pub(crate) fn ask_home_daemon(
+        &self,
+        run_dir: PathBuf,
+        node: NodeId,
+        shim: ShimId,
+        epochs: Vec<(HomePid, Epoch)>,
+    ) {
+        if self.questions.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        self.spawn(Some(&self.questions), move || {
+            let over = |&(pid, epoch): &(HomePid, Epoch)| {
+                let answer = request_daemon(&run_dir, &Request::Awaited { node, shim, pid, epoch });
+                matches!(answer, Ok(Reply::Located { alive: Some(false), .. }))
+            };
+            Some(WorkerEvent::NotAwaited(epochs.into_iter().filter(over).collect()))
+        });
+    }
+
+    /// Runs `work` in a thread, unless [`MAX_WORKERS`] of its kind are running.
+    fn spawn(
+        &self,
+        kind: Option<&Arc<AtomicUsize>>,
+        work: impl FnOnce() -> Option<WorkerEvent> + Send + 'static,
+    ) -> bool {
+        let permit = match kind.map(Permit::acquire) {
+            Some(None) => return false,
+            permit => permit.flatten(),
+        };
+        let (events, waker) = (self.events.0.clone(), Arc::clone(&self.waker));
+        let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+            let event = work();
+            drop(permit);
+            if let Some(event) = event {
+                let _loop_is_gone = events.send(event);
+                let _full_is_rung = rustix::io::write(&waker, &1u64.to_ne_bytes());
+            }
+        });
+        thread.is_ok()
+    }
+}
+
+impl AsFd for Workers {
+    /// Readable when results are available.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+}
+
+/// One of [`MAX_WORKERS`] permits.
+struct Permit(Arc<AtomicUsize>);
+
+impl Permit {
+    fn acquire(of: &Arc<AtomicUsize>) -> Option<Self> {
+        // Only the main loop acquires permits, so the check and the increment do not race.
+        if of.load(Ordering::Acquire) >= MAX_WORKERS {
+            return None;
+        }
+        of.fetch_add(1, Ordering::AcqRel);
+        Some(Self(Arc::clone(of)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Sends a request to this node's daemon.
+pub(crate) fn request_daemon(run_dir: &std::path::Path, request: &Request) -> io::Result<Reply> {
+    let mut daemon = UnixStream::connect(run_dir.join("control"))?;
+    daemon.set_read_timeout(Some(DAEMON_TIMEOUT))?;
+    daemon.set_write_timeout(Some(DAEMON_TIMEOUT))?;
+    stream::write(&mut daemon, request)?;
+    stream::read(&mut daemon)
+}

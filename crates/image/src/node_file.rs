@@ -1,0 +1,168 @@
+//! Files of other nodes, as processes have them open or mapped through MFS.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tern_ids::NodeId;
+use tern_tracee::procfs;
+
+/// The file system type that statfs(2) reports for every FUSE file system.
+pub const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
+
+/// The type of MFS mounts in /proc/PID/mountinfo.
+const MFS_FSTYPE: &str = "fuse.mfs";
+
+/// A file of a node, as another node sees it through MFS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFile {
+    /// The node that stores the file.
+    pub node: NodeId,
+    /// The path there, without symbolic links.
+    pub path: Vec<u8>,
+    /// Its inode number in MFS.
+    pub number: u64,
+    /// Credentials of the process that has it open: user, group, supplementary groups.
+    pub credentials: (u32, u32, Vec<u32>),
+}
+
+/// The MFS mounts that a process sees, cached until its mount table changes: finding them is slow
+/// (statfs asks the other node, and the table is long), and programs open many files of one tree.
+/// While the mount table is open, its mounts stay alive, even if the process changes to another
+/// mount namespace; so no other file system gets a tree's device number.
+#[derive(Debug, Default)]
+pub struct MfsMounts {
+    table: Option<File>,
+    mounts: BTreeMap<u64, Tree>,
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    /// Its mount points.
+    at: Vec<PathBuf>,
+    /// Whether the tree lets guests open its files directly (`mount.mfs -o dfsa=1`), once it has
+    /// been asked.
+    allows_direct: Option<bool>,
+}
+
+impl MfsMounts {
+    /// Whether a device is a tree that is already cached.
+    pub fn is_cached(&mut self, device: u64) -> bool {
+        if self.table.as_ref().is_some_and(mounts_changed) {
+            *self = Self::default();
+        }
+        self.mounts.contains_key(&device)
+    }
+
+    /// Whether a device is a tree. Reads the mount table of the process if it is not cached.
+    pub fn find(&mut self, pid: i32, device: u64) -> bool {
+        if self.is_cached(device) {
+            return true;
+        }
+        // The process may have other mounts now.
+        *self = Self::default();
+        let Ok(mut table) = File::open(format!("/proc/{pid}/mountinfo")) else { return false };
+        let mut text = String::new();
+        if table.rewind().and_then(|()| table.read_to_string(&mut text)).is_err() {
+            return false;
+        }
+        for (device, at) in text.lines().filter_map(parse_mfs_mount) {
+            self.mounts.entry(device).or_default().at.push(at);
+        }
+        self.table = Some(table);
+        self.mounts.contains_key(&device)
+    }
+
+    /// The place of a file in a cached tree, given a link under /proc that leads to it, and its
+    /// path. `None` if the tree does not let guests open it, or if the path does not tell where it
+    /// is: the file may have been removed, or the process may have another root directory.
+    pub fn locate(
+        &mut self,
+        pid: i32,
+        (link, path): (&Path, &Path),
+        (device, number): (u64, u64),
+    ) -> Option<NodeFile> {
+        let tree = self.mounts.get_mut(&device)?;
+        // The tree answers this itself, and always the same way.
+        let ask = || {
+            let mut reply = [0; 1];
+            rustix::fs::getxattr(link, "system.mfs_dfsa", &mut reply) == Ok(1) && reply == *b"1"
+        };
+        if !*tree.allows_direct.get_or_insert_with(ask) {
+            return None;
+        }
+        let (node, path) = tree.at.iter().find_map(|at| split_node(at, path))?;
+        let status = procfs::status(pid).ok()?;
+        let credentials = (status.uid[3], status.gid[3], status.groups);
+        Some(NodeFile { node, path, number, credentials })
+    }
+
+    /// The place of a file that the process has open.
+    pub fn locate_fd(&mut self, pid: i32, fd: i32, id: (u64, u64)) -> Option<NodeFile> {
+        let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+        let path = std::fs::read_link(&link).ok()?;
+        self.locate(pid, (&link, &path), id)
+    }
+}
+
+/// Whether the mount table has changed since it was read or last polled; poll(2) reports it.
+pub fn mounts_changed(table: &File) -> bool {
+    let mut fds = [PollFd::new(table, PollFlags::PRI)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).map_or(true, |changed| changed > 0)
+}
+
+/// The device and mount point of a tree, if this is a line for one.
+fn parse_mfs_mount(line: &str) -> Option<(u64, PathBuf)> {
+    let (mount, fstype) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(2);
+    let (device, root, at) = (fields.next()?, fields.next()?, fields.next()?);
+    // A bind mount of a part of the tree has another root. Names with blanks are escaped.
+    if root != "/" || at.contains('\\') || fstype.split(' ').next() != Some(MFS_FSTYPE) {
+        return None;
+    }
+    let (major, minor) = device.split_once(':')?;
+    Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), at.into()))
+}
+
+/// The node, and the path on it, of a path below the mount point `at`.
+fn split_node(at: &Path, path: &Path) -> Option<(NodeId, Vec<u8>)> {
+    let below = path.strip_prefix(at).ok()?;
+    let node = below.components().next()?.as_os_str();
+    let rest = below.strip_prefix(node).ok()?.as_os_str().as_bytes().to_vec();
+    Some((NodeId(node.to_str()?.parse().ok()?), rest)).filter(|(_, rest)| !rest.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_in_tree_splits_into_node_and_path() {
+        let line = "90 24 0:50 / /mfs rw,nosuid shared:1 - fuse.mfs mymfs rw";
+        let (device, at) = parse_mfs_mount(line).unwrap();
+        assert_eq!((device, at.as_path()), (rustix::fs::makedev(0, 50), Path::new("/mfs")));
+        let found = |path: &str| split_node(&at, Path::new(path));
+        assert_eq!(found("/mfs/2/root/a b"), Some((NodeId(2), b"root/a b".to_vec())));
+        assert_eq!(found("/mfs/2"), None);
+        assert_eq!(found("/home/2/x"), None);
+        for other in ["90 24 0:50 /2 /mfs rw - fuse.mfs m rw", "90 24 0:50 / /mfs rw - fuse.sshfs m rw", "90"]
+        {
+            assert_eq!(parse_mfs_mount(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn root_file_system_is_not_an_mfs_tree() {
+        let mut trees = MfsMounts::default();
+        let device = rustix::fs::stat("/").unwrap().st_dev;
+        assert!(!trees.find(std::process::id().cast_signed(), device));
+        assert!(
+            trees.table.as_ref().is_some_and(|table| !mounts_changed(table)),
+            "nothing was mounted meanwhile"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! The callback channel: the connection on which a node recalls leases.
+
+use super::{CALLBACK, PROBE_INTERVAL, Peer};
+use crate::client::cache::invalidator::Invalidator;
+use crate::client::fuse::inode::InodeTable;
+use crate::message::{Lease, REQUEST_FRAME, Reply, Request};
+use crate::packing;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+use tern_wire::Link;
+
+/// Pause before the callback channel is reconnected.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
+
+impl Peer {
+    /// Connects the callback channel.
+    fn connect_callback(&self) -> Option<Link> {
+        Some(self.connect(CALLBACK, 0, Instant::now() + PROBE_INTERVAL).ok()?.0)
+    }
+
+    /// Sends a request on the callback channel, and waits for the reply and its recall count.
+    fn exchange_callback(&self, link: &mut Link, number: u64, request: &Request) -> Option<(u64, Reply)> {
+        let head = tern_wire::encode(request).ok()?;
+        link.send(REQUEST_FRAME, number, &[&head], Instant::now() + PROBE_INTERVAL).ok()?;
+        let frame = packing::unpack(link.recv(Instant::now() + PROBE_INTERVAL).ok()?)?;
+        (frame.tag == number).then_some(())?;
+        tern_wire::decode(&frame.payload).ok()
+    }
+
+    /// Sends pending releases, and reconnects the connections whose last request was abandoned.
+    fn send_pending(&self, link: &mut Link, number: u64) -> Option<()> {
+        loop {
+            let batch = self.pending_releases.take();
+            if batch.is_empty() {
+                break;
+            }
+            if self.exchange_callback(link, number, &Request::Release(batch.piggyback.clone())).is_none() {
+                self.pending_releases.put_back(batch);
+                return None;
+            }
+        }
+        loop {
+            let mut state = self.state();
+            let Some(at) = state.idle.iter().position(|connection| connection.is_abandon_pending) else {
+                return Some(());
+            };
+            let mut connection = state.idle.swap_remove(at);
+            drop(state);
+            connection.link = self
+                .connect(connection.number, connection.last_abandoned, Instant::now() + PROBE_INTERVAL)
+                .ok();
+            let is_connected = connection.link.is_some();
+            connection.is_abandon_pending = !is_connected;
+            self.return_connection(connection);
+            is_connected.then_some(())?;
+        }
+    }
+}
+
+/// Receives recalls from a node for as long as the tree is mounted.
+///
+/// Sends to `tried` after each attempt to connect.
+pub(crate) fn run_callback_channel(
+    peer: &Peer,
+    inodes: &InodeTable,
+    invalidator: &Invalidator,
+    tried: &Sender<()>,
+) -> ! {
+    loop {
+        let link = peer.connect_callback();
+        let _ignored = tried.send(());
+        let _broken = link.and_then(|link| receive_recalls(link, peer, inodes, invalidator));
+        if peer.uses_renewable_leases() {
+            peer.invalidate_renewable();
+        }
+        std::thread::sleep(RECONNECT_INTERVAL);
+    }
+}
+
+fn receive_recalls(
+    mut link: Link,
+    peer: &Peer,
+    inodes: &InodeTable,
+    invalidator: &Invalidator,
+) -> Option<()> {
+    let mut acknowledged: Vec<Lease> = Vec::new();
+    for number in 1.. {
+        peer.send_pending(&mut link, number)?;
+        let request = Request::WaitForRecalls { returned: std::mem::take(&mut acknowledged) };
+        let (recalls, Reply::Recalled(leases)) = peer.exchange_callback(&mut link, number, &request)? else {
+            return None;
+        };
+        // The reply that the previous callback channel received last may have been lost with it,
+        // and the server counts it as received. So whatever was cached since is invalidated. The
+        // server's thread for the old channel has ended by now, so nothing else can be lost. The
+        // kernel's dentries expire soon; invalidating them here would unmount what is mounted below
+        // them (in a container that is being set up).
+        if number == 1 {
+            peer.renewal.invalidate();
+        }
+        if !leases.is_empty() {
+            // Only under renewable leases is it recorded which dentries the kernel has.
+            let mut may_kernel_have_dentries = !peer.uses_renewable_leases();
+            let renewable = if peer.uses_renewable_leases() { &leases[..] } else { &[] };
+            peer.count_recall(|| {
+                for inode in renewable.iter().flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
+                    inode.renewable.recall();
+                    may_kernel_have_dentries |= inode.renewable.may_kernel_have_dentries();
+                }
+            });
+            // It is not known which files are directories, nor which dentries the kernel has of
+            // these.
+            if may_kernel_have_dentries {
+                invalidator.invalidate_dentries_for_recall();
+            }
+            // After this the kernel ignores replies in flight. A request in flight may still rely
+            // on the old attributes: its caller cannot have learned of the change, since a reply
+            // that follows it waits until this recall is processed.
+            let late = renewable.iter().filter(|lease| lease.is_after_change);
+            for inode in late.flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
+                if inode.clear_kernel_version() {
+                    inode.pages.note_attribute_invalidation();
+                    invalidator.invalidate_attributes(inode.number);
+                }
+            }
+        }
+        // Before pages are invalidated, which waits for reads in progress; and those may wait for
+        // this.
+        peer.renewal.set_processed_recalls(recalls);
+        for lease in &leases {
+            for inode in inodes.of_file(peer.node(), &lease.file) {
+                inode.pages.set_unknown();
+                // After a late recall a request for the changed file may be in flight. An
+                // invalidation would make the kernel ignore its reply, and use the old attributes.
+                // So, except under renewable leases (above), the kernel revalidates by itself: soon
+                // if the file is open, otherwise when its name is looked up.
+                if !lease.is_after_change {
+                    invalidator.invalidate_inode(inode.number);
+                    inode.note_local_change();
+                }
+            }
+        }
+        acknowledged = leases;
+    }
+    None
+}

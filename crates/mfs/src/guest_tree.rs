@@ -1,0 +1,74 @@
+//! The tree from which guests on this node map large files of their home: page by page as they are
+//! touched, cached by this node's kernel, instead of being transferred whole first
+//! (docs/design/delegation.md).
+//!
+//! There is one process for each home, so that an unresponsive home delays only its own guests.
+//! ternd starts the process when the first shim asks for it. The process outlives ternd, and exits
+//! when no shim has used it for a while. The tree is not mounted anywhere: only a process that
+//! receives its root directory over the control socket can access it.
+
+use crate::client::{self, Options};
+use crate::message::Purpose;
+use anyhow::{Context, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use tern_control::control_socket::{self, ControlSocket, not_held};
+use tern_control::shim::{ShimRequest, remote_map_socket};
+use tern_ids::NodeId;
+use tern_node::Config;
+
+/// Seconds after the guest's shim has timed out waiting for its home, which ends the guest. Until
+/// then page faults wait.
+const PAGE_WAIT_MARGIN: u64 = 10;
+
+/// How long an unused tree is kept.
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Creates the tree for guests of this home, calls `ready`, and serves the tree.
+///
+/// # Errors
+/// If the tree cannot be created (this needs root), or when the kernel has ended the session.
+pub fn run(config: &Config, home: NodeId, ready: impl FnOnce()) -> Result<()> {
+    // A guest waits for its home while that is unreachable, and its page faults must wait as long.
+    let timeout = Duration::from_secs(u64::from(config.give_up_after) + PAGE_WAIT_MARGIN);
+    let source = format!("home{home}");
+    let options = Options { source, read_only: true, dfsa: false, timeout, purpose: Purpose::Guests };
+    let (session, root) = client::mount_detached(config, &options)?;
+    let door = remote_map_socket(&config.run_dir, home);
+    let _stale = std::fs::remove_file(&door);
+    let door = ControlSocket::bind(door).context("cannot listen")?;
+    std::thread::Builder::new()
+        .name("door".into())
+        .spawn(move || serve_root(&root, door))
+        .context("cannot start a thread")?;
+    ready();
+    session.serve()
+}
+
+/// Passes the root directory to each shim that asks, and exits when the tree was unused for
+/// [`UNUSED_TIMEOUT`].
+fn serve_root(root: &OwnedFd, door: ControlSocket) {
+    let (mut shims, mut last_used): (Vec<UnixStream>, _) = (Vec::new(), Instant::now());
+    while last_used.elapsed() < UNUSED_TIMEOUT {
+        if let Err(error) = door.wait(&[], UNUSED_TIMEOUT / 10) {
+            tracing::error!(%error, "the control socket has failed; no shim can get the tree any more");
+            return;
+        }
+        while let Some(caller) = door.accept() {
+            match caller.request() {
+                // `give` fails if the shim has exited; it needs the tree no more.
+                ShimRequest::MapRoot => shims.extend(caller.reply_with_fd(root.as_fd())),
+                _ => caller.reply(&not_held()),
+            }
+        }
+        // A shim keeps its end of the socket open as long as it has guests.
+        shims.retain(|shim| !control_socket::is_closed(shim));
+        if !shims.is_empty() {
+            last_used = Instant::now();
+        }
+    }
+    // With the socket gone, the next shim has ternd start another process.
+    drop(door);
+    std::process::exit(0);
+}

@@ -1,0 +1,166 @@
+//! Admission of machines that join. The founding node does this because it has the authority.
+
+use crate::cluster::users::UserList;
+use crate::node::Node;
+use crate::peer::client;
+use crate::peer::message::{
+    Challenge, JoinReply, JoinRequest, PROTOCOL, PeerError, check_protocol, receive, send,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::NodeId;
+use tern_wire::{Link, NodeKey};
+
+/// Timeout of the whole exchange.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Serves a machine that has connected in order to join.
+///
+/// # Errors
+/// If a message is malformed or does not arrive in time. A refusal is not an error.
+pub(crate) fn serve_join(node: &Arc<Node>, link: &mut Link) -> Result<(), PeerError> {
+    let deadline = Instant::now() + JOIN_TIMEOUT;
+    let challenge = Challenge { protocol: PROTOCOL, nonce: rand::random() };
+    send(link, &challenge, deadline)?;
+    let request: JoinRequest = receive(link, deadline)?;
+    check_protocol(request.protocol)?;
+    let reply = match admit(node, &challenge, &request) {
+        Ok(reply) => reply,
+        Err(refusal) => {
+            tracing::warn!(address = request.address, %refusal, "a machine was not admitted");
+            JoinReply::Refused(refusal)
+        }
+    };
+    send(link, &reply, deadline)?;
+    if let JoinReply::Admitted { node: new, .. } = reply {
+        tracing::info!(%new, address = request.address, "a new node");
+        client::send_map(node, node.other_nodes().into_iter().filter(|other| *other != new).collect());
+    }
+    Ok(())
+}
+
+fn admit(node: &Arc<Node>, challenge: &Challenge, request: &JoinRequest) -> Result<JoinReply, Refusal> {
+    let authority = node.authority.as_ref().ok_or_else(|| internal("this node does not admit machines"))?;
+    let token = |problem| match problem {
+        Ok(refused) => Refusal::new(RefusalKind::NotAllowed, format!("{refused}"))
+            .hint(format!("tern token, on node {}", node.me())),
+        Err(e) => internal(format!("the tokens cannot be read: {e}")),
+    };
+    // Checked first, so that only the owner of a token learns anything about this cluster.
+    node.tokens.check(&request.secret).map_err(token)?;
+    if !NodeKey::has_signed(&request.public_key, &challenge.signed_bytes(&request.secret), &request.signature)
+    {
+        return Err(Refusal::new(RefusalKind::BadRequest, "the challenge is not signed with the new key"));
+    }
+    let mut admitted = None;
+    let map = node.change_map(|map| {
+        let (id, map) = assign_number(map, request)?;
+        let certificate = authority.issue(id, &request.public_key).map_err(internal)?;
+        // Used up only now: earlier failures leave the token valid.
+        node.tokens.use_once(&request.secret).map_err(token)?;
+        admitted = Some((id, certificate));
+        Ok(map)
+    })?;
+    let (id, certificate) = admitted.ok_or_else(|| internal("no machine was admitted"))?;
+    Ok(JoinReply::Admitted {
+        node: id,
+        certificate: certificate.to_vec(),
+        authority: authority.certificate().to_vec(),
+        map: map.text().into(),
+        warnings: UserList::of_this_node().differences_from(&request.users),
+    })
+}
+
+/// The number that the machine gets, and the map that includes it.
+fn assign_number(
+    map: &crate::cluster::map::Map,
+    request: &JoinRequest,
+) -> Result<(NodeId, crate::cluster::map::Map), Refusal> {
+    let bad = |message: String| Refusal::new(RefusalKind::BadRequest, message);
+    // A machine that joins again, perhaps after a new installation, keeps its number.
+    if let Some(known) = map.find(&request.address)
+        && request.node.is_none_or(|wanted| wanted == known)
+    {
+        return Ok((known, map.clone()));
+    }
+    if let Some(known) = map.find(&request.address) {
+        let message = format!("{} is node {known} already", request.address);
+        return Err(bad(message).hint(format!("--node {known}, to be that node")));
+    }
+    let free = map.lowest_free_number().ok_or_else(|| bad("the cluster has no free number".into()))?;
+    let id = request.node.unwrap_or(free);
+    if id.0 == 0 {
+        return Err(bad("nodes are 1 to 65535".into()));
+    }
+    if map.contains(id) {
+        let message = format!("there is a node {id} already, at another address");
+        return Err(bad(message).hint(format!("--node {free}, which is free")));
+    }
+    // A name that another node has, or that is invalid, is left out.
+    let named = request.name.as_deref().and_then(|name| map.with_node(id, &request.address, Some(name)).ok());
+    let map = match named {
+        Some(map) => map,
+        None => map.with_node(id, &request.address, None).map_err(|e| {
+            // The line number means nothing to the applicant.
+            let message = e.to_string();
+            bad(format!(
+                "{}: {}",
+                request.address,
+                message.split_once(": ").map_or(&*message, |(_, rest)| rest)
+            ))
+        })?,
+    };
+    Ok((id, map))
+}
+
+fn internal(message: impl ToString) -> Refusal {
+    Refusal::new(RefusalKind::Internal, message.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::map::Map;
+
+    fn request(address: &str, node: Option<u16>, name: &str) -> JoinRequest {
+        JoinRequest {
+            protocol: PROTOCOL,
+            secret: [0; 16],
+            public_key: Vec::new(),
+            signature: Vec::new(),
+            node: node.map(NodeId),
+            address: address.into(),
+            name: Some(name.into()),
+            users: UserList::default(),
+        }
+    }
+
+    #[test]
+    fn new_node_gets_requested_or_lowest_free_number() {
+        let map = Map::parse("1 10.0.0.1 1\n2 10.0.0.2 1\n2 beta ALIAS\n").unwrap();
+        let (id, new) = assign_number(&map, &request("10.0.0.3:7101", None, "gamma")).unwrap();
+        assert_eq!((id, new.find("gamma"), new.version()), (NodeId(3), Some(NodeId(3)), 1));
+        let (id, _) = assign_number(&map, &request("10.0.0.3:7101", Some(9), "gamma")).unwrap();
+        assert_eq!(id, NodeId(9));
+        let (id, new) = assign_number(&map, &request("10.0.0.3:7101", None, "beta")).unwrap();
+        assert_eq!((id, new.find("beta")), (NodeId(3), Some(NodeId(2))), "a taken name is left out");
+    }
+
+    #[test]
+    fn returning_node_keeps_its_number_and_taken_numbers_are_refused() {
+        let map = Map::parse("1 10.0.0.1 1\n2 10.0.0.2 1\n").unwrap();
+        for wanted in [None, Some(2)] {
+            let (id, new) = assign_number(&map, &request("10.0.0.2:7101", wanted, "x")).unwrap();
+            assert_eq!((id, new), (NodeId(2), map.clone()));
+        }
+        let refusal = assign_number(&map, &request("10.0.0.3:7101", Some(2), "x")).unwrap_err();
+        assert!(refusal.message.contains("node 2 already") && refusal.hint.unwrap().contains("--node 3"));
+        let refusal = assign_number(&map, &request("10.0.0.2:7101", Some(5), "x")).unwrap_err();
+        assert_eq!(refusal.message, "10.0.0.2:7101 is node 2 already");
+        for address in ["", "a b", "a\n9 b 1", "a:0", "1.2.3"] {
+            assert!(assign_number(&map, &request(address, None, "x")).is_err(), "{address:?}");
+        }
+        assert!(assign_number(&map, &request("a", Some(0), "x")).is_err());
+    }
+}

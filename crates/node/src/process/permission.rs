@@ -1,0 +1,149 @@
+//! Permissions: a user may move a process that the user could ptrace, and only root or the owner of
+//! the node may change the node.
+//!
+//! The kernel decides whether a user could ptrace a process: a short-lived child of ternd takes the
+//! identity of the user and tries to open `/proc/PID/environ`, which needs the right to read
+//! another process (`PTRACE_MODE_READ`). Yama, which restricts attaching further, is not consulted.
+
+use crate::config::Config;
+use crate::process::procfs;
+use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tern_control::{Refusal, RefusalKind};
+
+/// The sender of a request, from the credentials of its socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// In the pid namespace of this daemon; 0 if the process is in a namespace that is not visible
+    /// here.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Caller {
+    pub(crate) fn is_root(self) -> bool {
+        self.uid == 0
+    }
+
+    /// Whether the caller is root or the user that runs this node.
+    pub(crate) fn owns_node(self) -> bool {
+        self.is_root() || self.uid == geteuid().as_raw()
+    }
+
+    /// The user for whom this caller makes a request. Only root may do this. Root could do all of
+    /// it directly, so no user gains rights, whatever identity root names. If root's process
+    /// instead became the user to make the request, the user could signal and trace that process
+    /// for as long.
+    ///
+    /// The result has no pid, so requests about the calling process are refused.
+    pub(crate) fn on_behalf_of(self, uid: u32, gid: u32) -> Result<Self, Refusal> {
+        if !self.is_root() {
+            return Err(Refusal::new(RefusalKind::NotAllowed, "only root may make requests for other users"));
+        }
+        Ok(Self { pid: 0, uid, gid })
+    }
+
+    /// Checks that the caller owns the node.
+    pub(crate) fn check_owns_node(self, what: &str) -> Result<(), Refusal> {
+        if self.owns_node() {
+            return Ok(());
+        }
+        Err(Refusal::new(RefusalKind::NotAllowed, format!("only root may {what}")))
+    }
+}
+
+/// Exit codes of the child that checks access.
+const ALLOWED: u8 = 0;
+const DENIED: u8 = 1;
+const GONE: u8 = 2;
+const FAILED: u8 = 3;
+
+/// Whether a process is this daemon, a shim, or a file server of ours.
+pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
+    let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
+    let program = file(Path::new(&format!("/proc/{pid}/exe")));
+    let ours = [&config.shim, &config.mfs, &config.admin];
+    pid.cast_unsigned() == std::process::id()
+        || program.is_some() && ours.into_iter().any(|known| program == file(known))
+}
+
+/// Checks that this caller may move this process.
+pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Result<(), Refusal> {
+    let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
+    let (_, effective) = Some(pid).filter(|pid| *pid > 0).and_then(procfs::uids).ok_or_else(gone)?;
+    if is_part_of_tern(config, pid) {
+        let what = format!("ternd: process {pid} is part of Tern, which is never moved");
+        return Err(Refusal::new(RefusalKind::CannotMove, what));
+    }
+    if caller.is_root() {
+        return Ok(());
+    }
+    let denied = |why: &str| Refusal::new(RefusalKind::NotAllowed, format!("process {pid} {why}"));
+    if effective == 0 && !config.move_root {
+        return Err(denied("is root's, and only root may move it"));
+    }
+    if !geteuid().is_root() && caller.uid != geteuid().as_raw() {
+        return Err(denied("cannot be moved by you: this node's ternd runs for another user"));
+    }
+    let [pid_word, uid, gid] = [pid.to_string(), caller.uid.to_string(), caller.gid.to_string()];
+    let status = Command::new(&config.ternd)
+        .args(["--check-access", &pid_word, &uid, &gid])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status();
+    let code = status.as_ref().ok().and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok());
+    match code {
+        Some(ALLOWED) => Ok(()),
+        Some(DENIED) => Err(denied("is not yours to move")),
+        Some(GONE) => Err(gone()),
+        _ => {
+            tracing::error!(?status, "the check of a caller's rights failed");
+            Err(Refusal::new(RefusalKind::Internal, "the check of your rights failed; ternd's log says why"))
+        }
+    }
+}
+
+/// Runs in the child: takes the identity of the user for good and tries. Returns the exit code.
+pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
+    if (geteuid().as_raw(), getegid().as_raw()) != (uid, gid)
+        && let Err(error) = become_user(Uid::from_raw(uid), Gid::from_raw(gid))
+    {
+        tracing::error!(%error, uid, gid, "cannot become that user");
+        return FAILED;
+    }
+    let code = |environ: &Path| match File::open(environ) {
+        Ok(_) => ALLOWED,
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => GONE,
+        Err(_) => DENIED,
+    };
+    let look = || {
+        let first = code(Path::new(&format!("/proc/{pid}/environ")));
+        if first != GONE {
+            return first;
+        }
+        // After its first thread has ended, a process with other threads shows no environ itself,
+        // but each thread does.
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let codes: Vec<u8> = threads.map(|thread| code(&thread.path().join("environ"))).collect();
+        [DENIED, ALLOWED].into_iter().find(|found| codes.contains(found)).unwrap_or(GONE)
+    };
+    // A thread that calls exec takes over the pid of the first thread; the second attempt finds it
+    // there.
+    Some(look()).filter(|found| *found != GONE).unwrap_or_else(look)
+}
+
+/// The identity of the calling thread is that of the process, which has one thread only. The
+/// supplementary groups do not matter to ptrace, so they are dropped.
+fn become_user(uid: Uid, gid: Gid) -> rustix::io::Result<()> {
+    if geteuid().is_root() {
+        set_thread_groups(&[])?;
+    }
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)
+}

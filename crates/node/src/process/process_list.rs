@@ -1,0 +1,81 @@
+//! The processes that a node shows: those in its shims, and those that were started with mosrun.
+
+use crate::node::Node;
+use crate::peer::client;
+use crate::peer::message::{PeerReply, PeerRequest};
+use crate::process::registry::Registry;
+use crate::shim;
+use std::time::Duration;
+use tern_control::{ProcessRow, Refusal, RefusalKind, ShimReply, ShimRequest};
+use tern_ids::NodeId;
+
+/// Maximum number of rows in a reply to another node, and maximum number of characters of each
+/// command line, reason and state. Together they fit in a frame.
+const MAX_ROWS: usize = 2048;
+const MAX_CHARS: usize = 128;
+
+/// Timeout of a request for the list of another node.
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The processes in the shims: own processes that are away or migrating, and guests.
+pub(crate) fn from_shims(node: &Node) -> Vec<ProcessRow> {
+    let replies = shim::request_all(&node.config.run_dir, &ShimRequest::Processes).into_iter();
+    let rows = |(_, reply)| if let ShimReply::Processes(rows) = reply { rows } else { Vec::new() };
+    replies.flat_map(rows).collect()
+}
+
+/// All processes that `mps` shows.
+pub(crate) fn all(node: &Node) -> Vec<ProcessRow> {
+    let mut rows = from_shims(node);
+    let living = node.registry.living();
+    let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
+    for row in rows.iter_mut().filter(|row| row.from.is_none()) {
+        // A deputy is the process itself, with its pid and its ancestors.
+        row.started = living.iter().find(|one| one.pid == row.pid.0).map(|one| one.registration.started_as());
+    }
+    let mut at_home = Registry::rows(&living, &own, node.me());
+    for row in at_home.iter_mut().filter(|row| row.reason.is_empty()) {
+        row.reason = node.balancing.refusal(row.pid).unwrap_or_default();
+    }
+    rows.extend(at_home);
+    rows.sort_by_key(|row| (row.from, row.pid));
+    rows
+}
+
+/// All processes of another node that `mps` shows.
+pub(crate) fn of_node(node: &Node, on: NodeId) -> Result<Vec<ProcessRow>, Refusal> {
+    if on == node.me() {
+        return Ok(all(node));
+    }
+    match client::call_pooled(node, on, &PeerRequest::Processes, LIST_TIMEOUT)? {
+        PeerReply::Processes(rows) => Ok(rows),
+        _ => Err(Refusal::new(RefusalKind::Internal, format!("node {on} sent an unexpected reply"))),
+    }
+}
+
+/// All processes, with as many rows and characters as fit in one message.
+pub(crate) fn for_peer(node: &Node) -> Vec<ProcessRow> {
+    let mut rows = all(node);
+    rows.truncate(MAX_ROWS);
+    for row in &mut rows {
+        for text in [&mut row.command, &mut row.reason, &mut row.state] {
+            let end = text.char_indices().nth(MAX_CHARS).map_or(text.len(), |(at, _)| at);
+            text.truncate(end);
+        }
+    }
+    rows
+}
+
+/// Whether this row is of a process of this node that runs on another one.
+pub(crate) fn is_away(node: &Node, row: &ProcessRow) -> bool {
+    row.from.is_none() && row.r#where.is_some_and(|place| place != node.me())
+}
+
+/// Number of processes of this node that are away, and number of guests here.
+pub(crate) fn counts(node: &Node) -> (u32, u32) {
+    let rows = from_shims(node);
+    let count = |wanted: &dyn Fn(&ProcessRow) -> bool| {
+        u32::try_from(rows.iter().filter(|row| wanted(row)).count()).unwrap_or(u32::MAX)
+    };
+    (count(&|row| is_away(node, row)), count(&|row| row.from.is_some()))
+}

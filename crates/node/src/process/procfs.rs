@@ -1,0 +1,75 @@
+//! Fields of `/proc` about a process of this node.
+
+use std::fs;
+
+/// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
+const TICKS_PER_S: f64 = 100.0;
+
+/// A process at the time of the call.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ProcStat {
+    pub(crate) parent: i32,
+    /// Start time in clock ticks since boot; together with the pid it identifies one process.
+    pub(crate) start: u64,
+    pub(crate) cpu_seconds: f64,
+    pub(crate) zombie: bool,
+}
+
+/// Reads `/proc/PID/stat`; `None` if there is no such process.
+pub(crate) fn read_stat(pid: i32) -> Option<ProcStat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse_stat(stat: &str) -> Option<ProcStat> {
+    // The name, in parentheses, may contain any character, parentheses included.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<_> = rest.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some(ProcStat {
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        cpu_seconds: (number(11)? + number(12)?) as f64 / TICKS_PER_S,
+        start: number(19)?,
+    })
+}
+
+/// Real and effective user.
+pub(crate) fn uids(pid: i32) -> Option<(u32, u32)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// The command line, or the name if the command line is empty.
+pub(crate) fn command_line(pid: i32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    if !line.trim().is_empty() {
+        return line.trim().chars().take(4096).collect();
+    }
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_this_process_is_read() {
+        let pid = std::process::id() as i32;
+        let own = read_stat(pid).unwrap();
+        assert_eq!(own.parent, std::os::unix::process::parent_id() as i32);
+        assert!(own.start > 0 && !own.zombie);
+        assert_eq!(uids(pid).unwrap().1, rustix::process::geteuid().as_raw());
+        assert!(command_line(pid).contains("tern_node"));
+        assert_eq!(read_stat(0), None);
+    }
+
+    #[test]
+    fn parentheses_in_the_name_are_skipped() {
+        let rest = "S 7 1 1 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 1 0 4711 1 1";
+        let read = parse_stat(&format!("12 (a) R 99 (b) {rest}")).unwrap();
+        assert_eq!((read.parent, read.start, read.cpu_seconds), (7, 4711, 2.0));
+        assert_eq!(parse_stat("12 (a"), None);
+    }
+}

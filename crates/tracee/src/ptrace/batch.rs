@@ -1,0 +1,246 @@
+//! Batched injection: several stopped threads make several calls each, all at once and with one
+//! stop per thread. A single injected call takes two stops ([`crate::inject`]), and in a process
+//! with many threads the stops take most of the time.
+//!
+//! Each thread gets a list of calls in the process's memory, and runs code that makes them one
+//! after the other, stores each result over the call's number, sets a flag after the list, and
+//! sleeps on a futex until the tracer interrupts it. It then stops where the kernel checks for
+//! signals, from where it can be resumed with any registers, also into the restart of a call. The
+//! tracer waits for the flag only, for a limited time.
+
+use crate::error::{Error, Result};
+use crate::inject::Injection;
+use crate::memory::Memory;
+use crate::stop::{self, Stop, WaitEvent};
+use std::time::{Duration, Instant};
+
+/// Memory for batches in a process.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchArea {
+    /// Address of the code, in executable memory.
+    pub code: u64,
+    /// Start of the writable part.
+    pub start: u64,
+    /// End of the writable part.
+    pub end: u64,
+}
+
+/// The calls of one thread.
+#[derive(Debug, Clone, Default)]
+pub struct InjectBatch {
+    /// The calls, [`MAX_BATCH_CALLS`] at most.
+    pub calls: Vec<(i64, [u64; 6])>,
+    /// Data of the thread that the calls point to, and may write.
+    pub data: [u64; DATA_WORDS],
+}
+
+/// The results of one thread.
+#[derive(Debug, Clone)]
+pub struct BatchResult {
+    /// The result of each call, errors as negative numbers.
+    pub calls: Vec<i64>,
+    /// The thread's data after the calls.
+    pub data: [u64; DATA_WORDS],
+}
+
+/// Maximum number of calls per thread.
+pub const MAX_BATCH_CALLS: usize = 4;
+/// Words of data per thread.
+pub const DATA_WORDS: usize = 6;
+
+/// Words per entry of a list: the call's number, which its result replaces, and six arguments.
+const ENTRY_WORDS: usize = 7;
+/// Ends a list: takes the place of a number, and is followed by a word that is set to 1 when all
+/// calls are made.
+const END_MARK: u64 = u64::MAX;
+/// Words of a list with its data.
+const SLOT_WORDS: usize = MAX_BATCH_CALLS * ENTRY_WORDS + 2 + DATA_WORDS;
+const SLOT_BYTES: u64 = SLOT_WORDS as u64 * 8;
+/// Maximum time for all calls of a batch.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval between checks of the flags.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+std::arch::global_asm!(
+    ".pushsection .rodata",
+    ".globl tern_batch_begin, tern_batch_end",
+    // rbx: position in the list
+    "tern_batch_begin:",
+    "2: mov rax, [rbx]",
+    "cmp rax, -1",
+    "je 3f",
+    "mov rdi, [rbx + 8]",
+    "mov rsi, [rbx + 16]",
+    "mov rdx, [rbx + 24]",
+    "mov r10, [rbx + 32]",
+    "mov r8, [rbx + 40]",
+    "mov r9, [rbx + 48]",
+    "syscall",
+    "mov [rbx], rax",
+    "add rbx, 56",
+    "jmp 2b",
+    "3: add rbx, 8",
+    "mov dword ptr [rbx], 1",
+    // futex(done, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 1, no time limit)
+    "4: mov rdi, rbx",
+    "mov esi, 128",
+    "mov edx, 1",
+    "xor r10d, r10d",
+    "mov eax, 202",
+    "syscall",
+    "jmp 4b",
+    "tern_batch_end:",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static tern_batch_begin: u8;
+    static tern_batch_end: u8;
+}
+
+fn code() -> &'static [u8] {
+    let begin = &raw const tern_batch_begin;
+    let len = (&raw const tern_batch_end).addr() - begin.addr();
+    // SAFETY: the symbols enclose the code above, in read-only memory of this program.
+    unsafe { std::slice::from_raw_parts(begin, len) }
+}
+
+/// Runs batches in threads of one process, all of which are stopped. `batch` returns the calls of
+/// a thread, given its index and the address of its data. Returns the results in the order of the
+/// threads.
+///
+/// # Errors
+/// If a thread is gone or in an unexpected state, or the calls take too long. Other threads may
+/// still be making calls then.
+pub fn run_batches(
+    threads: &mut [Injection],
+    memory: &Memory,
+    area: BatchArea,
+    batch: &dyn Fn(usize, u64) -> InjectBatch,
+) -> Result<Vec<BatchResult>> {
+    // Written each time: a hostile process may have changed it.
+    memory.write_forced(area.code, code())?;
+    let per_round = ((area.end - area.start) / SLOT_BYTES).max(1) as usize;
+    let mut all = Vec::with_capacity(threads.len());
+    for (part, threads) in threads.chunks_mut(per_round).enumerate() {
+        let started: Vec<InjectBatch> = (0..threads.len())
+            .map(|at| {
+                batch(
+                    part * per_round + at,
+                    area.start + at as u64 * SLOT_BYTES + SLOT_BYTES - DATA_WORDS as u64 * 8,
+                )
+            })
+            .collect();
+        let mut lists = Vec::with_capacity(threads.len() * SLOT_WORDS);
+        for batch in &started {
+            lists.extend(batch.list(memory.pid())?);
+        }
+        let bytes: Vec<u8> = lists.iter().flat_map(|word| word.to_le_bytes()).collect();
+        memory.write_forced(area.start, &bytes)?;
+        for (at, thread) in threads.iter_mut().enumerate() {
+            thread.start_batch(area.code, area.start + at as u64 * SLOT_BYTES)?;
+        }
+        let lists = wait_for_all(threads, memory, area.start, &started)?;
+        // Interrupt all before waiting for the first.
+        threads.iter().try_for_each(|thread| stop::interrupt(thread.pid()))?;
+        threads.iter_mut().try_for_each(Injection::finish_batch)?;
+        all.extend(started.iter().zip(lists.chunks(SLOT_WORDS)).map(|(batch, list)| batch.returned(list)));
+    }
+    Ok(all)
+}
+
+/// Waits until all threads have made their calls, and returns their lists.
+fn wait_for_all(
+    threads: &mut [Injection],
+    memory: &Memory,
+    start: u64,
+    started: &[InjectBatch],
+) -> Result<Vec<u64>> {
+    let deadline = Instant::now() + BATCH_TIMEOUT;
+    let mut bytes = vec![0; threads.len() * SLOT_WORDS * 8];
+    loop {
+        std::thread::yield_now();
+        memory.read(start, &mut bytes)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        let lists: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let is_pending = |at: usize| lists[at * SLOT_WORDS + started[at].calls.len() * ENTRY_WORDS + 1] != 1;
+        if (0..threads.len()).all(|at| !is_pending(at)) {
+            return Ok(lists);
+        }
+        if Instant::now() > deadline {
+            let what = "it did not make the injected calls in time".into();
+            return Err(Error::Inconsistent { what, pid: memory.pid() });
+        }
+        for (_, thread) in threads.iter_mut().enumerate().filter(|(at, _)| is_pending(*at)) {
+            if let Some((_, change)) = stop::wait(thread.pid(), false)? {
+                thread.stopped_early(change)?;
+            }
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+impl InjectBatch {
+    fn list(&self, pid: i32) -> Result<[u64; SLOT_WORDS]> {
+        if self.calls.len() > MAX_BATCH_CALLS {
+            return Err(Error::Inconsistent { what: "a batch with too many calls".into(), pid });
+        }
+        let mut list = [0; SLOT_WORDS];
+        for (entry, (nr, args)) in list.chunks_exact_mut(ENTRY_WORDS).zip(&self.calls) {
+            entry[0] = nr.cast_unsigned();
+            entry[1..].copy_from_slice(args);
+        }
+        list[self.calls.len() * ENTRY_WORDS] = END_MARK;
+        list[SLOT_WORDS - DATA_WORDS..].copy_from_slice(&self.data);
+        Ok(list)
+    }
+
+    fn returned(&self, list: &[u64]) -> BatchResult {
+        let entries = list.chunks_exact(ENTRY_WORDS).take(self.calls.len());
+        let mut data = [0; DATA_WORDS];
+        data.copy_from_slice(&list[SLOT_WORDS - DATA_WORDS..]);
+        BatchResult { calls: entries.map(|entry| entry[0].cast_signed()).collect(), data }
+    }
+}
+
+impl Injection {
+    fn start_batch(&mut self, code: u64, list: u64) -> Result<()> {
+        let registers = self.saved_registers().calling(code, 0, &[0; 6]);
+        let stopped = self.take()?;
+        stopped.set_registers(&crate::Registers { rbx: list, ..registers })?;
+        stopped.resume(0)
+    }
+
+    /// The thread stopped before its calls were made, by job control or an earlier interrupt.
+    fn stopped_early(&mut self, change: WaitEvent) -> Result<()> {
+        let WaitEvent::Stopped(stopped) = change else { return Err(Error::Gone { pid: self.pid() }) };
+        match stopped.stop {
+            stop @ (Stop::Signal(libc::SIGSTOP) | Stop::Group(_)) => self.note_stop(stop),
+            Stop::Interrupt => {}
+            stop => return Err(self.unexpected_stop(stop)),
+        }
+        stopped.resume(0)
+    }
+
+    /// The thread has made its calls and was interrupted: waits for that stop.
+    fn finish_batch(&mut self) -> Result<()> {
+        loop {
+            let stopped = stop::wait_stop(self.pid())?;
+            match stopped.stop {
+                Stop::Interrupt | Stop::Group(_) => {
+                    self.set_stopped(stopped);
+                    return Ok(());
+                }
+                stop @ Stop::Signal(libc::SIGSTOP) => self.note_stop(stop),
+                stop => return Err(self.unexpected_stop(stop)),
+            }
+            // The kernel may have cleared the interrupt request at another stop.
+            stop::interrupt(self.pid())?;
+            stopped.resume(0)?;
+        }
+    }
+
+    fn unexpected_stop(&self, stop: Stop) -> Error {
+        Error::Inconsistent { what: format!("{stop:?} during batched calls"), pid: self.pid() }
+    }
+}

@@ -1,0 +1,58 @@
+//! A time limit for injected calls, so that a tracee cannot block its tracer.
+//!
+//! While a guest makes an injected call, its shim waits for nothing else. Other threads of a
+//! hostile guest may change the code that is about to make the call, so that it never gets there.
+//! The guest is then killed: a weaker signal would not end the wait. Deputies need no limit, since
+//! all their threads are stopped.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// The process that is waited for, or 0.
+static WAITED_PID: AtomicI32 = AtomicI32::new(0);
+/// Number of waits so far.
+static WAIT_COUNT: AtomicU64 = AtomicU64::new(0);
+/// The last wait whose process was killed.
+static KILLED_WAIT: AtomicU64 = AtomicU64::new(0);
+
+/// Starts a thread that kills a tracee whose injected call has not ended after this many pauses. It
+/// counts pauses instead of time, since time also passes while the whole machine is suspended.
+pub fn kill_after(pauses: u32, pause: Duration) {
+    std::thread::spawn(move || {
+        let (mut seen, mut times) = (0, 0);
+        loop {
+            std::thread::sleep(pause);
+            let (wait, pid) = (WAIT_COUNT.load(Relaxed), WAITED_PID.load(Relaxed));
+            times = if wait == seen && pid != 0 { times + 1 } else { 0 };
+            seen = wait;
+            if times >= pauses {
+                times = 0;
+                KILLED_WAIT.store(wait, Relaxed);
+                crate::pidfd::kill(pid);
+            }
+        }
+    });
+}
+
+/// Marks a wait for a process's call, as long as it exists.
+#[derive(Debug)]
+pub(crate) struct WaitGuard(u64);
+
+impl WaitGuard {
+    pub(crate) fn begin(pid: i32) -> Self {
+        let number = WAIT_COUNT.fetch_add(1, Relaxed) + 1;
+        WAITED_PID.store(pid, Relaxed);
+        Self(number)
+    }
+
+    /// Whether the process was killed because the call took too long.
+    pub(crate) fn was_killed(&self) -> bool {
+        KILLED_WAIT.load(Relaxed) == self.0
+    }
+}
+
+impl Drop for WaitGuard {
+    fn drop(&mut self) {
+        WAITED_PID.store(0, Relaxed);
+    }
+}
