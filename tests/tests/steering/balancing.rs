@@ -223,6 +223,6 @@ fn file_reader_moves_to_the_files_and_computing_job_does_not() {
     }
     let why = cluster.run(1, &["migrate", "--why", &pid.to_string()]).unwrap();
     let why = String::from_utf8_lossy(&why);
-    assert!(why.contains("on files of node 3: "), "{why}");
+    assert!(why.contains("files of node 3: "), "{why}");
     finish(&cluster, reads).unwrap();
 }
