@@ -118,7 +118,7 @@ pub fn start_daemon(cluster: &Cluster, node: u16, environment: &[String]) -> Res
     let daemon = String::from_utf8_lossy(&daemon).trim().to_owned();
     let mut words: Vec<&str> = environment.iter().map(String::as_str).collect();
     words.push(&daemon);
-    cluster.lab().node(node).daemon("env", &words, "ternd")?;
+    cluster.lab().node(node).start_daemon("env", &words, "ternd")?;
     let answers = || cluster.tool(node, "status").output().is_ok_and(|end| end.status.success());
     wait_until("ternd answers", Duration::from_secs(20), answers).map(drop)
 }

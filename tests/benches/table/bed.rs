@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use tern_control::MigrationReport;
-use tern_lab::{Lab, Options};
+use tern_lab::{Lab, LabOptions};
 
 /// How long a program may take for a line of output.
 const LINE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,13 +46,13 @@ impl Bed {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         // A little less than all CPUs, so that the lab need not scale the shares.
         let share = (cpus as f64 * 0.75 / f64::from(nodes) * 1000.0).floor() / 1000.0;
-        let options = Options {
+        let options = LabOptions {
             nodes,
             link: link.parse()?,
             speeds: vec![share],
             daemon: true,
             helper: Some(helper),
-            ..Options::unique("bench")?
+            ..LabOptions::unique("bench")?
         };
         Ok(Self { lab: Lab::up(&options)?, binaries, programs })
     }

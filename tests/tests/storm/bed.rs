@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tern_lab::Report;
+use tern_lab::StormReport;
 use tern_tests::cluster::Cluster;
 
 /// Seconds after which a run counts as hung.
@@ -43,7 +43,7 @@ pub(crate) fn storm(
     args: &[&str],
     every: &str,
     moves: u64,
-) -> Result<Report> {
+) -> Result<StormReport> {
     check_requirements(task)?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let seed = std::env::var("TERN_SEED").unwrap_or_else(|_unset| clock.to_string());
@@ -73,18 +73,18 @@ pub(crate) fn storm(
         report.text(),
         cluster.diagnostics(0)
     );
-    ensure!(report.moves.broken.is_empty(), "tern failed, though the program did not:\n{}", report.text());
+    ensure!(report.moves.failures.is_empty(), "tern failed, though the program did not:\n{}", report.text());
     Ok(report)
 }
 
 /// Parses the output of the tool.
-pub(crate) fn report(end: &Output) -> Result<Report> {
+pub(crate) fn report(end: &Output) -> Result<StormReport> {
     serde_json::from_slice(&end.stdout)
         .with_context(|| format!("no report: {:?} {}", end.status, String::from_utf8_lossy(&end.stderr)))
 }
 
 /// A summary for the log.
-pub(crate) fn summary(name: &str, report: &Report) -> String {
+pub(crate) fn summary(name: &str, report: &StormReport) -> String {
     let refused: u64 = report.moves.refused.values().sum();
     format!(
         "{name}: {} moves in {} runs, {} of {} processes, {refused} refused {:?}, native {:.1} s, storm {:.1} s",

@@ -1,9 +1,9 @@
 //! A node's file tree: the machine's files under the node's writable layer, with a private /proc,
 //! /sys, /run and /dev/shm. Built by the node's init before it does anything else.
 
-use crate::error::{LabError, Result, Tried};
-use crate::options::Name;
-use crate::state::{self, State};
+use crate::error::{Result, WithContext};
+use crate::lab::options::LabName;
+use crate::lab::state::{self, LabState};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::mount::{mount, mount_bind, mount_bind_recursive, mount_change, unmount};
@@ -16,83 +16,84 @@ use tern_cgroup::mounts::{self, Mount};
 
 /// The mount point, in the switch's mount namespace, of the lab's tmpfs with the writable layers of
 /// all nodes. The layers survive the nodes, and are lost when the switch ends.
-pub(crate) fn layers(lab: &Name) -> PathBuf {
+pub(crate) fn layers_directory(lab: &LabName) -> PathBuf {
     state::directory(lab).join("layers")
 }
 
 /// The machine's own Tern state. It is removed from a node's layer at the node's first boot.
-const NOT_THE_NODES: [&str; 4] = ["/etc/tern", "/etc/mosix.map", "/var/lib/tern", "/var/cache/tern"];
+const REMOVED_AT_FIRST_BOOT: [&str; 4] = ["/etc/tern", "/etc/mosix.map", "/var/lib/tern", "/var/cache/tern"];
 /// Directories below which every node has private mounts.
-const OWN: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
+const PRIVATE_MOUNTS: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
 /// Mounts the node's file tree and makes it this process's root.
-pub(crate) fn build(state: &State, node: u16) -> Result<()> {
+pub(crate) fn build(state: &LabState, node: u16) -> Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .tried(|| "make the mounts private".to_owned())?;
-    let layer = layers(&state.name).join(format!("node{node}"));
-    let fresh = !layer.exists();
+        .with_context(|| "make the mounts private".to_owned())?;
+    let layer = layers_directory(&state.name).join(format!("node{node}"));
+    let first_boot = !layer.exists();
     let root = layer.join("root");
-    fs::create_dir_all(&root).tried(|| format!("make {}", root.display()))?;
-    let table = mounts::table().tried(|| "read /proc/self/mountinfo".to_owned())?;
-    overlay(Path::new("/"), &layer.join("rootfs"), &root)?;
-    for (at, mount) in table.iter().filter(|m| carried_over(m, &layer)).enumerate() {
-        carry_over(mount, &layer.join(format!("mount{at}")), &root);
+    fs::create_dir_all(&root).with_context(|| format!("make {}", root.display()))?;
+    let table = mounts::table().with_context(|| "read /proc/self/mountinfo".to_owned())?;
+    mount_overlay(Path::new("/"), &layer.join("rootfs"), &root)?;
+    for (at, mount) in table.iter().filter(|m| is_inherited(m, &layer)).enumerate() {
+        inherit_mount(mount, &layer.join(format!("mount{at}")), &root);
     }
     for shared in &state.shared {
-        share(shared, &root)?;
+        bind_shared_directory(shared, &root)?;
     }
-    enter(&root)?;
-    let own = Own { state, node, boot_id: uuid() };
-    own.write(fresh)
+    switch_root(&root)?;
+    let own = NodeIdentity { state, node, boot_id: random_uuid() };
+    own.write(first_boot)
 }
 
 /// Opens a directory such as `/`, so that it can be entered after it is no longer the root.
 fn open_directory(path: &Path) -> Result<std::os::fd::OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .tried(|| format!("open {}", path.display()))
+        .with_context(|| format!("open {}", path.display()))
 }
 
 /// Mounts the private file systems, and changes the root.
-fn enter(root: &Path) -> Result<()> {
+fn switch_root(root: &Path) -> Result<()> {
     let old = open_directory(Path::new("/"))?;
     let new = open_directory(root)?;
-    fchdir(&new).tried(|| "enter the node's root".to_owned())?;
-    pivot_root(".", ".").tried(|| "make the node's root the root".to_owned())?;
+    fchdir(&new).with_context(|| "enter the node's root".to_owned())?;
+    pivot_root(".", ".").with_context(|| "make the node's root the root".to_owned())?;
     // Mount sources are resolved from the old root, which is the current directory; targets from
     // the new root, so that no symbolic link leads out of it.
-    fchdir(&old).tried(|| "return to the old root".to_owned())?;
-    let tried = |at: &str| format!("mount {at} in the node");
+    fchdir(&old).with_context(|| "return to the old root".to_owned())?;
+    let context = |at: &str| format!("mount {at} in the node");
     let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", safe, None).tried(|| tried("/proc"))?;
+    mount("proc", "/proc", "proc", safe, None).with_context(|| context("/proc"))?;
     // A new mount, because sysfs shows the devices of the mounting process's network namespace.
-    mount("sysfs", "/sys", "sysfs", safe, None).tried(|| tried("/sys"))?;
+    mount("sysfs", "/sys", "sysfs", safe, None).with_context(|| context("/sys"))?;
     if Path::new("sys/fs/cgroup").exists() {
-        mount_bind_recursive("./sys/fs/cgroup", "/sys/fs/cgroup").tried(|| tried("/sys/fs/cgroup"))?;
+        mount_bind_recursive("./sys/fs/cgroup", "/sys/fs/cgroup")
+            .with_context(|| context("/sys/fs/cgroup"))?;
     }
-    mount_bind_recursive("./dev", "/dev").tried(|| tried("/dev"))?;
+    mount_bind_recursive("./dev", "/dev").with_context(|| context("/dev"))?;
     let tmpfs = |at: &str, mode: &str| {
         let options = CString::new(format!("mode={mode}")).map_err(std::io::Error::from);
         options.and_then(|o| {
             Ok(mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, o.as_c_str())?)
         })
     };
-    tmpfs("/run", "755").tried(|| tried("/run"))?;
+    tmpfs("/run", "755").with_context(|| context("/run"))?;
     if Path::new("/dev/shm").is_dir() {
-        tmpfs("/dev/shm", "1777").tried(|| tried("/dev/shm"))?;
+        tmpfs("/dev/shm", "1777").with_context(|| context("/dev/shm"))?;
     }
     if Path::new("/dev/mqueue").is_dir() {
         // Not every kernel supports mqueue.
         let _ = mount("mqueue", "/dev/mqueue", "mqueue", safe, None);
     }
-    unmount(".", UnmountFlags::DETACH).tried(|| "leave the old root".to_owned())?;
-    rustix::process::chdir("/").tried(|| "go to the root".to_owned())
+    unmount(".", UnmountFlags::DETACH).with_context(|| "leave the old root".to_owned())?;
+    rustix::process::chdir("/").with_context(|| "go to the root".to_owned())
 }
 
 /// Mounts an overlay of `lower` at `at`, with `layer` as the upper layer.
-fn overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
+fn mount_overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
     let (upper, work) = (layer.join("upper"), layer.join("work"));
     for directory in [&upper, &work] {
-        fs::create_dir_all(directory).tried(|| format!("make {}", directory.display()))?;
+        fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
     }
     let mut options = Vec::new();
     for (key, path) in [("lowerdir", lower), (",upperdir", upper.as_path()), (",workdir", work.as_path())] {
@@ -107,14 +108,14 @@ fn overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
         }
     }
     let options =
-        CString::new(options).map_err(std::io::Error::from).tried(|| "name the layers".to_owned())?;
+        CString::new(options).map_err(std::io::Error::from).with_context(|| "name the layers".to_owned())?;
     mount("overlay", at, "overlay", MountFlags::empty(), options.as_c_str())
-        .tried(|| format!("mount an overlay over {}", lower.display()))
+        .with_context(|| format!("mount an overlay over {}", lower.display()))
 }
 
 /// Whether one of the machine's mounts must also be mounted in the node, so that the node sees the
 /// same files.
-fn carried_over(mount: &Mount, layer: &Path) -> bool {
+fn is_inherited(mount: &Mount, layer: &Path) -> bool {
     let virtual_kinds = [
         "proc",
         "sysfs",
@@ -129,30 +130,30 @@ fn carried_over(mount: &Mount, layer: &Path) -> bool {
     ];
     mount.at != Path::new("/")
         && !virtual_kinds.contains(&mount.kind.as_str())
-        && !OWN.iter().any(|own| mount.at.starts_with(own))
+        && !PRIVATE_MOUNTS.iter().any(|own| mount.at.starts_with(own))
         && !layer.starts_with(&mount.at)
 }
 
 /// Mounts one of the machine's mounts in the node: as an overlay with the node's layer if possible,
 /// else as a bind mount. If both fail the mount is left out; the node works without it.
-fn carry_over(mount: &Mount, layer: &Path, root: &Path) {
+fn inherit_mount(mount: &Mount, layer: &Path, root: &Path) {
     let Ok(below) = mount.at.strip_prefix("/") else { return };
     let at = root.join(below);
-    if mount.at.is_dir() && overlay(&mount.at, layer, &at).is_ok() {
+    if mount.at.is_dir() && mount_overlay(&mount.at, layer, &at).is_ok() {
         return;
     }
     let _ = mount_bind(&mount.at, &at);
 }
 
 /// Bind-mounts a directory of the machine in the node.
-fn share(shared: &Path, root: &Path) -> Result<()> {
-    let tried = || format!("show {} in the node", shared.display());
-    let below = shared.strip_prefix("/").map_err(std::io::Error::other).tried(tried)?;
-    mount_bind(shared, root.join(below)).tried(tried)
+fn bind_shared_directory(shared: &Path, root: &Path) -> Result<()> {
+    let context = || format!("show {} in the node", shared.display());
+    let below = shared.strip_prefix("/").map_err(std::io::Error::other).with_context(context)?;
+    mount_bind(shared, root.join(below)).with_context(context)
 }
 
 /// A random version 4 UUID.
-fn uuid() -> String {
+fn random_uuid() -> String {
     let mut b: [u8; 16] = rand::random();
     b[6] = b[6] & 0x0f | 0x40;
     b[8] = b[8] & 0x3f | 0x80;
@@ -161,47 +162,48 @@ fn uuid() -> String {
 }
 
 /// The identity of a node as a machine: host name, `/etc/hosts`, machine id, boot id.
-struct Own<'a> {
-    state: &'a State,
+struct NodeIdentity<'a> {
+    state: &'a LabState,
     node: u16,
     boot_id: String,
 }
 
-impl Own<'_> {
-    /// Writes the node's identity. `fresh`: the node boots for the first time.
-    fn write(&self, fresh: bool) -> Result<()> {
-        let write = |at: &str, text: String| fs::write(at, text).tried(|| format!("write {at} in the node"));
+impl NodeIdentity<'_> {
+    /// Writes the node's identity. `first_boot`: the node boots for the first time.
+    fn write(&self, first_boot: bool) -> Result<()> {
+        let write =
+            |at: &str, text: String| fs::write(at, text).with_context(|| format!("write {at} in the node"));
         let name = format!("node{}", self.node);
-        rustix::system::sethostname(name.as_bytes()).tried(|| "set the host name".to_owned())?;
+        rustix::system::sethostname(name.as_bytes()).with_context(|| "set the host name".to_owned())?;
         for directory in ["/run/lock", "/run/user"] {
-            fs::create_dir_all(directory).tried(|| format!("make {directory} in the node"))?;
+            fs::create_dir_all(directory).with_context(|| format!("make {directory} in the node"))?;
         }
         // Each start of a node is a boot, with a new boot id.
         let boot_id = "/proc/sys/kernel/random/boot_id";
         write("/run/boot-id", format!("{}\n", self.boot_id))?;
-        mount_bind("/run/boot-id", boot_id).tried(|| format!("mount {boot_id} in the node"))?;
+        mount_bind("/run/boot-id", boot_id).with_context(|| format!("mount {boot_id} in the node"))?;
         raise_pid_max();
-        if !fresh {
+        if !first_boot {
             return Ok(());
         }
-        for path in NOT_THE_NODES {
+        for path in REMOVED_AT_FIRST_BOOT {
             let removed = match fs::symlink_metadata(path) {
                 Ok(found) if found.is_dir() => fs::remove_dir_all(path),
                 Ok(_) => fs::remove_file(path),
                 Err(_) => Ok(()),
             };
-            removed.tried(|| format!("remove {path} in the node"))?;
+            removed.with_context(|| format!("remove {path} in the node"))?;
         }
         write("/etc/hostname", format!("{name}\n"))?;
-        write("/etc/machine-id", format!("{}\n", uuid().replace('-', "")))?;
+        write("/etc/machine-id", format!("{}\n", random_uuid().replace('-', "")))?;
         write("/etc/hosts", self.hosts())
     }
 
     fn hosts(&self) -> String {
         let mut text = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n".to_owned();
-        let plan = self.state.plan();
-        for node in 1..=self.state.count() {
-            text += &format!("{} node{node}\n", plan.address(node));
+        let layout = self.state.layout();
+        for node in 1..=self.state.node_count() {
+            text += &format!("{} node{node}\n", layout.address(node));
         }
         text
     }
@@ -218,20 +220,12 @@ fn raise_pid_max() {
     }
 }
 
-/// Gives the switch a mount namespace with the tmpfs for all layers.
-pub(crate) fn hold_layers(lab: &Name) -> Result<()> {
-    let at = layers(lab);
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .and_then(|()| mount("tern-lab", &at, "tmpfs", MountFlags::empty(), c"mode=755"))
-        .map_err(|e| LabError::Io { what: format!("mount {}", at.display()), source: e.into() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_with_files_are_carried_over() {
+    fn only_mounts_with_files_are_inherited() {
         let mount = |at: &str, kind: &str| Mount {
             at: at.into(),
             root: "/".into(),
@@ -239,8 +233,8 @@ mod tests {
             options: vec![],
         };
         let layer = Path::new("/run/tern-lab/x/layers/node1");
-        assert!(carried_over(&mount("/home", "ext4"), layer));
-        assert!(carried_over(&mount("/tmp", "tmpfs"), layer));
+        assert!(is_inherited(&mount("/home", "ext4"), layer));
+        assert!(is_inherited(&mount("/tmp", "tmpfs"), layer));
         for (at, kind) in [
             ("/", "ext4"),
             ("/dev/shm", "tmpfs"),
@@ -248,15 +242,15 @@ mod tests {
             ("/x", "proc"),
             ("/run/user/0", "tmpfs"),
         ] {
-            assert!(!carried_over(&mount(at, kind), layer), "{at}");
+            assert!(!is_inherited(&mount(at, kind), layer), "{at}");
         }
     }
 
     #[test]
-    fn uuids_are_what_the_kernel_would_write() {
-        let id = uuid();
+    fn random_uuids_are_version_4() {
+        let id = random_uuid();
         assert_eq!(id.len(), 36);
         assert_eq!(&id[14..15], "4");
-        assert_ne!(id, uuid());
+        assert_ne!(id, random_uuid());
     }
 }

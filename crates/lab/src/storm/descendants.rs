@@ -6,21 +6,21 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::fs;
 
 /// All living descendants, in the order of their pids, without zombies.
-pub(super) fn living() -> Vec<Process> {
+pub(super) fn list() -> Vec<Process> {
     let rows: Vec<(i32, i32)> = fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .filter_map(|pid| Some((pid, parent_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
         .collect();
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    descendants(&rows, own).into_iter().filter_map(|pid| Process::now(pid).ok()).collect()
+    descendants(&rows, own).into_iter().filter_map(|pid| Process::find(pid).ok()).collect()
 }
 
 /// The parent's pid from `/proc/PID/stat`. The command name is in parentheses and may contain any
 /// character.
-fn parent(stat: &str) -> Option<i32> {
+fn parent_of(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -37,28 +37,28 @@ fn descendants(rows: &[(i32, i32)], root: i32) -> Vec<i32> {
 }
 
 /// The result of a non-blocking wait for a child.
-pub(super) enum Ended {
+pub(super) enum Reaped {
     /// This child has ended.
-    One(Pid, WaitStatus),
+    Child(Pid, WaitStatus),
     /// There are children, and none has ended.
-    NotYet,
+    NoneEnded,
     /// There are no children at all, and so no descendants.
-    All,
+    NoChildren,
 }
 
 /// Reaps one child.
-pub(super) fn bury() -> Ended {
+pub(super) fn reap() -> Reaped {
     match rustix::process::wait(WaitOptions::NOHANG) {
-        Ok(Some((pid, status))) => Ended::One(pid, status),
-        Ok(None) => Ended::NotYet,
-        Err(_) => Ended::All,
+        Ok(Some((pid, status))) => Reaped::Child(pid, status),
+        Ok(None) => Reaped::NoneEnded,
+        Err(_) => Reaped::NoChildren,
     }
 }
 
 /// Kills all descendants that exist now. A descendant may fork meanwhile, so the caller must repeat
 /// this.
-pub(super) fn kill() {
-    for process in living() {
+pub(super) fn kill_all() {
+    for process in list() {
         if let Ok(fd) = process.open() {
             // It may have ended already.
             let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
@@ -78,8 +78,8 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_mislead() {
-        assert_eq!(parent("31 (a) R 7 (b)) S 12 31 0"), Some(12));
-        assert_eq!(parent("31 (a"), None);
+    fn command_names_with_parentheses_are_skipped() {
+        assert_eq!(parent_of("31 (a) R 7 (b)) S 12 31 0"), Some(12));
+        assert_eq!(parent_of("31 (a"), None);
     }
 }

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 /// A signal mask.
 #[derive(Clone, Copy)]
-pub(crate) struct Mask(libc::sigset_t);
+pub(crate) struct SignalMask(libc::sigset_t);
 
-impl Mask {
+impl SignalMask {
     /// All signals.
-    pub(crate) fn full() -> Self {
+    pub(crate) fn all() -> Self {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigfillset initialises the set that it is given.
         unsafe {
@@ -45,7 +45,8 @@ impl Mask {
     pub(crate) fn wait(&self) -> Received {
         loop {
             let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-            // SAFETY: the set is initialised, and `info` has room for the siginfo that the kernel writes.
+            // SAFETY: the set is initialised, and `info` has room for the siginfo that the kernel
+            // writes.
             let signal = unsafe { libc::sigwaitinfo(&raw const self.0, info.as_mut_ptr()) };
             if signal > 0 {
                 // SAFETY: sigwaitinfo has filled it in.
@@ -66,17 +67,17 @@ pub(crate) struct Received {
 }
 
 const FROM_PROCESS: i32 = 0x100;
-static NOTED: AtomicI32 = AtomicI32::new(0);
+static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// From this call on, SIGINT, SIGTERM and SIGHUP are recorded and no longer end this process.
 /// Programs that it starts are not affected.
-pub(crate) fn note_interrupts() {
-    extern "C" fn note(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+pub(crate) fn record_interrupts() {
+    extern "C" fn record(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
         // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
         let from_process = unsafe { (*info).si_code } <= 0;
-        NOTED.store(signal | if from_process { FROM_PROCESS } else { 0 }, Ordering::SeqCst);
+        LAST_SIGNAL.store(signal | if from_process { FROM_PROCESS } else { 0 }, Ordering::SeqCst);
     }
-    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = note;
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = record;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: an all-zero sigaction is valid; the handler touches one atomic only, so it is
         // async-signal-safe. A signal that was ignored (nohup) stays ignored.
@@ -93,30 +94,31 @@ pub(crate) fn note_interrupts() {
     }
 }
 
-fn decode(noted: i32) -> Option<Received> {
-    (noted != 0).then_some(Received { signal: noted & 0xff, from_process: noted & FROM_PROCESS != 0 })
+fn decode(recorded: i32) -> Option<Received> {
+    (recorded != 0)
+        .then_some(Received { signal: recorded & 0xff, from_process: recorded & FROM_PROCESS != 0 })
 }
 
 /// The last recorded signal, if any. It stays recorded.
-pub(crate) fn noted() -> Option<Received> {
-    decode(NOTED.load(Ordering::SeqCst))
+pub(crate) fn recorded() -> Option<Received> {
+    decode(LAST_SIGNAL.load(Ordering::SeqCst))
 }
 
 /// Returns the last recorded signal and clears it.
-pub(crate) fn take_noted() -> Option<Received> {
-    decode(NOTED.swap(0, Ordering::SeqCst))
+pub(crate) fn take_recorded() -> Option<Received> {
+    decode(LAST_SIGNAL.swap(0, Ordering::SeqCst))
 }
 
 /// Resets SIGCHLD to its default, so that children can be waited for even if the parent had ignored
 /// it.
-pub(crate) fn expect_children() {
+pub(crate) fn reset_sigchld() {
     // SAFETY: sets a default disposition.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
 /// Ends this process by the signal that ended its child, so that its parent sees the same wait
 /// status. Leaves no core file: the child has left one.
-pub(crate) fn die_of(signal: i32) -> ! {
+pub(crate) fn die_by_signal(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain calls with valid arguments.
     unsafe {
@@ -124,7 +126,7 @@ pub(crate) fn die_of(signal: i32) -> ! {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }
-    let open = Mask::only(signal);
+    let open = SignalMask::only(signal);
     // SAFETY: the set is initialised.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const open.0, ptr::null_mut()) };
     // Reached only if the signal does not kill. The exit code is then the one that a shell would

@@ -6,8 +6,8 @@
 //! `main` of the node's group, so that under cgroup v2 the node's daemon can create further groups
 //! beside that leaf.
 
-use crate::error::{LabError, Result, Tried};
-use crate::options::Name;
+use crate::error::{LabError, Result, WithContext};
+use crate::lab::options::LabName;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -19,10 +19,10 @@ use tern_cgroup::hierarchy::{self, Hierarchy, walk};
 
 /// CFS period, 5 ms. With the kernel's default of 100 ms a node that has used up its quota replies
 /// 69 ms late.
-const PERIOD_US: u64 = 5_000;
+const CFS_PERIOD_US: u64 = 5_000;
 /// The smallest quota that the kernel accepts. Slower nodes get longer periods.
-const LEAST_QUOTA_US: u64 = 1_000;
-const TOP: &str = "tern-lab";
+const MIN_QUOTA_US: u64 = 1_000;
+const ROOT_GROUP: &str = "tern-lab";
 
 /// The hierarchies of this machine that a lab uses: version 1's cpu and cpuacct, and version 2.
 /// Memory and freezer are included so that the groups that nodes create for guests are inside the
@@ -33,8 +33,8 @@ pub(crate) struct Hierarchies(Vec<Hierarchy>);
 impl Hierarchies {
     /// Finds the mounted hierarchies.
     pub(crate) fn find() -> Result<Self> {
-        let mut all = Hierarchy::all().tried(|| "read /proc/self/mountinfo".to_owned())?;
-        all.retain(is_of_use);
+        let mut all = Hierarchy::all().with_context(|| "read /proc/self/mountinfo".to_owned())?;
+        all.retain(is_used);
         if !all.iter().any(|h| h.has("cpu")) {
             return Err(LabError::Unsupported(
                 "no mounted control group hierarchy has the cpu controller; mount one, as with: \
@@ -46,17 +46,26 @@ impl Hierarchies {
     }
 
     /// The groups of a whole lab.
-    pub(crate) fn lab(&self, lab: &Name) -> Group {
-        Group { hierarchies: self.0.clone(), path: Path::new(TOP).join(lab.as_str()) }
+    pub(crate) fn lab_group(&self, lab: &LabName) -> Group {
+        Group { hierarchies: self.0.clone(), path: Path::new(ROOT_GROUP).join(lab.as_str()) }
     }
 
-    /// The groups of one part of a lab.
-    pub(crate) fn part(&self, lab: &Name, part: &str) -> Group {
-        Group { hierarchies: self.0.clone(), path: Path::new(TOP).join(lab.as_str()).join(part) }
+    /// The groups of the switch and the link emulator.
+    pub(crate) fn switch_group(&self, lab: &LabName) -> Group {
+        self.subgroup(lab, "switch")
+    }
+
+    /// The groups of one node.
+    pub(crate) fn node_group(&self, lab: &LabName, node: u16) -> Group {
+        self.subgroup(lab, &format!("node{node}"))
+    }
+
+    fn subgroup(&self, lab: &LabName, name: &str) -> Group {
+        Group { hierarchies: self.0.clone(), path: Path::new(ROOT_GROUP).join(lab.as_str()).join(name) }
     }
 }
 
-fn is_of_use(hierarchy: &Hierarchy) -> bool {
+fn is_used(hierarchy: &Hierarchy) -> bool {
     hierarchy.unified || ["cpu", "cpuacct", "memory", "freezer"].iter().any(|one| hierarchy.has(one))
 }
 
@@ -73,20 +82,20 @@ impl Group {
     }
 
     /// Creates the group with its leaf `main`. `speed` limits it to this many CPUs.
-    pub(crate) fn make(&self, speed: Option<f64>) -> Result<()> {
+    pub(crate) fn create(&self, speed: Option<f64>) -> Result<()> {
         for (hierarchy, directory) in self.directories() {
             let leaf = directory.join("main");
             // Another lab that goes down may remove the empty parent between two steps of this.
-            let mut made = fs::create_dir_all(&leaf);
+            let mut created = fs::create_dir_all(&leaf);
             for _ in 0..10 {
-                if made.is_ok() {
+                if created.is_ok() {
                     break;
                 }
-                made = fs::create_dir_all(&leaf);
+                created = fs::create_dir_all(&leaf);
             }
-            made.tried(|| format!("make the control group {}", leaf.display()))?;
+            created.with_context(|| format!("make the control group {}", leaf.display()))?;
             if let Some(speed) = speed.filter(|_| hierarchy.has("cpu")) {
-                limit(hierarchy, &self.path, speed)?;
+                limit_cpu(hierarchy, &self.path, speed)?;
             }
         }
         Ok(())
@@ -100,31 +109,31 @@ impl Group {
             ));
         };
         let file = if hierarchy.unified {
-            hand_down(hierarchy, &self.path, "+memory")?;
+            enable_controller(hierarchy, &self.path, "+memory")?;
             directory.join("memory.max")
         } else {
             directory.join("memory.limit_in_bytes")
         };
-        write(&file, &bytes.to_string())
+        write_file(&file, &bytes.to_string())
     }
 
     /// `cgroup.procs` of the leaf in each hierarchy. A process that writes 0 there becomes a
     /// member.
-    pub(crate) fn doors(&self) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn open_procs_files(&self) -> Result<Vec<OwnedFd>> {
         self.directories()
             .map(|(_, directory)| {
-                let door = directory.join("main/cgroup.procs");
-                let opened = fs::OpenOptions::new().write(true).open(&door);
-                Ok(opened.tried(|| format!("open {}", door.display()))?.into())
+                let file = directory.join("main/cgroup.procs");
+                let opened = fs::OpenOptions::new().write(true).open(&file);
+                Ok(opened.with_context(|| format!("open {}", file.display()))?.into())
             })
             .collect()
     }
 
     /// Moves this process into the group.
     pub(crate) fn join(&self) -> Result<()> {
-        for door in self.doors()? {
-            rustix::io::write(door, b"0")
-                .tried(|| format!("join the control group {}", self.path.display()))?;
+        for file in self.open_procs_files()? {
+            rustix::io::write(file, b"0")
+                .with_context(|| format!("join the control group {}", self.path.display()))?;
         }
         Ok(())
     }
@@ -142,14 +151,14 @@ impl Group {
     }
 
     /// Whether the group has any process, visible from this pid namespace or not.
-    pub(crate) fn occupied(&self) -> bool {
-        let mut occupied = false;
+    pub(crate) fn has_processes(&self) -> bool {
+        let mut has_processes = false;
         for (_, directory) in self.directories() {
             walk(&directory, &mut |group| {
-                occupied |= fs::read(group.join("cgroup.procs")).is_ok_and(|text| !text.is_empty());
+                has_processes |= fs::read(group.join("cgroup.procs")).is_ok_and(|text| !text.is_empty());
             });
         }
-        occupied
+        has_processes
     }
 
     /// Kills all processes of the group and waits until they are gone; returns those still alive
@@ -162,14 +171,14 @@ impl Group {
                 // below does it.
                 let _ = fs::write(directory.join("cgroup.kill"), "1");
             }
-            let left = self.processes();
-            if left.is_empty() {
+            let remaining = self.processes();
+            if remaining.is_empty() {
                 return Ok(());
             }
             if Instant::now() > end {
-                return Err(left);
+                return Err(remaining);
             }
-            for pid in left.iter().filter_map(|p| rustix::process::Pid::from_raw(*p)) {
+            for pid in remaining.iter().filter_map(|p| rustix::process::Pid::from_raw(*p)) {
                 // It may have ended already.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
@@ -183,7 +192,7 @@ impl Group {
         let end = Instant::now() + timeout;
         for (hierarchy, directory) in self.directories() {
             hierarchy::remove(&directory, end.saturating_duration_since(Instant::now()))?;
-            let top = hierarchy.mount.join(TOP);
+            let top = hierarchy.mount.join(ROOT_GROUP);
             for parent in directory.ancestors().skip(1).take_while(|p| p.starts_with(&top)) {
                 // Fails while the parent holds other labs' groups.
                 if fs::remove_dir(parent).is_err() {
@@ -216,39 +225,39 @@ impl Group {
 
 /// Quota and period, in µs, for this many CPUs.
 fn quota(speed: f64) -> (u64, u64) {
-    let quota = (speed * PERIOD_US as f64).round() as u64;
-    if quota >= LEAST_QUOTA_US {
-        (quota, PERIOD_US)
+    let quota = (speed * CFS_PERIOD_US as f64).round() as u64;
+    if quota >= MIN_QUOTA_US {
+        (quota, CFS_PERIOD_US)
     } else {
-        (LEAST_QUOTA_US, (LEAST_QUOTA_US as f64 / speed).round() as u64)
+        (MIN_QUOTA_US, (MIN_QUOTA_US as f64 / speed).round() as u64)
     }
 }
 
-fn limit(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
+fn limit_cpu(hierarchy: &Hierarchy, path: &Path, speed: f64) -> Result<()> {
     let (quota, period) = quota(speed);
     let directory = hierarchy.mount.join(path);
     if hierarchy.unified {
-        hand_down(hierarchy, path, "+cpu")?;
-        write(&directory.join("cpu.max"), &format!("{quota} {period}"))
+        enable_controller(hierarchy, path, "+cpu")?;
+        write_file(&directory.join("cpu.max"), &format!("{quota} {period}"))
     } else {
         // The period goes first: the kernel checks a quota against the current period.
-        write(&directory.join("cpu.cfs_period_us"), &period.to_string())?;
-        write(&directory.join("cpu.cfs_quota_us"), &quota.to_string())
+        write_file(&directory.join("cpu.cfs_period_us"), &period.to_string())?;
+        write_file(&directory.join("cpu.cfs_quota_us"), &quota.to_string())
     }
 }
 
 /// Enables a controller on each level of the path: version 2 delegates it one level at a time.
-fn hand_down(hierarchy: &Hierarchy, path: &Path, controller: &str) -> Result<()> {
+fn enable_controller(hierarchy: &Hierarchy, path: &Path, controller: &str) -> Result<()> {
     let mut above = hierarchy.mount.clone();
     for part in path.components() {
-        write(&above.join("cgroup.subtree_control"), controller)?;
+        write_file(&above.join("cgroup.subtree_control"), controller)?;
         above.push(part);
     }
     Ok(())
 }
 
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).tried(|| format!("write to {}", file.display()))
+fn write_file(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("write to {}", file.display()))
 }
 
 #[cfg(test)]

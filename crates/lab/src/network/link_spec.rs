@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The shape of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Shape {
+pub enum Topology {
     /// A cable from each node to a switch; each has its own rate in each direction.
     #[default]
     Switch,
@@ -21,9 +21,10 @@ pub enum Shape {
 
 /// The links between the nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Link {
+pub struct LinkSpec {
     /// The shape of the network.
-    pub shape: Shape,
+    #[serde(rename = "shape")]
+    pub topology: Topology,
     /// Bits per second, 1 kbit to 100 Gbit; `None`: as fast as the machine.
     pub rate: Option<u64>,
     /// One-way delay from node to node; a round trip takes twice as long. At most 10 s.
@@ -32,42 +33,42 @@ pub struct Link {
     pub loss: f64,
 }
 
-impl Link {
+impl LinkSpec {
     /// Whether the link needs more than the kernel's bridge and TBF.
-    pub(crate) fn needs_wire(&self) -> bool {
-        self.shape == Shape::Hub || !self.delay.is_zero() || self.loss > 0.0
+    pub(crate) fn needs_emulator(&self) -> bool {
+        self.topology == Topology::Hub || !self.delay.is_zero() || self.loss > 0.0
     }
 
-    pub(crate) fn most_nodes(&self) -> u16 {
+    pub(crate) fn max_nodes(&self) -> u16 {
         // Each pair of nodes has a cable and a bridge: 120 of them for 16 nodes.
-        if self.shape == Shape::P2p { 16 } else { u16::MAX }
+        if self.topology == Topology::P2p { 16 } else { u16::MAX }
     }
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for LinkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.shape {
-            Shape::Switch => "switch",
-            Shape::Hub => "hub",
-            Shape::P2p => "p2p",
+        f.write_str(match self.topology {
+            Topology::Switch => "switch",
+            Topology::Hub => "hub",
+            Topology::P2p => "p2p",
         })?;
-        let mut before = ":";
+        let mut separator = ":";
         if let Some(rate) = self.rate {
             write!(f, ":{rate}bit")?;
-            before = ",";
+            separator = ",";
         }
         if !self.delay.is_zero() {
-            write!(f, "{before}{}us", self.delay.as_micros())?;
-            before = ",";
+            write!(f, "{separator}{}us", self.delay.as_micros())?;
+            separator = ",";
         }
         if self.loss > 0.0 {
-            write!(f, "{before}{}%", self.loss * 100.0)?;
+            write!(f, "{separator}{}%", self.loss * 100.0)?;
         }
         Ok(())
     }
 }
 
-impl FromStr for Link {
+impl FromStr for LinkSpec {
     type Err = LabError;
 
     fn from_str(text: &str) -> Result<Self, LabError> {
@@ -76,14 +77,14 @@ impl FromStr for Link {
                 "{why}; a link is switch, hub or p2p, then :RATE,DELAY,LOSS as in switch:1gbit,0.2ms,1%"
             ))
         };
-        let (shape, rest) = text.split_once(':').unwrap_or((text, ""));
-        let shape = match shape {
-            "switch" => Shape::Switch,
-            "hub" => Shape::Hub,
-            "p2p" => Shape::P2p,
+        let (topology, rest) = text.split_once(':').unwrap_or((text, ""));
+        let topology = match topology {
+            "switch" => Topology::Switch,
+            "hub" => Topology::Hub,
+            "p2p" => Topology::P2p,
             other => return Err(bad(format!("unknown link {other:?}"))),
         };
-        let mut link = Self { shape, ..Self::default() };
+        let mut link = Self { topology, ..Self::default() };
         // Each part is identified by its unit, so that any of them may be omitted.
         for part in rest.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let unit_at = part.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(part.len());
@@ -117,30 +118,30 @@ impl FromStr for Link {
 mod tests {
     use super::*;
 
-    fn link(text: &str) -> Link {
+    fn link(text: &str) -> LinkSpec {
         text.parse().unwrap()
     }
 
     #[test]
-    fn words_become_links() {
+    fn link_specs_are_parsed() {
         let full = link("switch:1gbit,0.2ms,1%");
         assert_eq!(
-            (full.shape, full.rate, full.delay),
-            (Shape::Switch, Some(1_000_000_000), Duration::from_micros(200))
+            (full.topology, full.rate, full.delay),
+            (Topology::Switch, Some(1_000_000_000), Duration::from_micros(200))
         );
         assert!((full.loss - 0.01).abs() < 1e-9);
         assert_eq!(link("hub:10mbit").rate, Some(10_000_000));
         assert_eq!(link("p2p:,5ms").delay, Duration::from_millis(5));
-        assert_eq!(link("switch"), Link::default());
+        assert_eq!(link("switch"), LinkSpec::default());
         for bad in
             ["", "ring", "switch:fast", "switch:5", "hub:1bit", "switch:11s", "p2p:101%", "switch:-1ms"]
         {
-            assert!(bad.parse::<Link>().is_err(), "{bad:?}");
+            assert!(bad.parse::<LinkSpec>().is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn links_survive_text() {
+    fn link_specs_survive_formatting() {
         for text in ["switch", "hub:10mbit", "p2p:100mbit,0.2ms", "switch:1gbit,3ms,2%", "switch:1ms"] {
             assert_eq!(link(&link(text).to_string()), link(text), "{text}");
         }

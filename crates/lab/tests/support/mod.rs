@@ -10,24 +10,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
-use tern_lab::{Lab, Name, Node, Options};
+use tern_lab::{Lab, LabName, LabOptions, Node};
 
 /// The binary with the lab's command line, which is also its init.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tern-lab");
 
 /// Options for a lab with a unique name.
-pub(crate) fn options(link: &str, nodes: u16) -> Options {
-    let own = Options::unique("test").unwrap();
-    Options { nodes, link: link.parse().unwrap(), helper: Some(PROGRAM.into()), ..own }
+pub(crate) fn options(link: &str, nodes: u16) -> LabOptions {
+    let own = LabOptions::unique("test").unwrap();
+    LabOptions { nodes, link: link.parse().unwrap(), helper: Some(PROGRAM.into()), ..own }
 }
 
 /// Creates a lab. It is taken down when the test ends, also by a panic.
 pub(crate) fn lab(link: &str, nodes: u16) -> Lab {
-    up(&options(link, nodes))
+    start_lab(&options(link, nodes))
 }
 
 /// Creates a lab with these options.
-pub(crate) fn up(options: &Options) -> Lab {
+pub(crate) fn start_lab(options: &LabOptions) -> Lab {
     Lab::up(options).unwrap_or_else(|e| panic!("no lab: {e}"))
 }
 
@@ -37,50 +37,53 @@ pub(crate) fn sh(node: &Node, script: &str) -> Output {
 }
 
 /// Runs a shell script in the node, which must succeed, and returns its output.
-pub(crate) fn says(node: &Node, script: &str) -> String {
+pub(crate) fn output_of(node: &Node, script: &str) -> String {
     let output = sh(node, script);
     assert!(output.status.success(), "{script} on node {}: {output:?}", node.number());
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// Waits until the condition holds, for at most 20 s.
-pub(crate) fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
-    while !so() {
+    while !condition() {
         assert!(Instant::now() < end, "never: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Runs a closure in the node's network namespace.
-pub(crate) fn in_network<T: Send + 'static>(node: &Node, act: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn in_network_namespace<T: Send + 'static>(
+    node: &Node,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let space = File::open(format!("/proc/{}/ns/net", node.init_pid().unwrap())).unwrap();
     // A thread of its own, so that the caller's thread stays in its namespace.
     let thread = thread::spawn(move || {
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        act()
+        run()
     });
     thread.join().unwrap()
 }
 
 /// A UDP socket in the node, bound to this port.
-pub(crate) fn datagrams(node: &Node, port: u16) -> UdpSocket {
-    let socket = in_network(node, move || UdpSocket::bind(("0.0.0.0", port)).unwrap());
+pub(crate) fn udp_socket(node: &Node, port: u16) -> UdpSocket {
+    let socket = in_network_namespace(node, move || UdpSocket::bind(("0.0.0.0", port)).unwrap());
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     socket
 }
 
 /// The two ends of a TCP connection from one node to another.
-pub(crate) fn connection(from: &Node, to: &Node, port: u16) -> (TcpStream, TcpStream) {
-    let listener = in_network(to, move || TcpListener::bind(("0.0.0.0", port)).unwrap());
+pub(crate) fn tcp_connection(from: &Node, to: &Node, port: u16) -> (TcpStream, TcpStream) {
+    let listener = in_network_namespace(to, move || TcpListener::bind(("0.0.0.0", port)).unwrap());
     let address = to.address();
-    let near = in_network(from, move || TcpStream::connect((address, port)).unwrap());
+    let near = in_network_namespace(from, move || TcpStream::connect((address, port)).unwrap());
     (near, listener.accept().unwrap().0)
 }
 
 /// Whether a datagram gets from one node to the other within about a second.
 pub(crate) fn reaches(from: &Node, to: &Node) -> bool {
-    let (near, far) = (datagrams(from, 0), datagrams(to, 0));
+    let (near, far) = (udp_socket(from, 0), udp_socket(to, 0));
     let port = far.local_addr().unwrap().port();
     let mut buffer = [0; 16];
     (0..4).any(|_| {
@@ -91,7 +94,7 @@ pub(crate) fn reaches(from: &Node, to: &Node) -> bool {
 }
 
 /// All remains of a lab on this machine: directories, mounts and processes.
-pub(crate) fn traces(name: &Name) -> Vec<String> {
+pub(crate) fn remains(name: &LabName) -> Vec<String> {
     let name = name.as_str();
     let mut found = Vec::new();
     let mut directories = vec![PathBuf::from("/run/tern-lab").join(name)];
@@ -114,15 +117,15 @@ pub(crate) fn traces(name: &Name) -> Vec<String> {
 }
 
 /// Waits until no trace of the lab remains.
-pub(crate) fn assert_gone(name: &Name) {
+pub(crate) fn assert_gone(name: &LabName) {
     wait_until("nothing is left of the lab", || {
-        let found = traces(name);
+        let found = remains(name);
         found.is_empty()
     });
 }
 
 /// A `tern-lab` command with these arguments, for the lab of this name.
-pub(crate) fn program(words: &[&str], name: &Name) -> Command {
+pub(crate) fn lab_command(words: &[&str], name: &LabName) -> Command {
     let mut command = Command::new(PROGRAM);
     let (verb, rest) = words.split_first().unwrap();
     command.arg(verb).args(["--lab", name.as_str()]).args(rest);

@@ -1,12 +1,12 @@
 //! Makes a Tern cluster of a lab's nodes, with the commands that a user would run. Only this module
 //! of the lab depends on Tern.
 
-use crate::error::{LabError, Result, Tried};
+use crate::error::{LabError, Result, WithContext};
 use crate::lab::Lab;
+use crate::lab::state::LabState;
 use crate::node::Node;
 use crate::process::command_name;
-use crate::signals;
-use crate::state::State;
+use crate::process::signals;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -18,25 +18,25 @@ use std::time::{Duration, Instant};
 /// Time for ternd to answer, and for the nodes to discover each other.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// ternd's cache directory: state that ternd can rebuild.
-const CACHE: &str = "/var/cache/tern";
-const PAUSE: Duration = Duration::from_millis(50);
+const CACHE_DIRECTORY: &str = "/var/cache/tern";
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Configures and starts ternd on all nodes. Returns when node 1 reports that all nodes are up.
 pub(crate) fn start(lab: &Lab) -> Result<()> {
-    let programs = State::load(lab.name())?.programs();
+    let programs = LabState::load(lab.name())?.program_directory();
     check_programs(&programs)?;
-    know_speed(lab, &programs)?;
+    distribute_cpu_speed(lab, &programs)?;
     let first = lab.node(1);
     let address = first.address().to_string();
-    tern(&first, &["init", "--node", "1", "--name", "node1", "--address", &address])?;
+    run_tern(&first, &["init", "--node", "1", "--name", "node1", "--address", &address])?;
     start_daemon(&first)?;
     for node in lab.nodes().skip(1) {
-        let token = tern(&first, &["token"])?;
+        let token = run_tern(&first, &["token"])?;
         let (number, own) = (node.number().to_string(), node.address().to_string());
-        tern(&node, &["join", &address, token.trim(), "--node", &number, "--address", &own])?;
+        run_tern(&node, &["join", &address, token.trim(), "--node", &number, "--address", &own])?;
         start_daemon(&node)?;
     }
-    wait_for(&first, "not all nodes are up", |status| {
+    wait_for_status(&first, "not all nodes are up", |status| {
         let nodes = status["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
         nodes.len() == lab.nodes().count() && nodes.iter().all(|n| n["up"] == true)
     })
@@ -44,31 +44,31 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
 
 /// Measures the machine's CPU speed once and copies the result to every node's cache. All nodes run
 /// on one machine; measuring on each of them would load it while the lab is in use.
-fn know_speed(lab: &Lab, programs: &Path) -> Result<()> {
+fn distribute_cpu_speed(lab: &Lab, programs: &Path) -> Result<()> {
     let ternd = programs.join("ternd");
     // The same mode as ternd uses: the cache holds contents of guests' files.
-    let make = |cache: &Path| DirBuilder::new().recursive(true).mode(0o700).create(cache);
-    make(Path::new(CACHE)).tried(|| format!("make {CACHE}"))?;
-    let file = Path::new(CACHE).join("speed.json");
+    let create = |cache: &Path| DirBuilder::new().recursive(true).mode(0o700).create(cache);
+    create(Path::new(CACHE_DIRECTORY)).with_context(|| format!("make {CACHE_DIRECTORY}"))?;
+    let file = Path::new(CACHE_DIRECTORY).join("speed.json");
     Command::new(&ternd)
         .arg("--measure-speed")
         .arg(&file)
         .env("TERN_LOG", "error")
         .status()
-        .tried(|| format!("run {}", ternd.display()))?;
+        .with_context(|| format!("run {}", ternd.display()))?;
     for node in lab.nodes() {
-        let cache = node.path(CACHE)?;
-        make(&cache)
+        let cache = node.path(CACHE_DIRECTORY)?;
+        create(&cache)
             .and_then(|()| fs::copy(&file, cache.join("speed.json")).map(|_bytes| ()))
-            .tried(|| format!("write into {}", cache.display()))?;
+            .with_context(|| format!("write into {}", cache.display()))?;
     }
     Ok(())
 }
 
 /// Starts ternd on a node that is configured. Returns when ternd answers.
 pub(crate) fn start_daemon(node: &Node) -> Result<()> {
-    node.daemon("ternd", &[], "ternd")?;
-    wait_for(node, "ternd does not answer", |_| true)
+    node.start_daemon("ternd", &[], "ternd")?;
+    wait_for_status(node, "ternd does not answer", |_| true)
 }
 
 /// Kills only ternd and starts it again.
@@ -88,7 +88,7 @@ pub(crate) fn restart_daemon(node: &Node) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     while daemons()?.iter().any(|pid| found.contains(pid)) {
         if Instant::now() > end {
-            return Err(LabError::Undying { lab: node.lab.clone(), pids: found });
+            return Err(LabError::Unkillable { lab: node.lab.clone(), pids: found });
         }
         thread::sleep(Duration::from_millis(2));
     }
@@ -106,44 +106,44 @@ fn check_programs(programs: &Path) -> Result<()> {
 }
 
 /// Runs `tern` in the node; returns what it prints.
-fn tern(node: &Node, arguments: &[&str]) -> Result<String> {
+fn run_tern(node: &Node, arguments: &[&str]) -> Result<String> {
     let mut command = node.command("tern");
     command.args(arguments).stdin(Stdio::null());
-    let output = command.output().tried(|| "run tern".to_owned())?;
+    let output = command.output().with_context(|| "run tern".to_owned())?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     // Only the first argument is shown: the others may hold the token, which is secret.
     let what = format!("tern {} on node {}", arguments.first().copied().unwrap_or_default(), node.number());
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(LabError::Failed { what, message: said.trim().replace('\n', ", ") })
+    let output = String::from_utf8_lossy(&output.stderr);
+    Err(LabError::Failed { what, message: output.trim().replace('\n', ", ") })
 }
 
-/// Waits until the node's `tern status` satisfies `good`.
-fn wait_for(node: &Node, else_say: &str, good: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
+/// Waits until the node's `tern status` satisfies `accept`.
+fn wait_for_status(node: &Node, on_timeout: &str, accept: impl Fn(&serde_json::Value) -> bool) -> Result<()> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
-        let status = tern(node, &["status", "--json"]);
+        let status = run_tern(node, &["status", "--json"]);
         if let Ok(status) = status.as_ref().map(|s| serde_json::from_str(s).unwrap_or_default())
-            && good(&status)
+            && accept(&status)
         {
             return Ok(());
         }
-        if let Some(signal) = signals::noted() {
+        if let Some(signal) = signals::recorded() {
             return Err(LabError::Interrupted(signal.signal));
         }
         if Instant::now() > end {
             let log = node.directory().join("ternd.log");
             let text = fs::read_to_string(&log).unwrap_or_default();
             let last = text.lines().last().unwrap_or("nothing");
-            let said = status.map_or_else(|e| e.to_string(), |s| s.trim().replace('\n', " "));
+            let output = status.map_or_else(|e| e.to_string(), |s| s.trim().replace('\n', " "));
             return Err(LabError::Failed {
                 what: format!("the cluster of lab {}", node.lab),
                 message: format!(
-                    "{else_say} after 30 s; tern status: {said}; last line of ternd's log: {last}"
+                    "{on_timeout} after 30 s; tern status: {output}; last line of ternd's log: {last}"
                 ),
             });
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
 }

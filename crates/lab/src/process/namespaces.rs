@@ -1,6 +1,6 @@
 //! Joining and unsharing namespaces, and the code that runs between fork and exec.
 
-use crate::signals::Mask;
+use crate::process::signals::SignalMask;
 use rustix::process::Signal;
 use rustix::thread::{
     LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags, move_into_link_name_space,
@@ -13,23 +13,23 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// Moves this process, which must be single-threaded, into new namespaces.
-pub(crate) fn leave(flags: UnshareFlags) -> io::Result<()> {
+pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
     // SAFETY: the flags used here (namespaces) do not unshare memory or descriptors.
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
 /// Moves this process into the mount namespace of another process.
-pub(crate) fn join_mounts(process: &OwnedFd) -> io::Result<()> {
+pub(crate) fn join_mount_namespace(process: &OwnedFd) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::MOUNT)?)
 }
 
 /// From now on, children of this process are created in the pid namespace of the given process.
-pub(crate) fn bear_children_in(process: &OwnedFd) -> io::Result<()> {
+pub(crate) fn set_child_pid_namespace(process: &OwnedFd) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::PROCESS_ID)?)
 }
 
 /// Makes the command run in this network namespace; its other namespaces stay the caller's.
-pub(crate) fn in_network(command: &mut Command, network: OwnedFd) {
+pub(crate) fn set_network(command: &mut Command, network: OwnedFd) {
     // SAFETY: one system call.
     unsafe {
         command.pre_exec(move || {
@@ -39,7 +39,7 @@ pub(crate) fn in_network(command: &mut Command, network: OwnedFd) {
 }
 
 /// Makes the command run in a new session without a controlling terminal.
-pub(crate) fn in_own_session(command: &mut Command) {
+pub(crate) fn set_new_session(command: &mut Command) {
     // SAFETY: one system call. It fails only for the leader of a process group, which a fresh child
     // is not.
     unsafe {
@@ -53,7 +53,7 @@ pub(crate) fn in_own_session(command: &mut Command) {
 /// Descriptors and paths that a command needs to become a process of a node, opened before the
 /// fork.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct NodeEntry {
     /// A descriptor of the node's init.
     pub(crate) init: OwnedFd,
     /// `cgroup.procs` of the node's groups, open for writing.
@@ -63,9 +63,10 @@ pub(crate) struct Entry {
 }
 
 /// Makes the command run in the node with this signal mask. It must be created in the node's pid
-/// namespace ([`bear_children_in`]), and is killed when its parent, the calling thread, dies.
-pub(crate) fn in_node(command: &mut Command, entry: Entry, mask: Mask) {
-    let spaces = ThreadNameSpaceType::MOUNT
+/// namespace ([`set_child_pid_namespace`]), and is killed when its parent, the calling thread,
+/// dies.
+pub(crate) fn set_node(command: &mut Command, entry: NodeEntry, mask: SignalMask) {
+    let namespaces = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::NETWORK
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
@@ -78,7 +79,7 @@ pub(crate) fn in_node(command: &mut Command, entry: Entry, mask: Mask) {
                 // 0 stands for the writing process.
                 rustix::io::write(group, b"0")?;
             }
-            move_into_thread_name_spaces(entry.init.as_fd(), spaces)?;
+            move_into_thread_name_spaces(entry.init.as_fd(), namespaces)?;
             if rustix::process::chdir(entry.directory.as_c_str()).is_err() {
                 rustix::process::chdir(c"/")?;
             }
