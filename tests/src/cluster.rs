@@ -1,6 +1,10 @@
 //! A lab cluster of three nodes with ternd on each, and Tern's tools as a user runs them.
 
-use crate::fault_injection::wait_until;
+pub mod fault_injection;
+pub mod jobs;
+pub mod resources;
+
+use crate::cluster::fault_injection::wait_until;
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
@@ -276,7 +280,7 @@ impl Cluster {
 /// that run at the same time; the default is one, so that no test is disturbed by another.
 fn lab_slot() -> Result<File> {
     let labs = std::env::var("TERN_LABS").map_or(Ok(1), |labs| labs.parse::<u32>()).context("TERN_LABS")?;
-    let open_slot = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);
+    let open_slot = |number| Ok(File::create(programs::build_directory()?.join(format!("turn-{number}")))?);
     let slots = (1..=labs.max(1)).map(open_slot).collect::<Result<Vec<_>>>()?;
     loop {
         if let Some(free) = slots.iter().position(|open_slot| open_slot.try_lock().is_ok()) {

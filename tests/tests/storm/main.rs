@@ -15,7 +15,7 @@ use bed::storm;
 use tasks::{BIRTHS, BUILD, COREUTILS, GIT, OPENSSL, PYTHON, SHELL, SQLITE, Task};
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::wanted;
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 use threaded::{FFMPEG, GO, JAVA, MULTIPROCESSING, NODE, RAYON, REDIS};
 
 /// Number of moves in the long tests.

@@ -1,11 +1,11 @@
 //! Fault injection: armed daemons, killed shims, and the check that a family leaves nothing behind.
 
-use crate::catalogue::ENTRIES;
 use crate::cluster::Cluster;
-use crate::journey::{Journey, native};
-use crate::outcome::Outcome;
+use crate::moves::journey::{Journey, native};
+use crate::programs::catalogue::ENTRIES;
 use crate::programs::{Flavour, executable};
-use crate::running::{ANNOUNCE, Running};
+use crate::runs::outcome::Outcome;
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -183,7 +183,7 @@ pub const ENTRIES: &[Entry] = &[
 ];
 
 /// The entries that can be migrated.
-pub fn movable() -> impl Iterator<Item = &'static Entry> {
+pub fn migratable() -> impl Iterator<Item = &'static Entry> {
     ENTRIES.iter().filter(|e| !matches!(e.kind, Kind::Refused(_)))
 }
 

@@ -2,7 +2,7 @@
 //! result of each.
 
 use crate::cluster::Cluster;
-use crate::running::{ANNOUNCE, Running};
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Generated input for the real programs, the same on every machine.
 
-use crate::programs::workshop;
+use crate::programs::build_directory;
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Changes when the generated content changes, so that no test uses the output of an older version.
-const EDITION: &str = "material-4";
+const INPUT_VERSION: &str = "material-4";
 const SAMPLES_PER_SECOND: u32 = 44_100;
 
 /// A deterministic sequence (Knuth's MMIX constants).
@@ -32,12 +32,12 @@ impl Sequence {
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn material() -> Result<PathBuf> {
-    let folder = workshop()?.join(EDITION);
-    let lock = File::create(workshop()?.join("material.lock"))?;
+pub fn generated_files() -> Result<PathBuf> {
+    let folder = build_directory()?.join(INPUT_VERSION);
+    let lock = File::create(build_directory()?.join("material.lock"))?;
     lock.lock()?;
     if !folder.exists() {
-        let half = workshop()?.join("material.half");
+        let half = build_directory()?.join("material.half");
         let _ = fs::remove_dir_all(&half);
         fs::create_dir_all(&half)?;
         song(&half.join("song.wav"), 75).context("cannot make the song")?;

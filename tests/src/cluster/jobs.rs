@@ -1,8 +1,8 @@
 //! Compute-bound jobs on clusters with load balancing.
 
 use crate::cluster::Cluster;
-use crate::fault_injection::wait_until;
-use crate::running::{ANNOUNCE, Running};
+use crate::cluster::fault_injection::wait_until;
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -43,7 +43,7 @@ pub fn program(cluster: &Cluster, node: u16, words: &str, program: &[&str]) -> R
 }
 
 /// Whether a child exits successfully within the timeout. It is killed otherwise.
-pub fn ends_well(mut child: Child) -> bool {
+pub fn exits_successfully(mut child: Child) -> bool {
     let ended = wait_until("it ends", EVENT_TIMEOUT, || matches!(child.try_wait(), Ok(Some(_))));
     let _over = child.kill();
     ended.is_ok() && child.wait().is_ok_and(|status| status.success())

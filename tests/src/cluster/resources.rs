@@ -69,8 +69,8 @@ impl ResourceCheck<'_> {
         Ok(all)
     }
 
-    /// Waits until nothing has grown since `before`; without `before`, until two counts are the same.
-    /// 20 s at most.
+    /// Waits until nothing has grown since `before`; without `before`, until two counts are the
+    /// same. 20 s at most.
     ///
     /// # Errors
     /// As `count`.

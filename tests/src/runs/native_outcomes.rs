@@ -4,8 +4,8 @@
 //! are stored on disk for that run only, so that none outlives a change of the program, the kernel
 //! or the environment.
 
-use crate::outcome::Outcome;
-use crate::programs::workshop;
+use crate::programs::build_directory;
+use crate::runs::outcome::Outcome;
 use anyhow::Result;
 use std::collections::HashMap;
 use std::fs;
@@ -48,7 +48,7 @@ pub(crate) fn get_or_run(key: &str, run: impl FnOnce() -> Result<Outcome>) -> Re
 /// The file of a key in this run's folder; `None` outside of nextest.
 fn file(key: &str) -> Result<Option<PathBuf>> {
     let Some(run) = std::env::var_os("NEXTEST_RUN_ID") else { return Ok(None) };
-    let all = workshop()?.join("natives");
+    let all = build_directory()?.join("natives");
     let own = all.join(&run);
     if !own.exists() {
         let old = fs::read_dir(&all).into_iter().flatten().flatten().filter(|old| old.file_name() != run);

@@ -1,11 +1,11 @@
 //! A journey: where a program is moved while it runs, and the check that it ran there.
 
-use crate::catalogue::{Entry, Input, Kind};
 use crate::cluster::Cluster;
-use crate::natives;
-use crate::outcome::Outcome;
+use crate::programs::catalogue::{Entry, Input, Kind};
 use crate::programs::{Flavour, executable};
-use crate::running::{ANNOUNCE, Running};
+use crate::runs::native_outcomes;
+use crate::runs::outcome::Outcome;
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::process::Command;
@@ -34,7 +34,7 @@ pub enum Journey {
     /// 1 ↔ 2, at most twenty times a second.
     PingPong,
     /// Started with `mosrun -2`.
-    BornAway,
+    StartedAway,
 }
 
 impl Journey {
@@ -46,14 +46,14 @@ impl Journey {
             Self::OutAndHome => "out-and-home",
             Self::Onward => "onward",
             Self::PingPong => "ping-pong",
-            Self::BornAway => "born-away",
+            Self::StartedAway => "born-away",
         }
     }
 
     fn start(self) -> &'static [&'static str] {
         match self {
             Self::Home => &["-h"],
-            Self::BornAway => &["-2"],
+            Self::StartedAway => &["-2"],
             // Locked: on a busy machine the balancer would move it too.
             _ => &["-L"],
         }
@@ -61,7 +61,7 @@ impl Journey {
 
     fn stops(self) -> Vec<&'static str> {
         match self {
-            Self::Home | Self::BornAway => vec![],
+            Self::Home | Self::StartedAway => vec![],
             Self::Out => vec!["2"],
             Self::OutAndHome => vec!["2", "home"],
             Self::Onward => vec!["2", "3", "home"],
@@ -82,14 +82,14 @@ impl Journey {
 /// If it is not built, cannot be run, or fails.
 pub fn native(entry: &'static Entry, flavour: Flavour, journey: Journey) -> Result<Outcome> {
     let key = format!("{}, {} MiB", title(entry, flavour), journey.heap_mib());
-    natives::get_or_run(&key, || unmoved(None, entry, flavour, journey))
+    native_outcomes::get_or_run(&key, || run_without_migration(None, entry, flavour, journey))
 }
 
 /// Runs a program without Tern, on this machine or on node 1 of a lab.
 ///
 /// # Errors
 /// If it is not built, cannot be run, or fails.
-pub fn unmoved(
+pub fn run_without_migration(
     place: Option<&Cluster>,
     entry: &Entry,
     flavour: Flavour,
@@ -103,7 +103,7 @@ pub fn unmoved(
     };
     command.args(args).current_dir("/");
     let mut running = Running::start(environment(&mut command, journey, None), is_terminal(entry))?;
-    converse(&mut running, entry, &mut |_| Ok(()))?;
+    exchange_lines(&mut running, entry, &mut |_| Ok(()))?;
     let outcome = running.finish(RUN_TIMEOUT)?;
     let passed = outcome.out.ends_with(b"PASS\n") || outcome.out.ends_with(b"PASS\r\n");
     if !passed && entry.name != "ending" && entry.input != Input::Interrupted {
@@ -134,24 +134,19 @@ pub fn title(entry: &Entry, flavour: Flavour) -> String {
 /// # Errors
 /// A difference between the runs, a refused move, or a program that did not run where it was moved;
 /// with diagnostics.
-pub fn travel(
+pub fn run_journey(
     cluster: &Cluster,
     entry: &'static Entry,
     flavour: Flavour,
     journey: Journey,
 ) -> Result<Vec<String>, String> {
     let wanted = native(entry, flavour, journey).map_err(|e| format!("{e:#}"))?;
-    let mut trip = Trip::begin(cluster, entry, flavour, journey)
+    let mut run = JourneyRun::begin(cluster, entry, flavour, journey)
         .map_err(|e| format!("{e:#}\n{}", cluster.diagnostics(0)))?;
-    let end = trip.complete();
-    let pid = trip.running.pid;
+    let end = run.complete();
+    let pid = run.running.pid;
     let fail = |what: String| {
-        format!(
-            "{what}\nmoves: {}\n{}\n{}",
-            trip.moved,
-            trip.running.output_so_far(),
-            cluster.diagnostics(pid)
-        )
+        format!("{what}\nmoves: {}\n{}\n{}", run.moved, run.running.output_so_far(), cluster.diagnostics(pid))
     };
     match end {
         Err(error) => {
@@ -162,7 +157,7 @@ pub fn travel(
         }
         Ok(outcome) => match outcome.difference(&wanted) {
             Some(difference) => Err(fail(difference)),
-            None => Ok(trip.notes),
+            None => Ok(run.notes),
         },
     }
 }
@@ -196,7 +191,7 @@ pub fn frozen_at(
     }
 }
 
-struct Trip<'a> {
+struct JourneyRun<'a> {
     cluster: &'a Cluster,
     entry: &'static Entry,
     journey: Journey,
@@ -206,7 +201,7 @@ struct Trip<'a> {
     notes: Vec<String>,
 }
 
-impl<'a> Trip<'a> {
+impl<'a> JourneyRun<'a> {
     fn begin(
         cluster: &'a Cluster,
         entry: &'static Entry,
@@ -226,8 +221,8 @@ impl<'a> Trip<'a> {
     fn complete(&mut self) -> Result<Outcome> {
         let stops = self.journey.stops();
         if self.entry.input == Input::None {
-            if self.journey == Journey::BornAway {
-                self.prove(2, self.cluster.cpu_seconds(2)?)?;
+            if self.journey == Journey::StartedAway {
+                self.check_location(2, self.cluster.cpu_seconds(2)?)?;
             }
             // Let the program begin, by a delay that varies with the pid.
             sleep(Duration::from_millis(40 + u64::from(self.running.pid.unsigned_abs() % 7) * 20));
@@ -238,9 +233,9 @@ impl<'a> Trip<'a> {
             self.running.close_input();
         } else {
             let mut legs = stops.chunks(stops.len().div_ceil(LINES.len()).max(1));
-            // Borrowed separately: `converse` needs the program, the moves only its pid.
+            // Borrowed separately: `exchange_lines` needs the program, the moves only its pid.
             let (cluster, pid, moved) = (self.cluster, self.running.pid, &mut self.moved);
-            converse(&mut self.running, self.entry, &mut |_| {
+            exchange_lines(&mut self.running, self.entry, &mut |_| {
                 for stop in legs.next().unwrap_or_default() {
                     step(cluster, pid, stop, moved)?;
                 }
@@ -260,11 +255,11 @@ impl<'a> Trip<'a> {
             sleep(Duration::from_millis(50).saturating_sub(begun.elapsed()));
             return Ok(());
         }
-        self.prove(node, before)
+        self.check_location(node, before)
     }
 
     /// Checks that the program runs there: it uses CPU time, or mps reports the node.
-    fn prove(&mut self, node: u16, before: f64) -> Result<()> {
+    fn check_location(&mut self, node: u16, before: f64) -> Result<()> {
         match self.entry.kind {
             Kind::Computes => self.cluster.await_cpu(node, before, MIN_CPU_SECONDS)?,
             Kind::Execs => {}
@@ -314,7 +309,7 @@ fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<(
 }
 
 /// Sends the lines to a program that reads them, and calls `between` after each.
-fn converse(
+fn exchange_lines(
     running: &mut Running,
     entry: &Entry,
     between: &mut dyn FnMut(usize) -> Result<()>,

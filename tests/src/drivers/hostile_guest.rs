@@ -2,10 +2,10 @@
 //! sandbox.
 
 use crate::cluster::Cluster;
-use crate::fault_injection::wait_until;
-use crate::outcome::Outcome;
-use crate::programs::workshop;
-use crate::running::{ANNOUNCE, Running};
+use crate::cluster::fault_injection::wait_until;
+use crate::programs::build_directory;
+use crate::runs::outcome::Outcome;
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const STUB_AREA: &str = "0x310000000000";
 /// # Errors
 /// If it does not compile.
 fn build(name: &str) -> Result<PathBuf> {
-    let folder = workshop()?.join("hostile");
+    let folder = build_directory()?.join("hostile");
     fs::create_dir_all(&folder)?;
     let lock = fs::File::create(folder.join(".lock"))?;
     lock.lock()?;

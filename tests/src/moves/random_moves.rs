@@ -1,9 +1,9 @@
 //! Migrates the processes of a family at random times to random nodes while it runs.
 
 use crate::cluster::Cluster;
-use crate::material::Sequence;
+use crate::programs::generated_input::Sequence;
 use crate::programs::{Flavour, named};
-use crate::running::{ANNOUNCE, Running};
+use crate::runs::running::{ANNOUNCE, Running};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Number of moves after which a program of `move_while_running` may end.
 const MIN_MOVES: u32 = 10;
 
-/// The result of `wander`.
+/// The result of `move_randomly`.
 #[derive(Debug, Default)]
 pub struct Moves {
     /// Moves that succeeded.
@@ -30,7 +30,7 @@ pub struct Moves {
 ///
 /// # Errors
 /// If the processes of node 1 cannot be listed.
-pub fn wander(
+pub fn move_randomly(
     cluster: &Cluster,
     root: i32,
     seed: u64,
@@ -115,7 +115,7 @@ pub fn move_while_running(cluster: &Cluster, program: &str, scratch: &str) -> Re
     let (pid, stop) = (running.pid, AtomicBool::new(false));
     let (end, moves) = std::thread::scope(|scope| {
         let mover = scope.spawn(|| {
-            wander(cluster, pid, 3, &stop, |done| {
+            move_randomly(cluster, pid, 3, &stop, |done| {
                 // Without the file the program runs for too long.
                 if done == MIN_MOVES {
                     let _fails_then = cluster.touch("/tmp/enough");

@@ -1,6 +1,6 @@
 //! A running program whose output is captured as it comes.
 
-use crate::outcome::Outcome;
+use crate::runs::outcome::Outcome;
 use anyhow::{Context, Result, bail};
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
