@@ -1,7 +1,7 @@
 //! Tests of `tern lab storm` itself: it finds differences, notices a storm without moves, and
 //! leaves nothing behind.
 
-use super::bed::{report, tool};
+use super::task_run::{report, tool};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

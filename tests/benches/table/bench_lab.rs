@@ -14,9 +14,8 @@ const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A lab with a cluster. Dropping it takes the lab down.
 #[derive(Debug)]
-pub(crate) struct Bed {
-    /// The lab.
-    pub(crate) lab: Lab,
+pub(crate) struct BenchLab {
+    lab: Lab,
     binaries: PathBuf,
     programs: PathBuf,
 }
@@ -30,7 +29,7 @@ pub(crate) struct Running {
     pub(crate) pid: i32,
 }
 
-impl Bed {
+impl BenchLab {
     /// Nodes with equal shares of the machine's CPUs, connected by `link` (as in `tern lab`).
     ///
     /// # Errors
@@ -55,6 +54,11 @@ impl Bed {
             ..LabOptions::unique("bench")?
         };
         Ok(Self { lab: Lab::up(&options)?, binaries, programs })
+    }
+
+    /// The address of a node.
+    pub(crate) fn address(&self, node: u16) -> String {
+        self.lab.node(node).address().to_string()
     }
 
     /// A command on a node.
