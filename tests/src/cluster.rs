@@ -1,6 +1,10 @@
 //! A lab cluster of three nodes with ternd on each, and Tern's tools as a user runs them.
 
-use crate::fault_injection::wait_until;
+pub mod fault_injection;
+pub mod jobs;
+pub mod resources;
+
+use crate::cluster::fault_injection::wait_until;
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
@@ -8,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tern_control::{MigrationReport, ProcessRow};
-use tern_lab::{Lab, Options};
+use tern_lab::{Lab, LabOptions};
 
 /// Seconds within which a tool must finish.
 const TOOL_TIMEOUT_SECS: &str = "60";
@@ -45,7 +49,7 @@ impl Cluster {
     /// # Errors
     /// As `up`.
     pub fn with_nodes(prefix: &str, nodes: u16) -> Result<Self> {
-        Self::make(binaries()?, Options { nodes, daemon: true, ..Options::unique(prefix)? })
+        Self::make(binaries()?, LabOptions { nodes, daemon: true, ..LabOptions::unique(prefix)? })
     }
 
     /// As `with_nodes`, with this many bytes of memory in each node.
@@ -53,7 +57,7 @@ impl Cluster {
     /// # Errors
     /// As `up`.
     pub fn with_memory(prefix: &str, nodes: u16, memory: u64) -> Result<Self> {
-        let options = Options { nodes, daemon: true, memory: Some(memory), ..Options::unique(prefix)? };
+        let options = LabOptions { nodes, daemon: true, memory: Some(memory), ..LabOptions::unique(prefix)? };
         Self::make(binaries()?, options)
     }
 
@@ -64,7 +68,7 @@ impl Cluster {
     /// As `up`.
     pub fn with_shared(prefix: &str, nodes: u16, directory: &Path) -> Result<Self> {
         let shared = vec![directory.to_owned()];
-        Self::make(binaries()?, Options { nodes, daemon: true, shared, ..Options::unique(prefix)? })
+        Self::make(binaries()?, LabOptions { nodes, daemon: true, shared, ..LabOptions::unique(prefix)? })
     }
 
     /// As `with_nodes`, connected by this kind of link.
@@ -72,7 +76,7 @@ impl Cluster {
     /// # Errors
     /// As `up`; also if `link` does not parse.
     pub fn with_link(prefix: &str, nodes: u16, link: &str) -> Result<Self> {
-        let options = Options { nodes, daemon: true, link: link.parse()?, ..Options::unique(prefix)? };
+        let options = LabOptions { nodes, daemon: true, link: link.parse()?, ..LabOptions::unique(prefix)? };
         Self::make(binaries()?, options)
     }
 
@@ -81,14 +85,14 @@ impl Cluster {
     /// # Errors
     /// If the lab does not come up.
     pub fn bare(prefix: &str) -> Result<Self> {
-        Self::make(folder()?, Options { nodes: 1, ..Options::unique(prefix)? })
+        Self::make(folder()?, LabOptions { nodes: 1, ..LabOptions::unique(prefix)? })
     }
 
-    fn make(binaries: PathBuf, options: Options) -> Result<Self> {
+    fn make(binaries: PathBuf, options: LabOptions) -> Result<Self> {
         let lab_slot = lab_slot()?;
         let helper =
             ["tern", "tern-lab"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists());
-        let options = Options { helper, ..options };
+        let options = LabOptions { helper, ..options };
         let lab = Lab::up(&options).context("the lab does not come up")?;
         Ok(Self { lab, binaries, _slot: lab_slot })
     }
@@ -276,7 +280,7 @@ impl Cluster {
 /// that run at the same time; the default is one, so that no test is disturbed by another.
 fn lab_slot() -> Result<File> {
     let labs = std::env::var("TERN_LABS").map_or(Ok(1), |labs| labs.parse::<u32>()).context("TERN_LABS")?;
-    let open_slot = |number| Ok(File::create(programs::workshop()?.join(format!("turn-{number}")))?);
+    let open_slot = |number| Ok(File::create(programs::build_directory()?.join(format!("turn-{number}")))?);
     let slots = (1..=labs.max(1)).map(open_slot).collect::<Result<Vec<_>>>()?;
     loop {
         if let Some(free) = slots.iter().position(|open_slot| open_slot.try_lock().is_ok()) {

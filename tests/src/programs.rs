@@ -1,6 +1,9 @@
 //! Builds the tiny programs, each in up to three flavours.
 
-use crate::catalogue::{ENTRIES, Entry};
+pub mod catalogue;
+pub mod generated_input;
+
+use crate::programs::catalogue::{ENTRIES, Entry};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -36,7 +39,7 @@ impl Flavour {
 ///
 /// # Errors
 /// If it cannot be created, or this program is not in a target folder.
-pub fn workshop() -> Result<PathBuf> {
+pub fn build_directory() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     // TARGET/debug/deps/journeys-0123
     let target = own.ancestors().nth(3).context("this test program is not in a target folder")?;
@@ -59,7 +62,7 @@ pub fn built() -> Result<&'static Path> {
 }
 
 fn build() -> Result<PathBuf> {
-    let folder = workshop()?.join("programs");
+    let folder = build_directory()?.join("programs");
     fs::create_dir_all(&folder)?;
     // nextest runs test programs in parallel: only one builds.
     let lock = File::create(folder.join(".lock"))?;

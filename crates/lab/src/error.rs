@@ -1,6 +1,6 @@
 //! The errors of this crate.
 
-use crate::options::Name;
+use crate::lab::options::LabName;
 use std::io;
 
 /// Why an operation on a lab failed. Unless a variant says otherwise, a failed [`crate::Lab::up`]
@@ -32,10 +32,10 @@ pub enum LabError {
     },
     /// No lab of that name exists.
     #[error("no lab named {0} is up; start it with: tern lab up --lab {0}")]
-    NotUp(Name),
+    NotUp(LabName),
     /// A lab of that name exists already.
     #[error("a lab named {0} is up already; take it down with: tern lab down --lab {0}")]
-    AlreadyUp(Name),
+    AlreadyUp(LabName),
     /// The node's number is not in this lab.
     #[error("there is no node {node} in this lab of {nodes}")]
     NoNode {
@@ -63,9 +63,9 @@ pub enum LabError {
     Interrupted(i32),
     /// Some processes did not die in time. They, and their control group, still exist.
     #[error("these processes of lab {lab} do not die: {pids:?}; try tern lab down again")]
-    Undying {
+    Unkillable {
         /// The lab.
-        lab: Name,
+        lab: LabName,
         /// Their pids on the machine.
         pids: Vec<i32>,
     },
@@ -83,13 +83,13 @@ pub enum LabError {
 pub(crate) type Result<T> = std::result::Result<T, LabError>;
 
 /// Adds the attempted operation to an I/O error.
-pub(crate) trait Tried<T> {
+pub(crate) trait WithContext<T> {
     /// `what` follows the word "cannot" in the message.
-    fn tried(self, what: impl FnOnce() -> String) -> Result<T>;
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Tried<T> for std::result::Result<T, E> {
-    fn tried(self, what: impl FnOnce() -> String) -> Result<T> {
+impl<T, E: Into<io::Error>> WithContext<T> for std::result::Result<T, E> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| LabError::Io { what: what(), source: e.into() })
     }
 }

@@ -1,10 +1,14 @@
 //! One node of a lab, and the ways to run programs in it.
 
-use crate::cgroup::Hierarchies;
-use crate::error::{LabError, Result, Tried};
-use crate::init;
-use crate::options::Name;
-use crate::state::{self, State};
+pub(crate) mod enter;
+pub(crate) mod init;
+pub(crate) mod root_fs;
+
+use crate::error::{LabError, Result, WithContext};
+use crate::lab::options::LabName;
+use crate::lab::state::{self, LabState};
+use crate::process::cgroup::Hierarchies;
+use crate::roles;
 use std::ffi::OsStr;
 use std::fs;
 use std::net::Ipv4Addr;
@@ -15,7 +19,7 @@ use std::time::Duration;
 /// A node, by name. It may be up or down, and may change state at any time.
 #[derive(Debug, Clone)]
 pub struct Node {
-    pub(crate) lab: Name,
+    pub(crate) lab: LabName,
     pub(crate) number: u16,
     pub(crate) helper: PathBuf,
     pub(crate) address: Ipv4Addr,
@@ -39,7 +43,7 @@ impl Node {
     /// including SIGKILL. The child's pid is that of a proxy process outside the node. The proxy's
     /// own exit codes: 127 no such program, 126 it cannot be run, 125 no such node.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = init::command(&self.helper, "enter", &self.lab);
+        let mut command = roles::command(&self.helper, "enter", &self.lab);
         command.arg(self.number.to_string()).arg(program);
         command
     }
@@ -50,17 +54,17 @@ impl Node {
     ///
     /// # Errors
     /// The program cannot be started, or the node is down.
-    pub fn daemon(&self, program: impl AsRef<OsStr>, arguments: &[&str], log: &str) -> Result<()> {
+    pub fn start_daemon(&self, program: impl AsRef<OsStr>, arguments: &[&str], log: &str) -> Result<()> {
         let program = program.as_ref();
         let at = self.directory().join(format!("{log}.log"));
         let open = fs::create_dir_all(self.directory())
             .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(&at))
             .and_then(|file| Ok((file.try_clone()?, file)));
-        let (out, err) = open.tried(|| format!("open {}", at.display()))?;
-        let mut command = init::command(&self.helper, "daemon", &self.lab);
+        let (out, err) = open.with_context(|| format!("open {}", at.display()))?;
+        let mut command = roles::command(&self.helper, "daemon", &self.lab);
         command.arg(self.number.to_string()).arg(program).args(arguments).current_dir("/");
         let status = command.stdin(Stdio::null()).stdout(out).stderr(err).status();
-        if status.tried(|| format!("start {}", self.helper.display()))?.success() {
+        if status.with_context(|| format!("start {}", self.helper.display()))?.success() {
             return Ok(());
         }
         let text = fs::read_to_string(&at).unwrap_or_default();
@@ -91,7 +95,7 @@ impl Node {
     /// # Errors
     /// The node is down.
     pub fn init_pid(&self) -> Result<i32> {
-        Ok(State::load(&self.lab)?.init(self.number)?.pid)
+        Ok(LabState::load(&self.lab)?.running_init(self.number)?.pid)
     }
 
     /// The pids on the machine of all processes of the node.
@@ -99,7 +103,7 @@ impl Node {
     /// # Errors
     /// The machine has no control groups.
     pub fn processes(&self) -> Result<Vec<i32>> {
-        Ok(Hierarchies::find()?.part(&self.lab, &format!("node{}", self.number)).processes())
+        Ok(Hierarchies::find()?.node_group(&self.lab, self.number).processes())
     }
 
     /// CPU time used in the node since the lab was created, including that of ended processes.
@@ -107,6 +111,6 @@ impl Node {
     /// # Errors
     /// The lab is down.
     pub fn cpu_time(&self) -> Result<Duration> {
-        Hierarchies::find()?.part(&self.lab, &format!("node{}", self.number)).cpu_time()
+        Hierarchies::find()?.node_group(&self.lab, self.number).cpu_time()
     }
 }

@@ -1,12 +1,12 @@
 //! Cut, heal, kill, restart. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod trial;
+mod support;
 
 use std::io::{Read, Write};
 use std::time::Duration;
+use support::{lab, output_of, reaches, sh, tcp_connection, timed_out, wait_until};
 use tern_lab::{Cable, Lab, LabError};
-use trial::{connection, lab, reaches, says, sh, timed_out, wait_until};
 
 fn reach(lab: &Lab, from: u16, to: u16) -> bool {
     reaches(&lab.node(from), &lab.node(to))
@@ -16,7 +16,7 @@ fn reach(lab: &Lab, from: u16, to: u16) -> bool {
 fn a_cut_is_silent_and_heals() {
     for link in ["switch", "p2p", "switch:1ms"] {
         let lab = lab(link, 2);
-        let (mut near, mut far) = connection(&lab.node(1), &lab.node(2), 5001);
+        let (mut near, mut far) = tcp_connection(&lab.node(1), &lab.node(2), 5001);
         far.write_all(b"hello").unwrap();
         let mut buffer = [0; 16];
         assert_eq!(near.read(&mut buffer).unwrap(), 5);
@@ -74,7 +74,7 @@ fn one_direction_can_be_cut_alone() {
 }
 
 #[test]
-fn wrong_cables_are_refused() {
+fn invalid_cables_are_rejected() {
     let lab = lab("switch", 2);
     assert!(matches!(lab.cut(Cable::Node(3)), Err(LabError::NoNode { node: 3, nodes: 2 })));
     assert!(matches!(lab.cut(Cable::Node(0)), Err(LabError::NoNode { .. })));
@@ -82,14 +82,14 @@ fn wrong_cables_are_refused() {
 }
 
 #[test]
-fn a_killed_node_says_no_last_word_and_comes_back_with_its_files() {
+fn killed_node_sends_nothing_and_restarts_with_its_files() {
     for link in ["switch", "p2p:100mbit", "switch:1ms"] {
         let lab = lab(link, 3);
         let two = lab.node(2);
-        says(&two, "echo kept > /etc/kept");
-        two.daemon("sleep", &["1000"], "sleep").unwrap();
-        let boot = says(&two, "cat /proc/sys/kernel/random/boot_id");
-        let (mut near, far) = connection(&lab.node(1), &two, 5001);
+        output_of(&two, "echo kept > /etc/kept");
+        two.start_daemon("sleep", &["1000"], "sleep").unwrap();
+        let boot = output_of(&two, "cat /proc/sys/kernel/random/boot_id");
+        let (mut near, far) = tcp_connection(&lab.node(1), &two, 5001);
         lab.kill(2).unwrap();
         drop(far);
         assert!(two.processes().unwrap().is_empty(), "{link}");
@@ -101,14 +101,14 @@ fn a_killed_node_says_no_last_word_and_comes_back_with_its_files() {
         assert!(reach(&lab, 1, 3), "{link}");
         lab.kill(2).unwrap();
         lab.restart(2).unwrap();
-        assert_eq!(says(&two, "cat /etc/kept"), "kept");
-        assert_ne!(says(&two, "cat /proc/sys/kernel/random/boot_id"), boot);
+        assert_eq!(output_of(&two, "cat /etc/kept"), "kept");
+        assert_ne!(output_of(&two, "cat /proc/sys/kernel/random/boot_id"), boot);
         wait_until("it is back", || reach(&lab, 1, 2) && reach(&lab, 2, 3));
     }
 }
 
 #[test]
-fn a_restart_heals_nothing() {
+fn restart_keeps_cuts() {
     for link in ["switch", "p2p"] {
         let lab = lab(link, 3);
         lab.cut(Cable::between(1, 2)).unwrap();

@@ -1,12 +1,12 @@
 //! The network between nodes: reachability, rate, delay and loss. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod trial;
+mod support;
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
-use tern_lab::{Lab, Options};
-use trial::{connection, datagrams, lab, reaches, says, up};
+use support::{lab, output_of, reaches, start_lab, tcp_connection, udp_socket};
+use tern_lab::{Lab, LabOptions};
 
 #[test]
 fn every_node_reaches_every_other() {
@@ -22,7 +22,7 @@ fn every_node_reaches_every_other() {
 
 /// Mbit/s from node 1 to node 2, over at least this many bytes.
 fn rate(lab: &Lab, bytes: usize) -> f64 {
-    let (mut near, mut far) = connection(&lab.node(1), &lab.node(2), 5001);
+    let (mut near, mut far) = tcp_connection(&lab.node(1), &lab.node(2), 5001);
     let sender = std::thread::spawn(move || near.write_all(&vec![7; bytes]).unwrap());
     let mut buffer = vec![0; 65_536];
     // The first tenth is not counted: it may be sent out of full buckets.
@@ -43,7 +43,7 @@ fn rate(lab: &Lab, bytes: usize) -> f64 {
 }
 
 #[test]
-fn links_are_as_fast_as_they_say() {
+fn links_have_the_requested_rate() {
     for link in ["switch:20mbit", "p2p:20mbit", "hub:20mbit", "switch:20mbit,1ms"] {
         let rate = rate(&lab(link, 2), 3_000_000);
         assert!((10.0..24.0).contains(&rate), "{link} has {rate:.1} Mbit/s");
@@ -54,7 +54,7 @@ fn links_are_as_fast_as_they_say() {
 
 /// The median round trip of a datagram between nodes 1 and 2.
 fn round_trip(lab: &Lab) -> Duration {
-    let (near, far) = (datagrams(&lab.node(1), 0), datagrams(&lab.node(2), 7));
+    let (near, far) = (udp_socket(&lab.node(1), 0), udp_socket(&lab.node(2), 7));
     far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     near.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     near.connect((lab.node(2).address(), 7)).unwrap();
@@ -79,7 +79,7 @@ fn round_trip(lab: &Lab) -> Duration {
 }
 
 #[test]
-fn a_delay_is_felt_both_ways() {
+fn delay_applies_in_both_directions() {
     let least = round_trip(&lab("switch", 2));
     assert!(least < Duration::from_millis(5), "{least:?} without delay");
     for link in ["switch:10ms", "p2p:10ms", "hub:,10ms"] {
@@ -90,13 +90,13 @@ fn a_delay_is_felt_both_ways() {
 
 /// The numbers of the datagrams, of 300 from node 1, that arrive at node 2.
 fn arrivals(seed: u64) -> Vec<usize> {
-    let options = Options { seed: Some(seed), ..trial::options("switch:,20%", 2) };
-    let lab = up(&options);
+    let options = LabOptions { seed: Some(seed), ..support::options("switch:,20%", 2) };
+    let lab = start_lab(&options);
     let (one, two) = (lab.node(1), lab.node(2));
     // With a static neighbour entry there is no ARP traffic, so the datagrams are the only frames.
-    let mac = says(&two, "cat /sys/class/net/eth0/address");
-    says(&one, &format!("ip neigh replace {} lladdr {mac} dev eth0 nud permanent", two.address()));
-    let (near, far) = (datagrams(&one, 0), datagrams(&two, 9));
+    let mac = output_of(&two, "cat /sys/class/net/eth0/address");
+    output_of(&one, &format!("ip neigh replace {} lladdr {mac} dev eth0 nud permanent", two.address()));
+    let (near, far) = (udp_socket(&one, 0), udp_socket(&two, 9));
     let mut buffer = [0; 8];
     let mut arrived = Vec::new();
     for number in 0..300_usize {
@@ -109,7 +109,7 @@ fn arrivals(seed: u64) -> Vec<usize> {
 }
 
 #[test]
-fn losses_are_as_many_as_they_say_and_follow_the_seed() {
+fn losses_have_the_requested_rate_and_follow_the_seed() {
     let first = arrivals(1);
     assert!((200..280).contains(&first.len()), "{} of 300 arrived", first.len());
     assert_eq!(first, arrivals(1));

@@ -1,7 +1,7 @@
 //! Nodes have private files, namespaces, processes and CPU shares. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod trial;
+mod support;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use trial::{lab, says, sh, up, wait_until};
+use support::{lab, output_of, sh, start_lab, wait_until};
 
 #[test]
 fn a_file_made_on_one_node_is_not_on_another() {
@@ -22,52 +22,52 @@ fn a_file_made_on_one_node_is_not_on_another() {
         "/dev/shm/tern-lab-test",
         "/run/x",
     ] {
-        says(&one, &format!("echo mine > {at}"));
-        assert_eq!(says(&one, &format!("cat {at}")), "mine");
+        output_of(&one, &format!("echo mine > {at}"));
+        assert_eq!(output_of(&one, &format!("cat {at}")), "mine");
         assert!(!sh(&two, &format!("test -e {at}")).status.success(), "{at} is on node 2");
         assert!(!Path::new(at).exists(), "{at} is on the machine");
     }
     assert_eq!(std::fs::read_to_string(one.path("/etc/tern-lab-test").unwrap()).unwrap(), "mine\n");
     // The machine's files are visible in nodes, and survive their removal in a node.
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    says(&one, &format!("rm {own}"));
-    says(&two, &format!("cat {own}"));
+    output_of(&one, &format!("rm {own}"));
+    output_of(&two, &format!("cat {own}"));
     assert!(Path::new(own).exists());
 }
 
 #[test]
-fn each_node_is_a_machine_of_its_own() {
+fn each_node_has_its_own_namespaces_and_identity() {
     let lab = lab("switch", 2);
     for kind in ["pid", "mnt", "net", "uts", "ipc"] {
         let mut spaces: BTreeSet<_> =
-            lab.nodes().map(|n| says(&n, &format!("readlink /proc/self/ns/{kind}"))).collect();
+            lab.nodes().map(|n| output_of(&n, &format!("readlink /proc/self/ns/{kind}"))).collect();
         spaces.insert(std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().display().to_string());
         assert_eq!(spaces.len(), 3, "{kind}: {spaces:?}");
     }
     for node in lab.nodes() {
         let name = format!("node{}", node.number());
-        assert_eq!(says(&node, "cat /proc/sys/kernel/hostname"), name);
-        assert_eq!(says(&node, "cat /etc/hostname"), name);
-        assert_eq!(says(&node, "cat /proc/1/comm"), "tern-lab-init");
-        assert!(says(&node, "cat /etc/hosts").contains(&format!("{} {name}", node.address())));
-        assert_eq!(says(&node, "ls /sys/class/net | tr '\\n' ' '"), "eth0 lo");
+        assert_eq!(output_of(&node, "cat /proc/sys/kernel/hostname"), name);
+        assert_eq!(output_of(&node, "cat /etc/hostname"), name);
+        assert_eq!(output_of(&node, "cat /proc/1/comm"), "tern-lab-init");
+        assert!(output_of(&node, "cat /etc/hosts").contains(&format!("{} {name}", node.address())));
+        assert_eq!(output_of(&node, "ls /sys/class/net | tr '\\n' ' '"), "eth0 lo");
         // The process is in the node's pid namespace: /proc lists it under its pid there.
         assert_eq!(
-            says(&node, "sed -n 's/^Pid:[[:space:]]*//p' /proc/$$/status; echo $$")
+            output_of(&node, "sed -n 's/^Pid:[[:space:]]*//p' /proc/$$/status; echo $$")
                 .lines()
                 .collect::<BTreeSet<_>>()
                 .len(),
             1
         );
     }
-    let boot = |n| says(&lab.node(n), "cat /proc/sys/kernel/random/boot_id");
+    let boot = |n| output_of(&lab.node(n), "cat /proc/sys/kernel/random/boot_id");
     assert_eq!(boot(1).len(), 36);
     assert_ne!(boot(1), boot(2));
     assert_eq!(boot(1), boot(1));
 }
 
 #[test]
-fn a_command_ends_outside_as_it_ends_inside() {
+fn exit_status_of_a_command_is_passed_on() {
     let lab = lab("switch", 1);
     let node = lab.node(1);
     assert_eq!(sh(&node, "exit 0").status.code(), Some(0));
@@ -82,7 +82,7 @@ fn a_command_ends_outside_as_it_ends_inside() {
 }
 
 #[test]
-fn what_a_command_is_given_reaches_it() {
+fn command_receives_arguments_environment_directory_and_input() {
     let lab = lab("switch", 1);
     let mut command = lab.node(1).command("sh");
     command.args(["-c", "pwd; echo $COLOUR \"$1\"; cat", "sh", "two words"]);
@@ -99,7 +99,7 @@ fn what_a_command_is_given_reaches_it() {
     let here = std::env::temp_dir().join(lab.name().as_str());
     let output = {
         std::fs::create_dir(&here).unwrap();
-        says(&lab.node(1), &format!("rmdir {}", here.display()));
+        output_of(&lab.node(1), &format!("rmdir {}", here.display()));
         let output = lab.node(1).command("pwd").current_dir(&here).output();
         std::fs::remove_dir(&here).unwrap();
         output.unwrap()
@@ -108,7 +108,7 @@ fn what_a_command_is_given_reaches_it() {
 }
 
 #[test]
-fn signals_reach_the_command_and_death_of_the_stand_in_ends_it() {
+fn signals_are_forwarded_and_death_of_the_proxy_kills_the_command() {
     let lab = lab("switch", 1);
     let node = lab.node(1);
     let alone = || node.processes().unwrap().len() == 1;
@@ -126,25 +126,25 @@ fn signals_reach_the_command_and_death_of_the_stand_in_ends_it() {
 }
 
 #[test]
-fn daemons_belong_to_init_which_buries_them() {
+fn daemons_are_children_of_init_and_are_reaped() {
     let lab = lab("switch", 1);
     let node = lab.node(1);
-    node.daemon("sh", &["-c", "echo started; exec sleep 1000"], "sleeper").unwrap();
+    node.start_daemon("sh", &["-c", "echo started; exec sleep 1000"], "sleeper").unwrap();
     let log = node.directory().join("sleeper.log");
     wait_until("it has written", || std::fs::read_to_string(&log).is_ok_and(|t| t == "started\n"));
-    let pid = says(&node, "pidof sleep || pgrep sleep");
-    let status = says(&node, &format!("cat /proc/{pid}/status"));
+    let pid = output_of(&node, "pidof sleep || pgrep sleep");
+    let status = output_of(&node, &format!("cat /proc/{pid}/status"));
     assert!(status.contains("PPid:\t1\n"), "{status}");
-    says(&node, &format!("kill {pid}"));
+    output_of(&node, &format!("kill {pid}"));
     wait_until("no zombie is left", || !sh(&node, &format!("test -e /proc/{pid}")).status.success());
-    let error = node.daemon("no-such-program", &[], "none").unwrap_err().to_string();
+    let error = node.start_daemon("no-such-program", &[], "none").unwrap_err().to_string();
     assert!(error.contains("no-such-program"), "{error}");
 }
 
 #[test]
 fn a_slow_node_gets_less_cpu() {
-    let options = tern_lab::Options { speeds: vec![0.5, 0.25], ..trial::options("switch", 2) };
-    let lab = up(&options);
+    let options = tern_lab::LabOptions { speeds: vec![0.5, 0.25], ..support::options("switch", 2) };
+    let lab = start_lab(&options);
     let busy = || lab.nodes().map(|n| n.command("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let mut children: Vec<_> = busy().collect();
     let used = |n| lab.node(n).cpu_time().unwrap();

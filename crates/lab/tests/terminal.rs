@@ -1,7 +1,7 @@
 //! A shell in a node, on a terminal: job control works. Needs root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod trial;
+mod support;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use trial::{lab, program};
+use support::{lab, lab_command};
 
 /// The terminal's output.
 struct Screen {
@@ -43,7 +43,7 @@ fn a_shell_in_a_node_has_job_control() {
     unlockpt(&master).unwrap();
     let slave = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
     let slave = File::options().read(true).write(true).open(slave).unwrap();
-    let mut shell = program(&["exec", "1", "--", "bash", "--norc", "-i"], lab.name());
+    let mut shell = lab_command(&["exec", "1", "--", "bash", "--norc", "-i"], lab.name());
     shell.env("PS1", "$(hostname)> ").stdin(slave.try_clone().unwrap());
     shell.stdout(slave.try_clone().unwrap()).stderr(slave);
     // SAFETY: system calls only.
@@ -74,8 +74,8 @@ fn a_shell_in_a_node_has_job_control() {
     screen.wait_for("node1> ");
     key("sleep 1000\n");
     screen.wait_for("sleep 1000");
-    let sleeping = || trial::says(&lab.node(1), "ps -eo comm").contains("sleep");
-    trial::wait_until("sleep runs", sleeping);
+    let sleeping = || support::output_of(&lab.node(1), "ps -eo comm").contains("sleep");
+    support::wait_until("sleep runs", sleeping);
     key("\x1a");
     screen.wait_for("Stopped");
     screen.wait_for("node1> ");
@@ -84,11 +84,11 @@ fn a_shell_in_a_node_has_job_control() {
     // job.
     screen.wait_for("sleep 1000");
     screen.wait_for("sleep 1000");
-    let in_front = || trial::says(&lab.node(1), "ps -eo stat,comm | grep sleep; :").contains("S+");
-    trial::wait_until("sleep runs in the foreground", in_front);
+    let in_front = || support::output_of(&lab.node(1), "ps -eo stat,comm | grep sleep; :").contains("S+");
+    support::wait_until("sleep runs in the foreground", in_front);
     key("\x03");
     screen.wait_for("node1> ");
-    trial::wait_until("sleep was interrupted", || !sleeping());
+    support::wait_until("sleep was interrupted", || !sleeping());
     key("exit 9\n");
     assert_eq!(child.wait().unwrap().code(), Some(9));
 }

@@ -1,6 +1,6 @@
 //! A call performed at home, compared with the shortest exchange between two plain programs.
 
-use crate::bed::Bed;
+use crate::bench_lab::BenchLab;
 use crate::table::{Aim, Series, Table};
 use crate::tls;
 use anyhow::{Context, Result};
@@ -17,17 +17,17 @@ const PORT: &str = "7001";
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
-        let bed = Bed::make(2, link)?;
+        let lab = BenchLab::make(2, link)?;
         let (mut native, mut plain, mut sealed, mut forwarded) =
             <(Series, Series, Series, Series)>::default();
         for _ in 0..TURNS {
-            let mut program = bed.program(1, &["getppid"])?;
+            let mut program = lab.program(1, &["getppid"])?;
             native.extend(program.numbers(1.0)?.iter().map(|ns| ns / 1e3));
-            bed.migrate(program.pid, "2").context("getppid")?;
+            lab.migrate(program.pid, "2").context("getppid")?;
             forwarded.extend(program.numbers(SECONDS)?.iter().map(|ns| ns / 1e3));
             drop(program);
-            plain.extend(ping_pong(&bed)?.iter().map(|ns| ns / 1e3));
-            sealed.add(tls::ping_pong(&bed, SECONDS)? / 1e3);
+            plain.extend(ping_pong(&lab)?.iter().map(|ns| ns / 1e3));
+            sealed.add(tls::ping_pong(&lab, SECONDS)? / 1e3);
         }
         let ratio = forwarded.median() / plain.median();
         let what = format!("forwarded getppid, link of {delay} ms");
@@ -52,8 +52,8 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-fn ping_pong(bed: &Bed) -> Result<Vec<f64>> {
-    let _server = bed.program(2, &["pingpong", PORT])?;
-    let address = bed.lab.node(2).address().to_string();
-    bed.program(1, &["pingpong", &address, PORT, &SECONDS.to_string()])?.all_numbers()
+fn ping_pong(lab: &BenchLab) -> Result<Vec<f64>> {
+    let _server = lab.program(2, &["pingpong", PORT])?;
+    let address = lab.address(2);
+    lab.program(1, &["pingpong", &address, PORT, &SECONDS.to_string()])?.all_numbers()
 }

@@ -1,6 +1,6 @@
 //! The cost of mosrun for a program that stays at home.
 
-use crate::bed::Bed;
+use crate::bench_lab::BenchLab;
 use crate::table::{Aim, Series, Table};
 use anyhow::Result;
 
@@ -12,10 +12,10 @@ const PAIRS: usize = 60;
 /// # Errors
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
-    let bed = Bed::make(1, "switch")?;
+    let lab = BenchLab::make(1, "switch")?;
     // Both programs exist all the time, and each batch of one is paired with a batch of the other:
     // the machine's speed changes from second to second by more than the difference to be measured.
-    let mut both = [bed.program(1, &["mosrun", "calls"])?, bed.program(1, &["calls"])?];
+    let mut both = [lab.program(1, &["mosrun", "calls"])?, lab.program(1, &["calls"])?];
     let (mut under, mut alone, mut ratios) = <(Series, Series, Series)>::default();
     for pair in 0..PAIRS {
         let mut speeds = [0.0; 2];
@@ -39,8 +39,8 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
         Aim::AtLeast(0.99),
     )?;
 
-    let own = bed.own()?;
-    let out = String::from_utf8(bed.run(1, &[&own, "start", "100"])?)?;
+    let own = lab.own()?;
+    let out = String::from_utf8(lab.run(1, &[&own, "start", "100"])?)?;
     let (mut mosrun, mut plain) = <(Series, Series)>::default();
     for line in out.lines() {
         if let Some((a, b)) = line.split_once(' ') {

@@ -13,7 +13,7 @@
 //! ping-pongs over TLS (`tls`), and times program starts (`start`): these run inside a node.
 #![forbid(unsafe_code)]
 
-mod bed;
+mod bench_lab;
 mod calls;
 mod freeze;
 mod home;

@@ -1,6 +1,6 @@
 //! Throughput of memory transfer.
 
-use crate::bed::Bed;
+use crate::bench_lab::BenchLab;
 use crate::table::{Aim, Series, Table};
 use crate::tls;
 use anyhow::{Context, Result};
@@ -29,20 +29,20 @@ fn against(
     name: &str,
     other: &str,
     aim: Aim,
-    stream: fn(&Bed) -> Result<f64>,
+    stream: fn(&BenchLab) -> Result<f64>,
 ) -> Result<()> {
-    let bed = Bed::make(2, link)?;
+    let lab = BenchLab::make(2, link)?;
     let (mut moved, mut streamed) = <(Series, Series)>::default();
     for _ in 0..TURNS {
-        let mut program = bed.program(1, &["dirty", "1024", "0"])?;
+        let mut program = lab.program(1, &["dirty", "1024", "0"])?;
         program.line()?;
         let warmth = warm();
-        let report = bed.migrate(program.pid, "2").context("a heap of 1 GiB")?;
+        let report = lab.migrate(program.pid, "2").context("a heap of 1 GiB")?;
         let _cold = warmth.join();
         moved.add(report.bytes as f64 / report.total_ms / 1e3);
         drop(program);
         let warmth = warm();
-        streamed.add(stream(&bed)? / 1e6);
+        streamed.add(stream(&lab)? / 1e6);
         let _cold = warmth.join();
     }
     let ratio = moved.median() / streamed.median();
@@ -65,11 +65,11 @@ fn warm() -> JoinHandle<()> {
 }
 
 /// Bytes a second received.
-fn iperf(bed: &Bed) -> Result<f64> {
-    let mut server = bed.start(2, &["iperf3", "-s", "-1", "--forceflush"])?;
+fn iperf(lab: &BenchLab) -> Result<f64> {
+    let mut server = lab.start(2, &["iperf3", "-s", "-1", "--forceflush"])?;
     while !server.line()?.contains("listening") {}
-    let address = bed.lab.node(2).address().to_string();
-    let out = bed.run(1, &["iperf3", "-c", &address, "-n", "1G", "--json"])?;
+    let address = lab.address(2);
+    let out = lab.run(1, &["iperf3", "-c", &address, "-n", "1G", "--json"])?;
     let report: serde_json::Value = serde_json::from_slice(&out)?;
     let bits = report.pointer("/end/sum_received/bits_per_second").and_then(serde_json::Value::as_f64);
     Ok(bits.context("iperf3 reports no speed")? / 8.0)

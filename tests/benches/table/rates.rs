@@ -1,6 +1,6 @@
 //! Operations a second that a program away makes at home, compared with the same program at home.
 
-use crate::bed::{Bed, Running};
+use crate::bench_lab::{BenchLab, Running};
 use crate::table::{Aim, Series, Table};
 use anyhow::{Context, Result};
 
@@ -33,10 +33,10 @@ const THREADS: [&str; 2] = ["1", "10"];
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
     for (link, delay) in [("switch", "0"), ("switch:0.2ms", "0.2")] {
-        let bed = Bed::make(2, link)?;
+        let lab = BenchLab::make(2, link)?;
         for (what, words, count, bytes) in ROWS {
             let what = format!("{what}, link of {delay} ms");
-            rate(table, &bed, (&what, words, count, bytes)).with_context(|| what.clone())?;
+            rate(table, &lab, (&what, words, count, bytes)).with_context(|| what.clone())?;
         }
     }
     freezes(table)
@@ -44,15 +44,15 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
 
 fn rate(
     table: &mut Table,
-    bed: &Bed,
+    lab: &BenchLab,
     (what, words, count, bytes): (&str, &[&str], usize, f64),
 ) -> Result<()> {
     // Locked, so that only this benchmark moves them.
     let mosrun: Vec<&str> = [&["mosrun", "-L"], words].concat();
-    let start = |words: &[&str]| (0..count).map(|_i| bed.program(1, words)).collect::<Result<Vec<Running>>>();
+    let start = |words: &[&str]| (0..count).map(|_i| lab.program(1, words)).collect::<Result<Vec<Running>>>();
     let (mut gone, mut stayed, mut native) = (start(&mosrun)?, start(&mosrun)?, start(words)?);
     for program in &gone {
-        bed.migrate(program.pid, "2")?;
+        lab.migrate(program.pid, "2")?;
     }
     let (mut away, mut home, mut alone) = <(Series, Series, Series)>::default();
     for _ in 0..TURNS {
@@ -87,16 +87,16 @@ fn total_rate(programs: &mut [Running]) -> Result<f64> {
 /// Freeze times between nodes of a process whose threads wait in a call, and of one whose threads
 /// compute. One process at a time, so that a computing one has its whole node.
 fn freezes(table: &mut Table) -> Result<()> {
-    let bed = Bed::make(3, "switch")?;
+    let lab = BenchLab::make(3, "switch")?;
     for threads in THREADS {
         let what = format!("freeze onward, {threads} in read");
         let (mut waiting, mut computing) = <(Series, Series)>::default();
         for _ in 0..TURNS {
             for (how, series) in [("read", &mut waiting), ("compute", &mut computing)] {
-                let mut program = bed.program(1, &["blocked", how, threads])?;
-                bed.migrate(program.pid, "2")?;
+                let mut program = lab.program(1, &["blocked", how, threads])?;
+                lab.migrate(program.pid, "2")?;
                 for node in ["3", "2", "3"] {
-                    series.add(bed.migrate(program.pid, node).with_context(|| what.clone())?.freeze_ms);
+                    series.add(lab.migrate(program.pid, node).with_context(|| what.clone())?.freeze_ms);
                 }
                 if how == "read" {
                     // The pending calls must still work.

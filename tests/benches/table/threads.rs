@@ -1,7 +1,7 @@
 //! How much longer the freeze of a process with many threads is than that of one with a single
 //! thread.
 
-use crate::bed::Bed;
+use crate::bench_lab::BenchLab;
 use crate::table::{Series, Table};
 use anyhow::{Context, Result};
 
@@ -17,9 +17,9 @@ const MAX_DIFFERENCE_MS: f64 = 50.0;
 /// # Errors
 /// If it could not be measured.
 pub(crate) fn measure(table: &mut Table) -> Result<()> {
-    let bed = Bed::make(3, "switch")?;
-    let mut many = bed.program(1, &["threads", THREADS])?;
-    let mut one = bed.program(1, &["threads", "1"])?;
+    let lab = BenchLab::make(3, "switch")?;
+    let mut many = lab.program(1, &["threads", THREADS])?;
+    let mut one = lab.program(1, &["threads", "1"])?;
     for program in [&mut many, &mut one] {
         program.line()?;
     }
@@ -28,9 +28,9 @@ pub(crate) fn measure(table: &mut Table) -> Result<()> {
     for _ in 0..TURNS {
         for ((to, how), (of_many, of_one)) in journeys.iter().zip(&mut freezes) {
             of_many.add(
-                bed.migrate(many.pid, to).with_context(|| format!("{THREADS} threads {how}"))?.freeze_ms,
+                lab.migrate(many.pid, to).with_context(|| format!("{THREADS} threads {how}"))?.freeze_ms,
             );
-            of_one.add(bed.migrate(one.pid, to).with_context(|| format!("one thread {how}"))?.freeze_ms);
+            of_one.add(lab.migrate(one.pid, to).with_context(|| format!("one thread {how}"))?.freeze_ms);
         }
     }
     for ((_, how), (of_many, of_one)) in journeys.iter().zip(&freezes) {

@@ -1,6 +1,6 @@
 //! Two peers of a tern-wire link on two nodes, with nothing behind them: the cost of TLS alone.
 
-use crate::bed::{Bed, Running};
+use crate::bench_lab::{BenchLab, Running};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, Read, Write, stdin, stdout};
 use std::net::TcpListener;
@@ -19,24 +19,24 @@ const FRAMES: u64 = 4096;
 ///
 /// # Errors
 /// If it could not be measured.
-pub(crate) fn ping_pong(bed: &Bed, seconds: f64) -> Result<f64> {
-    between(bed, &["ping", &seconds.to_string()])
+pub(crate) fn ping_pong(lab: &BenchLab, seconds: f64) -> Result<f64> {
+    between(lab, &["ping", &seconds.to_string()])
 }
 
 /// Bytes a second from node 1 into fresh memory of node 2.
 ///
 /// # Errors
 /// If it could not be measured.
-pub(crate) fn stream(bed: &Bed) -> Result<f64> {
-    between(bed, &["stream"])
+pub(crate) fn stream(lab: &BenchLab) -> Result<f64> {
+    between(lab, &["stream"])
 }
 
 /// Starts both peers, exchanges their keys, and returns the number that the client prints.
-fn between(bed: &Bed, what: &[&str]) -> Result<f64> {
-    let (own, address) = (bed.own()?, bed.lab.node(2).address().to_string());
+fn between(lab: &BenchLab, what: &[&str]) -> Result<f64> {
+    let (own, address) = (lab.own()?, lab.address(2));
     let begin = |node, side: &[&str]| -> Result<(Running, String)> {
         let words: Vec<&str> = [&*own, "tls"].into_iter().chain(side.iter().copied()).collect();
-        let mut run_peer = bed.start(node, &words)?;
+        let mut run_peer = lab.start(node, &words)?;
         let key = run_peer.line()?;
         Ok((run_peer, key))
     };

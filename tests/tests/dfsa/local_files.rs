@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result, ensure};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::configure;
-use tern_tests::file_guest::FileGuest;
-use tern_tests::mover;
+use tern_tests::cluster::fault_injection::configure;
+use tern_tests::drivers::file_guest::FileGuest;
+use tern_tests::moves::random_moves;
 
 /// Runs each test with and without the fast path.
 macro_rules! both_ways {
@@ -228,7 +228,7 @@ fn frequent_file_calls_survive_moves(fast_path: bool) -> Result<()> {
 /// A program whose files are on node 2 is migrated all the time.
 fn move_while_running(program: &str, name: &str, fast_path: bool) -> Result<()> {
     let cluster = cluster(name, 3, fast_path)?;
-    mover::move_while_running(&cluster, program, "/mfs/2/tmp/near")?;
+    random_moves::move_while_running(&cluster, program, "/mfs/2/tmp/near")?;
     ensure!(there(&cluster, "ls /tmp/near")?.is_empty());
     Ok(())
 }

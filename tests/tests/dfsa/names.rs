@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{self, wait_until};
-use tern_tests::file_guest::FileGuest;
+use tern_tests::cluster::fault_injection::{self, wait_until};
+use tern_tests::drivers::file_guest::FileGuest;
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of rounds of 50 lookups, for a machine so busy that the scanner at home gets no CPU time.

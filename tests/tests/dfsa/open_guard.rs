@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::running::{ANNOUNCE, Running};
+use tern_tests::runs::running::{ANNOUNCE, Running};
 
 /// Increments the first word of a file on request until it is asked to end; then prints the second
 /// word.

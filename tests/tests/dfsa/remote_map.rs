@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{self, wait_until};
-use tern_tests::file_guest::FileGuest;
+use tern_tests::cluster::fault_injection::{self, wait_until};
+use tern_tests::drivers::file_guest::FileGuest;
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The middle of the file.

@@ -5,9 +5,9 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{configure, wait_until};
-use tern_tests::file_guest::FileGuest;
-use tern_tests::mover;
+use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::drivers::file_guest::FileGuest;
+use tern_tests::moves::random_moves;
 
 /// The directory that all nodes have.
 struct Shared(PathBuf);
@@ -221,7 +221,7 @@ fn file_calls_survive_moves() -> Result<()> {
 fn move_while_running(program: &str, name: &str) -> Result<()> {
     let shared = Shared::new(name)?;
     let cluster = cluster(name, &shared, 3, &[1, 2, 3])?;
-    mover::move_while_running(&cluster, program, at(&shared.0)?)?;
+    random_moves::move_while_running(&cluster, program, at(&shared.0)?)?;
     ensure!(std::fs::read_dir(&shared.0)?.next().is_none(), "it has left files");
     Ok(())
 }

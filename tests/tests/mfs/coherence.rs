@@ -4,7 +4,7 @@
 use anyhow::Result;
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::line_client::LineClient;
+use tern_tests::drivers::line_client::LineClient;
 
 /// Number of writes, each followed by a read on another node.
 const ROUNDS: u32 = 1000;

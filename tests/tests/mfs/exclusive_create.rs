@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tern_tests::cluster::Cluster;
-use tern_tests::line_client::LineClient;
+use tern_tests::drivers::line_client::LineClient;
 
 /// Number of attempts to create a file that another program has just created.
 const ROUNDS: u32 = 250;

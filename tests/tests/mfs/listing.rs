@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::wait_until;
+use tern_tests::cluster::fault_injection::wait_until;
 
 /// Lists directories, then stats each entry. Prints what differs, the number of entries, and the
 /// number of packets sent.

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use std::process::Stdio;
 use tern_tests::cluster::Cluster;
-use tern_tests::line_client::LineClient;
+use tern_tests::drivers::line_client::LineClient;
 
 /// Performs an operation on one file for each line, and replies with a line. `f` is flock, `o` a
 /// lock of the open file, `p` one of the process; the kind of lock and whether to wait follow.

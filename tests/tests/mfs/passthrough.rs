@@ -4,8 +4,8 @@
 use anyhow::Result;
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection;
-use tern_tests::line_client::LineClient;
+use tern_tests::cluster::fault_injection;
+use tern_tests::drivers::line_client::LineClient;
 
 /// Timeout for anything that a busy machine may delay.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::disk_comparison::{DiskComparison, Random};
+use tern_tests::drivers::disk_comparison::{DiskComparison, Random};
 
 /// Largest size of the file: several pages, and more than one request carries.
 const MAX_FILE_SIZE: u64 = 400_000;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
-use tern_tests::running::{ANNOUNCE, Running};
+use tern_tests::runs::running::{ANNOUNCE, Running};
 
 fn move_around(cluster: &Cluster, name: &str, flavour: Flavour, places: &[&str]) -> Result<()> {
     let program = named(name, flavour)?;

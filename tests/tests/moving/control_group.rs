@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::wait_until;
+use tern_tests::cluster::fault_injection::wait_until;
 use tern_tests::programs::{Flavour, named};
-use tern_tests::running::{ANNOUNCE, Running};
+use tern_tests::runs::running::{ANNOUNCE, Running};
 
 /// The output of a shell command on node 2, trimmed.
 fn on_2(cluster: &Cluster, script: &str) -> String {

@@ -8,12 +8,12 @@
 
 use anyhow::{Context, Result};
 use std::fs;
-use tern_tests::catalogue::movable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{await_up, kill_daemon, start_daemon};
-use tern_tests::journey::{Journey, frozen_at};
+use tern_tests::cluster::fault_injection::{await_up, kill_daemon, start_daemon};
+use tern_tests::moves::journey::{Journey, frozen_at};
+use tern_tests::programs::catalogue::migratable;
 use tern_tests::programs::{Flavour, built, wanted};
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 
 /// Upper bound for the calls that a program makes in one round.
 const MAX_CALLS: u64 = 2000;
@@ -40,14 +40,14 @@ fn freeze_at_every_call(name: &str, programs: &[&str]) -> Result<()> {
     let file = cluster.lab().node(1).path(FREEZE_FILE)?;
     let mut verdict = Verdict::default();
     for &name in programs.iter().filter(|name| wanted("TERN_PROGRAMS", name)) {
-        let entry = movable().find(|e| e.name == name).context("there is no such program")?;
+        let entry = migratable().find(|e| e.name == name).context("there is no such program")?;
         for when in ["asked", "made"] {
             let mut calls = 0;
             for number in 1..MAX_CALLS {
                 fs::write(&file, format!("{number} {when}"))?;
                 let what = format!("{name}, call {number} {when}");
                 verdict.each([(what, ())], 1, |()| {
-                    frozen_at(&cluster, entry, Flavour::Static, Journey::BornAway)
+                    frozen_at(&cluster, entry, Flavour::Static, Journey::StartedAway)
                 });
                 if !fs::read_to_string(&file)?.is_empty() {
                     break;

@@ -19,12 +19,12 @@ mod lost;
 
 use anyhow::{Result, bail};
 use std::time::Duration;
-use tern_tests::cluster::{Cluster, Refused};
-use tern_tests::fault_injection::{
+use tern_tests::cluster::fault_injection::{
     Fault, TestProcess, await_up, kill_daemon, kill_shims, leftovers, pids, set_timeouts, start_daemon,
 };
+use tern_tests::cluster::{Cluster, Refused};
 use tern_tests::programs::built;
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 
 /// In seconds; heartbeats are sent once a second.
 pub(crate) const SUSPEND_AFTER: u32 = 2;

@@ -5,12 +5,12 @@
 //! linked programs make all journeys, static ones those with the most kinds of moves.
 
 use anyhow::Result;
-use tern_tests::catalogue::{Entry, Kind, movable};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::configure;
-use tern_tests::journey::{Journey, title, travel};
+use tern_tests::cluster::fault_injection::configure;
+use tern_tests::moves::journey::{Journey, run_journey, title};
+use tern_tests::programs::catalogue::{Entry, Kind, migratable};
 use tern_tests::programs::{Flavour, built, executable, wanted};
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 
 /// The programs with the most file operations.
 const ON_FILES: [&str; 3] = ["file", "delegation", "fastpath"];
@@ -21,7 +21,7 @@ type Run = (String, (&'static Entry, Flavour));
 
 fn runs(flavours: &[Flavour]) -> Result<(Vec<Run>, Vec<Run>)> {
     let mut all = Vec::new();
-    for entry in movable().filter(|e| wanted("TERN_PROGRAMS", e.name)) {
+    for entry in migratable().filter(|e| wanted("TERN_PROGRAMS", e.name)) {
         for &flavour in flavours.iter().filter(|f| wanted("TERN_FLAVOURS", f.name())) {
             if executable(entry, flavour)?.is_some() {
                 all.push((title(entry, flavour), (entry, flavour)));
@@ -38,7 +38,7 @@ fn go(journey: Journey, flavour: Flavour) -> Result<()> {
     let nodes = if journey == Journey::Home { 1 } else { 3 };
     let cluster = Cluster::with_nodes(&format!("{}-{}", journey.name(), flavour.name()), nodes)?;
     let mut verdict = Verdict::default();
-    let run = |(entry, flavour)| travel(&cluster, entry, flavour, journey);
+    let run = |(entry, flavour)| run_journey(&cluster, entry, flavour, journey);
     verdict.each(computing, 1, run);
     verdict.each(calling, CONCURRENCY, run);
     verdict.conclude();
@@ -62,8 +62,8 @@ journeys! {
     onward_dynamic: Onward, Dynamic;
     onward_static: Onward, Static;
     onward_musl: Onward, Musl;
-    born_away_dynamic: BornAway, Dynamic;
-    born_away_static: BornAway, Static;
+    born_away_dynamic: StartedAway, Dynamic;
+    born_away_static: StartedAway, Static;
     ping_pong_dynamic: PingPong, Dynamic;
 }
 
@@ -79,14 +79,15 @@ fn without_fast_path() -> Result<()> {
         (Journey::Out, &[Flavour::Dynamic]),
         (Journey::OutAndHome, &[Flavour::Dynamic]),
         (Journey::Onward, &Flavour::ALL),
-        (Journey::BornAway, &[Flavour::Dynamic, Flavour::Static]),
+        (Journey::StartedAway, &[Flavour::Dynamic, Flavour::Static]),
     ] {
         let (_, calling) = runs(flavours)?;
         let calling = calling.into_iter().filter(|(_, (entry, _))| ON_FILES.contains(&entry.name));
         all.extend(calling.map(|(title, run)| (format!("{title} {}", journey.name()), (run, journey))));
     }
     let mut verdict = Verdict::default();
-    verdict.each(all, CONCURRENCY, |((entry, flavour), journey)| travel(&cluster, entry, flavour, journey));
+    verdict
+        .each(all, CONCURRENCY, |((entry, flavour), journey)| run_journey(&cluster, entry, flavour, journey));
     verdict.conclude();
     Ok(())
 }

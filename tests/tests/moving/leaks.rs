@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use tern_tests::cluster::Cluster;
-use tern_tests::jobs::job;
-use tern_tests::resources::{ResourceCheck, show};
+use tern_tests::cluster::jobs::job;
+use tern_tests::cluster::resources::{ResourceCheck, show};
 
 /// Moves before the first count: caches have filled, and the permanent shims exist.
 const WARM_UP_MOVES: u32 = 300;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
-use tern_tests::running::Running;
+use tern_tests::runs::running::Running;
 
 /// Starts the given command as a child, prints its pid, and waits for it.
 const RUN_AS_CHILD: &str = r#""$@" & echo $! >&2; wait $!"#;

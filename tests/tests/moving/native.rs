@@ -2,11 +2,11 @@
 //! machine. A failure here is not a fault of Tern.
 
 use anyhow::Result;
-use tern_tests::catalogue::{ENTRIES, Entry};
 use tern_tests::cluster::Cluster;
-use tern_tests::journey::{Journey, native, title, unmoved};
+use tern_tests::moves::journey::{Journey, native, run_without_migration, title};
+use tern_tests::programs::catalogue::{ENTRIES, Entry};
 use tern_tests::programs::{Flavour, executable};
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 
 type Run = (String, (&'static Entry, Flavour));
 
@@ -27,7 +27,7 @@ fn programs_pass_with_the_same_output_each_time() -> Result<()> {
     let mut verdict = Verdict::default();
     // More at a time than there are CPUs, to keep the machine busy.
     verdict.each(runs()?, 6, |(entry, flavour)| {
-        let run = || unmoved(None, entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"));
+        let run = || run_without_migration(None, entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"));
         let first = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
         for _ in 0..2 {
             if let Some(difference) = run()?.difference(&first) {
@@ -47,7 +47,8 @@ fn programs_have_the_same_output_on_a_lab_node() -> Result<()> {
     let cluster = Cluster::bare("native")?;
     let mut verdict = Verdict::default();
     verdict.each(runs, 4, |(entry, flavour)| {
-        let there = unmoved(Some(&cluster), entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
+        let there = run_without_migration(Some(&cluster), entry, flavour, Journey::Out)
+            .map_err(|e| format!("{e:#}"))?;
         let here = native(entry, flavour, Journey::Out).map_err(|e| format!("{e:#}"))?;
         there.difference(&here).map_or(Ok(vec![]), Err)
     });

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tern_tests::cluster::Cluster;
-use tern_tests::material::material;
-use tern_tests::mover::{Moves, wander};
-use tern_tests::programs::{wanted, workshop};
-use tern_tests::running::{ANNOUNCE, Running};
-use tern_tests::verdict::Verdict;
+use tern_tests::moves::random_moves::{Moves, move_randomly};
+use tern_tests::programs::generated_input::generated_files;
+use tern_tests::programs::{build_directory, wanted};
+use tern_tests::runs::running::{ANNOUNCE, Running};
+use tern_tests::runs::verdict::Verdict;
 
 /// Number of moves for each program.
 const MIN_MOVES: u32 = 10;
@@ -144,7 +144,7 @@ fn difference(got: &RunResult, wanted: &RunResult) -> Option<String> {
 
 /// Creates the input files of the tasks.
 fn prepare() -> Result<PathBuf> {
-    let folder = material()?;
+    let folder = generated_files()?;
     for (name, text) in [("script", SCRIPT), ("compute.py", PYTHON), ("compute.pl", PERL)] {
         fs::write(folder.join(name), text)?;
     }
@@ -160,13 +160,13 @@ fn prepare() -> Result<PathBuf> {
 }
 
 /// Runs the task without Tern in an empty folder.
-fn native(script: &str, material: &Path) -> Result<RunResult> {
-    let folder = workshop()?.join(format!("native-{}", std::process::id()));
+fn native(script: &str, input: &Path) -> Result<RunResult> {
+    let folder = build_directory()?.join(format!("native-{}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder)?;
     let mut command = Command::new("sh");
     command.args(["-c", ANNOUNCE, "sh", "sh", "-c", script]);
-    command.env("IN", material).env("LC_ALL", "C").current_dir(&folder);
+    command.env("IN", input).env("LC_ALL", "C").current_dir(&folder);
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
     let end = running.finish(RUN_TIMEOUT)?;
@@ -177,19 +177,19 @@ fn native(script: &str, material: &Path) -> Result<RunResult> {
 }
 
 /// Runs the task on node 1, migrated until it ends.
-fn moved(cluster: &Cluster, script: &str, material: &Path, seed: u64) -> Result<(RunResult, Moves)> {
+fn moved(cluster: &Cluster, script: &str, input: &Path, seed: u64) -> Result<(RunResult, Moves)> {
     let folder = format!("/tmp/tern-real-{seed}");
     cluster.run(1, &["mkdir", "-p", &folder])?;
     // The folder exists on node 1 only, so the script changes into it.
     let script = format!("cd {folder} || exit; {script}");
     let mut command = cluster.command(1, "sh");
     command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "sh", "-c", &script]);
-    command.env("IN", material).env("LC_ALL", "C");
+    command.env("IN", input).env("LC_ALL", "C");
     let mut running = Running::start(&mut command, false)?;
     running.close_input();
     let (pid, stop) = (running.pid, AtomicBool::new(false));
     let (end, moves) = thread::scope(|scope| {
-        let mover = scope.spawn(|| wander(cluster, pid, seed, &stop, |_done| ()));
+        let mover = scope.spawn(|| move_randomly(cluster, pid, seed, &stop, |_done| ()));
         let end = running.finish(RUN_TIMEOUT);
         stop.store(true, Ordering::Relaxed);
         (end, mover.join())
@@ -202,13 +202,13 @@ fn moved(cluster: &Cluster, script: &str, material: &Path, seed: u64) -> Result<
 }
 
 fn task(cluster: &Cluster, name: &str, script: &str, seed: u64) -> Result<Vec<String>> {
-    let material = material()?;
-    let wanted = native(script, &material)?;
+    let input = generated_files()?;
+    let wanted = native(script, &input)?;
     let cpu = |node| cluster.cpu_seconds(node);
     let before = [cpu(1)?, cpu(2)?, cpu(3)?];
     let (mut moves, mut round, mut refused, begun) = (0, 0, Vec::new(), Instant::now());
     while moves < MIN_MOVES && round < MAX_ROUNDS {
-        let (result, done) = moved(cluster, script, &material, seed + u64::from(round))?;
+        let (result, done) = moved(cluster, script, &input, seed + u64::from(round))?;
         if let Some(text) = difference(&result, &wanted) {
             bail!("round {round}, seed {seed}, after {} moves: {text}", done.done);
         }
@@ -252,13 +252,13 @@ fn real_programs_produce_the_same_bytes() {
 
 #[test]
 fn tasks_are_deterministic() {
-    let material = prepare().unwrap();
+    let input = prepare().unwrap();
     let mut verdict = Verdict::default();
     verdict.each(TASKS.map(|task| (task.0.to_owned(), task)), 1, |(name, script)| {
         let begun = Instant::now();
-        let first = native(script, &material).map_err(|e| format!("{e:#}"))?;
+        let first = native(script, &input).map_err(|e| format!("{e:#}"))?;
         let took = begun.elapsed().as_secs_f64();
-        let second = native(script, &material).map_err(|e| format!("{e:#}"))?;
+        let second = native(script, &input).map_err(|e| format!("{e:#}"))?;
         let noise = first.out.len() + first.files.values().map(Vec::len).sum::<usize>();
         match difference(&second, &first) {
             Some(text) => Err(text),

@@ -6,9 +6,9 @@ use anyhow::Result;
 use std::time::{Duration, Instant};
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{LOST_STATUS, await_nothing_left, pids, set_timeouts, wait_until};
-use tern_tests::jobs::{EVENT_TIMEOUT, await_places, connected_cluster, finish, job};
-use tern_tests::running::Running;
+use tern_tests::cluster::fault_injection::{LOST_STATUS, await_nothing_left, pids, set_timeouts, wait_until};
+use tern_tests::cluster::jobs::{EVENT_TIMEOUT, await_places, connected_cluster, finish, job};
+use tern_tests::runs::running::Running;
 
 /// Waits until one node considers another as up, or as down.
 fn await_considered_up(cluster: &Cluster, by: u16, node: u16, up: bool) -> Result<()> {

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tern_tests::catalogue::{ENTRIES, Entry, Kind};
 use tern_tests::cluster::{Cluster, Refused};
+use tern_tests::programs::catalogue::{ENTRIES, Entry, Kind};
 use tern_tests::programs::{Flavour, built, executable};
-use tern_tests::running::{ANNOUNCE, Running};
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::running::{ANNOUNCE, Running};
+use tern_tests::runs::verdict::Verdict;
 
 /// Exit codes of `migrate`: tern-control's `RefusalKind`.
 const NOT_FOUND: i32 = 1;

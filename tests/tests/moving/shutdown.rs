@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{
+use tern_tests::cluster::fault_injection::{
     LOST_STATUS, await_nothing_left, await_up, configure, leftovers, pids, set_timeouts, start_daemon,
     wait_until,
 };
-use tern_tests::jobs::{EVENT_TIMEOUT, await_places, connected_cluster, finish, job, places};
+use tern_tests::cluster::jobs::{EVENT_TIMEOUT, await_places, connected_cluster, finish, job, places};
 
 /// Longer than a shim takes to end, and shorter than any configured timeout.
 const SHIM_END_TIMEOUT: Duration = Duration::from_secs(20);

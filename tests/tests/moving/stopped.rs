@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
-use tern_tests::running::Running;
+use tern_tests::runs::running::Running;
 
 /// Starts the given command as a child, prints its pid, and waits for it: a stop of the direct
 /// child would stop the lab's command too.
@@ -59,8 +59,8 @@ fn await_idle(cluster: &Cluster, node: u16, pid: i32) -> Result<()> {
 }
 
 /// Waits until no call that began away is pending at home (a sleep of 10 ms): a process stopped in
-/// such a call cannot be migrated until it continues (docs/reference/limits.md). The calls of its threads
-/// have their arguments in the shim's address range.
+/// such a call cannot be migrated until it continues (docs/reference/limits.md). The calls of its
+/// threads have their arguments in the shim's address range.
 fn await_last_call(cluster: &Cluster, pid: i32) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     let script = format!("cat /proc/{pid}/task/*/syscall");

@@ -1,12 +1,12 @@
-//! Build tools with mexec before their commands, as docs/guide/builds.md describes, compared with the
-//! same builds without.
+//! Build tools with mexec before their commands, as docs/guide/builds.md describes, compared with
+//! the same builds without.
 
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::Stdio;
 use tern_tests::cluster::Cluster;
-use tern_tests::outcome::result_of;
+use tern_tests::runs::outcome::result_of;
 
 /// A project with a file that does not compile, and a compiler that takes a while for each file.
 /// Before the build, mexec has seen it as a short command, as after many version queries. `$CC` is

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tern_control::PlacedRow;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{self, await_up, configure};
-use tern_tests::outcome::result_of;
+use tern_tests::cluster::fault_injection::{self, await_up, configure};
+use tern_tests::runs::outcome::result_of;
 
 /// Timeout for anything that a busy machine may delay.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);

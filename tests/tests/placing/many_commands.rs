@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::process::Stdio;
 use tern_tests::cluster::Cluster;
-use tern_tests::resources::{ResourceCheck, show};
+use tern_tests::cluster::resources::{ResourceCheck, show};
 
 /// Commands that run at a time.
 const CONCURRENCY: u64 = 8;

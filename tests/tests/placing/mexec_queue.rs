@@ -3,8 +3,8 @@
 
 use std::process::{Child, Stdio};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection;
-use tern_tests::jobs::{EVENT_TIMEOUT, ends_well};
+use tern_tests::cluster::fault_injection;
+use tern_tests::cluster::jobs::{EVENT_TIMEOUT, exits_successfully};
 
 fn wait_until(what: &str, holds: impl FnMut() -> bool) {
     fault_injection::wait_until(what, EVENT_TIMEOUT, holds).expect("timed out");
@@ -64,10 +64,10 @@ fn queue_for_a_named_node_does_not_block_others() {
     let mut full = fill(&cluster);
     let mut queued: Vec<_> = (0..10).map(|_| mexec(&cluster, &["-n", "2", "true"])).collect();
     wait_until("they wait", || waiting(&cluster) == 10);
-    assert!(ends_well(mexec(&cluster, &["-n", "1", "true"])), "a command for node 1 waits");
-    assert!(ends_well(mexec(&cluster, &["true"])), "a command for any node waits");
+    assert!(exits_successfully(mexec(&cluster, &["-n", "1", "true"])), "a command for node 1 waits");
+    assert!(exits_successfully(mexec(&cluster, &["true"])), "a command for any node waits");
     full.iter_mut().for_each(|one| one.kill().unwrap());
-    assert!(queued.drain(..).all(ends_well));
+    assert!(queued.drain(..).all(exits_successfully));
     full.iter_mut().for_each(|one| drop(one.wait()));
 }
 
@@ -78,6 +78,6 @@ fn queued_command_survives_executor_restart() {
     let queued = mexec(&cluster, &["-n", "2", "true"]);
     wait_until("it waits", || waiting(&cluster) == 1);
     cluster.run(2, &["pkill", "-KILL", "-f", "tern-exec.* serve"]).unwrap();
-    assert!(ends_well(queued), "it does not run");
+    assert!(exits_successfully(queued), "it does not run");
     full.iter_mut().for_each(|one| drop(one.wait()));
 }

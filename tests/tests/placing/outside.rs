@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::outcome::result_of;
+use tern_tests::runs::outcome::result_of;
 
 /// Checks that must hold for every command of a client, with any Python.
 fn check(gate: &Gate, python: &[String], key: &str) {

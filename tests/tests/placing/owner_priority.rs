@@ -4,8 +4,8 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{configure, wait_until};
-use tern_tests::jobs::{EVENT_TIMEOUT, connected_cluster, ends_well, job_on};
+use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::cluster::jobs::{EVENT_TIMEOUT, connected_cluster, exits_successfully, job_on};
 
 /// The output of a shell command on a node, trimmed.
 fn on(cluster: &Cluster, node: u16, script: &str) -> String {
@@ -82,21 +82,21 @@ fn owner_of_a_node_has_priority_over_placed_commands() {
     assert!(spins.try_wait().unwrap().is_none(), "the running command continues");
     cluster.run(2, &["kill", &own.pid.to_string()]).unwrap();
     own.finish(EVENT_TIMEOUT).unwrap();
-    assert!(ends_well(waits), "commands are started again");
+    assert!(exits_successfully(waits), "commands are started again");
     // When the executor ends, the groups are removed.
     cluster.run(2, &["pkill", "-KILL", "-f", "tern-exec.*serve"]).unwrap();
     assert!(!spins.wait().unwrap().success());
     wait_until("nothing is left", EVENT_TIMEOUT, || groups(&cluster).is_empty())
         .unwrap_or_else(|e| panic!("{e:#}\n{}", groups(&cluster)));
     assert_eq!(on(&cluster, 2, "pgrep -x 'awk|tern-room'"), "");
-    wait_until("another runs", EVENT_TIMEOUT, || ends_well(place(&cluster, &["true"]))).unwrap();
+    wait_until("another runs", EVENT_TIMEOUT, || exits_successfully(place(&cluster, &["true"]))).unwrap();
 }
 
 #[test]
 fn memory_limit_for_placed_commands_is_enforced() {
     let cluster = connected_cluster("placedmemory", 2).unwrap();
     configure(&cluster, 2, "guest_memory = 100").unwrap();
-    assert!(ends_well(place(&cluster, &["true"])));
+    assert!(exits_successfully(place(&cluster, &["true"])));
     let holds = "held = b'x' * (150 << 20)\nwhile True: __import__('time').sleep(1)";
     let mut holds = place(&cluster, &["python3", "-c", holds]);
     let waits = await_closed(&cluster, "the memory limit of guests is reached");
@@ -105,5 +105,5 @@ fn memory_limit_for_placed_commands_is_enforced() {
     assert_eq!(String::from_utf8_lossy(&host.stdout).trim(), on(&cluster, 1, "hostname"));
     holds.kill().unwrap();
     holds.wait().unwrap();
-    assert!(ends_well(waits));
+    assert!(exits_successfully(waits));
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tern_control::PlacedRow;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection;
+use tern_tests::cluster::fault_injection;
 
 /// Timeout for anything that a busy machine may delay.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{configure, wait_until};
-use tern_tests::outcome::result_of;
+use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::runs::outcome::result_of;
 
 /// An unprivileged user.
 const NOBODY: &str = "65534";

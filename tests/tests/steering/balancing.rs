@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tern_control::{ClusterReport, NodeLoad};
 use tern_ids::NodeId;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{configure, wait_until};
-use tern_tests::jobs::{
+use tern_tests::cluster::fault_injection::{configure, wait_until};
+use tern_tests::cluster::jobs::{
     EVENT_TIMEOUT, await_places, connected_cluster, connected_cluster_with_memory, finish, job, job_on,
     places, program,
 };

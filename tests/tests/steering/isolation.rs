@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{
+use tern_tests::cluster::fault_injection::{
     TestProcess, await_nothing_left, kill_shims, pids, set_timeouts, wait_until,
 };
-use tern_tests::hostile::{Hostile, inspect};
+use tern_tests::drivers::hostile_guest::{Hostile, inspect};
 use tern_tests::programs::built;
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 
 /// How long shims and daemons may take to clean up.
 const SLACK: Duration = Duration::from_secs(12);

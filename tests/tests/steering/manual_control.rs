@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
-use tern_tests::running::{ANNOUNCE, Running};
+use tern_tests::runs::running::{ANNOUNCE, Running};
 
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 

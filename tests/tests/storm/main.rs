@@ -6,16 +6,16 @@
 #![allow(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 #![forbid(unsafe_code)]
 
-mod bed;
+mod task_run;
 mod tasks;
 mod threaded;
 mod tool;
 
-use bed::storm;
+use task_run::storm;
 use tasks::{BIRTHS, BUILD, COREUTILS, GIT, OPENSSL, PYTHON, SHELL, SQLITE, Task};
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::wanted;
-use tern_tests::verdict::Verdict;
+use tern_tests::runs::verdict::Verdict;
 use threaded::{FFMPEG, GO, JAVA, MULTIPROCESSING, NODE, RAYON, REDIS};
 
 /// Number of moves in the long tests.
@@ -26,13 +26,13 @@ const MODULE_MOVES: u64 = 100;
 fn quick(task: &Task) {
     let cluster = Cluster::up("quick-storm").unwrap();
     let report = storm(&cluster, task, task.quick, "20..200ms", 10).unwrap();
-    eprintln!("{}", bed::summary(task.name, &report));
+    eprintln!("{}", task_run::summary(task.name, &report));
 }
 
 fn long(task: &Task) {
     let cluster = Cluster::up("storm").unwrap();
     let report = storm(&cluster, task, task.long, "20..200ms", LONG_TEST_MOVES).unwrap();
-    eprintln!("{}", bed::summary(task.name, &report));
+    eprintln!("{}", task_run::summary(task.name, &report));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn small_tools_survive_a_short_storm() {
 fn thread_creation_survives_moves() {
     let cluster = Cluster::up("births-storm").unwrap();
     let report = storm(&cluster, &BIRTHS, &[], "5..60ms", 8).unwrap();
-    eprintln!("{}", bed::summary("births", &report));
+    eprintln!("{}", task_run::summary("births", &report));
 }
 
 mod thousand_moves {
@@ -130,7 +130,7 @@ mod thousand_moves {
             let name = format!("test.{module}");
             let report = storm(&cluster, &PYTHON, &[&name], "20..200ms", MODULE_MOVES)
                 .map_err(|e| format!("{e:#}"))?;
-            Ok(vec![bed::summary(module, &report)])
+            Ok(vec![task_run::summary(module, &report)])
         });
         verdict.conclude();
     }

@@ -1,7 +1,7 @@
 //! Tests of `tern lab storm` itself: it finds differences, notices a storm without moves, and
 //! leaves nothing behind.
 
-use super::bed::{report, tool};
+use super::task_run::{report, tool};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn differences_and_missing_moves_are_reported() {
     let end = { seen }.output().unwrap();
     let found = report(&end).unwrap();
     assert_eq!(end.status.code(), Some(1), "{}", found.text());
-    assert!(found.moves.moves > 0 && !found.unsteady, "{}", found.text());
+    assert!(found.moves.moves > 0 && !found.nondeterministic, "{}", found.text());
     assert_eq!(found.status, "signal 15");
     assert_eq!(found.differences.len(), 1, "{}", found.text());
     assert_eq!(found.differences[0].what, "stdout");
@@ -35,7 +35,7 @@ fn differences_and_missing_moves_are_reported() {
     let chance = "cat /proc/sys/kernel/random/uuid >file; for i in $(seq 100); do cat file; done | uniq";
     let end = tool(&cluster, &["--json", "--", "sh", "-c", chance]).output().unwrap();
     let found = report(&end).unwrap();
-    assert!(found.unsteady && found.differences.len() == 2, "{}", found.text());
+    assert!(found.nondeterministic && found.differences.len() == 2, "{}", found.text());
 
     // Processes left behind are ended and reported; the native run leaves one as well.
     let behind = "sleep 1000 & setsid sh -c 'sleep 1000 & echo $0' & wait $!";

@@ -5,8 +5,8 @@
 //! synchronisation. ternd answers each move when the process runs at the destination, and only such
 //! answers are counted as moves.
 
-use super::every::Every;
-use super::ternd::{self, Answer, HOME};
+use super::pause::PauseRange;
+use super::ternd::{self, HOME, MoveResult};
 use crate::process::Process;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use tern_ids::NodeId;
 
 /// Stack size of a mover thread. There may be hundreds of them.
-const STACK: usize = 256 << 10;
+const STACK_SIZE: usize = 256 << 10;
 /// Maximum number of failures of Tern that are reported in full; further ones are only counted.
-const MAX_REPORTED: usize = 20;
+const MAX_REPORTED_FAILURES: usize = 20;
 
 /// The results of the movers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moves {
+pub struct MoveStats {
     /// Moves that ternd reported as complete.
     pub moves: u64,
     /// Processes that were found.
@@ -32,34 +32,36 @@ pub struct Moves {
     /// Processes that were moved at least once.
     pub moved: u64,
     /// Move requests that came too late: the process had ended.
-    pub ended: u64,
+    #[serde(rename = "ended")]
+    pub too_late: u64,
     /// Reasons for refused moves, with their counts; numbers in a reason are replaced by `#`.
     pub refused: BTreeMap<String, u64>,
     /// Failures of Tern, though the program continued.
-    pub broken: Vec<String>,
+    #[serde(rename = "broken")]
+    pub failures: Vec<String>,
 }
 
-impl Moves {
+impl MoveStats {
     /// Adds the results of another run.
     pub(crate) fn add(&mut self, other: Self) {
         self.moves += other.moves;
         self.processes += other.processes;
         self.moved += other.moved;
-        self.ended += other.ended;
+        self.too_late += other.too_late;
         for (reason, count) in other.refused {
             *self.refused.entry(reason).or_default() += count;
         }
-        self.broken.extend(other.broken);
+        self.failures.extend(other.failures);
     }
 }
 
 /// The parameters of a storm.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Weather {
+pub(super) struct StormParams {
     /// Number of nodes, home included.
     pub(super) nodes: u16,
     /// Pauses between two moves of one process.
-    pub(super) every: Every,
+    pub(super) pause: PauseRange,
     /// Seed for pauses and destinations.
     pub(super) seed: u64,
 }
@@ -67,27 +69,27 @@ pub(super) struct Weather {
 /// State shared by the movers of a run.
 #[derive(Debug)]
 struct Shared {
-    weather: Weather,
-    tally: Mutex<Moves>,
-    over: Mutex<bool>,
-    news: Condvar,
+    params: StormParams,
+    stats: Mutex<MoveStats>,
+    ended: Mutex<bool>,
+    end_signal: Condvar,
 }
 
 impl Shared {
-    fn tally(&self) -> MutexGuard<'_, Moves> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stats(&self) -> MutexGuard<'_, MoveStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps for the pause; returns true if the storm ends before that.
-    fn over_within(&self, pause: Duration) -> bool {
+    fn ends_within(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
-        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            if *over || left.is_zero() {
-                return *over;
+            if *ended || left.is_zero() {
+                return *ended;
             }
-            over = self.news.wait_timeout(over, left).unwrap_or_else(PoisonError::into_inner).0;
+            ended = self.end_signal.wait_timeout(ended, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -97,88 +99,88 @@ impl Shared {
 pub(super) struct Movers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    known: HashSet<Process>,
+    seen: HashSet<Process>,
 }
 
 impl Movers {
     /// Starts without any mover.
-    pub(super) fn new(weather: Weather) -> Self {
+    pub(super) fn new(params: StormParams) -> Self {
         let shared =
-            Shared { weather, tally: Mutex::default(), over: Mutex::new(false), news: Condvar::new() };
-        Self { shared: Arc::new(shared), threads: Vec::new(), known: HashSet::new() }
+            Shared { params, stats: Mutex::default(), ended: Mutex::new(false), end_signal: Condvar::new() };
+        Self { shared: Arc::new(shared), threads: Vec::new(), seen: HashSet::new() }
     }
 
     /// Starts a mover for each new process. If no thread can be created, the next call tries again.
-    pub(super) fn see(&mut self, living: &[Process]) {
+    pub(super) fn add_new(&mut self, living: &[Process]) {
         self.threads.retain(|thread| !thread.is_finished());
         for &process in living {
-            if self.known.contains(&process) {
+            if self.seen.contains(&process) {
                 continue;
             }
             let shared = Arc::clone(&self.shared);
-            let number = self.known.len() as u64;
-            let mover = thread::Builder::new().stack_size(STACK);
-            if let Ok(thread) = mover.spawn(move || drive(&shared, process, number)) {
-                self.known.insert(process);
+            let number = self.seen.len() as u64;
+            let mover = thread::Builder::new().stack_size(STACK_SIZE);
+            if let Ok(thread) = mover.spawn(move || move_until_end(&shared, process, number)) {
+                self.seen.insert(process);
                 self.threads.push(thread);
             }
         }
     }
 
     /// Ends the storm. Returns when all pending moves are answered.
-    pub(super) fn end(self) -> Moves {
-        *self.shared.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.news.notify_all();
+    pub(super) fn end(self) -> MoveStats {
+        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.end_signal.notify_all();
         for thread in self.threads {
             // A panic of a mover has been reported already.
             let _ = thread.join();
         }
-        let mut moves = std::mem::take(&mut *self.shared.tally());
-        moves.processes = self.known.len() as u64;
+        let mut moves = std::mem::take(&mut *self.shared.stats());
+        moves.processes = self.seen.len() as u64;
         moves
     }
 }
 
 /// Moves one process repeatedly until it ends.
-fn drive(shared: &Shared, process: Process, number: u64) {
-    let Weather { nodes, every, seed } = shared.weather;
+fn move_until_end(shared: &Shared, process: Process, number: u64) {
+    let StormParams { nodes, pause, seed } = shared.params;
     let mut random = StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let (mut at, mut moved) = (None, false);
-    while !shared.over_within(every.pick(&mut random)) && process.alive() {
-        let mut to = elsewhere(&mut random, nodes, at);
-        let mut answer = ternd::migrate(process.pid, to);
-        if matches!(answer, Answer::There) {
+    while !shared.ends_within(pause.pick(&mut random)) && process.is_alive() {
+        let mut to = random_node_except(&mut random, nodes, at);
+        let mut result = ternd::migrate(process.pid, to);
+        if matches!(result, MoveResult::AlreadyThere) {
             // Only ternd knows where a process starts, and where a call has moved it.
-            to = elsewhere(&mut random, nodes, Some(to));
-            answer = ternd::migrate(process.pid, to);
+            to = random_node_except(&mut random, nodes, Some(to));
+            result = ternd::migrate(process.pid, to);
         }
-        let mut tally = shared.tally();
-        match answer {
-            Answer::Moved => {
-                tally.moves += 1;
-                tally.moved += u64::from(!moved);
+        let mut stats = shared.stats();
+        match result {
+            MoveResult::Moved => {
+                stats.moves += 1;
+                stats.moved += u64::from(!moved);
                 (at, moved) = (Some(to), true);
             }
-            Answer::Gone => {
-                tally.ended += 1;
+            MoveResult::ProcessEnded => {
+                stats.too_late += 1;
                 return;
             }
-            Answer::There => {
-                *tally.refused.entry("it was there already".to_owned()).or_default() += 1;
+            MoveResult::AlreadyThere => {
+                *stats.refused.entry("it was there already".to_owned()).or_default() += 1;
                 at = Some(to);
             }
             // A process that is ending refuses moves for many reasons.
-            Answer::Refused(_) | Answer::Broken(_) if !process.alive() => {
-                tally.ended += 1;
+            MoveResult::Refused(_) | MoveResult::Failed(_) if !process.is_alive() => {
+                stats.too_late += 1;
                 return;
             }
-            Answer::Refused(why) => {
-                *tally.refused.entry(without_numbers(&why)).or_default() += 1;
+            MoveResult::Refused(why) => {
+                *stats.refused.entry(without_numbers(&why)).or_default() += 1;
                 at = None;
             }
-            Answer::Broken(why) => {
-                if tally.broken.len() < MAX_REPORTED {
-                    tally.broken.push(format!("{} to node {to}: {why}", process.pid));
+            MoveResult::Failed(why) => {
+                if stats.failures.len() < MAX_REPORTED_FAILURES {
+                    stats.failures.push(format!("{} to node {to}: {why}", process.pid));
                 }
                 at = None;
             }
@@ -186,14 +188,14 @@ fn drive(shared: &Shared, process: Process, number: u64) {
     }
 }
 
-/// A random node other than `but`.
-fn elsewhere(random: &mut StdRng, nodes: u16, but: Option<NodeId>) -> NodeId {
+/// A random node other than `except`.
+fn random_node_except(random: &mut StdRng, nodes: u16, except: Option<NodeId>) -> NodeId {
     let all = HOME.0..HOME.0 + nodes;
-    match but.filter(|but| all.contains(&but.0)) {
+    match except.filter(|except| all.contains(&except.0)) {
         None => NodeId(random.random_range(all)),
-        Some(NodeId(but)) => {
+        Some(NodeId(except)) => {
             let nth = random.random_range(all.start..all.end - 1);
-            NodeId(if nth >= but { nth + 1 } else { nth })
+            NodeId(if nth >= except { nth + 1 } else { nth })
         }
     }
 }
@@ -216,11 +218,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elsewhere_is_everywhere_but_here() {
+    fn random_node_is_any_node_except_the_given_one() {
         let mut random = StdRng::seed_from_u64(1);
-        let mut seen = |but| {
+        let mut seen = |except| {
             let all: std::collections::BTreeSet<u16> =
-                (0..200).map(|_| elsewhere(&mut random, 3, but).0).collect();
+                (0..200).map(|_| random_node_except(&mut random, 3, except).0).collect();
             all.into_iter().collect::<Vec<_>>()
         };
         assert_eq!(seen(None), [1, 2, 3]);
@@ -237,23 +239,23 @@ mod tests {
 
     #[test]
     fn runs_add_up() {
-        let one = || Moves {
+        let one = || MoveStats {
             moves: 2,
             refused: BTreeMap::from([("busy".to_owned(), 1)]),
-            broken: vec!["x".to_owned()],
-            ..Moves::default()
+            failures: vec!["x".to_owned()],
+            ..MoveStats::default()
         };
         let mut all = one();
         all.add(one());
-        assert_eq!((all.moves, all.refused["busy"], all.broken.len()), (4, 2, 2));
+        assert_eq!((all.moves, all.refused["busy"], all.failures.len()), (4, 2, 2));
     }
 
     #[test]
     fn a_storm_that_is_over_does_not_pause() {
-        let movers = Movers::new(Weather { nodes: 3, every: Every::default(), seed: 0 });
+        let movers = Movers::new(StormParams { nodes: 3, pause: PauseRange::default(), seed: 0 });
         let shared = Arc::clone(&movers.shared);
-        assert!(!shared.over_within(Duration::ZERO));
-        assert_eq!(movers.end(), Moves::default());
-        assert!(shared.over_within(Duration::from_secs(1000)));
+        assert!(!shared.ends_within(Duration::ZERO));
+        assert_eq!(movers.end(), MoveStats::default());
+        assert!(shared.ends_within(Duration::from_secs(1000)));
     }
 }

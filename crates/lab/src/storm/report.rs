@@ -1,16 +1,16 @@
 //! The result of a storm, as text and as JSON.
 
-use super::left::Difference;
-use super::mover::Moves;
+use super::difference::Difference;
+use super::mover::MoveStats;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// Maximum number of differences printed; all are counted.
-const SHOWN: usize = 10;
+const MAX_SHOWN_DIFFERENCES: usize = 10;
 
 /// The result of `tern lab storm`, as `--json` prints it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct StormReport {
     /// The command that was run.
     pub command: String,
     /// The seed of the first run, for pauses and destinations. Each later run uses the next number.
@@ -25,21 +25,23 @@ pub struct Report {
     pub storm_s: Vec<f64>,
     /// The moves of all runs together.
     #[serde(flatten)]
-    pub moves: Moves,
+    pub moves: MoveStats,
     /// Requested number of moves.
-    pub wanted: u64,
+    #[serde(rename = "wanted")]
+    pub requested_moves: u64,
     /// Differences between the last run and the native one. A run that differs is the last.
     pub differences: Vec<Difference>,
     /// Two native runs differ as well, so the differences do not indicate a fault of Tern.
-    pub unsteady: bool,
+    #[serde(rename = "unsteady")]
+    pub nondeterministic: bool,
 }
 
-impl Report {
+impl StormReport {
     /// 0: nothing differs; 1: something differs; 3: nothing differs, but there were too few moves.
     pub(super) fn exit_code(&self) -> u8 {
         match () {
             () if !self.differences.is_empty() => 1,
-            () if self.moves.moves < self.wanted => 3,
+            () if self.moves.moves < self.requested_moves => 3,
             () => 0,
         }
     }
@@ -50,48 +52,48 @@ impl Report {
         let mut text = format!("{}\n", self.command);
         let mean = self.storm_s.iter().sum::<f64>() / self.storm_s.len().max(1) as f64;
         let runs = if self.runs == 1 { String::new() } else { format!(", the mean of {} runs", self.runs) };
-        let Moves { moves, processes, moved, ended, refused, broken } = &self.moves;
+        let MoveStats { moves, processes, moved, too_late, refused, failures } = &self.moves;
         let _ = writeln!(text, "time         native {:.2} s, storm {mean:.2} s{runs}", self.native_s);
         let _ = writeln!(
             text,
             "moves        {moves}, of {moved} processes out of {processes}; seed {}",
             self.seed
         );
-        if *ended > 0 {
-            let _ = writeln!(text, "too late     {ended}: the process had ended");
+        if *too_late > 0 {
+            let _ = writeln!(text, "too late     {too_late}: the process had ended");
         }
         let all: u64 = refused.values().sum();
         let _ = writeln!(text, "refused      {all}");
         let mut rows: Vec<_> = refused.iter().collect();
         rows.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         for (reason, count) in rows {
-            let _ = writeln!(text, "{count:>11}  {}", plain(reason));
+            let _ = writeln!(text, "{count:>11}  {}", printable(reason));
         }
-        for failure in broken {
-            let _ = writeln!(text, "tern failed  {}", plain(failure));
+        for failure in failures {
+            let _ = writeln!(text, "tern failed  {}", printable(failure));
         }
         let _ = writeln!(text, "differences  {}", self.differences.len());
-        for Difference { what, how } in self.differences.iter().take(SHOWN) {
-            let _ = writeln!(text, "── {}", plain(what));
+        for Difference { what, how } in self.differences.iter().take(MAX_SHOWN_DIFFERENCES) {
+            let _ = writeln!(text, "── {}", printable(what));
             for line in how.lines() {
                 let _ = writeln!(text, "{line}");
             }
         }
-        if self.unsteady {
+        if self.nondeterministic {
             text += "two native runs differ as well, so the differences do not indicate a fault of tern\n";
         }
         if self.exit_code() == 3 {
             let _ = writeln!(
                 text,
                 "moved only {moves} times instead of {}; the command may be too quick",
-                self.wanted
+                self.requested_moves
             );
         }
         text
     }
 }
 
-fn plain(text: &str) -> String {
+fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -99,29 +101,29 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        Report {
+    fn report() -> StormReport {
+        StormReport {
             command: "make".into(),
             seed: 7,
             runs: 2,
             status: "exit 0".into(),
             native_s: 1.0,
             storm_s: vec![3.0, 5.0],
-            moves: Moves {
+            moves: MoveStats {
                 moves: 12,
                 processes: 9,
                 moved: 4,
-                ended: 1,
+                too_late: 1,
                 refused: [("busy".to_owned(), 1), ("threads: it has # threads".to_owned(), 20)].into(),
-                broken: vec![],
+                failures: vec![],
             },
-            wanted: 10,
-            ..Report::default()
+            requested_moves: 10,
+            ..StormReport::default()
         }
     }
 
     #[test]
-    fn it_reads_well() {
+    fn text_has_all_lines() {
         let text = report().text();
         for line in [
             "time         native 1.00 s, storm 4.00 s, the mean of 2 runs",
@@ -135,11 +137,11 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_says_which() {
+    fn exit_code_reflects_the_result() {
         let good = report();
         assert_eq!(good.exit_code(), 0);
-        assert_eq!(Report { wanted: 13, ..good.clone() }.exit_code(), 3);
-        let differs = Report { differences: vec![Difference::new("status", "signal 9")], ..good };
+        assert_eq!(StormReport { requested_moves: 13, ..good.clone() }.exit_code(), 3);
+        let differs = StormReport { differences: vec![Difference::new("status", "signal 9")], ..good };
         assert_eq!(differs.exit_code(), 1);
         assert!(differs.text().contains("── status\nsignal 9\n"));
     }

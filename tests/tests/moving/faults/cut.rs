@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{
+use tern_tests::cluster::fault_injection::{
     Fault, TestProcess, await_nothing_left, await_up, set_timeouts, wait_until,
 };
 use tern_tests::programs::built;

@@ -4,7 +4,7 @@ use super::{Case, LONG_GIVE_UP_AFTER, SLACK, SUSPEND_AFTER, run_cases, start_awa
 use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{await_nothing_left, await_up, kill_daemon, start_daemon};
+use tern_tests::cluster::fault_injection::{await_nothing_left, await_up, kill_daemon, start_daemon};
 
 /// The daemons of one or both sides die and restart while the program is away, and it comes home at
 /// the end.

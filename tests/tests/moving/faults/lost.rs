@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection::{await_nothing_left, await_up, kill_shims};
+use tern_tests::cluster::fault_injection::{await_nothing_left, await_up, kill_shims};
 
 /// Checks that the loss of a process is logged at home.
 fn check_loss_logged(cluster: &Cluster, pid: i32) -> Result<()> {

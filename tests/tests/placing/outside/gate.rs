@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tern_tests::cluster::Cluster;
-use tern_tests::fault_injection;
-use tern_tests::outcome::result_of;
+use tern_tests::cluster::fault_injection;
+use tern_tests::runs::outcome::result_of;
 
 /// Timeout for anything that a busy machine may delay.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
