@@ -63,7 +63,7 @@ impl Shim {
                     self.peer_lost(at);
                 }
             } else if needed && peer.time_lost() > give_up {
-                self.kill_guests_of(at, "its node was out of reach for too long");
+                self.kill_deputies_of(at, "its node was out of reach for too long");
             } else if needed && !peer.is_reconnecting {
                 self.reconnect(at);
             }
@@ -107,13 +107,13 @@ impl Shim {
         self.peers[at].is_reconnecting = false;
         match found {
             ReconnectResult::Link(link) => self.peers[at].reconnected(*link),
-            ReconnectResult::Gone => self.kill_guests_of(at, "its guest is gone"),
+            ReconnectResult::Gone => self.kill_deputies_of(at, "its guest is gone"),
             ReconnectResult::Unreachable => {}
         }
     }
 
-    /// Kills the deputies of the guests that this peer held: the guests are lost.
-    pub(crate) fn kill_guests_of(&mut self, at: usize, why: &str) {
+    /// Kills the deputies whose guests this peer held, because the guests are lost.
+    pub(crate) fn kill_deputies_of(&mut self, at: usize, why: &str) {
         let lost: Vec<HomePid> =
             self.processes.values().filter(|m| m.peer == at && m.is_away()).map(|m| m.pid).collect();
         for pid in lost {
