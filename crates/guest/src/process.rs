@@ -239,7 +239,7 @@ impl Guest {
 #[derive(Debug)]
 pub(crate) struct GuestMemory<'a>(pub(crate) &'a Memory);
 
-impl tern_syscall::Memory for GuestMemory<'_> {
+impl tern_syscall::UserMemory for GuestMemory<'_> {
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> std::result::Result<(), tern_syscall::Fault> {
         match self.0.read_some(addr, buf) {
             Ok(n) if n == buf.len() => Ok(()),

@@ -19,7 +19,7 @@ use crate::client::fuse::entry_reply::EntryReply;
 use crate::client::fuse::inode::Inode;
 use crate::client::fuse::readdir::attributes_without_lookup;
 use crate::mapped::MappedFiles;
-use crate::message::{AttributeChange, MAX_DATA, Name, Op, OpenId, Reply, XattrKinds};
+use crate::message::{AttributeChange, FileReply, MAX_DATA, Name, Op, OpenId, XattrKinds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -399,7 +399,7 @@ impl Filesystem for MountedTree {
         }
         let space = self.inode(number).and_then(|inode| {
             let response = self.0.call_on(&inode, &self.caller(request), &[], |of| Op::StatFs { of })?;
-            if let Reply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
+            if let FileReply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
         });
         respond!(reply, space, |s| reply.statfs(
             s.blocks,
@@ -559,7 +559,7 @@ impl Filesystem for MountedTree {
             let at = u64::try_from(at).map_err(|_negative| Errno::NXIO)?;
             let op = |opened: OpenId| Op::Lseek { opened, at, data: whence == libc::SEEK_DATA };
             match self.0.call_on_open(&handle, &handle.opener, &[], op)?.reply {
-                Reply::Count(place) => Ok(place.cast_signed()),
+                FileReply::Count(place) => Ok(place.cast_signed()),
                 _ => Err(Errno::IO),
             }
         });

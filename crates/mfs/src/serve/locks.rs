@@ -8,7 +8,7 @@
 
 use super::session::{OpenFile, Session};
 use crate::lock;
-use crate::message::{LockKind, Reply};
+use crate::message::{FileReply, LockKind};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -44,7 +44,7 @@ pub(crate) fn test(
     owner: u64,
     kind: LockKind,
     (start, end): (u64, u64),
-) -> Result<Reply, Errno> {
+) -> Result<FileReply, Errno> {
     let own_fd = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
     let mut record = flock_record(kind, start, end)?;
     // Nothing is ever locked through the open file itself.
@@ -58,7 +58,7 @@ pub(crate) fn test(
     let start = u64::try_from(record.l_start).unwrap_or(0);
     let length = u64::try_from(record.l_len).unwrap_or(0);
     let end = if length == 0 { u64::MAX } else { start.saturating_add(length - 1) };
-    Ok(Reply::LockConflict { kind, start, end })
+    Ok(FileReply::LockConflict { kind, start, end })
 }
 
 /// Sets or removes flock's lock of an open file. The lock is dropped when the file is closed.

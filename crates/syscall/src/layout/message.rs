@@ -1,19 +1,19 @@
 //! struct msghdr and struct mmsghdr in the mailbox.
 
-use super::{Layout, Out, Pointer, Written};
-use crate::call::{Message, MessageBuffer};
+use super::{MailboxLayout, Out, Pointer, Written};
+use crate::call::{MessageBuffer, SocketMessage};
 use crate::gather::header;
 use crate::limits;
 use crate::shape::{Direction, When};
 
-impl Layout {
+impl MailboxLayout {
     /// Places the headers one after the other, followed by the data that they point to. Returns the
     /// offset of the first.
     pub(super) fn messages(
         &mut self,
         direction: Direction,
         many: bool,
-        messages: Vec<Message>,
+        messages: Vec<SocketMessage>,
     ) -> Option<usize> {
         let entries: usize = messages.iter().map(|message| message.segments.lens.len()).sum();
         let data: u64 = messages.iter().flat_map(|m| &m.segments.lens).map(|&len| u64::from(len)).sum();
@@ -34,8 +34,8 @@ impl Layout {
         Some(at)
     }
 
-    /// The outputs are in the same order as the guest's destinations.
-    fn message(&mut self, header: &Header, message: Message, many: Option<usize>) -> Option<()> {
+    /// The outputs are in the same order as the guest's output buffers.
+    fn message(&mut self, header: &Header, message: SocketMessage, many: Option<usize>) -> Option<()> {
         let entries = message.segments.lens.len();
         let (amount, when) = match many {
             None => (Written::Result { size: 1, add: 0 }, When::AtLeast(0)),

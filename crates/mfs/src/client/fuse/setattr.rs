@@ -4,10 +4,11 @@ use crate::client::fuse::attributes::file_attr;
 use crate::client::fuse::calls::{FsResult, MountedTree};
 use crate::client::fuse::handle::Handle;
 use crate::client::fuse::inode::Inode;
-use crate::message::{AttributeChange, Attributes, Credentials, Op, Reply};
+use crate::message::{AttributeChange, Attributes, FileReply, Op};
 use fuser::{FileAttr, FileHandle, INodeNo, Request};
 use rustix::io::Errno;
 use std::sync::Arc;
+use tern_ids::Credentials;
 
 impl MountedTree {
     pub(crate) fn set(
@@ -55,6 +56,6 @@ impl MountedTree {
     }
 }
 
-fn attributes_of(reply: &Reply) -> FsResult<Attributes> {
-    if let Reply::Attributes(attributes) = reply { Ok(*attributes) } else { Err(Errno::IO) }
+fn attributes_of(reply: &FileReply) -> FsResult<Attributes> {
+    if let FileReply::Attributes(attributes) = reply { Ok(*attributes) } else { Err(Errno::IO) }
 }
