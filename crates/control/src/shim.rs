@@ -126,7 +126,7 @@ pub enum ShimRequest {
         path: Vec<u8>,
         /// Its inode number in MFS. Another file is not opened.
         number: u64,
-        /// With which it is opened.
+        /// The credentials to open it with.
         #[serde(rename = "who")]
         credentials: Credentials,
         /// The access mode of open(2).
@@ -141,7 +141,7 @@ pub enum ShimRequest {
         path: Vec<u8>,
         /// The file as its home sees it. Another file, or another state of it, is not opened.
         file: SharedFile,
-        /// With which it is opened.
+        /// The credentials to open it with.
         #[serde(rename = "who")]
         credentials: Credentials,
     },
@@ -195,4 +195,17 @@ pub enum ShimReply {
         /// The other process.
         pid: HomePid,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use tern_ids::Credentials;
+
+    #[test]
+    fn credentials_are_a_tuple_in_json() {
+        let credentials = Credentials { uid: 1, gid: 2, groups: vec![3] };
+        let text = serde_json::to_string(&credentials).unwrap();
+        assert_eq!(text, "[1,2,[3]]");
+        assert_eq!(serde_json::from_str::<Credentials>(&text).unwrap(), credentials);
+    }
 }

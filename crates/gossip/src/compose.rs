@@ -28,13 +28,13 @@ impl Gossip {
         }
         self.add_suspicions(target.node, &mut rumours);
         self.add_piggybacks(&mut rumours, &mut first);
-        rumours.into_iter().for_each(|rumour| writer.rumour(rumour));
+        rumours.into_iter().for_each(|rumour| writer.add_rumour(rumour));
         writer.begin_entries();
         let others = self.config.window - 1;
-        first.iter().for_each(|&index| writer.entry(self.entry(index)));
+        first.iter().for_each(|&index| writer.add_entry(self.entry(index)));
         self.table.rebuild_newest();
         let newest = self.table.newest().filter(|index| *index != to && !first.contains(index));
-        newest.take(others - first.len()).for_each(|index| writer.entry(self.entry(index)));
+        newest.take(others - first.len()).for_each(|index| writer.add_entry(self.entry(index)));
         writer.finish()
     }
 

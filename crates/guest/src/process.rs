@@ -192,9 +192,9 @@ impl Guest {
         Ok(Self { process, threads: BTreeMap::new() })
     }
 
-    /// Whether it lives here, and home has not been asked to let it live elsewhere.
+    /// Whether its program runs here, possibly while it is being sent; not once it is frozen.
     #[must_use]
-    pub(crate) fn is_shared_object(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         matches!(self.process.state, State::Running | State::Departing(_))
     }
 

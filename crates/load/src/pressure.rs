@@ -1,7 +1,7 @@
 //! Stalls as reported by the kernel (PSI), and the time lost to paging.
 
 use crate::moving_average::MovingAverage;
-use crate::task::{TICKS, keyed};
+use crate::task::{TICKS_PER_SECOND, keyed};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -140,7 +140,7 @@ impl CpuTimes {
         let mut ticks = stat.strip_prefix("cpu ")?.lines().next()?.split_whitespace().map(str::parse::<u64>);
         let mut next = || ticks.next()?.ok();
         let (user, nice, system, _idle, waiting) = (next()?, next()?, next()?, next()?, next()?);
-        let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000 / TICKS));
+        let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND));
         Some(Self { busy: time(user.saturating_add(nice).saturating_add(system)), waiting: time(waiting) })
     }
 }

@@ -11,7 +11,7 @@ use tern_migrate::message::Message;
 use tern_wire::{Link, Preamble};
 
 /// How often a beat is sent on each link.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a guest shim may take for the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ impl Shim {
                 self.peers[at].close();
             }
             let peer = &mut self.peers[at];
-            if peer.link.is_some() && peer.last_beat.elapsed() > BEAT_INTERVAL {
-                peer.last_beat = Instant::now();
+            if peer.link.is_some() && peer.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
+                peer.last_heartbeat = Instant::now();
                 if peer.send(HomePid(0), &Message::Heartbeat, &[]).is_err()
                     || peer.last_received.elapsed() > silent
                 {
@@ -62,7 +62,7 @@ impl Shim {
                 if link.flush().is_err() {
                     self.peer_lost(at);
                 }
-            } else if needed && peer.time_lost() > give_up {
+            } else if needed && peer.time_since_loss() > give_up {
                 self.kill_deputies_of(at, "its node was out of reach for too long");
             } else if needed && !peer.is_reconnecting {
                 self.reconnect(at);

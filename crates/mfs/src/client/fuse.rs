@@ -150,7 +150,8 @@ impl Filesystem for MountedTree {
     ) {
         let (atime, mtime) = (atime.map(set_time), mtime.map(set_time));
         let change = AttributeChange { mode: mode.map(|mode| mode & 0o7777), uid, gid, size, atime, mtime };
-        respond!(reply, self.set(request, number, handle, &change), |attr| reply.attr(&TTL, &attr));
+        respond!(reply, self.set_attributes(request, number, handle, &change), |attr| reply
+            .attr(&TTL, &attr));
     }
 
     fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {

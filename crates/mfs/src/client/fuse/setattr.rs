@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tern_ids::Credentials;
 
 impl MountedTree {
-    pub(crate) fn set(
+    pub(crate) fn set_attributes(
         &self,
         request: &Request,
         number: INodeNo,
@@ -22,7 +22,7 @@ impl MountedTree {
         let caller = self.caller(request);
         let handle = handle.and_then(|handle| self.handle(handle).ok());
         inode.creates.note_permission_change();
-        let set = self.set_as(request, &inode, &caller, handle.as_deref(), change);
+        let set = self.set_attributes_as(request, &inode, &caller, handle.as_deref(), change);
         inode.creates.note_permission_change();
         let attributes = set?;
         // The kernel takes the new size from this reply. Its pages are revalidated before they are
@@ -31,7 +31,7 @@ impl MountedTree {
         Ok(file_attr(&inode, &attributes))
     }
 
-    fn set_as(
+    fn set_attributes_as(
         &self,
         request: &Request,
         inode: &Arc<Inode>,
