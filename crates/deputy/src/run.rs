@@ -2,6 +2,7 @@
 
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
+use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
 use crate::shim::{Detached, Shim, ShimEvent};
 use crate::time::usage_store::UsageStore;
@@ -15,9 +16,6 @@ use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
 use tern_image::object::SharedObjects;
 use tern_wire::Ephemeral;
-
-/// How often a link carries a beat, so that the other side sees that it is alive.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a shim without processes waits before it ends. ternd may still send it requests.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use tern_migrate::message::Message;
 use tern_wire::{Link, Preamble};
 
 /// How often a beat is sent on each link.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a guest shim may take for the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

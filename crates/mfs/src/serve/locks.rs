@@ -29,7 +29,7 @@ pub(crate) fn set(
     kind: LockKind,
     (start, end): (u64, u64),
 ) -> Result<(), Errno> {
-    let fd = description(session, file, owner)?;
+    let fd = owner_fd(session, file, owner)?;
     let record = flock_record(kind, start, end)?;
     fcntl(&*fd, FcntlArg::F_OFD_SETLK(&record)).map(drop).map_err(errno)
 }
@@ -77,7 +77,7 @@ pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
 
 /// The open file description of this lock owner. It is writable if the caller may write the file at
 /// all, since the owner may have opened the file twice and lock through either.
-fn description(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
+fn owner_fd(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
     if let Some((fd, _)) = owners.get(&(file.key, owner)) {
         return Ok(fd.clone());
