@@ -36,9 +36,9 @@ pub(crate) fn parse(inode: Inode, data: &[u8], writer: Option<HomePid>) -> Resul
     }
     let word = std::str::from_utf8(data).map_err(|_not_text| Errno::INVAL)?.trim();
     match inode.dir {
-        Dir::Admin => for_admin(leaf, word),
-        Dir::Decay => for_decay(leaf, word, writer.ok_or(Errno::SRCH)?),
-        Dir::Process(pid) => for_process(leaf, word, pid),
+        Dir::Admin => parse_admin(leaf, word),
+        Dir::Decay => parse_decay(leaf, word, writer.ok_or(Errno::SRCH)?),
+        Dir::Process(pid) => parse_process(leaf, word, pid),
         // A guest can only be sent home from here: its home decides about other nodes.
         Dir::Guest(home, pid)
             if matches!(word, "0" | "home" | "-1" | "balance") || word == home.to_string() =>
@@ -61,7 +61,7 @@ fn parse_switch(word: &str) -> Result<bool, Errno> {
     }
 }
 
-fn for_admin(leaf: Leaf, word: &str) -> Result<WriteAction, Errno> {
+fn parse_admin(leaf: Leaf, word: &str) -> Result<WriteAction, Errno> {
     let switch = |switch| Ok(WriteAction::Immediate(Request::Switch { switch, on: parse_switch(word)? }));
     let evacuate = |what| match parse_switch(word)? {
         true => Ok(WriteAction::Start(what, Request::Evacuate { what, seconds: None })),
@@ -102,22 +102,22 @@ pub(crate) fn decay_request(current: DecayRates, leaf: Leaf, value: u32) -> Resu
     Ok(Request::SetDecay(changed))
 }
 
-fn for_decay(leaf: Leaf, word: &str, pid: HomePid) -> Result<WriteAction, Errno> {
+fn parse_decay(leaf: Leaf, word: &str, pid: HomePid) -> Result<WriteAction, Errno> {
     if !parse_switch(word)? {
         return Err(Errno::INVAL);
     }
-    let none = Advice::default();
+    let no_advice = Advice::default();
     let advice = match leaf {
-        Leaf::CpuJob => Advice { workload: Some(Workload::Cpu), ..none },
-        Leaf::IoJob => Advice { workload: Some(Workload::Io), ..none },
-        Leaf::Slow => Advice { decay: Some(DecayClass::Slow), ..none },
-        Leaf::Fast => Advice { decay: Some(DecayClass::Fast), ..none },
+        Leaf::CpuJob => Advice { workload: Some(Workload::Cpu), ..no_advice },
+        Leaf::IoJob => Advice { workload: Some(Workload::Io), ..no_advice },
+        Leaf::Slow => Advice { decay: Some(DecayClass::Slow), ..no_advice },
+        Leaf::Fast => Advice { decay: Some(DecayClass::Fast), ..no_advice },
         _ => return Err(Errno::INVAL),
     };
     Ok(WriteAction::Immediate(Request::Advise { pid, advice }))
 }
 
-fn for_process(leaf: Leaf, word: &str, pid: HomePid) -> Result<WriteAction, Errno> {
+fn parse_process(leaf: Leaf, word: &str, pid: HomePid) -> Result<WriteAction, Errno> {
     match leaf {
         Leaf::Goto | Leaf::Migrate => {
             let to = match word {

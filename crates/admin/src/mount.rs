@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Type of the mount in `/proc/self/mountinfo`, by which this node's file server recognises it.
 const FS_TYPE: &str = "fuse.mosix";
 
-/// Number of threads that read requests of the kernel. Requests that take long are waited for by
-/// other threads.
+/// Number of threads that read the kernel's requests. Other threads wait for requests that take
+/// long.
 const THREADS: usize = 8;
 
 /// Maximum number of stacked mounts to remove, left by earlier processes that were killed.

@@ -63,7 +63,7 @@ pub struct OfferRefusal {
 #[derive(Debug, Clone, Default)]
 pub struct PendingChanges {
     changes: BTreeMap<(NodeId, HomePid), Change>,
-    /// Threads of local processes that run or wait, as of the last look at each, without growing
+    /// Threads of local processes that run or wait, as of the last scan, without growing
     /// processes.
     local_threads: f64,
     trend: Trend,
@@ -130,7 +130,7 @@ impl PendingChanges {
         self.local_threads = calm.map(ProcessSnapshot::threads).sum::<f64>().min(65_536.0);
     }
 
-    /// One of them has left or ended since the last scan.
+    /// One of the node's own processes has left or ended since the last scan.
     pub fn record_local_departed(&mut self, threads: f64) {
         self.local_threads = (self.local_threads - threads.max(0.0)).max(0.0);
     }
@@ -139,10 +139,11 @@ impl PendingChanges {
     /// settled.
     pub fn update(&mut self, own: &NodeSnapshot, policy: &Policy, now_ms: u64) {
         self.trend.sample(own.mem_free, now_ms);
-        let settled = policy.load_time_constant_ms.saturating_mul(5);
+        let settle_ms = policy.load_time_constant_ms.saturating_mul(5);
         self.changes.retain(|_, change| {
-            let long = if change.state == Progress::Accepted { policy.move_timeout_ms } else { settled };
-            now_ms.saturating_sub(change.since_ms) < long
+            let lifetime_ms =
+                if change.state == Progress::Accepted { policy.move_timeout_ms } else { settle_ms };
+            now_ms.saturating_sub(change.since_ms) < lifetime_ms
         });
     }
 
@@ -210,22 +211,22 @@ pub fn reply_to_offer(
     // An urgent move is accepted with less room for growth.
     let seconds = if offer.reason.is_urgent() { policy.usher_growth_s } else { policy.calm_growth_s };
     let (load, mem_free) = (pending.expected_load(own, policy, now_ms), pending.free_after(own, seconds));
-    let no = |obstacle| OfferReply::Refuse(OfferRefusal { obstacle, load, mem_free });
+    let refuse = |obstacle| OfferReply::Refuse(OfferRefusal { obstacle, load, mem_free });
     if !own.takes_guests {
-        return no(Obstacle::NoGuests);
+        return refuse(Obstacle::NoGuests);
     }
     let room = mem_free.saturating_sub(effective_view::reserve(own, policy) as u64);
     if own.mem_total > 0 && (offer.memory > room || own.mem_pressure > policy.max_pressure) {
-        return no(Obstacle::NoMemory);
+        return refuse(Obstacle::NoMemory);
     }
     // Large processes come one after the other: together, all would finish when the last one does.
-    let one_second = own.link.bytes_per_s;
-    if offer.memory > one_second / 2 && pending.arriving_bytes() > one_second {
-        return no(Obstacle::LinkBusy);
+    let bytes_per_second = own.link.bytes_per_s;
+    if offer.memory > bytes_per_second / 2 && pending.arriving_bytes() > bytes_per_second {
+        return refuse(Obstacle::LinkBusy);
     }
     // Urgent moves ignore the load: the alternative is worse. A limit of NaN refuses all others.
     if !offer.reason.is_urgent() && (offer.max_load.is_nan() || load > offer.max_load) {
-        return no(Obstacle::Overloaded);
+        return refuse(Obstacle::Overloaded);
     }
     OfferReply::Accept
 }

@@ -10,7 +10,7 @@ use tern_ids::NodeId;
 
 /// The base of the cost function is the number of nodes. In a cluster of two, loads of 1 and 10
 /// would cost almost the same, so it is at least this.
-const SMALLEST_BASE: usize = 64;
+const MIN_COST_BASE: usize = 64;
 
 /// The adjusted state of one node.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub(crate) struct EffectiveNode {
     pub(crate) reserve: f64,
     /// How fast its memory fills, in bytes a second, as observed by this home.
     pub(crate) fill_rate: f64,
-    /// Why no process may move there, if so.
+    /// Why no process may move there, if none may.
     pub(crate) obstacle: Option<Obstacle>,
 }
 
@@ -39,13 +39,14 @@ pub(crate) struct EffectiveView<'a> {
     pub(crate) now_ms: u64,
     pub(crate) nodes: Vec<EffectiveNode>,
     /// Number of moves under way between two nodes.
-    pairs: BTreeMap<(NodeId, NodeId), u32>,
+    moves_by_pair: BTreeMap<(NodeId, NodeId), u32>,
     /// Nodes about to run out of memory: their links are reserved for memory moves.
     pub(crate) filling_up: BTreeSet<NodeId>,
     /// Number of moves under way in all.
     pub(crate) under_way: u32,
-    /// Base and unit of opportunity costs: the number of nodes, and a load above all others.
+    /// Base of opportunity costs: the number of nodes, or [`MIN_COST_BASE`].
     pub(crate) base: f64,
+    /// Unit of load in opportunity costs, which no node's load exceeds.
     pub(crate) top_load: f64,
 }
 
@@ -72,10 +73,10 @@ impl<'a> EffectiveView<'a> {
             policy,
             now_ms,
             nodes,
-            pairs: BTreeMap::new(),
+            moves_by_pair: BTreeMap::new(),
             filling_up: BTreeSet::new(),
             under_way: 0,
-            base: cluster.nodes().len().max(SMALLEST_BASE) as f64,
+            base: cluster.nodes().len().max(MIN_COST_BASE) as f64,
             top_load: 1.0,
         };
         for under_way in state.moves.values() {
@@ -121,7 +122,7 @@ impl<'a> EffectiveView<'a> {
 
     fn start_move(&mut self, from: NodeId, to: NodeId, memory: f64) {
         self.under_way += 1;
-        *self.pairs.entry((from, to)).or_default() += 1;
+        *self.moves_by_pair.entry((from, to)).or_default() += 1;
         if let Some(effective) = self.cluster.index_of(from).and_then(|index| self.nodes.get_mut(index)) {
             effective.leaving += memory;
         }
@@ -141,17 +142,17 @@ impl<'a> EffectiveView<'a> {
 
     /// Number of moves under way between two nodes.
     pub(crate) fn moves_between(&self, from: NodeId, to: NodeId) -> u32 {
-        self.pairs.get(&(from, to)).copied().unwrap_or(0)
+        self.moves_by_pair.get(&(from, to)).copied().unwrap_or(0)
     }
 
     /// Number of moves under way from a node.
     pub(crate) fn moves_from(&self, from: NodeId) -> u32 {
-        self.pairs.range((from, NodeId(0))..=(from, NodeId(u16::MAX))).map(|(_, count)| count).sum()
+        self.moves_by_pair.range((from, NodeId(0))..=(from, NodeId(u16::MAX))).map(|(_, count)| count).sum()
     }
 
     /// Number of moves under way to a node.
     pub(crate) fn moves_to(&self, to: NodeId) -> u32 {
-        self.pairs.iter().filter(|((_, other), _)| *other == to).map(|(_, count)| count).sum()
+        self.moves_by_pair.iter().filter(|((_, other), _)| *other == to).map(|(_, count)| count).sum()
     }
 
     /// "The smallest power of two that is greater than the largest load seen" (the paper's L).
@@ -162,14 +163,14 @@ impl<'a> EffectiveView<'a> {
     }
 }
 
-/// Why no process may move to a node, if so.
-fn node_obstacle(node: &NodeSnapshot, me: bool, policy: &Policy) -> Option<Obstacle> {
+/// Why no process may move to a node, if none may.
+fn node_obstacle(node: &NodeSnapshot, is_me: bool, policy: &Policy) -> Option<Obstacle> {
     if !node.alive {
         Some(Obstacle::Dead)
     } else if node.age_ms > policy.max_age_ms {
         Some(Obstacle::Stale)
     } else {
-        (!node.takes_guests && !me).then_some(Obstacle::NoGuests)
+        (!node.takes_guests && !is_me).then_some(Obstacle::NoGuests)
     }
 }
 

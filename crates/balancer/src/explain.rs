@@ -30,8 +30,8 @@ impl Explanation {
     /// gains most.
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
-        let open = self.candidates.iter().filter(|candidate| candidate.obstacle.is_none());
-        open.max_by(|one, other| one.gain_s.total_cmp(&other.gain_s))
+        let possible = self.candidates.iter().filter(|candidate| candidate.obstacle.is_none());
+        possible.max_by(|one, other| one.gain_s.total_cmp(&other.gain_s))
     }
 }
 

@@ -45,7 +45,7 @@ pub use decay::{Decay, DecayingRate};
 pub use decide::{Move, MoveReason, decide};
 pub use effective_view::reserve;
 pub use explain::{Explanation, explain};
-pub use place::{Placement, place};
+pub use place::{PlacementRequest, place};
 pub use policy::{Objective, Policy};
 pub use process::{Hint, ProcessSnapshot, Traffic};
 pub use state::{Decision, DecisionState, StayReason};

@@ -16,9 +16,9 @@ use tern_ids::{HomePid, NodeId};
 const MAX_LEAVE_S: f64 = 600.0;
 
 /// A process with at least this many bytes is always worth moving.
-const MIN_BYTES: f64 = 16.0 * (1 << 20) as f64;
+const MIN_LEAVER_BYTES: f64 = 16.0 * (1 << 20) as f64;
 /// Smaller processes are moved only if at most this many of them cover the need.
-const MAX_HELPERS: f64 = 64.0;
+const MAX_SMALL_LEAVERS: f64 = 64.0;
 /// How much longer a move takes if another process moves to the same node.
 const SHARED_LINK_FACTOR: f64 = 2.0;
 /// Paces within this factor of each other are equivalent where memory decides.
@@ -45,7 +45,8 @@ pub(crate) fn usher(round: &mut Round<'_>, processes: &BTreeMap<HomePid, &Proces
     }
 }
 
-/// Neither CPU time nor residence counts here.
+/// Whether a process may be moved off a node that will be full, however little CPU time it has used
+/// and however recently it has arrived.
 fn can_leave(round: &Round<'_>, process: &ProcessSnapshot) -> bool {
     process.movable && !process.locked && process.rss > 0 && !round.state.is_moving(process.pid)
 }
@@ -54,7 +55,7 @@ fn can_leave(round: &Round<'_>, process: &ProcessSnapshot) -> bool {
 ///
 /// Best fit is applied twice. The process is the smallest that is large enough, since it is gone
 /// soonest (or the largest, if none is). Its target is the node where least memory is left over, in
-/// powers of two, so that large holes stay for large processes (see `target` for growing ones).
+/// powers of two, so that large holes stay for large processes (see `choose_target` for growing ones).
 ///
 /// Processes leave one after the other: sent together they would share the link, and the first
 /// would finish later.
@@ -81,14 +82,15 @@ fn next_leaver(
     let mut shortfall = f64::NEG_INFINITY;
     let mut rng = round.rng;
     for (index, process) in here.iter().enumerate() {
-        let Some(candidate) = Mover::new(view, process).and_then(|mover| target(round, &mover, &mut rng))
+        let Some(candidate) =
+            Mover::new(view, process).and_then(|mover| choose_target(round, &mover, &mut rng))
         else {
             continue;
         };
         // The move may take so long that the memory is used up meanwhile: the slowest candidate
         // sets the deadline.
-        let ahead = candidate.cost.duration_s * SHARED_LINK_FACTOR + policy.usher_ahead_s;
-        shortfall = shortfall.max(effective.reserve + fill_rate * ahead - effective.free);
+        let deadline_s = candidate.cost.duration_s * SHARED_LINK_FACTOR + policy.usher_ahead_s;
+        shortfall = shortfall.max(effective.reserve + fill_rate * deadline_s - effective.free);
         candidates.push((index, *process, candidate));
     }
     if shortfall <= 0.0 && !swapping {
@@ -97,11 +99,12 @@ fn next_leaver(
     // Processes of other homes may be the cause; moving a tiny process does not help.
     candidates.retain(|(_, process, _)| {
         let bytes = process.rss as f64 + process.growth as f64 * policy.usher_ahead_s;
-        bytes >= MIN_BYTES || bytes * MAX_HELPERS >= shortfall
+        bytes >= MIN_LEAVER_BYTES || bytes * MAX_SMALL_LEAVERS >= shortfall
     });
-    let busy = candidates.iter().map(|(.., candidate)| candidate.cost.duration_s).fold(0.0, f64::max) > 1.0
+    let is_link_busy = candidates.iter().map(|(.., candidate)| candidate.cost.duration_s).fold(0.0, f64::max)
+        > 1.0
         && view.leaving_bytes(id) > 0.0;
-    if busy {
+    if is_link_busy {
         return (true, None);
     }
     let wanted = shortfall + fill_rate * policy.usher_growth_s;
@@ -120,7 +123,7 @@ fn next_leaver(
 /// go where most room is, or they would have to leave again soon. A node to which other processes
 /// of this home are moving comes last, because its link is busy. Among equivalent nodes the choice
 /// is random, so that homes with the same need do not all choose the same node.
-fn target(round: &Round<'_>, mover: &Mover<'_>, rng: &mut Rng) -> Option<Candidate> {
+fn choose_target(round: &Round<'_>, mover: &Mover<'_>, rng: &mut Rng) -> Option<Candidate> {
     let view = &round.view;
     let policy = view.policy;
     let mut open: Vec<((bool, u32, f64), Candidate)> = Vec::new();
@@ -136,10 +139,10 @@ fn target(round: &Round<'_>, mover: &Mover<'_>, rng: &mut Rng) -> Option<Candida
         if mover.process.hint == Hint::Io && candidate.node != view.cluster.me() {
             continue;
         }
-        let calm = mover.memory_left(view, to, policy.calm_growth_s).filter(|room| *room >= 0.0);
+        let room_when_calm = mover.memory_left(view, to, policy.calm_growth_s).filter(|room| *room >= 0.0);
         let size = room.max(1.0).log2().floor();
-        let hole = if calm.is_some() && mover.process.growth == 0 { size } else { -size };
-        let key = (calm.is_none(), view.moves_to(candidate.node), hole);
+        let fit_key = if room_when_calm.is_some() && mover.process.growth == 0 { size } else { -size };
+        let key = (room_when_calm.is_none(), view.moves_to(candidate.node), fit_key);
         open.push((key, Candidate { obstacle: None, ..candidate }));
     }
     let first =

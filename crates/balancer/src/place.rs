@@ -10,7 +10,7 @@ use tern_ids::NodeId;
 
 /// A program to start.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Placement {
+pub struct PlacementRequest {
     /// Number of threads that it will keep busy; 1 if unknown.
     pub threads: f64,
     /// Bytes that it will need (`-m`).
@@ -21,7 +21,7 @@ pub struct Placement {
     pub forbidden: BTreeSet<NodeId>,
 }
 
-impl Default for Placement {
+impl Default for PlacementRequest {
     fn default() -> Self {
         Self { threads: 1.0, claim: 0, allowed: None, forbidden: BTreeSet::new() }
     }
@@ -32,7 +32,7 @@ impl Default for Placement {
 /// if no node may and can take it.
 pub fn place(
     cluster: &Cluster,
-    placement: &Placement,
+    placement: &PlacementRequest,
     state: &mut DecisionState,
     policy: &Policy,
     now_ms: u64,

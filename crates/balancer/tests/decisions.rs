@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tern_balancer::{
     Cluster, DecisionState, Hint, LinkCost, MoveReason, NodeSnapshot, Obstacle, OfferReply, PendingChanges,
-    Placement, Policy, ProcessSnapshot, StayReason, Traffic, decide, explain, place, reply_to_offer,
+    PlacementRequest, Policy, ProcessSnapshot, StayReason, Traffic, decide, explain, place, reply_to_offer,
 };
 use tern_ids::{HomePid, NodeId};
 
@@ -351,11 +351,12 @@ fn starting_programs_are_spread() {
     let cluster = Cluster::new(NodeId(1), nodes);
     let (mut state, mut counts) = (DecisionState::default(), [0; 11]);
     for seed in 0..100 {
-        let to = place(&cluster, &Placement::default(), &mut state, &Policy::default(), 1_000, seed).unwrap();
+        let to = place(&cluster, &PlacementRequest::default(), &mut state, &Policy::default(), 1_000, seed)
+            .unwrap();
         counts[usize::from(to.0)] += 1;
     }
     assert!(counts[1..].iter().all(|count| *count == 10), "{counts:?}");
-    let large = Placement { claim: 5 * GB, ..Placement::default() };
+    let large = PlacementRequest { claim: 5 * GB, ..PlacementRequest::default() };
     assert_eq!(place(&cluster, &large, &mut state, &Policy::default(), 1_000, 1), None);
 }
 

@@ -1,4 +1,4 @@
-//! Records on which node each program was executed that runs, or ran, away. `/mfs/lastexec` reads
+//! Records the node on which a program was executed, for programs that run, or ran, away. `/mfs/lastexec` reads
 //! these records.
 //!
 //! A home shim writes a record and may exit before it is read. A process that is at home again can
@@ -14,7 +14,7 @@ use tern_ids::NodeId;
 /// The maximum number of records; the newest are kept.
 const MAX_RECORDS: usize = 4096;
 
-/// Indices in `/proc/PID/stat`, counted behind the name: the bounds of code, data, heap and stack.
+/// Indices of fields in `/proc/PID/stat`, counted from the first after the name: the bounds of code, data, heap and stack.
 const ADDRESS_FIELDS: [usize; 6] = [23, 24, 25, 42, 43, 44];
 
 fn records_dir(run_dir: &Path) -> PathBuf {
@@ -43,9 +43,9 @@ fn program_key_in(stat: &str) -> Option<String> {
 
 /// Records that the program which a process has just started was executed on `node`.
 pub fn record(run_dir: &Path, pid: i32, node: NodeId) {
-    let Some(program) = program_key(pid) else { return };
+    let Some(key) = program_key(pid) else { return };
     let dir = records_dir(run_dir);
-    let written = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(program), node.to_string()));
+    let written = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(key), node.to_string()));
     // Without a record the program counts as executed at home.
     if written.is_ok() {
         remove_oldest(&dir);

@@ -30,7 +30,7 @@ pub fn name_to_handle(fd: impl AsFd) -> io::Result<(i32, Vec<u8>)> {
     Ok((buffer.head.handle_type, bytes))
 }
 
-/// Opens (`O_PATH`) the file with this handle, on the file system of the other descriptor.
+/// Opens (`O_PATH`) the file with this handle, on the file system that `file_system` is on.
 ///
 /// # Errors
 /// If there is no such file, or without CAP_DAC_READ_SEARCH.
@@ -53,10 +53,11 @@ pub fn open_by_handle(file_system: impl AsFd, kind: i32, bytes: &[u8]) -> io::Re
 fn read_handle(fd: i32, flags: i32) -> io::Result<HandleBuffer> {
     let head = libc::file_handle { handle_bytes: MAX_HANDLE_LEN as u32, handle_type: 0, f_handle: [] };
     let mut buffer = HandleBuffer { head, bytes: [0; MAX_HANDLE_LEN] };
-    let mut mount = 0;
+    let mut mount_id = 0;
     // SAFETY: `buffer` has at least `handle_bytes` bytes behind its head, all three pointers stay
     // valid for the call, and the caller keeps `fd` open.
-    let done =
-        unsafe { libc::name_to_handle_at(fd, c"".as_ptr(), (&raw mut buffer).cast(), &raw mut mount, flags) };
+    let done = unsafe {
+        libc::name_to_handle_at(fd, c"".as_ptr(), (&raw mut buffer).cast(), &raw mut mount_id, flags)
+    };
     if done == 0 { Ok(buffer) } else { Err(io::Error::last_os_error()) }
 }

@@ -4,7 +4,7 @@ use crate::report::{MigrationReport, PlacedRow, ProcessRow, Refusal};
 use crate::request::{Destination, Lock};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use tern_ids::{Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
+use tern_ids::{Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 
 /// The start-up data of a shim. ternd writes it as one JSON document to the new shim's standard
 /// input and closes that. The shim listens at `run_dir/shims/ID.sock`, writes one line to its
@@ -126,9 +126,9 @@ pub enum ShimRequest {
         path: Vec<u8>,
         /// Its inode number in MFS. Another file is not opened.
         number: u64,
-        /// The user, the group, and the supplementary groups.
+        /// The credentials to open it with.
         #[serde(rename = "who")]
-        credentials: (u32, u32, Vec<u32>),
+        credentials: Credentials,
         /// The access mode of open(2).
         flags: u32,
     },
@@ -141,9 +141,9 @@ pub enum ShimRequest {
         path: Vec<u8>,
         /// The file as its home sees it. Another file, or another state of it, is not opened.
         file: SharedFile,
-        /// The user, the group, and the supplementary groups.
+        /// The credentials to open it with.
         #[serde(rename = "who")]
-        credentials: (u32, u32, Vec<u32>),
+        credentials: Credentials,
     },
     /// The root of the file tree from which guests of this node map files of their home. Requested
     /// by shims. (`Done`, then a byte with its descriptor, which is valid at least until the socket
@@ -195,4 +195,17 @@ pub enum ShimReply {
         /// The other process.
         pid: HomePid,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use tern_ids::Credentials;
+
+    #[test]
+    fn credentials_are_a_tuple_in_json() {
+        let credentials = Credentials { uid: 1, gid: 2, groups: vec![3] };
+        let text = serde_json::to_string(&credentials).unwrap();
+        assert_eq!(text, "[1,2,[3]]");
+        assert_eq!(serde_json::from_str::<Credentials>(&text).unwrap(), credentials);
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
+use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
 use crate::shim::{Detached, Shim, ShimEvent};
 use crate::time::usage_store::UsageStore;
@@ -16,9 +17,6 @@ use tern_control::shim::ShimStart;
 use tern_image::object::SharedObjects;
 use tern_wire::Ephemeral;
 
-/// How often a link carries a beat, so that the other side sees that it is alive.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-
 /// How long a shim without processes waits before it ends. ternd may still send it requests.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -26,13 +24,13 @@ const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the shim cannot start.
-pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Result<()> {
+pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> anyhow::Result<()> {
     let usage_store = UsageStore::new(&start.run_dir);
     let mut shim = Shim {
         shared_filesystems: SharedFilesystems::new(start.shared.clone()),
         start,
         key: Arc::new(key),
-        door,
+        control_socket,
         waker: Waker::new()?,
         was_woken: true,
         peers: Vec::new(),
@@ -58,7 +56,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Res
         shim.run_once()?;
     }
     // No request can arrive any more. The rest may take a while.
-    drop(shim.door);
+    drop(shim.control_socket);
     shim.usage_store.sweep();
     for peer in &mut shim.peers {
         if let Some(link) = &mut peer.link {
@@ -101,7 +99,7 @@ impl Shim {
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = vec![(self.waker.fd(), libc::POLLIN)];
         fds.extend(self.names.fd().map(|names| (names, libc::POLLIN)));
         fds.extend(self.open_watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
-        let mut timeout = BEAT_INTERVAL / 2;
+        let mut timeout = HEARTBEAT_INTERVAL / 2;
         if !self.queued_moves.is_empty() || self.processes.values().any(|m| m.retry_at.is_some()) {
             timeout = Duration::from_millis(5);
         }
@@ -117,7 +115,7 @@ impl Shim {
                 timeout = Duration::ZERO;
             }
         }
-        let ready = self.door.wait(&fds, timeout)?;
+        let ready = self.control_socket.wait(&fds, timeout)?;
         self.was_woken = ready.first().copied().unwrap_or(true);
         if self.names.fd().is_some() && ready.get(1).copied().unwrap_or(true) {
             self.send_name_changes();

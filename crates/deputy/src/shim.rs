@@ -64,7 +64,7 @@ impl Detached {
 pub(crate) struct Shim {
     pub(crate) start: ShimStart,
     pub(crate) key: std::sync::Arc<Ephemeral>,
-    pub(crate) door: ControlSocket,
+    pub(crate) control_socket: ControlSocket,
     pub(crate) waker: Waker,
     /// Whether the waker was signalled during the last wait.
     pub(crate) was_woken: bool,

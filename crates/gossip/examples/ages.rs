@@ -26,12 +26,12 @@ fn main() {
                 let off = |got: f64, model: f64| (got / model - 1.0) * 100.0;
                 println!(
                     "| {nodes} | {window} | {phases:?} | {average:.2} | {:.2} | {:+.1}% | {worst:.1} | {:.1} | {:+.1}% | {:.0} | {} |",
-                    ages.average,
-                    off(ages.average, average),
-                    ages.worst,
-                    off(ages.worst, worst),
-                    ages.bytes,
-                    ages.longest
+                    ages.average_age,
+                    off(ages.average_age, average),
+                    ages.worst_age,
+                    off(ages.worst_age, worst),
+                    ages.bytes_per_step,
+                    ages.longest_message
                 );
             }
         }

@@ -35,20 +35,20 @@ pub struct Experiment {
 /// Results of an experiment. Ages are in steps, over all nodes' entries of all other nodes,
 /// measured once the last node has sent in a step and its message has arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ages {
+pub struct AgeMeasurement {
     /// The average age.
-    pub average: f64,
+    pub average_age: f64,
     /// The age of the oldest entry in a node's view, on average over nodes and measurements.
-    pub worst: f64,
+    pub worst_age: f64,
     /// Average number of entries in a view; the number of other nodes if each node has an entry of
     /// every other.
-    pub known: f64,
+    pub entries_per_view: f64,
     /// Messages sent per node and step.
-    pub messages: f64,
+    pub messages_per_step: f64,
     /// Bytes sent per node and step.
-    pub bytes: f64,
+    pub bytes_per_step: f64,
     /// Length of the longest message, in bytes.
-    pub longest: usize,
+    pub longest_message: usize,
 }
 
 /// Steps between two measurements.
@@ -56,7 +56,7 @@ const MEASUREMENT_INTERVAL: u64 = 16;
 
 /// Runs the experiment.
 #[must_use]
-pub fn measure(experiment: Experiment) -> Ages {
+pub fn measure(experiment: Experiment) -> AgeMeasurement {
     let config = GossipConfig { window: experiment.window, ..GossipConfig::default() };
     let period = config.period;
     let mut rng = Rng::new(experiment.seed);
@@ -80,7 +80,7 @@ pub fn measure(experiment: Experiment) -> Ages {
     let mut totals = Totals::default();
     let (mut messages, mut bytes, mut longest) = (0u64, 0u64, 0);
     let steps = experiment.warm_up + experiment.measurements * MEASUREMENT_INTERVAL;
-    let mut mail: Vec<(u64, NodeId, NodeId, Vec<u8>)> = Vec::new();
+    let mut in_transit: Vec<(u64, NodeId, NodeId, Vec<u8>)> = Vec::new();
     for step in 0..steps {
         for (at, &(phase, node)) in phases.iter().enumerate() {
             let now = step * period + phase;
@@ -88,11 +88,11 @@ pub fn measure(experiment: Experiment) -> Ages {
                 messages += 1;
                 bytes += message.len() as u64;
                 longest = longest.max(message.len());
-                mail.push((now, NodeId(node as u16 + 1), to, message));
+                in_transit.push((now, NodeId(node as u16 + 1), to, message));
             }
             let all_sent = at + 1 == phases.len();
             if experiment.phases == Phases::Spread || all_sent {
-                for (now, from, to, message) in mail.drain(..) {
+                for (now, from, to, message) in in_transit.drain(..) {
                     // The sender is in every map, and every node can parse what another node
                     // encodes.
                     let _taken = nodes[usize::from(to.0) - 1].receive(now, from, &message);
@@ -105,13 +105,13 @@ pub fn measure(experiment: Experiment) -> Ages {
         }
     }
     let (views, sent) = (totals.views as f64, (steps * nodes.len() as u64) as f64);
-    Ages {
-        average: totals.sum / totals.entries as f64 / period as f64,
-        worst: totals.worst / views / period as f64,
-        known: totals.entries as f64 / views,
-        messages: messages as f64 / sent,
-        bytes: bytes as f64 / sent,
-        longest,
+    AgeMeasurement {
+        average_age: totals.age_sum / totals.entries as f64 / period as f64,
+        worst_age: totals.worst_age_sum / views / period as f64,
+        entries_per_view: totals.entries as f64 / views,
+        messages_per_step: messages as f64 / sent,
+        bytes_per_step: bytes as f64 / sent,
+        longest_message: longest,
     }
 }
 
@@ -120,8 +120,8 @@ pub fn measure(experiment: Experiment) -> Ages {
 struct Totals {
     views: u64,
     entries: u64,
-    sum: f64,
-    worst: f64,
+    age_sum: f64,
+    worst_age_sum: f64,
 }
 
 impl Totals {
@@ -129,10 +129,10 @@ impl Totals {
         let mut worst = 0;
         for age in node.view(now).filter_map(|member| member.age) {
             self.entries += 1;
-            self.sum += age as f64;
+            self.age_sum += age as f64;
             worst = worst.max(age);
         }
         self.views += 1;
-        self.worst += worst as f64;
+        self.worst_age_sum += worst as f64;
     }
 }

@@ -18,23 +18,25 @@ impl Gossip {
         let about = about.and_then(|node| self.table.find(node));
         let capacity = self.config.max_message_len().min(2048);
         let mut writer = Writer::new(capacity, wants_ack, self.incarnation, self.sequence, &self.own);
-        let (mut rumours, mut first) = (Vec::new(), Vec::new());
+        let (mut rumours, mut priority_entries) = (Vec::new(), Vec::new());
         if let Some(index) = about {
             match self.table.row(index).status {
                 MemberStatus::Dead => rumours.push(self.death_rumour(index)),
-                MemberStatus::Alive | MemberStatus::Suspect => first.push(index),
+                MemberStatus::Alive | MemberStatus::Suspect => priority_entries.push(index),
                 MemberStatus::NeverSeen => {}
             }
         }
         self.add_suspicions(target.node, &mut rumours);
-        self.add_piggybacks(&mut rumours, &mut first);
-        rumours.into_iter().for_each(|rumour| writer.rumour(rumour));
+        self.add_piggybacks(&mut rumours, &mut priority_entries);
+        rumours.into_iter().for_each(|rumour| writer.add_rumour(rumour));
         writer.begin_entries();
-        let others = self.config.window - 1;
-        first.iter().for_each(|&index| writer.entry(self.entry(index)));
+        let max_others = self.config.window - 1;
+        priority_entries.iter().for_each(|&index| writer.add_entry(self.entry(index)));
         self.table.rebuild_newest();
-        let newest = self.table.newest().filter(|index| *index != to && !first.contains(index));
-        newest.take(others - first.len()).for_each(|index| writer.entry(self.entry(index)));
+        let newest = self.table.newest().filter(|index| *index != to && !priority_entries.contains(index));
+        newest
+            .take(max_others - priority_entries.len())
+            .for_each(|index| writer.add_entry(self.entry(index)));
         writer.finish()
     }
 
@@ -58,9 +60,9 @@ impl Gossip {
         }
     }
 
-    /// Adds deaths and returns, those first that have been sent least often. Returns take at most
+    /// Adds deaths and returns, those that have been sent least often first. Returns take at most
     /// half the window, because there are many when a partition heals.
-    fn add_piggybacks(&mut self, rumours: &mut Vec<Rumour>, first: &mut Vec<RowIndex>) {
+    fn add_piggybacks(&mut self, rumours: &mut Vec<Rumour>, priority_entries: &mut Vec<RowIndex>) {
         let max_entries = self.config.window / 2;
         self.pending.piggybacks.sort_by_key(|news| std::cmp::Reverse(news.sends_left));
         let news = self.pending.piggybacks.clone();
@@ -72,8 +74,8 @@ impl Gossip {
                     rumours.push(death);
                     self.pending.mark_sent(node);
                 }
-            } else if first.len() < max_entries && !first.contains(&index) {
-                first.push(index);
+            } else if priority_entries.len() < max_entries && !priority_entries.contains(&index) {
+                priority_entries.push(index);
                 self.pending.mark_sent(node);
             }
         }

@@ -80,7 +80,8 @@ pub(crate) struct Message<'a> {
 #[derive(Debug)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
-    count_at: usize,
+    /// Offset of the count of the list that is being written.
+    count_offset: usize,
 }
 
 impl Writer {
@@ -92,12 +93,12 @@ impl Writer {
         bytes.extend(sequence.to_le_bytes());
         write_payload(&mut bytes, own);
         bytes.push(0);
-        Self { count_at: bytes.len() - 1, bytes }
+        Self { count_offset: bytes.len() - 1, bytes }
     }
 
     /// Appends a rumour; the caller keeps within [`MAX_RUMOURS`].
-    pub(crate) fn rumour(&mut self, rumour: Rumour) {
-        self.bytes[self.count_at] += 1;
+    pub(crate) fn add_rumour(&mut self, rumour: Rumour) {
+        self.bytes[self.count_offset] += 1;
         self.bytes.extend(rumour.node.0.to_le_bytes());
         self.bytes.push(u8::from(rumour.kind == RumourKind::Dead));
         self.bytes.extend(rumour.incarnation.to_le_bytes());
@@ -106,13 +107,13 @@ impl Writer {
 
     /// Ends the rumours. Entries follow.
     pub(crate) fn begin_entries(&mut self) {
-        self.count_at = self.bytes.len();
+        self.count_offset = self.bytes.len();
         self.bytes.push(0);
     }
 
     /// Appends an entry; the caller keeps within the window.
-    pub(crate) fn entry(&mut self, entry: Entry<'_>) {
-        self.bytes[self.count_at] += 1;
+    pub(crate) fn add_entry(&mut self, entry: Entry<'_>) {
+        self.bytes[self.count_offset] += 1;
         self.bytes.extend(entry.node.0.to_le_bytes());
         self.bytes.extend(entry.incarnation.to_le_bytes());
         self.bytes.extend(entry.sequence.to_le_bytes());
@@ -157,17 +158,17 @@ fn parse(from: NodeId, bytes: &[u8]) -> Option<Message<'_>> {
     if flags & !WANTS_ACK != 0 || rumours.left > MAX_RUMOURS {
         return None;
     }
-    let mut reading = rumours.clone();
-    while reading.left > 0 {
-        reading.next()?;
+    let mut scan = rumours.clone();
+    while scan.left > 0 {
+        scan.next()?;
     }
-    rest = reading.rest;
+    rest = scan.rest;
     let entries = Entries { left: usize::from(rest.u8()?), rest };
-    let mut reading = entries.clone();
-    while reading.left > 0 {
-        reading.next()?;
+    let mut scan = entries.clone();
+    while scan.left > 0 {
+        scan.next()?;
     }
-    reading.rest.0.is_empty().then_some(Message { wants_ack: flags & WANTS_ACK != 0, own, rumours, entries })
+    scan.rest.0.is_empty().then_some(Message { wants_ack: flags & WANTS_ACK != 0, own, rumours, entries })
 }
 
 /// The rumours of a message.
@@ -258,10 +259,10 @@ mod tests {
 
     fn sample() -> Vec<u8> {
         let mut writer = Writer::new(64, true, 3, 4, b"own");
-        writer.rumour(ONE);
-        writer.rumour(Rumour { kind: RumourKind::Suspect, ..ONE });
+        writer.add_rumour(ONE);
+        writer.add_rumour(Rumour { kind: RumourKind::Suspect, ..ONE });
         writer.begin_entries();
-        writer.entry(Entry { node: NodeId(8), incarnation: 1, sequence: 2, age: 3, payload: b"others" });
+        writer.add_entry(Entry { node: NodeId(8), incarnation: 1, sequence: 2, age: 3, payload: b"others" });
         writer.finish()
     }
 

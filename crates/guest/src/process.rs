@@ -192,9 +192,9 @@ impl Guest {
         Ok(Self { process, threads: BTreeMap::new() })
     }
 
-    /// Whether it lives here, and home has not been asked to let it live elsewhere.
+    /// Whether its program runs here, possibly while it is being sent; not once it is frozen.
     #[must_use]
-    pub(crate) fn is_shared_object(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         matches!(self.process.state, State::Running | State::Departing(_))
     }
 
@@ -239,7 +239,7 @@ impl Guest {
 #[derive(Debug)]
 pub(crate) struct GuestMemory<'a>(pub(crate) &'a Memory);
 
-impl tern_syscall::Memory for GuestMemory<'_> {
+impl tern_syscall::UserMemory for GuestMemory<'_> {
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> std::result::Result<(), tern_syscall::Fault> {
         match self.0.read_some(addr, buf) {
             Ok(n) if n == buf.len() => Ok(()),

@@ -20,7 +20,7 @@ use tern_tracee::{Memory, procfs};
 use tern_wire::{Ephemeral, Link};
 
 /// Interval between the heartbeats that the shim sends home.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long home may leave this shim without a guest before the shim ends.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ const INJECTED_CALL_TIMEOUT_SECS: u32 = 30;
 ///
 /// # Errors
 /// If the shim cannot be set up.
-pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Result<()> {
+pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> anyhow::Result<()> {
     let tern_control::ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
         anyhow::bail!("this shim is not a guest shim");
     };
@@ -50,7 +50,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Res
         workers: Workers::new(key, accept.clone())?,
         accept,
         identity: (uid, gid),
-        door,
+        control_socket,
         home: None,
         home_connection: 0,
         home_shim: None,
@@ -61,7 +61,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Res
         draining_links: Vec::new(),
         inbox: Reassembler::default(),
         last_received: Instant::now(),
-        last_beat: Instant::now(),
+        last_heartbeat: Instant::now(),
         sandbox: None,
         cache: ContentCache::new(&start.cache_dir).with_opener(local_node.file_opener(home)),
         machine,
@@ -80,7 +80,7 @@ pub fn run(start: ShimStart, key: Ephemeral, door: ControlSocket) -> anyhow::Res
         shim.run_once()?;
     }
     tracing::info!("the family has left");
-    drop(shim.door);
+    drop(shim.control_socket);
     // The sandbox's helper is the last process in the control group.
     shim.sandbox = None;
     tern_cgroup::guests::remove_if_empty();
@@ -163,9 +163,10 @@ impl Shim {
         let full = self.home.as_ref().is_some_and(Link::wants_write);
         let due = self.guests.values().filter_map(Guest::due).min();
         let due = due.map(|due| due.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
-        let timeout = if buffered || (busy && !full) { Duration::from_millis(1) } else { BEAT_INTERVAL / 2 };
+        let timeout =
+            if buffered || (busy && !full) { Duration::from_millis(1) } else { HEARTBEAT_INTERVAL / 2 };
         let timeout = due.map_or(timeout, |due| due.min(timeout));
-        let ready = self.door.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
+        let ready = self.control_socket.wait(&fds, if buffered { Duration::ZERO } else { timeout })?;
         // Most turns serve only the link to home or only the traps: the other is not read in vain.
         self.is_home_readable = buffered || self.home.is_none() || ready.first().copied().unwrap_or(true);
         self.is_trap_pending = has_set_aside || ready.iter().rev().take(listeners.len()).any(|r| *r);
@@ -183,13 +184,13 @@ impl Shim {
     }
 
     pub(crate) fn keep_alive(&mut self) {
-        if self.home.is_some() && self.last_beat.elapsed() > BEAT_INTERVAL {
-            self.last_beat = Instant::now();
+        if self.home.is_some() && self.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
+            self.last_heartbeat = Instant::now();
             // Guests that were given a high priority for a departure, and did not depart.
             for guest in self.guests.values().filter(|m| matches!(m.process.state, State::Running)) {
                 guest.set_nice(self.start.guest_nice.into());
             }
-            let live = self.guests.values_mut().filter(|m| m.is_shared_object());
+            let live = self.guests.values_mut().filter(|m| m.is_active());
             let reports: Vec<_> = live
                 .map(|m| (m.process.pid, Message::Usage(m.process.cpu_meter.used(), m.measure_demand())))
                 .collect();

@@ -38,7 +38,7 @@ pub(crate) struct Shim {
     pub(crate) accept: Vec<Fingerprint>,
     pub(crate) identity: (u32, u32),
     pub(crate) workers: Workers,
-    pub(crate) door: ControlSocket,
+    pub(crate) control_socket: ControlSocket,
     pub(crate) home: Option<Link>,
     /// The sequence number of the connection that became `home`. An older connection whose
     /// handshake completes later does not replace it.
@@ -56,7 +56,7 @@ pub(crate) struct Shim {
     pub(crate) draining_links: Vec<DrainingLink>,
     pub(crate) inbox: Reassembler,
     pub(crate) last_received: Instant,
-    pub(crate) last_beat: Instant,
+    pub(crate) last_heartbeat: Instant,
     pub(crate) sandbox: Option<Sandbox>,
     pub(crate) cache: ContentCache,
     pub(crate) machine: Machine,

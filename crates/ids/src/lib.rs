@@ -129,6 +129,24 @@ impl fmt::Display for ContentHash {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(pub [u8; 32]);
 
+/// The user and groups that a process acts with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
+pub struct Credentials {
+    /// User ID.
+    pub uid: u32,
+    /// Primary group ID.
+    pub gid: u32,
+    /// Supplementary group IDs.
+    pub groups: Vec<u32>,
+}
+
+// A tuple in JSON too: shims and the file server of different versions exchange it so.
+impl Serialize for Credentials {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        (self.uid, self.gid, &self.groups).serialize(to)
+    }
+}
+
 /// A file on a shared file system as one node sees it. Two nodes compare theirs to find out whether
 /// they mean the same file in the same state. Times are seconds and nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,7 +18,7 @@ mod cache;
 pub use cache::{ContentCache, OpenGuard, OpenNodeFile};
 
 use crate::layout::{FileIdentifier, FileRef, is_shared_memory};
-use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile};
+use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, fs_credentials};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -256,8 +256,7 @@ impl HomeFiles {
         let path =
             m.name.strip_prefix(b"/").filter(|_| (named.dev(), named.ino()) == (meta.dev(), meta.ino()))?;
         let volume = rustix::fs::fstatvfs(file).ok()?.f_fsid;
-        let status = tern_tracee::procfs::status(self.pid).ok()?;
-        let credentials = (status.uid[3], status.gid[3], status.groups);
+        let credentials = fs_credentials(self.pid)?;
         let number = tern_ids::inode_number::of(node, volume, meta.ino());
         Some(NodeFile { node, path: path.to_vec(), number, credentials })
     }

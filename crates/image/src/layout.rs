@@ -21,8 +21,8 @@ pub struct FileRef {
     pub path: Vec<u8>,
     /// Length in bytes.
     pub size: u64,
-    /// Hash of the whole content. For a file with a place: a hash of a stamp that changes with its
-    /// content.
+    /// Hash of the whole content. If `place` is set, a hash of the file's metadata instead, which
+    /// changes with its content.
     pub hash: ContentHash,
     /// Every user at home may read it, so that a node's cache may hold it for all families.
     pub shareable: bool,
@@ -234,7 +234,7 @@ impl Layout {
     }
 }
 
-/// Whether a mapping can be moved at all (kernel.md section 8), regardless of sharing.
+/// Whether a mapping can be moved at all, regardless of sharing.
 ///
 /// # Errors
 /// If not, with the reason.

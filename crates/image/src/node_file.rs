@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_tracee::procfs;
 
 /// The file system type that statfs(2) reports for every FUSE file system.
@@ -25,8 +25,15 @@ pub struct NodeFile {
     pub path: Vec<u8>,
     /// Its inode number in MFS.
     pub number: u64,
-    /// Credentials of the process that has it open: user, group, supplementary groups.
-    pub credentials: (u32, u32, Vec<u32>),
+    /// Those of the process that has it open.
+    pub credentials: Credentials,
+}
+
+/// The credentials with which a process accesses files, `None` if it is gone.
+#[must_use]
+pub fn fs_credentials(pid: i32) -> Option<Credentials> {
+    let status = procfs::status(pid).ok()?;
+    Some(Credentials { uid: status.uid[3], gid: status.gid[3], groups: status.groups })
 }
 
 /// The MFS mounts that a process sees, cached until its mount table changes: finding them is slow
@@ -95,8 +102,7 @@ impl MfsMounts {
             return None;
         }
         let (node, path) = tree.at.iter().find_map(|at| split_node(at, path))?;
-        let status = procfs::status(pid).ok()?;
-        let credentials = (status.uid[3], status.gid[3], status.groups);
+        let credentials = fs_credentials(pid)?;
         Some(NodeFile { node, path, number, credentials })
     }
 

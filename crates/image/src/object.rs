@@ -55,18 +55,18 @@ impl SharedObjects {
     /// If there are too many objects, if it is too large, or if there is no memory.
     pub fn create(&mut self, file: &FileRef) -> io::Result<()> {
         let id = (file.device, file.inode);
-        if let Some(there) = self.0.get(&id) {
-            if there.metadata()?.len() < file.size && file.size <= MAX_OBJECT_BYTES {
-                there.set_len(file.size)?;
+        if let Some(existing) = self.0.get(&id) {
+            if existing.metadata()?.len() < file.size && file.size <= MAX_OBJECT_BYTES {
+                existing.set_len(file.size)?;
             }
             return Ok(());
         }
         if self.0.len() >= MAX_OBJECTS || file.size > MAX_OBJECT_BYTES {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let made = File::from(rustix::fs::memfd_create("tern-shared", rustix::fs::MemfdFlags::CLOEXEC)?);
-        made.set_len(file.size)?;
-        self.0.insert(id, made);
+        let memfd = File::from(rustix::fs::memfd_create("tern-shared", rustix::fs::MemfdFlags::CLOEXEC)?);
+        memfd.set_len(file.size)?;
+        self.0.insert(id, memfd);
         Ok(())
     }
 
@@ -95,12 +95,17 @@ impl SharedObjects {
     }
 
     fn object_for_range(&self, file: &FileRef, offset: u64, length: u64) -> io::Result<&File> {
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "not within a shared memory object");
+        let out_of_range =
+            || io::Error::new(io::ErrorKind::InvalidInput, "not within a shared memory object");
         let object = self.0.get(&(file.device, file.inode)).filter(|_| file.is_object && length > 0);
-        let object = object.ok_or_else(none)?;
+        let object = object.ok_or_else(out_of_range)?;
         // The actual size, not the sender's: at home the object is another user's file.
         let size = object.metadata()?.len();
-        if offset.checked_add(length).is_some_and(|end| end <= size) { Ok(object) } else { Err(none()) }
+        if offset.checked_add(length).is_some_and(|end| end <= size) {
+            Ok(object)
+        } else {
+            Err(out_of_range())
+        }
     }
 }
 

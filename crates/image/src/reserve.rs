@@ -8,7 +8,7 @@
 //!    8192     mailbox data    ┘ home shim          scratch
 //!  the last
 //!    4096     scratch for injected calls, at any   the same; its second half
-//!             time                                 holds the title
+//!             time                                 holds the process title
 //! ```
 
 use serde::{Deserialize, Serialize};

@@ -51,7 +51,7 @@ pub fn capture(
     memory: &Memory,
     reserve: Reserve,
 ) -> Result<Vec<ThreadImage>> {
-    let mut areas = Vec::with_capacity(injections.len());
+    let mut rseq_areas = Vec::with_capacity(injections.len());
     for injection in injections.iter_mut() {
         let area = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
         if area.0 != 0 {
@@ -61,7 +61,7 @@ pub fn capture(
             leave_critical_section(memory, area.0, &mut registers)?;
             injection.set_saved_registers(registers);
         }
-        areas.push(area);
+        rseq_areas.push(area);
     }
     let results = run_batches(injections, memory, reserve.large_batch_area(), &|_, data| InjectBatch {
         calls: vec![
@@ -71,7 +71,7 @@ pub fn capture(
         ],
         ..InjectBatch::default()
     })?;
-    let each = injections.iter().zip(numbers).zip(areas).zip(results);
+    let each = injections.iter().zip(numbers).zip(rseq_areas).zip(results);
     each.map(|(((injection, numbers), area), result)| ThreadImage::of(injection, *numbers, area, result.data))
         .collect()
 }
@@ -91,7 +91,7 @@ pub fn restore(
         injection.stopped()?.set_xstate(&image.xstate)?;
     }
     let done = run_batches(injections, memory, area, &|at, data| images[at].restore_batch(data))?;
-    succeeded(
+    check_results(
         ["set the signal stack", "set the robust list", "set the tid address", "register rseq"],
         memory,
         &done,
@@ -152,26 +152,26 @@ impl ThreadImage {
 /// # Errors
 /// If the process is gone.
 pub fn clear_kernel_pointers(injections: &mut [Injection], memory: &Memory, reserve: Reserve) -> Result<()> {
-    let mut areas = Vec::with_capacity(injections.len());
+    let mut rseq_areas = Vec::with_capacity(injections.len());
     for injection in injections.iter() {
-        areas.push(injection.stopped()?.rseq().unwrap_or((0, 0, 0)));
+        rseq_areas.push(injection.stopped()?.rseq().unwrap_or((0, 0, 0)));
     }
     let done = run_batches(injections, memory, reserve.large_batch_area(), &|at, _| {
         // sizeof(struct robust_list_head)
         let mut calls =
             vec![(libc::SYS_set_robust_list, [0, 24, 0, 0, 0, 0]), (libc::SYS_set_tid_address, [0; 6])];
-        let (area, size, signature) = areas[at];
+        let (area, size, signature) = rseq_areas[at];
         if area != 0 {
             let args = [area, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
             calls.push((libc::SYS_rseq, args));
         }
         InjectBatch { calls, ..InjectBatch::default() }
     })?;
-    succeeded(["clear the robust list", "clear the tid address", "unregister rseq", ""], memory, &done)
+    check_results(["clear the robust list", "clear the tid address", "unregister rseq", ""], memory, &done)
 }
 
-/// Returns the error of the first call that failed.
-fn succeeded(
+/// Returns the error of the first call of a batch that failed.
+fn check_results(
     operations: [&'static str; MAX_BATCH_CALLS],
     memory: &Memory,
     done: &[BatchResult],
@@ -186,6 +186,7 @@ fn succeeded(
     }
 }
 
+/// If a thread is in a restartable sequence, moves it to that sequence's abort handler.
 fn leave_critical_section(memory: &Memory, rseq: u64, registers: &mut Registers) -> Result<()> {
     // struct rseq: u32 cpu_id_start, u32 cpu_id, u64 rseq_cs, ...
     let section = memory.word(rseq + 8)?;

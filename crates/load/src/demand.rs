@@ -23,7 +23,7 @@ use crate::clock::thread_cpu_time;
 use crate::group::{Groups, in_container};
 use crate::pressure::CpuTimes;
 use crate::procdir::ProcDir;
-use crate::task::{SchedStat, TICKS};
+use crate::task::{SchedStat, TICKS_PER_SECOND};
 use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ impl DemandMeter {
         }
         self.readings = self.readings.wrapping_add(1);
         let (mut found, mut tern_run) = (Counted::default(), 0.0);
-        for (pid, inode) in self.proc.numbers(".") {
+        for (pid, inode) in self.proc.numeric_entries(".") {
             let one = self.read_process(pid, inode, now, elapsed);
             tern_run += one.tern_run;
             found.add(one);
@@ -265,7 +265,7 @@ impl Counted {
 }
 
 fn seconds(ticks: u64) -> f64 {
-    ticks as f64 / TICKS as f64
+    ticks as f64 / TICKS_PER_SECOND as f64
 }
 
 /// Returns the CPU time of ended threads, in seconds, and the new debt, when `more` seconds were

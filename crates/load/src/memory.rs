@@ -27,17 +27,18 @@ impl NodeMemory {
         let bytes = |key| Some(keyed(meminfo, key)?.saturating_mul(1024));
         // Kernels before 3.14 have no MemAvailable.
         let free = bytes("MemAvailable:").or_else(|| bytes("MemFree:"))?;
-        let memory = within(MemoryLimit { total: bytes("MemTotal:")?, free }, limits.memory);
+        let memory = limited(MemoryLimit { total: bytes("MemTotal:")?, free }, limits.memory);
         let swap =
             MemoryLimit { total: bytes("SwapTotal:").unwrap_or(0), free: bytes("SwapFree:").unwrap_or(0) };
-        let swap = within(swap, limits.swap);
+        let swap = limited(swap, limits.swap);
         let unused = bytes("MemFree:").unwrap_or(0);
         let (swap_total, swap_free) = (swap.total, swap.free);
         Some(Self { total: memory.total, free: memory.free, unused, swap_total, swap_free })
     }
 }
 
-fn within(machine: MemoryLimit, limit: Option<MemoryLimit>) -> MemoryLimit {
+/// The machine's memory, within the limit of the control groups.
+fn limited(machine: MemoryLimit, limit: Option<MemoryLimit>) -> MemoryLimit {
     let limit = limit.unwrap_or(machine);
     MemoryLimit { total: machine.total.min(limit.total), free: machine.free.min(limit.free) }
 }

@@ -1,7 +1,7 @@
 //! Stalls as reported by the kernel (PSI), and the time lost to paging.
 
 use crate::moving_average::MovingAverage;
-use crate::task::{TICKS, keyed};
+use crate::task::{TICKS_PER_SECOND, keyed};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub struct StallMeter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Paging {
     /// Time in which all non-idle tasks waited for memory.
-    stalled: Duration,
+    memory_stall: Duration,
     /// Pages read from swap.
     swapped_in: u64,
     /// Time in which CPUs were busy.
@@ -82,8 +82,11 @@ impl StallMeter {
         });
         let (pressure, now) = match texts {
             Some(texts) => {
-                let stalled = parse_line(&texts[1], "full ").map_or(0, |full| full.total);
-                (pressure(&texts), Paging { stalled: Duration::from_micros(stalled), ..Paging::default() })
+                let stall_us = parse_line(&texts[1], "full ").map_or(0, |full| full.total);
+                (
+                    pressure(&texts),
+                    Paging { memory_stall: Duration::from_micros(stall_us), ..Paging::default() },
+                )
             }
             None => (None, paging_without_psi()),
         };
@@ -108,7 +111,7 @@ impl Paging {
     fn of(vmstat: &str, stat: &str) -> Self {
         let times = CpuTimes::parse(stat).unwrap_or_default();
         let swapped_in = keyed(vmstat, "pswpin ").unwrap_or(0);
-        Self { stalled: Duration::ZERO, swapped_in, busy: times.busy, waiting: times.waiting }
+        Self { memory_stall: Duration::ZERO, swapped_in, busy: times.busy, waiting: times.waiting }
     }
 }
 
@@ -116,7 +119,7 @@ impl Paging {
 /// fraction of waiting for a disk, while pages are read from swap.
 fn lost_fraction(before: &Paging, now: &Paging, span: Duration) -> f64 {
     let span = span.as_secs_f64().max(1e-3);
-    let stalled = now.stalled.saturating_sub(before.stalled).as_secs_f64() / span;
+    let stalled = now.memory_stall.saturating_sub(before.memory_stall).as_secs_f64() / span;
     let busy = now.busy.saturating_sub(before.busy).as_secs_f64();
     let waiting = now.waiting.saturating_sub(before.waiting).as_secs_f64();
     let paged = now.swapped_in > before.swapped_in && waiting > 0.0;
@@ -137,7 +140,7 @@ impl CpuTimes {
         let mut ticks = stat.strip_prefix("cpu ")?.lines().next()?.split_whitespace().map(str::parse::<u64>);
         let mut next = || ticks.next()?.ok();
         let (user, nice, system, _idle, waiting) = (next()?, next()?, next()?, next()?, next()?);
-        let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000 / TICKS));
+        let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND));
         Some(Self { busy: time(user.saturating_add(nice).saturating_add(system)), waiting: time(waiting) })
     }
 }
@@ -170,7 +173,7 @@ mod tests {
     fn only_paging_reduces_usable_time() {
         let second = Duration::from_secs(1);
         let rest = Paging::default();
-        let stalled = Paging { stalled: second / 4, ..rest };
+        let stalled = Paging { memory_stall: second / 4, ..rest };
         assert_eq!(lost_fraction(&rest, &stalled, second), 0.25);
         let disk = Paging { busy: second, waiting: second * 3, ..rest };
         assert_eq!(lost_fraction(&rest, &disk, second), 0.0, "an ordinary disk is no paging");

@@ -31,7 +31,7 @@ impl ProcDir {
 
     /// The numeric entries of a directory, with their inodes. An inode is allocated when a process
     /// is first looked up, and is not reused by another process with the same PID.
-    pub(crate) fn numbers(&self, path: &str) -> Vec<(i32, u64)> {
+    pub(crate) fn numeric_entries(&self, path: &str) -> Vec<(i32, u64)> {
         self.list(path).unwrap_or_default()
     }
 
@@ -92,7 +92,7 @@ impl ProcDir {
 
     /// Parses `schedstat` of each thread of a process.
     pub(crate) fn thread_schedstats(&self, pid: i32) -> Vec<(i32, SchedStat)> {
-        let threads = self.numbers(&format!("{pid}/task"));
+        let threads = self.numeric_entries(&format!("{pid}/task"));
         let schedstat = |tid| Some((tid, self.schedstat_at(&format!("{pid}/task/{tid}/schedstat"))?));
         threads.into_iter().filter_map(|(tid, _)| schedstat(tid)).collect()
     }
@@ -106,12 +106,14 @@ mod tests {
     fn this_process_is_found_with_its_threads() {
         let proc = ProcDir::open();
         let pid = std::process::id() as i32;
-        assert!(proc.numbers(".").iter().any(|&(one, inode)| one == pid && inode > 0));
+        assert!(proc.numeric_entries(".").iter().any(|&(one, inode)| one == pid && inode > 0));
         let (stat, owner) = proc.stat(pid).unwrap();
         assert_eq!(owner, rustix::process::geteuid().as_raw());
-        assert_eq!(proc.numbers(&format!("{pid}/task")).len() as u64, proc.threads(pid).unwrap());
+        assert_eq!(proc.numeric_entries(&format!("{pid}/task")).len() as u64, proc.threads(pid).unwrap());
         assert!(stat.threads > 1, "the harness has a thread for each test");
         assert!(proc.thread_schedstats(pid).iter().any(|(_, stat)| stat.run_ns > 0));
-        assert!(proc.schedstat(0).is_none() && proc.stat(-1).is_none() && proc.numbers("none").is_empty());
+        assert!(
+            proc.schedstat(0).is_none() && proc.stat(-1).is_none() && proc.numeric_entries("none").is_empty()
+        );
     }
 }

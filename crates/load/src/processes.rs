@@ -6,7 +6,7 @@
 //! group, its parent), so it is still read again from time to time.
 
 use crate::procdir::ProcDir;
-use crate::task::{Io, ProcStat, SchedStat, TICKS, real_user};
+use crate::task::{IoCounters, ProcStat, SchedStat, TICKS_PER_SECOND, real_user};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ pub struct ProcessSample {
     /// Bytes resident in memory.
     pub resident: u64,
     /// Its reads and writes so far; `None` if access is denied.
-    pub io: Option<Io>,
+    pub io: Option<IoCounters>,
     /// Rates since the last scan that included it, or since its start if that was after the
     /// previous scan; `None` in the very first scan.
     pub rates: Option<ProcessRates>,
@@ -113,7 +113,7 @@ impl ProcessScanner {
     pub fn scan(&mut self, which: ScanScope<'_>) -> Vec<ProcessSample> {
         self.scans = self.scans.wrapping_add(1);
         let listed: Vec<(i32, u64)> = match which {
-            ScanScope::All => self.proc.numbers("."),
+            ScanScope::All => self.proc.numeric_entries("."),
             ScanScope::Pids(pids) => pids.iter().map(|&pid| (pid, 0)).collect(),
         };
         if matches!(which, ScanScope::All) {
@@ -178,7 +178,7 @@ impl ProcessScanner {
                 .fold(SchedStat::default(), |sum, (_, one)| sum.plus(one)),
         };
         let before = before.filter(|before| before.process.start == stat.start);
-        let io = self.proc.read(&format!("{pid}/io")).and_then(|text| Io::parse(&text.bytes));
+        let io = self.proc.read(&format!("{pid}/io")).and_then(|text| IoCounters::parse(&text.bytes));
         let user = self.user(pid, owner, &stat, before);
         let mut process = ProcessSample {
             pid,
@@ -191,7 +191,7 @@ impl ProcessScanner {
             command: stat.command,
             state: stat.state,
             threads: stat.threads,
-            used: Duration::from_millis(stat.ticks.saturating_mul(1000 / TICKS)),
+            used: Duration::from_millis(stat.ticks.saturating_mul(1000 / TICKS_PER_SECOND)),
             resident: stat.resident_pages.saturating_mul(self.page),
             io,
             rates: None,
@@ -238,12 +238,16 @@ const MIN_AGE: Duration = Duration::from_millis(100);
 fn rates_since_start(process: &ProcessSample, stat: &SchedStat, since: Duration) -> Option<ProcessRates> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let now = Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.try_into().unwrap_or(0));
-    let age = now.checked_sub(Duration::from_millis(process.start.saturating_mul(1000 / TICKS)))?;
+    let age =
+        now.checked_sub(Duration::from_millis(process.start.saturating_mul(1000 / TICKS_PER_SECOND)))?;
     if age < MIN_AGE || age > since + MIN_AGE {
         return None;
     }
-    let nothing =
-        ProcessSample { used: Duration::ZERO, io: process.io.map(|_| Io::default()), ..process.clone() };
+    let nothing = ProcessSample {
+        used: Duration::ZERO,
+        io: process.io.map(|_| IoCounters::default()),
+        ..process.clone()
+    };
     Some(ProcessRates { growth: 0.0, ..rates(&nothing, &SchedStat::default(), process, stat, age) })
 }
 

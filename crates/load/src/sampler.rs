@@ -41,8 +41,8 @@ pub struct Sampler {
     groups: Groups,
     demand: DemandMeter,
     stalls: StallMeter,
-    smooth: MovingAverage,
-    before: Option<Instant>,
+    smoothed_demand: MovingAverage,
+    last_sampled: Option<Instant>,
 }
 
 /// Time constant of the load: a process that starts or ends shows within 2 or 3 s, a scheduler time
@@ -60,8 +60,8 @@ impl Sampler {
             demand: DemandMeter::new(groups.clone()),
             stalls: StallMeter::new(groups.pressure()),
             groups,
-            smooth: MovingAverage::new(LOAD_TIME_CONSTANT),
-            before: None,
+            smoothed_demand: MovingAverage::new(LOAD_TIME_CONSTANT),
+            last_sampled: None,
         }
     }
 
@@ -74,19 +74,19 @@ impl Sampler {
     /// load of 0.
     pub fn sample(&mut self) -> Sample {
         let now = Instant::now();
-        let span = self.before.map_or(Duration::from_secs(1), |before| now.duration_since(before));
+        let span = self.last_sampled.map_or(Duration::from_secs(1), |last| now.duration_since(last));
         if let Some(demand) = self.demand.read() {
-            self.smooth.add(demand, span);
+            self.smoothed_demand.add(demand, span);
         }
-        self.before = Some(now);
+        self.last_sampled = Some(now);
         let (pressure, utilisability) = self.stalls.read(span);
         let quota = self.groups.quota();
         let online = online();
         let (speed, cpus) = capacity(self.speed, online, quota);
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Sample {
-            load: load(self.smooth.value(), speed, cpus),
-            demand: self.smooth.value() as f32,
+            load: load(self.smoothed_demand.value(), speed, cpus),
+            demand: self.smoothed_demand.value() as f32,
             speed,
             cpus: cpus as f32,
             online,
@@ -104,9 +104,9 @@ fn online() -> u32 {
 }
 
 /// Speed of a single thread, and how many such threads the node can run.
-fn capacity(one: u32, online: u32, quota: Option<f64>) -> (u32, f64) {
+fn capacity(cpu_speed: u32, online: u32, quota: Option<f64>) -> (u32, f64) {
     let allowed = quota.unwrap_or(f64::INFINITY).min(online.into());
-    let speed = (f64::from(one) * allowed.min(1.0)).round() as u32;
+    let speed = (f64::from(cpu_speed) * allowed.min(1.0)).round() as u32;
     (speed.max(1), allowed.max(1.0))
 }
 

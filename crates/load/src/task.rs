@@ -2,7 +2,7 @@
 //! program and need not be UTF-8.
 
 /// Clock ticks per second in `/proc` (USER_HZ); 100 on all Linux systems.
-pub const TICKS: u64 = 100;
+pub const TICKS_PER_SECOND: u64 = 100;
 
 /// The used fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl SchedStat {
 
 /// `/proc/PID/io`: read and write calls on files, pipes and sockets, and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Io {
+pub struct IoCounters {
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
@@ -124,7 +124,7 @@ pub struct Io {
     pub writes: u64,
 }
 
-impl Io {
+impl IoCounters {
     /// `None` if a field is missing.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
@@ -183,7 +183,7 @@ mod tests {
             b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 18446744073709551615 0";
         assert!(ProcStat::parse(kthread).unwrap().is_kernel_thread);
         let io = b"rchar: 6976\nwchar: 12\nsyscr: 10\nsyscw: 2\nread_bytes: 0\nwrite_bytes: 0\n";
-        let io = Io::parse(io).unwrap();
+        let io = IoCounters::parse(io).unwrap();
         assert_eq!((io.calls(), io.bytes()), (12, 6988));
         let timeslices = SchedStat::parse(b"56732187 2135641926 28\n").unwrap();
         assert_eq!((timeslices.demand_ns(), timeslices.timeslices), (2_192_374_113, 28));
@@ -209,7 +209,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_harmless(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            let _ = (ProcStat::parse(&bytes), SchedStat::parse(&bytes), Io::parse(&bytes), real_user(&bytes));
+            let _ = (ProcStat::parse(&bytes), SchedStat::parse(&bytes), IoCounters::parse(&bytes), real_user(&bytes));
         }
 
         #[test]

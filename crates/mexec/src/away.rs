@@ -14,7 +14,7 @@ pub(crate) mod job;
 mod slots;
 
 use crate::job_table::JobTable;
-use crate::messages::{Credentials, ExecReply, ExecRequest, Signal, Task, VERSION, kind};
+use crate::messages::{ExecReply, ExecRequest, Signal, Task, VERSION, kind};
 use crate::shared_dirs::SharedDirs;
 use anyhow::{Context, Result, bail};
 use capacity::OwnerCapacity;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::shared::SharedDirId;
 use tern_control::{Refusal, RefusalKind};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 use tern_node::map::Map;
 use tern_wire::{Identity, Link, LinkError, ServerTls};
@@ -135,9 +135,7 @@ impl Away {
     fn squash_root_groups(&self, credentials: Credentials) -> Credentials {
         // Root itself is kept here, and refused in `admit`, with a message.
         if credentials.uid != 0 && self.config.file.mfs_squash_root.unwrap_or(false) {
-            let Credentials { uid, gid, groups } = credentials;
-            let (uid, gid, groups) = tern_node::squash_root((uid, gid, groups));
-            return Credentials { uid, gid, groups };
+            return tern_node::squash_root(credentials);
         }
         credentials
     }

@@ -15,7 +15,7 @@
 mod init;
 mod mounts;
 
-use crate::messages::{Credentials, StartFailure, Task};
+use crate::messages::{StartFailure, Task};
 use anyhow::{Context, Result};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -26,7 +26,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 
 /// Used instead of a home's number: the container of this node's own commands, which has the node's

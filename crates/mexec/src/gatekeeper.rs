@@ -169,7 +169,7 @@ impl Gatekeeper {
         let refusal = match self.run(&mut link, &name, from, &connection) {
             Ok(()) => None,
             Err(error) => {
-                tracing::info!(client = name, %from, "refused, or ended: {error:#}");
+                tracing::info!(client = name, %from, "a job was refused, or was ended: {error:#}");
                 Some(format!("{error:#}"))
             }
         };
@@ -196,7 +196,7 @@ impl Gatekeeper {
         // A revocation before this check is found here; a later one ends the job through `jobs`.
         self.keys.valid(name)?;
         let started = Instant::now();
-        tracing::info!(client = name, user = key.user, %from, job = running.number(), command = request.summary(), "begins");
+        tracing::info!(client = name, user = key.user, %from, job = running.number(), command = request.summary(), "a job has started");
         let container = self.containers.get(container::LOCAL, Vec::new)?;
         let mut job = Job::start(&task, &credentials, container).context("it cannot be started")?;
         let reply = job.run(link, &ClientPeer::default());
@@ -206,7 +206,7 @@ impl Gatekeeper {
             client = name,
             job = running.number(),
             seconds,
-            "ends: {}",
+            "a job has ended: {}",
             messages::describe_end(&reply)
         );
         self.send_end(link, &running, reply)

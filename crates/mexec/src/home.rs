@@ -26,8 +26,7 @@ use crate::frames::{self, LocalFrame};
 use crate::job_table::JobTable;
 use crate::lock;
 use crate::messages::{
-    Credentials, ExecReply, ExecRequest, JobRequest, PendingReason, Placement, PlacementReason,
-    WANTS_PROGRESS, kind,
+    ExecReply, ExecRequest, JobRequest, NodeChoice, PendingReason, PlacementReason, WANTS_PROGRESS, kind,
 };
 use admission::AdmissionLimit;
 use anyhow::{Context, Result, bail};
@@ -133,13 +132,13 @@ impl Home {
 
     /// Serves one caller, from its request to the end of its command.
     pub(crate) fn serve(&self, mut socket: UnixStream) -> Result<()> {
-        let (pid, uid, gid, groups) = tern_node::peer_credentials(&socket)?;
+        let (pid, credentials) = tern_node::peer_credentials(&socket)?;
+        let uid = credentials.uid;
         socket.set_read_timeout(Some(REQUEST_TIMEOUT))?;
         let LocalFrame { kind: kind::JOB_REQUEST, stream, payload } = frames::read_frame(&mut socket)? else {
             bail!("no job request was received")
         };
         let mut request: JobRequest = frames::decode(&payload)?;
-        let credentials = Credentials { uid, gid, groups };
         let Some(_permit) = self.commands.acquire((uid, None), Duration::ZERO) else {
             let message =
                 format!("{MAX_USER_COMMANDS} commands of this user are placed from this node already");
@@ -168,14 +167,14 @@ impl Home {
     fn place<'a>(&'a self, request: &JobRequest, caller: &mut Caller<'a>) -> Result<()> {
         let uid = caller.credentials.uid;
         let class = &request.class;
-        let is_best = matches!(request.placement, Placement::Best);
+        let is_best = matches!(request.nodes, NodeChoice::Best);
         // Counts as a running short command until this is dropped.
         let short = is_best.then(|| self.classes.permit_short(uid, class)).flatten();
-        let constraint = match &request.placement {
-            Placement::Best => {
+        let constraint = match &request.nodes {
+            NodeChoice::Best => {
                 Constraint::Any { is_short: short.is_some(), cpu_need: self.classes.cpu_need(uid, class) }
             }
-            Placement::Among(nodes) => Constraint::Among(nodes.clone()),
+            NodeChoice::Among(nodes) => Constraint::Among(nodes.clone()),
         };
         let (mut excluded, mut refusal) = (ExcludedNodes::default(), None);
         let mut requeued = None;

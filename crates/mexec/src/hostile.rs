@@ -11,7 +11,7 @@ use crate::frames::{self, FrameReader, LocalFrame};
 use crate::gatekeeper::ClientPeer;
 use crate::home::RunOutcome;
 use crate::home::relay::relay;
-use crate::messages::{Credentials, ExecReply, ExecRequest, JobRequest, Signal, Task, WindowSize, kind};
+use crate::messages::{ExecReply, ExecRequest, JobRequest, Signal, Task, WindowSize, kind};
 use anyhow::{Context, Result, ensure};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fs::File;
@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_wire::limits::PREAMBLE_LEN;
 use tern_wire::{Authority, ClientTls, Identity, Link, Preamble, ServerTls};
 

@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 use tern_control::Refusal;
 use tern_control::shared::SharedDirId;
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 
 /// The protocol version of the two halves, which must be equal.
 pub const VERSION: u16 = 2;
@@ -60,7 +60,7 @@ pub struct JobRequest {
     /// The command.
     pub task: Task,
     /// The nodes that it may run on.
-    pub placement: Placement,
+    pub nodes: NodeChoice,
     /// If its node is lost, it may be run again on another one.
     pub repeatable: bool,
     /// The name under which statistics of such commands are kept, such as their run time.
@@ -69,7 +69,7 @@ pub struct JobRequest {
 
 /// The nodes that a command may run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Placement {
+pub enum NodeChoice {
     /// The best node of all, this one included. This node is preferred while it is idle.
     Best,
     /// The best of these nodes, whatever their state.
@@ -127,17 +127,6 @@ impl Task {
     }
 }
 
-/// The identity that a command runs with. The caller's home node gets it from its kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Credentials {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
-    /// Supplementary groups.
-    pub groups: Vec<u32>,
-}
-
 /// The size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowSize {
@@ -167,7 +156,8 @@ pub enum ExecRequest {
         /// node has too.
         shared: Vec<SharedDirId>,
     },
-    /// Run this command now, if a slot is free.
+    /// Run this command now, if a slot is free, with the credentials that home's kernel reports for
+    /// the caller.
     Run(Box<Task>, Credentials),
     /// Reply when there is a slot for this user.
     WaitForSlot {

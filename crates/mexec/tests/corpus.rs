@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tern_control::shared::SharedDirId;
 use tern_control::{Refusal, RefusalKind};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_mexec::frames::encode_frame;
 use tern_mexec::gatekeeper::hostile::accepts;
 use tern_mexec::hostile::{Halves, parse};
 use tern_mexec::messages::{
-    Credentials, ExecReply, ExecRequest, ExitReport, JobRequest, PendingReason, Placement, PlacementReason,
-    Signal, StartFailure, Task, UserUsage, WANTS_PROGRESS, WindowSize, kind,
+    ExecReply, ExecRequest, ExitReport, JobRequest, NodeChoice, PendingReason, PlacementReason, Signal,
+    StartFailure, Task, UserUsage, WANTS_PROGRESS, WindowSize, kind,
 };
 use tern_wire::corrupt::corrupted_variants;
 use tern_wire::encode;
@@ -75,7 +75,7 @@ fn replies() -> Vec<ExecReply> {
 fn all_messages() -> Vec<u8> {
     let request = JobRequest {
         task: task(),
-        placement: Placement::Among(vec![NodeId(2)]),
+        nodes: NodeChoice::Among(vec![NodeId(2)]),
         repeatable: true,
         class: "sh gcc".into(),
     };

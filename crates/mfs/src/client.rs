@@ -47,7 +47,7 @@ const THREADS: usize = 128;
 
 /// How a tree is mounted.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct MountOptions {
     /// Source that `df` and `mount` show.
     pub source: String,
     /// Mount read only.
@@ -74,7 +74,7 @@ impl std::fmt::Debug for Session {
 ///
 /// # Errors
 /// With a sentence that says why; nothing is mounted then.
-pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
+pub fn mount(config: &Config, at: &Path, options: &MountOptions) -> Result<Session> {
     let (tree, mut fuser) = prepare(config, options)?;
     let failure = || format!("cannot mount at {}", at.display());
     let session = if rustix::process::geteuid().is_root() {
@@ -113,14 +113,14 @@ pub fn mount(config: &Config, at: &Path, options: &Options) -> Result<Session> {
 ///
 /// # Errors
 /// With a sentence that says why.
-pub fn mount_detached(config: &Config, options: &Options) -> Result<(Session, OwnedFd)> {
+pub fn mount_detached(config: &Config, options: &MountOptions) -> Result<(Session, OwnedFd)> {
     let (tree, fuser) = prepare(config, options)?;
     let (device, root) = create_detached(options).context("cannot create a detached mount")?;
     let session = fuser::Session::from_fd(MountedTree(tree.clone()), device, SessionACL::All, fuser)?;
     Ok((start_session(&tree, session, &root)?, root))
 }
 
-fn prepare(config: &Config, options: &Options) -> Result<(Arc<Tree>, fuser::Config)> {
+fn prepare(config: &Config, options: &MountOptions) -> Result<(Arc<Tree>, fuser::Config)> {
     let identity = Identity::load(&config.config_dir)
         .with_context(|| format!("this node has no usable identity in {}", config.config_dir.display()))?;
     let context = MountContext {
@@ -149,7 +149,7 @@ fn start_session(tree: &Tree, session: fuser::Session<MountedTree>, root: &Owned
 }
 
 /// The FUSE device and the root of a tree that is mounted nowhere.
-fn create_detached(options: &Options) -> Result<(OwnedFd, OwnedFd)> {
+fn create_detached(options: &MountOptions) -> Result<(OwnedFd, OwnedFd)> {
     let device = open_device()?;
     let tree = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let tree = tree.as_fd();
@@ -172,7 +172,7 @@ fn open_device() -> Result<OwnedFd> {
 }
 
 /// Mounts a tree with the type `fuse.mfs`, which identifies it; fuser would mount it as `fuse`.
-fn mount_as_root(at: &Path, options: &Options) -> Result<OwnedFd> {
+fn mount_as_root(at: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let device = open_device()?;
     let data = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",

@@ -7,7 +7,7 @@
 //! when no shim has used it for a while. The tree is not mounted anywhere: only a process that
 //! receives its root directory over the control socket can access it.
 
-use crate::client::{self, Options};
+use crate::client::{self, MountOptions};
 use crate::message::Purpose;
 use anyhow::{Context, Result};
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ pub fn run(config: &Config, home: NodeId, ready: impl FnOnce()) -> Result<()> {
     // A guest waits for its home while that is unreachable, and its page faults must wait as long.
     let timeout = Duration::from_secs(u64::from(config.give_up_after) + PAGE_WAIT_MARGIN);
     let source = format!("home{home}");
-    let options = Options { source, read_only: true, dfsa: false, timeout, purpose: Purpose::Guests };
+    let options = MountOptions { source, read_only: true, dfsa: false, timeout, purpose: Purpose::Guests };
     let (session, root) = client::mount_detached(config, &options)?;
     let door = remote_map_socket(&config.run_dir, home);
     let _stale = std::fs::remove_file(&door);

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tern_control::control_socket::ControlSocket;
 use tern_ids::NodeId;
-use tern_mfs::client::{self, Options};
+use tern_mfs::client::{self, MountOptions};
 use tern_mfs::message::Purpose;
 use tern_mfs::{guest_tree, serve};
 use tern_node::{Config, config};
@@ -96,7 +96,7 @@ fn run(args: Args) -> Result<()> {
         Command::Mount { at, source, read_only, dfsa, timeout, renewable } => {
             let timeout = Duration::from_secs(timeout);
             let purpose = if renewable { Purpose::Container } else { Purpose::All };
-            let options = Options { source, read_only, dfsa: dfsa == 1, timeout, purpose };
+            let options = MountOptions { source, read_only, dfsa: dfsa == 1, timeout, purpose };
             let session = client::mount(&config, &at, &options)?;
             report("ready");
             session.serve()

@@ -1,8 +1,8 @@
 //! Messages between the client half of a mounted tree and the node that has the files.
 //!
 //! ```text
-//!  client ── Request, data to write ──▶ server    frame kind 1, tag: number of the request
-//!         ◀─ Reply, data read ────────           frame kind 2, same tag
+//!  client ── FileRequest, data to write ──▶ server    frame kind 1, tag: number of the request
+//!         ◀─ FileReply, data read ──────────           frame kind 2, same tag
 //! ```
 //! Either frame may be packed on slow links (`packing.rs`). A connection carries one request at a
 //! time; a client opens several connections to run requests in parallel. All connections of one
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use tern_ids::Credentials;
 pub use xattr::XattrKinds;
 
 /// Frame kind of a request.
@@ -98,20 +99,9 @@ impl fmt::Debug for Name {
     }
 }
 
-/// User and groups of the calling process, as reported by the client's kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Credentials {
-    /// User ID.
-    pub uid: u32,
-    /// Primary group ID.
-    pub gid: u32,
-    /// Supplementary group IDs.
-    pub groups: Vec<u32>,
-}
-
 /// A request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Request {
+pub enum FileRequest {
     /// The first request on a connection: attaches it to a session.
     Begin {
         /// [`VERSION`].
@@ -124,14 +114,14 @@ pub enum Request {
         /// received the last one's reply: the server closes the file that it opened. 0 if none was
         /// abandoned.
         abandoned: u64,
-        /// This is the callback channel: it carries lease recalls ([`Request::WaitForRecalls`]) and
+        /// This is the callback channel: it carries lease recalls ([`FileRequest::WaitForRecalls`]) and
         /// nothing else.
         is_callback: bool,
         /// Purpose of the mounted tree.
         purpose: Purpose,
     },
     /// Performs an operation, if all dentry checks hold; otherwise the reply is
-    /// [`Reply::StaleDentry`].
+    /// [`FileReply::StaleDentry`].
     Call {
         /// On whose behalf.
         caller: Credentials,
@@ -303,7 +293,7 @@ pub struct Attributes {
     /// Term of the lease in milliseconds: until then only this session changes the file. 0 means no
     /// lease.
     pub lease: u32,
-    /// The lease is renewable: [`Request::Renew`] renews it together with the session's others, and
+    /// The lease is renewable: [`FileRequest::Renew`] renews it together with the session's others, and
     /// it is recalled for any change of the file even after its term has ended.
     pub is_renewable: bool,
     /// The clock of the file system has advanced since the last change, so that a further change
@@ -351,8 +341,8 @@ pub struct FsStats {
 
 /// A reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Reply {
-    /// To [`Request::Begin`].
+pub enum FileReply {
+    /// To [`FileRequest::Begin`].
     Begun {
         /// The session is new to the server, which holds only its root.
         is_new: bool,

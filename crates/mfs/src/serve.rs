@@ -23,7 +23,7 @@ mod session;
 mod shared_fs;
 mod stat;
 
-use crate::message::{Credentials, Piggyback, Purpose, REPLY_FRAME, REQUEST_FRAME, Reply, Request, VERSION};
+use crate::message::{FileReply, FileRequest, Piggyback, Purpose, REPLY_FRAME, REQUEST_FRAME, VERSION};
 use crate::{lock, packing, send, set_keepalive};
 use anyhow::{Context, Result};
 use budget::FdBudget;
@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{ControlSocket, not_held};
 use tern_control::shim::{ShimReply, ShimRequest};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 use tern_node::map::Map;
 use tern_wire::{Identity, Link, LinkError, ServerTls};
@@ -199,14 +199,14 @@ impl Server {
             match self.attach(&mut link, node, duplicate)? {
                 Ok(attached) => attached,
                 Err(reason) => {
-                    send_reply(&mut link, 0, 0, &Reply::Refused(reason), &[])?;
+                    send_reply(&mut link, 0, 0, &FileReply::Refused(reason), &[])?;
                     return Ok(());
                 }
             };
         let session = &session.0;
         // Before the reply is sent: the client relies on leases granted for any later request.
         let _callback = is_callback.then(|| CallbackGuard::new(session));
-        send_reply(&mut link, tag, 0, &Reply::Begun { is_new, boot_id: self.boot_id.clone() }, &[])?;
+        send_reply(&mut link, tag, 0, &FileReply::Begun { is_new, boot_id: self.boot_id.clone() }, &[])?;
         // Only one connection at a time uses a reply cache: a new one waits until the old one's
         // request is done.
         let mut reply_cache = lock(&reply_cache);
@@ -223,8 +223,9 @@ impl Server {
     /// Receives the first request and attaches the connection to its session.
     fn attach(&self, link: &mut Link, node: NodeId, socket: TcpStream) -> Result<Result<Attached, String>> {
         let frame = link.recv(Instant::now() + IO_TIMEOUT)?;
-        let request: Request = tern_wire::decode(&frame.payload)?;
-        let Request::Begin { version, session, connection, abandoned, is_callback, purpose } = request else {
+        let request: FileRequest = tern_wire::decode(&frame.payload)?;
+        let FileRequest::Begin { version, session, connection, abandoned, is_callback, purpose } = request
+        else {
             anyhow::bail!("the first request is not Begin")
         };
         if version != VERSION {
@@ -281,31 +282,31 @@ impl Server {
                 frame => packing::unpack(frame?).context("a malformed packed frame")?,
             };
             anyhow::ensure!(frame.kind == REQUEST_FRAME, "a frame that is not a request");
-            let (request, data): (Request, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
+            let (request, data): (FileRequest, &[u8]) = postcard::take_from_bytes(&frame.payload)?;
             match request {
-                Request::Begin { .. } => anyhow::bail!("a second Begin"),
+                FileRequest::Begin { .. } => anyhow::bail!("a second Begin"),
                 // Requests are counted, except on the callback channel: it starts anew with each
                 // connection and repeats nothing.
-                Request::Release(piggyback) => {
+                FileRequest::Release(piggyback) => {
                     if is_callback || frame.tag > cache.piggyback_applied {
                         if !is_callback {
                             cache.piggyback_applied = frame.tag;
                         }
                         self.apply_piggyback(session, piggyback);
                     }
-                    send_reply(link, frame.tag, 0, &Reply::Done, &[])?;
+                    send_reply(link, frame.tag, 0, &FileReply::Done, &[])?;
                 }
-                Request::WaitForRecalls { returned } => {
+                FileRequest::WaitForRecalls { returned } => {
                     self.leases.return_leases(session, &returned);
                     let recalls = session.next_recalls(RECALL_POLL_TIMEOUT);
                     let (leases, count) = recalls.context("too many recalls are pending")?;
-                    send_reply(link, frame.tag, count, &Reply::Recalled(leases), &[])?;
+                    send_reply(link, frame.tag, count, &FileReply::Recalled(leases), &[])?;
                 }
-                Request::Renew => {
+                FileRequest::Renew => {
                     self.leases.renew(session);
-                    send_reply(link, frame.tag, self.recall_count(session), &Reply::Done, &[])?;
+                    send_reply(link, frame.tag, self.recall_count(session), &FileReply::Done, &[])?;
                 }
-                Request::Call { caller, checks, piggyback, op } => {
+                FileRequest::Call { caller, checks, piggyback, op } => {
                     // A request from an old connection that was replaced by a newer one, which has
                     // progressed since.
                     anyhow::ensure!(frame.tag >= cache.newest, "a request of an earlier connection");
@@ -331,7 +332,7 @@ impl Server {
                         impersonation.assume(&self.map_credentials(caller))
                     };
                     let reply = match assumed {
-                        Err(errno) => Reply::Failed(errno.raw_os_error()),
+                        Err(errno) => FileReply::Failed(errno.raw_os_error()),
                         Ok(()) => to_reply(context.perform(&checks, op, data, &mut out)),
                     };
                     if is_cached {
@@ -367,11 +368,7 @@ impl Server {
 
     /// The caller's credentials on this node: root is mapped to `nobody` if it is squashed.
     fn map_credentials(&self, caller: Credentials) -> Credentials {
-        if self.export.squashes_root {
-            let (uid, gid, groups) = tern_node::squash_root((caller.uid, caller.gid, caller.groups));
-            return Credentials { uid, gid, groups };
-        }
-        caller
+        if self.export.squashes_root { tern_node::squash_root(caller) } else { caller }
     }
 
     /// Forgets removed files of all sessions. Returns the time until the next check.
@@ -467,15 +464,15 @@ impl Drop for CallbackGuard<'_> {
     }
 }
 
-fn to_reply(result: Result<Reply, OpError>) -> Reply {
+fn to_reply(result: Result<FileReply, OpError>) -> FileReply {
     match result {
         Ok(reply) => reply,
-        Err(OpError::Forgotten) => Reply::Forgotten,
-        Err(OpError::Errno(errno)) => Reply::Failed(errno.raw_os_error()),
+        Err(OpError::Forgotten) => FileReply::Forgotten,
+        Err(OpError::Errno(errno)) => FileReply::Failed(errno.raw_os_error()),
     }
 }
 
-fn send_reply(link: &mut Link, tag: u64, recall_count: u64, reply: &Reply, data: &[u8]) -> Result<()> {
+fn send_reply(link: &mut Link, tag: u64, recall_count: u64, reply: &FileReply, data: &[u8]) -> Result<()> {
     let head = tern_wire::encode(&(recall_count, reply))?;
     Ok(send(link, REPLY_FRAME, tag, &[&head, data], IO_TIMEOUT)?)
 }

@@ -9,10 +9,11 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tern_ids::Credentials;
 use tern_mfs::client::hostile::Client;
 use tern_mfs::message::{
-    AttributeChange, Attributes, Credentials, DentryCheck, DirEntry, FileKey, Found, Lease, LockKind, Name,
-    Object, Op, OpenId, Piggyback, ROOT, Release, Reply, Request, Timespec, XattrKinds,
+    AttributeChange, Attributes, DentryCheck, DirEntry, FileKey, FileReply, FileRequest, Found, Lease,
+    LockKind, Name, Object, Op, OpenId, Piggyback, ROOT, Release, Timespec, XattrKinds,
 };
 use tern_mfs::serve::hostile;
 use tern_wire::corrupt::corrupted_variants;
@@ -81,14 +82,14 @@ fn requests(exported: &Path) -> Vec<u8> {
     let checks = vec![DentryCheck { dir: ROOT, name: name("tmp"), object: Object(1) }];
     let call = |op| {
         let (caller, checks, piggyback) = (caller.clone(), checks.clone(), Piggyback::default());
-        framed(&Request::Call { caller, checks, piggyback, op }, b"some bytes")
+        framed(&FileRequest::Call { caller, checks, piggyback, op }, b"some bytes")
     };
     let mut all: Vec<_> = ops.into_iter().map(call).collect();
     let lease = Lease { file: key, number: 1, is_after_change: false };
     for request in [
-        Request::Renew,
-        Request::WaitForRecalls { returned: vec![lease] },
-        Request::Release(Piggyback {
+        FileRequest::Renew,
+        FileRequest::WaitForRecalls { returned: vec![lease] },
+        FileRequest::Release(Piggyback {
             forgotten: vec![(file, 1), (ROOT, u64::MAX)],
             released: vec![Release::File(opened), Release::File(opened), Release::LockOwner(key, 1)],
         }),
@@ -122,12 +123,12 @@ fn replies() -> Vec<u8> {
     let name = |name: &str| Name::from(OsStr::new(name));
     let entry = |name| DirEntry { name, inode: 3, kind: 0o100_000, cookie: u64::MAX, found: None };
     [
-        Reply::NotFound(attributes),
-        Reply::Found(found, attributes),
-        Reply::Created(Found { object: Object(8), ..found }, OpenId(1), attributes),
-        Reply::FileOpened(OpenId(2), attributes),
-        Reply::Attributes(attributes),
-        Reply::Entries {
+        FileReply::NotFound(attributes),
+        FileReply::Found(found, attributes),
+        FileReply::Created(Found { object: Object(8), ..found }, OpenId(1), attributes),
+        FileReply::FileOpened(OpenId(2), attributes),
+        FileReply::Attributes(attributes),
+        FileReply::Entries {
             entries: vec![
                 entry(name("a")),
                 entry(name("../x")),
@@ -136,20 +137,20 @@ fn replies() -> Vec<u8> {
             lease: 1000,
             is_end: false,
         },
-        Reply::Renamed {
+        FileReply::Renamed {
             moved: Some(attributes.key),
             exchanged: Some(attributes.key),
             replaced: Some(attributes.key),
             dirs: [attributes; 2],
         },
-        Reply::Recalled(vec![Lease { file: attributes.key, number: 1, is_after_change: true }]),
-        Reply::Count(u64::MAX),
-        Reply::Failed(-1),
-        Reply::LockConflict { kind: LockKind::Shared, start: 9, end: 0 },
-        Reply::Begun { is_new: true, boot_id: "x".into() },
-        Reply::Refused("no".into()),
-        Reply::Forgotten,
-        Reply::Done,
+        FileReply::Recalled(vec![Lease { file: attributes.key, number: 1, is_after_change: true }]),
+        FileReply::Count(u64::MAX),
+        FileReply::Failed(-1),
+        FileReply::LockConflict { kind: LockKind::Shared, start: 9, end: 0 },
+        FileReply::Begun { is_new: true, boot_id: "x".into() },
+        FileReply::Refused("no".into()),
+        FileReply::Forgotten,
+        FileReply::Done,
     ]
     .iter()
     .map(|reply| framed(reply, b"data"))

@@ -13,7 +13,9 @@ use crate::prefetch::OpenPrefetch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use tern_ids::{ContentHash, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
+use tern_ids::{
+    ContentHash, Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId,
+};
 use tern_image::node_file::NodeFile;
 use tern_image::{Layout, ProcessImage, Reserve};
 use tern_syscall::{ByteBuf, Call, Outcome};
@@ -198,8 +200,8 @@ pub struct SharedFileRef {
     pub path: ByteBuf,
     /// The file's identity as home sees it.
     pub file: SharedFile,
-    /// Credentials of the process that has it open: user, group, supplementary groups.
-    pub credentials: (u32, u32, Vec<u32>),
+    /// Those of the process that has it open.
+    pub credentials: Credentials,
 }
 
 /// Maximum length of a transfer on a delegated file that the guest performs. Longer ones are

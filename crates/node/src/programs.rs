@@ -118,13 +118,14 @@ impl<'a> HelperProgram<'a> {
         }
     }
 
+    /// Runs `act`, which connects to the program; if nothing listens, starts it and tries again.
     fn with_running(&self, act: impl Fn() -> io::Result<()>) -> Result<()> {
-        // Serialises starts; holds the sockets of failed programs, and when they failed.
-        static STARTING: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
+        // The sockets of programs that failed to start, and when. The lock also serialises starts.
+        static FAILED_STARTS: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
         if act().is_ok() {
             return Ok(());
         }
-        let mut failed = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = FAILED_STARTS.lock().unwrap_or_else(PoisonError::into_inner);
         match act() {
             // No process listens, so a new one may take the name.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {

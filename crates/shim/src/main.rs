@@ -22,7 +22,7 @@ const MAX_START_MESSAGE: u64 = 1 << 20;
 fn main() -> std::process::ExitCode {
     tern_tracee::heap::keep_freed();
     let initialized = initialize();
-    let (start, key, door) = match initialized {
+    let (start, key, control_socket) = match initialized {
         Ok(all) => all,
         Err(error) => {
             reply(&format!("failed {error:#}"));
@@ -38,8 +38,8 @@ fn main() -> std::process::ExitCode {
     let _refused = rustix::process::setpriority_process(None, NICE);
     let _refused = tern_tracee::time_slice::set(0, Some(TIME_SLICE));
     let done = match start.role {
-        ShimRole::Deputy { .. } => tern_deputy::run(start, key, door),
-        ShimRole::Guest { .. } => tern_guest::run(start, key, door),
+        ShimRole::Deputy { .. } => tern_deputy::run(start, key, control_socket),
+        ShimRole::Guest { .. } => tern_guest::run(start, key, control_socket),
     };
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,
@@ -51,12 +51,12 @@ fn main() -> std::process::ExitCode {
 }
 
 fn initialize() -> anyhow::Result<(ShimStart, Ephemeral, ControlSocket)> {
-    let mut order = Vec::new();
-    std::io::stdin().take(MAX_START_MESSAGE).read_to_end(&mut order)?;
-    let start: ShimStart = serde_json::from_slice(&order)
+    let mut text = Vec::new();
+    std::io::stdin().take(MAX_START_MESSAGE).read_to_end(&mut text)?;
+    let start: ShimStart = serde_json::from_slice(&text)
         .map_err(|error| anyhow::anyhow!("the shim is started by ternd, not by hand ({error})"))?;
-    let door = ControlSocket::open_for_shim(&start.run_dir, start.id)?;
-    Ok((start, Ephemeral::generate()?, door))
+    let control_socket = ControlSocket::open_for_shim(&start.run_dir, start.id)?;
+    Ok((start, Ephemeral::generate()?, control_socket))
 }
 
 /// Answers ternd, which may have exited meanwhile.

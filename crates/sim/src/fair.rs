@@ -8,36 +8,34 @@ use crate::machine::Hardware;
 /// The CPUs of some nodes as one pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pool {
-    /// Speed and number of CPUs, fastest first, with the capacity of all tiers before.
-    tiers: Vec<(f64, f64, f64)>,
+    /// Speed and number of CPUs, fastest first.
+    tiers: Vec<(f64, f64)>,
 }
 
 impl Pool {
     /// The pool of these nodes.
     pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Hardware>) -> Self {
-        let mut kinds: Vec<(f64, f64)> =
+        let mut nodes: Vec<(f64, f64)> =
             nodes.map(|node| (f64::from(node.speed) / 10_000.0, node.cpus)).collect();
-        kinds.sort_by(|one, other| other.0.total_cmp(&one.0));
+        nodes.sort_by(|one, other| other.0.total_cmp(&one.0));
         let mut pool = Self::default();
-        let mut before = 0.0;
-        for (speed, cpus) in kinds {
+        for (speed, cpus) in nodes {
             match pool.tiers.last_mut() {
-                Some((same, count, _)) if (*same - speed).abs() < 1e-9 => *count += cpus,
-                _ => pool.tiers.push((speed, cpus, before)),
+                Some((same, count)) if (*same - speed).abs() < 1e-9 => *count += cpus,
+                _ => pool.tiers.push((speed, cpus)),
             }
-            before += speed * cpus;
         }
         pool
     }
 
     /// The share of each of this many threads, in standard CPUs.
     pub(crate) fn share(&self, threads: f64) -> f64 {
-        let Some((fastest, ..)) = self.tiers.first() else { return 0.0 };
+        let Some((fastest, _)) = self.tiers.first() else { return 0.0 };
         if threads <= 1.0 {
             return *fastest;
         }
         let (mut left, mut capacity) = (threads, 0.0);
-        for (speed, cpus, _) in &self.tiers {
+        for (speed, cpus) in &self.tiers {
             let used = left.min(*cpus);
             capacity += used * speed;
             left -= used;
@@ -50,12 +48,12 @@ impl Pool {
 
     /// Capacity in standard CPUs.
     pub(crate) fn capacity(&self) -> f64 {
-        self.tiers.iter().map(|(speed, cpus, _)| speed * cpus).sum()
+        self.tiers.iter().map(|(speed, cpus)| speed * cpus).sum()
     }
 
     /// The speed of the fastest CPU.
     pub(crate) fn fastest(&self) -> f64 {
-        self.tiers.first().map_or(1.0, |(speed, ..)| *speed)
+        self.tiers.first().map_or(1.0, |(speed, _)| *speed)
     }
 }
 

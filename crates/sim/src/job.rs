@@ -102,7 +102,8 @@ pub(crate) enum End {
 pub(crate) struct Running {
     pub(crate) job: Job,
     pub(crate) at: usize,
-    pub(crate) left_s: f64,
+    /// Work that is left, in standard CPU seconds.
+    pub(crate) remaining_s: f64,
     /// CPU seconds used.
     pub(crate) cpu_s: f64,
     pub(crate) memory: f64,
@@ -116,7 +117,7 @@ pub(crate) struct Running {
     pub(crate) frozen: bool,
     pub(crate) moves: u32,
     /// The node that it left last, and when.
-    pub(crate) left: Option<(usize, u64)>,
+    pub(crate) last_departure: Option<(usize, u64)>,
     pub(crate) end: Option<End>,
     /// Work done in the current fairness window, in seconds.
     pub(crate) window_s: f64,
@@ -144,7 +145,7 @@ impl Running {
     pub(crate) fn new(job: Job, at: usize, now_ms: u64) -> Self {
         Self {
             at,
-            left_s: job.work_s,
+            remaining_s: job.work_s,
             cpu_s: 0.0,
             memory: job.memory,
             busy: 1.0,
@@ -153,7 +154,7 @@ impl Running {
             arrived_ms: now_ms,
             frozen: false,
             moves: 0,
-            left: None,
+            last_departure: None,
             end: None,
             window_s: 0.0,
             job,

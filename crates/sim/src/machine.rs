@@ -39,8 +39,8 @@ pub(crate) struct Machine {
     /// Number of threads that run or wait.
     pub(crate) runnable: f64,
     /// The same, smoothed like a sampler does.
-    pub(crate) sampled: f64,
-    /// Bytes in use.
+    pub(crate) sampled_runnable: f64,
+    /// Bytes of memory in use.
     pub(crate) used: f64,
     pub(crate) pending: PendingChanges,
     pub(crate) state: DecisionState,
@@ -60,7 +60,7 @@ impl Machine {
             here: Vec::new(),
             own: Vec::new(),
             runnable: 0.0,
-            sampled: 0.0,
+            sampled_runnable: 0.0,
             used: 0.0,
             pending: PendingChanges::default(),
             state: DecisionState::default(),
@@ -99,21 +99,21 @@ impl Machine {
             running.busy = 1.0 / (share * pace);
             running.demand += (running.busy - running.demand) * (step_s / SAMPLER_S);
             let done = step_s / pace;
-            running.cpu_s += done.min(running.left_s) / speed;
+            running.cpu_s += done.min(running.remaining_s) / speed;
             running.window_s += done;
-            if running.left_s <= done {
-                running.end = Some(End::Done(now_ms as f64 / 1000.0 + running.left_s * pace));
-                running.left_s = 0.0;
+            if running.remaining_s <= done {
+                running.end = Some(End::Done(now_ms as f64 / 1000.0 + running.remaining_s * pace));
+                running.remaining_s = 0.0;
                 used -= running.memory;
                 return false;
             }
-            running.left_s -= done;
+            running.remaining_s -= done;
             runnable += running.busy;
             true
         });
         self.runnable = runnable;
         self.used = used;
-        self.sampled += (runnable - self.sampled) * (step_s / SAMPLER_S);
+        self.sampled_runnable += (runnable - self.sampled_runnable) * (step_s / SAMPLER_S);
     }
 
     /// The sample that its own daemon takes.
@@ -135,7 +135,7 @@ impl Machine {
             alive: true,
             link: LinkCost { rtt_us: 200, bytes_per_s: self.hardware.link as u64 },
         };
-        node.load = node.load_of(self.sampled);
+        node.load = node.load_of(self.sampled_runnable);
         node
     }
 }

@@ -171,7 +171,7 @@ impl Counters {
             match running.end {
                 Some(End::Done(at)) => Some((at - arrives) / alone),
                 Some(_) => None,
-                None => so_far(now_s - arrives, alone, 1.0 - running.left_s / running.job.work_s),
+                None => so_far(now_s - arrives, alone, 1.0 - running.remaining_s / running.job.work_s),
             }
         });
         let (mean_slowdown, p95_slowdown) = mean_and_part(slowdowns.collect(), 0.95);

@@ -394,10 +394,10 @@ impl<'a> World<'a> {
         running.arrived_ms = now_ms;
         running.moves += 1;
         self.counters.moves += 1;
-        if running.left.is_some_and(|(left, at)| left == to && now_ms - at < 10_000) {
+        if running.last_departure.is_some_and(|(left, at)| left == to && now_ms - at < 10_000) {
             self.counters.back += 1;
         }
-        running.left = Some((from, now_ms));
+        running.last_departure = Some((from, now_ms));
         let (home, threads) = (running.job.home, running.demand);
         self.machines[from].here.retain(|other| *other != index);
         self.machines[from].pending.record_departed(id(home), pid(index), threads, now_ms);
@@ -412,7 +412,7 @@ impl<'a> World<'a> {
         let (mut ended, mut full) = (Vec::new(), Vec::new());
         for (node, machine) in self.machines.iter_mut().enumerate().filter(|(_, machine)| machine.alive) {
             let before = machine.here.len();
-            if before == 0 && machine.sampled == 0.0 {
+            if before == 0 && machine.sampled_runnable == 0.0 {
                 continue;
             }
             let here = if before > 0 { machine.here.clone() } else { Vec::new() };

@@ -34,7 +34,7 @@ pub enum Arg {
     /// An iovec array.
     Segments(Segments),
     /// The message of sendmsg and recvmsg, or the messages of sendmmsg and recvmmsg.
-    Messages(Vec<Message>),
+    Messages(Vec<SocketMessage>),
     /// Strings with their NULs, concatenated.
     Strings(ByteBuf),
 }
@@ -50,7 +50,7 @@ pub struct Segments {
 
 /// A struct msghdr.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
+pub struct SocketMessage {
     /// msg_name
     pub name: MessageBuffer,
     /// msg_iov
@@ -75,7 +75,7 @@ pub enum MessageBuffer {
 pub struct Outcome {
     /// The kernel's return value; if negative, -errno or a restart code.
     pub ret: i64,
-    /// Output buffers, in the order of [`Gathered::destinations`](crate::Gathered::destinations).
+    /// Output buffers, in the order of [`Gathered::output_buffers`](crate::Gathered::output_buffers).
     /// Empty where the kernel wrote nothing; empty ones at the end are omitted.
     pub outs: Vec<ByteBuf>,
 }

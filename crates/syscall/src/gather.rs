@@ -8,10 +8,10 @@ pub(crate) use message::header;
 use crate::ByteBuf;
 use crate::call::{Arg, Call};
 use crate::limits;
-use crate::memory::{self, Memory};
+use crate::memory::{self, UserMemory};
 use crate::route::{Route, route};
 use crate::row::{Flow, Row};
-use crate::scatter::Destination;
+use crate::scatter::OutputBuffer;
 use crate::shape::{Len, Shape};
 use crate::table;
 
@@ -20,8 +20,8 @@ use crate::table;
 pub struct Gathered {
     /// The part that is sent home.
     pub call: Call,
-    /// Destinations of its outputs, which stay with the guest.
-    pub destinations: Vec<Destination>,
+    /// The buffers of its outputs, which stay with the guest.
+    pub output_buffers: Vec<OutputBuffer>,
     /// The call requests less data than the program did, which is more than [`limits::MAX_DATA`]. A
     /// blocking write to a stream must be continued with [`gather_after`].
     pub is_cut: bool,
@@ -49,7 +49,7 @@ pub enum GatherError {
 /// # Errors
 /// [`GatherError`], by the call's route. Also an errno if a nested struct is malformed, as the
 /// kernel returns it.
-pub fn gather(nr: u32, args: &[u64; 6], mem: &mut dyn Memory) -> Result<Gathered, GatherError> {
+pub fn gather(nr: u32, args: &[u64; 6], mem: &mut dyn UserMemory) -> Result<Gathered, GatherError> {
     gather_after(nr, args, 0, mem)
 }
 
@@ -63,7 +63,7 @@ pub fn gather_after(
     nr: u32,
     args: &[u64; 6],
     done: u64,
-    mem: &mut dyn Memory,
+    mem: &mut dyn UserMemory,
 ) -> Result<Gathered, GatherError> {
     match route(nr, args) {
         Route::Home | Route::Both(_) => {}
@@ -89,7 +89,7 @@ pub fn gather_after(
         shapes,
         mem,
         lengths: [None; 6],
-        destinations: Vec::new(),
+        output_buffers: Vec::new(),
         probe: row.consumes,
         is_cut,
         skip: done,
@@ -103,7 +103,7 @@ pub fn gather_after(
     }
     Ok(Gathered {
         call: Call { nr, args: travelling },
-        destinations: gatherer.destinations,
+        output_buffers: gatherer.output_buffers,
         is_cut: gatherer.is_cut,
     })
 }
@@ -138,8 +138,8 @@ struct Gatherer<'m> {
     shapes: &'static [Shape],
     /// Lengths behind pointers, once read.
     lengths: [Option<u32>; 6],
-    mem: &'m mut dyn Memory,
-    destinations: Vec<Destination>,
+    mem: &'m mut dyn UserMemory,
+    output_buffers: Vec<OutputBuffer>,
     /// Check that outputs are writable.
     probe: bool,
     is_cut: bool,
@@ -168,19 +168,19 @@ impl Gatherer<'_> {
             Shape::Length { .. } => self.length(i, addr),
             Shape::Segments(direction, count) => {
                 let count = self.args[usize::from(count)];
-                let destination = self.destinations.len();
+                let first_output = self.output_buffers.len();
                 let gathered = self.iovec(direction, addr, count)?.map(Arg::Segments);
                 if gathered.is_none() {
-                    self.destinations.truncate(destination);
+                    self.output_buffers.truncate(first_output);
                 }
                 gathered
             }
             Shape::Messages(direction, count) => {
-                let destination = self.destinations.len();
+                let first_output = self.output_buffers.len();
                 let count = count.map(|arg| self.args[usize::from(arg)] as u32);
                 let gathered = self.messages(direction, addr, count)?.map(Arg::Messages);
                 if gathered.is_none() {
-                    self.destinations.truncate(destination);
+                    self.output_buffers.truncate(first_output);
                 }
                 gathered
             }
@@ -242,7 +242,7 @@ impl Gatherer<'_> {
         if self.probe && !ignores_faults && !read.is_empty() && !self.mem.writable(addr, read.len() as u64) {
             return None;
         }
-        self.add_destination(addr, read.len() as u64, ignores_faults);
+        self.add_output(addr, read.len() as u64, ignores_faults);
         Some(bytes(read))
     }
 
@@ -251,14 +251,14 @@ impl Gatherer<'_> {
         if self.probe && len > 0 && !self.mem.writable(addr, len) {
             return None;
         }
-        self.add_destination(addr, len, false);
+        self.add_output(addr, len, false);
         Some(Arg::Output)
     }
 
     fn length(&mut self, i: usize, addr: u64) -> Option<Arg> {
         let length = self.pointed(u8::try_from(i).ok()?)?;
         let length = self.shapes.get(i)?.carried(length)?;
-        self.add_destination(addr, 4, false);
+        self.add_output(addr, 4, false);
         Some(bytes(length.to_le_bytes().to_vec()))
     }
 
@@ -293,8 +293,8 @@ impl Gatherer<'_> {
         Ok(Some(Arg::Strings(ByteBuf::from(all))))
     }
 
-    fn add_destination(&mut self, addr: u64, len: u64, ignores_faults: bool) {
-        self.destinations.push(Destination { spans: vec![(addr, len)], ignores_faults });
+    fn add_output(&mut self, addr: u64, len: u64, ignores_faults: bool) {
+        self.output_buffers.push(OutputBuffer { spans: vec![(addr, len)], ignores_faults });
     }
 }
 

@@ -39,7 +39,7 @@ pub enum Malformed {
 /// A call laid out for a mailbox at any address. The mailbox must not be reused until the call has
 /// ended: an interrupted call that restart_syscall continues still writes to its first pointers.
 #[derive(Debug)]
-pub struct Layout {
+pub struct MailboxLayout {
     nr: u32,
     args: [Slot; 6],
     size: usize,
@@ -103,7 +103,7 @@ impl Call {
     ///
     /// # Errors
     /// [`Malformed`] if no shim would have gathered the call. The deputy must not make it.
-    pub fn lay_out(self) -> Result<Layout, Malformed> {
+    pub fn lay_out(self) -> Result<MailboxLayout, Malformed> {
         let (nr, values) = (self.nr, self.values());
         let (Route::Home | Route::Both(_), Some(row)) = (route(nr, &values), table::row(nr)) else {
             return Err(Malformed::NotHome(nr));
@@ -115,7 +115,7 @@ impl Call {
                 *length = bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
             }
         }
-        let mut layout = Layout {
+        let mut layout = MailboxLayout {
             nr,
             args: values.map(Slot::Value),
             size: 0,
@@ -172,7 +172,7 @@ impl Sizes {
     }
 }
 
-impl Layout {
+impl MailboxLayout {
     /// The call's number.
     #[must_use]
     pub fn nr(&self) -> u32 {
@@ -199,7 +199,7 @@ impl Layout {
     /// that only the kernel writes is left unchanged. May be repeated, to make the call again.
     ///
     /// # Errors
-    /// [`Fault`] if the mailbox is smaller than [`Layout::size`]; a part may have been written.
+    /// [`Fault`] if the mailbox is smaller than [`MailboxLayout::size`]; a part may have been written.
     pub fn fill(&self, base: u64, mailbox: &mut [u8]) -> Result<(), Fault> {
         for piece in &self.pieces {
             mailbox

@@ -4,10 +4,10 @@
 //!  guest's node                                    home
 //!  filter    allows Here, notifies the shim of the rest
 //!  route     Here · Home · Both · Homeward · Refuse
-//!  gather    registers and memory ──▶ Call  ═════▶ Call::lay_out ──▶ Layout
-//!            (destinations stay)                   Layout::fill      ──▶ mailbox
+//!  gather    registers and memory ──▶ Call  ═════▶ Call::lay_out ──▶ MailboxLayout
+//!            (output buffers stay)                 MailboxLayout::fill    ──▶ mailbox
 //!                                                  the deputy makes the call
-//!  scatter   memory ◀────────────── Outcome ◀═════ Layout::collect   ◀── mailbox
+//!  scatter   memory ◀────────────── Outcome ◀═════ MailboxLayout::collect ◀── mailbox
 //! ```
 //!
 //! All of this is generated from one table with a row for each call. No I/O, no clock, no unsafe
@@ -29,14 +29,14 @@ mod shape;
 mod table;
 
 pub use bytes::ByteBuf;
-pub use call::{Arg, Call, Message, MessageBuffer, Outcome, Segments};
+pub use call::{Arg, Call, MessageBuffer, Outcome, Segments, SocketMessage};
 pub use docs::markdown;
 pub use filter::{SockFilter, filter};
 pub use gather::{GatherError, Gathered, gather, gather_after};
-pub use layout::{Layout, Malformed};
-pub use memory::{Fault, Memory, read_c_string};
+pub use layout::{MailboxLayout, Malformed};
+pub use memory::{Fault, UserMemory, read_c_string};
 pub use route::{ArgTest, Route, Rule, SplitCall, reason, route, waits_here};
 pub use row::{Arguments, Flow, Interrupted, Row, Timeout, WaitRule};
-pub use scatter::{Destination, scatter};
+pub use scatter::{OutputBuffer, scatter};
 pub use shape::{Amount, Count, Direction, EmbeddedLen, Len, OverLimit, Shape, When, Width};
 pub use table::{NUMBERS, row, rows};

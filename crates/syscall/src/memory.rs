@@ -1,7 +1,7 @@
 //! Access to a guest's memory, implemented by the guest's shim.
 
 /// The memory of a stopped or waiting guest thread.
-pub trait Memory {
+pub trait UserMemory {
     /// Fills `buf` from `addr`. After a fault the content of `buf` is undefined.
     ///
     /// # Errors
@@ -32,7 +32,7 @@ pub struct Fault;
 const PAGE: u64 = 4096;
 
 /// Reads up to `max` bytes, and stops at a fault. A fault in the first page is an error.
-pub(crate) fn read_up_to(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+pub(crate) fn read_up_to(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     read_while(mem, addr, max, |_| None)
 }
 
@@ -40,14 +40,14 @@ pub(crate) fn read_up_to(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<
 /// same bytes, the kernel itself finds the string too long.
 ///
 /// If a part of it cannot be read.
-pub fn read_c_string(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
+pub fn read_c_string(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Vec<u8>, Fault> {
     let text = read_while(mem, addr, max, |chunk| chunk.iter().position(|&b| b == 0))?;
     if text.last() == Some(&0) || text.len() == max { Ok(text) } else { Err(Fault) }
 }
 
 /// Reads page by page, since the mapping may end before `max`. `end` finds the last byte to read.
 fn read_while(
-    mem: &mut dyn Memory,
+    mem: &mut dyn UserMemory,
     addr: u64,
     max: usize,
     end: impl Fn(&[u8]) -> Option<usize>,
@@ -72,7 +72,7 @@ fn read_while(
 
 /// Reads an array of 64-bit words up to its zero word, without that. `None` if it has more than
 /// `max` words.
-pub(crate) fn read_words(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<Option<Vec<u64>>, Fault> {
+pub(crate) fn read_words(mem: &mut dyn UserMemory, addr: u64, max: usize) -> Result<Option<Vec<u64>>, Fault> {
     let mut words = Vec::new();
     let mut chunk = [0; PAGE as usize];
     let mut at = addr;
@@ -92,7 +92,7 @@ pub(crate) fn read_words(mem: &mut dyn Memory, addr: u64, max: usize) -> Result<
 }
 
 /// Reads one 32-bit number.
-pub(crate) fn read_u32(mem: &mut dyn Memory, addr: u64) -> Result<u32, Fault> {
+pub(crate) fn read_u32(mem: &mut dyn UserMemory, addr: u64) -> Result<u32, Fault> {
     let mut word = [0; 4];
     mem.read(addr, &mut word)?;
     Ok(u32::from_le_bytes(word))

@@ -3,7 +3,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tern_syscall::{Arg, ByteBuf, Call, Message, MessageBuffer, NUMBERS, Segments, Shape, limits, row};
+use tern_syscall::{Arg, ByteBuf, Call, MessageBuffer, NUMBERS, Segments, Shape, SocketMessage, limits, row};
 
 fn bytes() -> impl Strategy<Value = ByteBuf> {
     prop_oneof![
@@ -63,7 +63,7 @@ fn arg() -> impl Strategy<Value = Arg> {
         3 => bytes().prop_map(Arg::Bytes),
         2 => segments().prop_map(Arg::Segments),
         2 => vec((area(), segments(), area()), 0..4).prop_map(|messages| {
-            let message = |(name, segments, control)| Message { name, segments, control };
+            let message = |(name, segments, control)| SocketMessage { name, segments, control };
             Arg::Messages(messages.into_iter().map(message).collect())
         }),
         1 => bytes().prop_map(Arg::Strings),
@@ -146,12 +146,12 @@ fn all_sizes_are_limited() {
     assert!(read(limits::MAX_DATA + 1).is_err());
     assert!(read(u64::MAX).is_err());
 
-    let message = |control: u32, len: u32| Message {
+    let message = |control: u32, len: u32| SocketMessage {
         name: MessageBuffer::Null,
         segments: Segments { lens: vec![len; 1024], bytes: ByteBuf::new() },
         control: MessageBuffer::Output(control),
     };
-    let receive = |messages: Vec<Message>| {
+    let receive = |messages: Vec<SocketMessage>| {
         let mut args = values([0, 0, messages.len() as u64, 0, 0, 0]);
         args[1] = Arg::Messages(messages);
         Call { nr: libc::SYS_recvmmsg as u32, args }.lay_out()

@@ -4,7 +4,7 @@ use crate::model::{ColumnWidth, Model};
 use tern_control::NodeLoad;
 
 /// The columns left of the bars: the labels and the line of the scale.
-pub const AXIS: u16 = 7;
+pub const AXIS_WIDTH: u16 = 7;
 /// The columns of a bar that has its value above it.
 const WIDE_BAR: u16 = 4;
 
@@ -41,7 +41,7 @@ impl ScreenLayout {
     pub fn new(model: &Model) -> Self {
         let shown = model.shown();
         let (columns, lines) = model.size;
-        let available = columns.saturating_sub(AXIS);
+        let available = columns.saturating_sub(AXIS_WIDTH);
         let max_digits = shown.iter().map(|node| digits(node)).max().unwrap_or(1);
         let fits = |width| usize::from(available / column_width(width, max_digits)) >= shown.len();
         let width = match model.settings.width {
@@ -100,7 +100,7 @@ fn trim_to_page(shown: &mut Vec<&NodeLoad>, model: &Model, per_page: usize) -> u
 }
 
 fn digits(node: &NodeLoad) -> u16 {
-    node.node.0.checked_ilog10().map_or(1, |most| most as u16 + 1)
+    node.node.0.checked_ilog10().map_or(1, |log| log as u16 + 1)
 }
 
 /// The columns of a node, with the space after it.

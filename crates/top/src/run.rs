@@ -33,7 +33,7 @@ const CPU_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// The size of the picture where there is no terminal to query.
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
-fn model(view: InitialView, settings: ViewSettings, interval: Option<Duration>) -> Model {
+fn new_model(view: InitialView, settings: ViewSettings, interval: Option<Duration>) -> Model {
     let mut model = Model::new(Appearance::from_env(), settings, UserNames::from_passwd());
     model.interval = interval.unwrap_or(model.interval);
     if let InitialView::Processes(order) = view {
@@ -62,15 +62,15 @@ pub fn show(
     let (sender, events) = mpsc::channel();
     let screen = Screen::take_over(&sender)?;
     source::start(&sender)?;
-    let shown = EventLoop {
+    let event_loop = EventLoop {
         screen,
-        model: model(view, settings, interval),
+        model: new_model(view, settings, interval),
         started: Instant::now(),
         request,
         sender,
         events,
     };
-    match shown.run()? {
+    match event_loop.run()? {
         // As if the signal had not been caught; the terminal has been restored.
         LoopEnd::Signal(signal) => Ok(emulate_default_handler(signal)?),
         LoopEnd::Panic => Err(TopError::new(70, "")),
@@ -179,7 +179,7 @@ pub fn print_once(
     settings: ViewSettings,
     request: &RequestFn,
 ) -> Result<String, TopError> {
-    let mut model = model(view, settings, None);
+    let mut model = new_model(view, settings, None);
     model.size = DEFAULT_SIZE;
     if let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
         && size.ws_col > 0

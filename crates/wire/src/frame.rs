@@ -72,18 +72,24 @@ fn parse(bytes: [u8; HEADER_LEN]) -> Result<(Frame, usize), FrameError> {
 pub struct Decoder {
     head: [u8; HEADER_LEN],
     /// Number of bytes in `head`.
-    have: usize,
+    head_len: usize,
     /// The incomplete frame and its payload's length, once the header is complete.
-    open: Option<(Frame, usize)>,
+    incomplete: Option<(Frame, usize)>,
     /// A recycled payload buffer.
     spare: Vec<u8>,
     /// Maximum payload length.
-    max: usize,
+    max_payload: usize,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { head: [0; HEADER_LEN], have: 0, open: None, spare: Vec::new(), max: MAX_PAYLOAD }
+        Self {
+            head: [0; HEADER_LEN],
+            head_len: 0,
+            incomplete: None,
+            spare: Vec::new(),
+            max_payload: MAX_PAYLOAD,
+        }
     }
 }
 
@@ -91,7 +97,7 @@ impl Decoder {
     /// Limits the length of the following payloads to `max`, at most [`MAX_PAYLOAD`]. Does not
     /// apply to a frame already begun.
     pub fn limit_payload(&mut self, max: usize) {
-        self.max = max.min(MAX_PAYLOAD);
+        self.max_payload = max.min(MAX_PAYLOAD);
     }
 
     /// Consumes bytes from the front of `input` until a frame is complete or the input is empty.
@@ -99,19 +105,19 @@ impl Decoder {
     /// # Errors
     /// If the bytes are not a frame. The decoder must not be used any more.
     pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
-        let (mut frame, length) = match self.open.take() {
-            Some(open) => open,
+        let (mut frame, length) = match self.incomplete.take() {
+            Some(incomplete) => incomplete,
             None => {
-                let (head, rest) = input.split_at((HEADER_LEN - self.have).min(input.len()));
-                self.head[self.have..self.have + head.len()].copy_from_slice(head);
-                self.have += head.len();
+                let (head, rest) = input.split_at((HEADER_LEN - self.head_len).min(input.len()));
+                self.head[self.head_len..self.head_len + head.len()].copy_from_slice(head);
+                self.head_len += head.len();
                 *input = rest;
-                if self.have < HEADER_LEN {
+                if self.head_len < HEADER_LEN {
                     return Ok(None);
                 }
-                self.have = 0;
+                self.head_len = 0;
                 let (mut frame, length) = parse(self.head)?;
-                if length > self.max {
+                if length > self.max_payload {
                     return Err(FrameError::TooLong(length));
                 }
                 frame.payload = std::mem::take(&mut self.spare);
@@ -126,7 +132,7 @@ impl Decoder {
         if frame.payload.len() == length {
             return Ok(Some(frame));
         }
-        self.open = Some((frame, length));
+        self.incomplete = Some((frame, length));
         Ok(None)
     }
 
@@ -139,7 +145,7 @@ impl Decoder {
 
     /// Whether a part of a frame was received.
     pub fn is_within_frame(&self) -> bool {
-        self.have > 0 || self.open.is_some()
+        self.head_len > 0 || self.incomplete.is_some()
     }
 }
 

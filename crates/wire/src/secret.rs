@@ -61,19 +61,20 @@ impl Secret {
         &self.0
     }
 
-    /// The proof for a peer with the certificate `seen` that sent this nonce.
+    /// The proof for a peer with this certificate that sent this nonce.
     #[must_use]
-    pub fn prove(&self, seen: Fingerprint, nonce: &Nonce) -> [u8; 32] {
-        let tag = sign(&Key::new(HMAC_SHA256, &self.0), &message(seen, nonce));
+    pub fn prove(&self, peer_certificate: Fingerprint, nonce: &Nonce) -> [u8; 32] {
+        let tag = sign(&Key::new(HMAC_SHA256, &self.0), &message(peer_certificate, nonce));
         let mut proof = [0; 32];
         proof.copy_from_slice(tag.as_ref());
         proof
     }
 
-    /// Whether this is the valid proof. Takes constant time.
+    /// Whether this is the valid proof of a peer to which this side has shown its own certificate.
+    /// Takes constant time.
     #[must_use]
-    pub fn verify(&self, shown: Fingerprint, nonce: &Nonce, proof: &[u8]) -> bool {
-        verify(&Key::new(HMAC_SHA256, &self.0), &message(shown, nonce), proof).is_ok()
+    pub fn verify(&self, own_certificate: Fingerprint, nonce: &Nonce, proof: &[u8]) -> bool {
+        verify(&Key::new(HMAC_SHA256, &self.0), &message(own_certificate, nonce), proof).is_ok()
     }
 }
 

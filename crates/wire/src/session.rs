@@ -11,7 +11,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedS
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Maximum of bytes by which a record is longer than its plaintext (an upper bound).
+/// Upper bound of the bytes by which a record is longer than its plaintext.
 const RECORD_OVERHEAD: usize = 64;
 /// Frames shorter than this are assembled in a smaller buffer than a record.
 const SHORT_FRAME: usize = 512;
@@ -72,7 +72,8 @@ pub(crate) struct FrameQueue {
 }
 
 impl FrameQueue {
-    fn take(&mut self, mut plain: &[u8]) -> Result<(), FrameError> {
+    /// Adds decrypted bytes, and moves complete frames to `ready`.
+    fn feed(&mut self, mut plain: &[u8]) -> Result<(), FrameError> {
         while !plain.is_empty() {
             if let Some(frame) = self.decoder.feed(&mut plain)? {
                 self.bytes += frame.payload.len();
@@ -141,7 +142,7 @@ fn run_action<Data>(
         Ok(ConnectionState::ReadTraffic(mut traffic)) => {
             let mut outcome = Ok(StepResult::Progress);
             while let Some(record) = traffic.next_record() {
-                let taken = record.map_err(LinkError::from).and_then(|r| Ok(inbox.take(r.payload)?));
+                let taken = record.map_err(LinkError::from).and_then(|r| Ok(inbox.feed(r.payload)?));
                 if let Err(e) = taken {
                     outcome = Err(e);
                     break;

@@ -138,8 +138,8 @@ fn placed_commands_are_listed_while_they_run() {
     let mon = String::from_utf8(cluster.run(1, &["mon", "--once"]).unwrap()).unwrap();
     assert!(mon.contains(" queued, load "), "{mon}");
     // At a terminal, mexec prints what the command waits for.
-    let said = at_a_terminal(&cluster, "exec mexec -n 2 true", "waits for room", b"\x03").unwrap();
-    assert!(said.starts_with("mexec: waits for room on node 2\n"), "{said:?}");
+    let said = at_a_terminal(&cluster, "exec mexec -n 2 true", "is full", b"\x03").unwrap();
+    assert!(said.starts_with("mexec: waiting: node 2 is full\n"), "{said:?}");
     cluster.run(1, &["pkill", "-x", "mexec"]).unwrap();
     many.iter_mut().for_each(|one| drop(one.wait()));
     wait_until("none is left", || (1..=2).all(|node| placed(&cluster, node).unwrap().is_empty()));

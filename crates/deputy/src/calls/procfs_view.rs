@@ -1,5 +1,5 @@
-//! Virtualises what /proc reports of a program's own memory while it is away. The guest
-//! shim sends the text.
+//! Virtualises what /proc reports of a program's own memory while it is away. The guest's shim sends
+//! the text.
 //!
 //! After the deputy has opened such a file, its descriptor is replaced by a memfd with the text
 //! that the guest's node reports. The content is of the time of the open, and stays the same if it
@@ -26,25 +26,26 @@ impl Process {
         let (mut injection, reserve) = self.injection(stopped)?;
         // The memfd's name is what /proc/PID/fd shows for it: the path that was opened.
         Memory::open(pid)?.write(reserve.scratch(), &name)?;
-        let named = [reserve.scratch(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
-        let file = injection.call(libc::SYS_memfd_create, named)?;
-        if file >= 0 {
-            let (file, opened) = (file.cast_unsigned(), opened.cast_unsigned());
-            let there = fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/fd/{file}"));
-            if there.and_then(|mut there| std::io::Write::write_all(&mut there, &text)).is_ok() {
+        let create_args = [reserve.scratch(), u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
+        let memfd = injection.call(libc::SYS_memfd_create, create_args)?;
+        if memfd >= 0 {
+            let (memfd, opened) = (memfd.cast_unsigned(), opened.cast_unsigned());
+            let shim_side = fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/fd/{memfd}"));
+            if shim_side.and_then(|mut file| std::io::Write::write_all(&mut file, &text)).is_ok() {
                 let get_flags = [opened, libc::F_GETFD as u64, 0, 0, 0, 0];
-                let at_exec = injection.call(libc::SYS_fcntl, get_flags)? & i64::from(libc::FD_CLOEXEC) != 0;
-                let flags = if at_exec { libc::O_CLOEXEC as u64 } else { 0 };
-                let _not_placed = injection.call(libc::SYS_dup3, [file, opened, flags, 0, 0, 0])?;
+                let close_on_exec =
+                    injection.call(libc::SYS_fcntl, get_flags)? & i64::from(libc::FD_CLOEXEC) != 0;
+                let flags = if close_on_exec { libc::O_CLOEXEC as u64 } else { 0 };
+                let _not_replaced = injection.call(libc::SYS_dup3, [memfd, opened, flags, 0, 0, 0])?;
             }
-            injection.call(libc::SYS_close, [file, 0, 0, 0, 0, 0])?;
+            injection.call(libc::SYS_close, [memfd, 0, 0, 0, 0, 0])?;
         }
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)
     }
 }
 
-/// The path behind this descriptor and the text to show in its place; none if it is not one of
+/// The path behind this descriptor and the text to show instead of the file's; none if it is not one of
 /// /proc's files about memory. Only the figures about memory are taken from the guest.
 fn view_for(opened: &str, view: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let link = fs::read_link(opened).ok()?;
@@ -53,22 +54,22 @@ fn view_for(opened: &str, view: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let deputy_text = || File::open(opened).and_then(std::io::read_to_string).ok();
     let text = match name.as_bytes() {
         b"maps" | b"smaps" | b"smaps_rollup" | b"statm" => view.to_vec(),
-        b"status" => status(&deputy_text()?, std::str::from_utf8(view).ok()?),
-        b"stat" => stat(&deputy_text()?, std::str::from_utf8(view).ok()?)?,
+        b"status" => merge_status(&deputy_text()?, std::str::from_utf8(view).ok()?),
+        b"stat" => merge_stat(&deputy_text()?, std::str::from_utf8(view).ok()?)?,
         _ => return None,
     };
     Some(([link.as_os_str().as_bytes(), b"\0"].concat(), text))
 }
 
 /// The deputy's lines, with those about memory replaced by the view's.
-fn status(deputy_text: &str, view: &str) -> Vec<u8> {
+fn merge_status(deputy_text: &str, view: &str) -> Vec<u8> {
     let of_memory = |line: &&str| line.starts_with("Vm") || line.starts_with("Rss");
     let mut all = String::with_capacity(deputy_text.len() + view.len());
-    let mut shown = false;
+    let mut is_inserted = false;
     for line in deputy_text.split_inclusive('\n') {
         if !of_memory(&line) {
             all += line;
-        } else if !std::mem::replace(&mut shown, true) {
+        } else if !std::mem::replace(&mut is_inserted, true) {
             view.split_inclusive('\n').filter(of_memory).for_each(|line| all += line);
         }
     }
@@ -76,7 +77,7 @@ fn status(deputy_text: &str, view: &str) -> Vec<u8> {
 }
 
 /// The deputy's line, with the size and resident pages of the view (fields 23 and 24).
-fn stat(deputy_text: &str, view: &str) -> Option<Vec<u8>> {
+fn merge_stat(deputy_text: &str, view: &str) -> Option<Vec<u8>> {
     let (size, resident) = view.split_once(' ')?;
     let (size, resident): (u64, u64) = (size.parse().ok()?, resident.parse().ok()?);
     // The command name may contain any character.
@@ -95,12 +96,12 @@ mod tests {
     #[test]
     fn only_memory_lines_come_from_the_view() {
         let deputy_text = "Name:\tx\nVmPeak:\t1 kB\nVmRSS:\t1 kB\nRssAnon:\t0 kB\nThreads:\t1\n";
-        let shown = status(deputy_text, "VmPeak:\t9 kB\nVmRSS:\t8 kB\nName:\tother\n");
+        let shown = merge_status(deputy_text, "VmPeak:\t9 kB\nVmRSS:\t8 kB\nName:\tother\n");
         assert_eq!(shown, b"Name:\tx\nVmPeak:\t9 kB\nVmRSS:\t8 kB\nThreads:\t1\n");
         let line: Vec<String> = (3..=52).map(|n| n.to_string()).collect();
-        let shown = stat(&format!("31 (a ) b) {}\n", line.join(" ")), "2300 2400").unwrap();
+        let shown = merge_stat(&format!("31 (a ) b) {}\n", line.join(" ")), "2300 2400").unwrap();
         let wanted = format!("31 (a ) b) {}\n", line.join(" ")).replace(" 23 24 ", " 2300 2400 ");
         assert_eq!(String::from_utf8(shown).unwrap(), wanted);
-        assert!(stat("31 (x) 1 2", "1 2").is_none() && stat("", "1 x").is_none());
+        assert!(merge_stat("31 (x) 1 2", "1 2").is_none() && merge_stat("", "1 x").is_none());
     }
 }

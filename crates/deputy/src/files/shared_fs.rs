@@ -15,10 +15,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 use tern_control::shared::{SharedDir, stat_file};
 use tern_ids::SharedFile;
-use tern_image::node_file::mounts_changed;
+use tern_image::node_file::{fs_credentials, mounts_changed};
 use tern_migrate::message::{FileNotice, SharedFileRef};
 use tern_syscall::ByteBuf;
-use tern_tracee::procfs;
 
 /// The directories that home declares as shared, and their devices.
 #[derive(Debug, Default)]
@@ -164,8 +163,7 @@ impl crate::files::delegation::ReadDelegation {
             return None;
         }
         let (root, path) = shared_filesystems.locate(pid, fd, device)?;
-        let status = procfs::status(pid).ok()?;
-        let credentials = (status.uid[3], status.gid[3], status.groups);
+        let credentials = fs_credentials(pid)?;
         let root = ByteBuf::from(root.as_os_str().as_bytes().to_vec());
         Some(SharedFileRef { root, path: ByteBuf::from(path), file, credentials })
     }

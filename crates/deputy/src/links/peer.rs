@@ -16,11 +16,11 @@ pub(crate) struct Peer {
     pub(crate) inbox: Reassembler,
     /// When something was last received from it.
     pub(crate) last_received: Instant,
-    /// When the last beat was sent.
-    pub(crate) last_beat: Instant,
+    /// When the last heartbeat was sent.
+    pub(crate) last_heartbeat: Instant,
     /// When the link broke.
     pub(crate) lost_since: Option<Instant>,
-    /// Its node mounts this home's files for its guests, so large mapped ones need not be sent.
+    /// Its node mounts this home's files for its guests, so large mapped files need not be sent.
     pub(crate) mounts_home_files: bool,
     /// A thread is trying to reconnect.
     pub(crate) is_reconnecting: bool,
@@ -44,7 +44,7 @@ impl Peer {
             link,
             inbox,
             last_received: now,
-            last_beat: now,
+            last_heartbeat: now,
             lost_since: None,
             mounts_home_files: false,
             is_reconnecting: false,
@@ -83,8 +83,8 @@ impl Peer {
         (self.lost_since, self.last_received) = (None, Instant::now());
     }
 
-    /// How long the link has been broken.
-    pub(crate) fn time_lost(&self) -> Duration {
+    /// How long the link has been broken; zero while it is up.
+    pub(crate) fn time_since_loss(&self) -> Duration {
         self.lost_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 }

@@ -11,7 +11,7 @@ use tern_migrate::message::Message;
 use tern_wire::{Link, Preamble};
 
 /// How often a beat is sent on each link.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a guest shim may take for the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ impl Shim {
                 self.peers[at].close();
             }
             let peer = &mut self.peers[at];
-            if peer.link.is_some() && peer.last_beat.elapsed() > BEAT_INTERVAL {
-                peer.last_beat = Instant::now();
+            if peer.link.is_some() && peer.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
+                peer.last_heartbeat = Instant::now();
                 if peer.send(HomePid(0), &Message::Heartbeat, &[]).is_err()
                     || peer.last_received.elapsed() > silent
                 {
@@ -62,8 +62,8 @@ impl Shim {
                 if link.flush().is_err() {
                     self.peer_lost(at);
                 }
-            } else if needed && peer.time_lost() > give_up {
-                self.kill_guests_of(at, "its node was out of reach for too long");
+            } else if needed && peer.time_since_loss() > give_up {
+                self.kill_deputies_of(at, "its node was out of reach for too long");
             } else if needed && !peer.is_reconnecting {
                 self.reconnect(at);
             }
@@ -107,13 +107,13 @@ impl Shim {
         self.peers[at].is_reconnecting = false;
         match found {
             ReconnectResult::Link(link) => self.peers[at].reconnected(*link),
-            ReconnectResult::Gone => self.kill_guests_of(at, "its guest is gone"),
+            ReconnectResult::Gone => self.kill_deputies_of(at, "its guest is gone"),
             ReconnectResult::Unreachable => {}
         }
     }
 
-    /// Kills the deputies of the guests that this peer held: the guests are lost.
-    pub(crate) fn kill_guests_of(&mut self, at: usize, why: &str) {
+    /// Kills the deputies whose guests this peer held, because the guests are lost.
+    pub(crate) fn kill_deputies_of(&mut self, at: usize, why: &str) {
         let lost: Vec<HomePid> =
             self.processes.values().filter(|m| m.peer == at && m.is_away()).map(|m| m.pid).collect();
         for pid in lost {

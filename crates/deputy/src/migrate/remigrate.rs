@@ -22,7 +22,7 @@ impl Shim {
     }
 
     pub(crate) fn depart_to_next_node(&mut self, pid: HomePid, next: usize) {
-        let Some(life) = self.processes.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered_epoch)
+        let Some(epoch) = self.processes.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered_epoch)
         else {
             return;
         };
@@ -35,7 +35,7 @@ impl Shim {
         }
         let peer = &self.peers[next];
         let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
-        let departure = Departure::Onward { epoch: life, address, shim, fingerprint };
+        let departure = Departure::Onward { epoch, address, shim, fingerprint };
         self.send(pid, &Message::Depart(departure));
     }
 

@@ -42,7 +42,7 @@ const CLOCK_SAMPLING_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Shim {
     pub(crate) fn handle_requests(&mut self) {
-        while let Some(caller) = self.door.accept() {
+        while let Some(caller) = self.control_socket.accept() {
             match caller.request().clone() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.rows())),
                 ShimRequest::Owns { pid } => {

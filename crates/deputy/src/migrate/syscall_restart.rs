@@ -24,7 +24,7 @@ use tern_tracee::{Error, Memory, Result};
 /// A process's memory, as gather and scatter access it.
 struct HomeMemory<'a>(&'a Memory);
 
-impl tern_syscall::Memory for HomeMemory<'_> {
+impl tern_syscall::UserMemory for HomeMemory<'_> {
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> std::result::Result<(), tern_syscall::Fault> {
         self.0.read(addr, buf).map_err(|_e| tern_syscall::Fault)
     }
@@ -177,7 +177,7 @@ pub(crate) fn deliver_result(
     let nr = registers.call().unwrap_or_default() as u32;
     let mut ret = outcome.ret;
     if let Ok(gathered) = gather(nr, &registers.arguments(), &mut HomeMemory(memory))
-        && scatter(&gathered.destinations, outcome, &mut HomeMemory(memory)).is_err()
+        && scatter(&gathered.output_buffers, outcome, &mut HomeMemory(memory)).is_err()
     {
         ret = -i64::from(libc::EFAULT);
     }

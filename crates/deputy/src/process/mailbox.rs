@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use tern_image::Reserve;
 use tern_migrate::Partial;
-use tern_syscall::{Layout, Outcome};
+use tern_syscall::{MailboxLayout, Outcome};
 use tern_tracee::inject::Injection;
 use tern_tracee::shared_memory::{self, SharedMapping};
 use tern_tracee::{Error, Result};
@@ -196,7 +196,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// If the data does not fit.
-    pub(crate) fn post(&mut self, layout: &Layout) -> std::result::Result<(), i32> {
+    pub(crate) fn post(&mut self, layout: &MailboxLayout) -> std::result::Result<(), i32> {
         let args = self.stage(layout)?;
         self.post_raw(i64::from(layout.nr()), args);
         Ok(())
@@ -206,7 +206,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// As [`post`](Self::post).
-    pub(crate) fn stage(&mut self, layout: &Layout) -> std::result::Result<[u64; 6], i32> {
+    pub(crate) fn stage(&mut self, layout: &MailboxLayout) -> std::result::Result<[u64; 6], i32> {
         let (memory, offset, at) = self.data.region_for(layout.size());
         layout.fill(at, memory.bytes(offset)).map_err(|_e| libc::ENOMEM)?;
         Ok(layout.args(at))
@@ -219,13 +219,13 @@ impl Mailbox {
     }
 
     /// The arguments with which a call was posted.
-    pub(crate) fn staged_args(&mut self, layout: &Layout) -> [u64; 6] {
+    pub(crate) fn staged_args(&mut self, layout: &MailboxLayout) -> [u64; 6] {
         let (_, _, at) = self.data.region_for(layout.size());
         layout.args(at)
     }
 
     /// Writes a call's data again, after it was changed.
-    pub(crate) fn refill(&mut self, layout: &Layout) {
+    pub(crate) fn refill(&mut self, layout: &MailboxLayout) {
         let (memory, offset, at) = self.data.region_for(layout.size());
         let _fitted_before = layout.fill(at, memory.bytes(offset));
     }
@@ -276,7 +276,7 @@ impl Mailbox {
     }
 
     /// Takes the result of a call that has finished.
-    pub(crate) fn collect(&mut self, layout: &Layout, partial: Option<Partial>) -> Outcome {
+    pub(crate) fn collect(&mut self, layout: &MailboxLayout, partial: Option<Partial>) -> Outcome {
         let mut ret = self.result();
         // Also if a signal ended it: a write or receive then returns the count moved so far.
         if let Some(partial) = partial {
@@ -292,7 +292,7 @@ impl Mailbox {
     /// deputy could not store itself.
     pub(crate) fn collect_interrupted(
         &mut self,
-        layout: &Layout,
+        layout: &MailboxLayout,
         partial: Option<Partial>,
         ret: i64,
     ) -> Outcome {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::Partial;
 use tern_migrate::message::{CallRequest, CallResult};
-use tern_syscall::Layout;
+use tern_syscall::MailboxLayout;
 use tern_tracee::siginfo::Siginfo;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Result, procfs};
@@ -50,7 +50,7 @@ pub(crate) struct Thread {
 #[derive(Debug)]
 pub(crate) struct CurrentCall {
     pub(crate) request: CallRequest,
-    pub(crate) layout: Layout,
+    pub(crate) layout: MailboxLayout,
     pub(crate) posted_at: Instant,
     /// The part of the transfer that was done before it was interrupted.
     pub(crate) partial: Option<Partial>,
@@ -66,7 +66,7 @@ impl CurrentCall {
     /// A call that was just posted.
     pub(crate) fn new(
         request: CallRequest,
-        layout: Layout,
+        layout: MailboxLayout,
         child_in_parent_memory: bool,
         compound: Compound,
     ) -> Self {

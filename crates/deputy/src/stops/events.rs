@@ -18,14 +18,14 @@ use tern_tracee::{Result, procfs};
 
 impl Shim {
     pub(crate) fn handle_stops(&mut self) {
-        if self.door.has_child_event() || stop::has_deferred_stop() {
+        if self.control_socket.has_child_event() || stop::has_deferred_stop() {
             let _any = self.handle_all_stops();
         }
     }
 
     /// Handles all wait statuses that are available. Returns whether there were any.
     pub(crate) fn handle_all_stops(&mut self) -> bool {
-        let _drained = self.door.clear_child_event();
+        let _drained = self.control_socket.clear_child_event();
         let mut any = false;
         while let Ok(Some((host, change))) = stop::wait(-1, false) {
             self.handle_change(HomePid(host), change);

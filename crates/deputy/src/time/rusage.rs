@@ -45,14 +45,14 @@ impl Process {
         action[0] == tern_image::process::SIG_IGN || action[1] & libc::SA_NOCLDWAIT as u64 != 0
     }
 
-    /// Counts this child, or any child, that has ended and been waited for. If it was exactly one,
-    /// returns the CPU time of that.
-    fn count_reaped(&mut self, child: Option<i32>) -> Option<CpuTime> {
+    /// Adds the CPU time of children that have been reaped to that of the process: of this child
+    /// only, if one is given. Returns the time if exactly one was reaped.
+    fn add_reaped_usage(&mut self, child: Option<i32>) -> Option<CpuTime> {
         let mut reaped = Vec::new();
-        let is_meant = |number: &i32| child.is_none_or(|child| child == *number);
+        let is_awaited = |number: &i32| child.is_none_or(|child| child == *number);
         self.ended_children.retain(|number, ended| {
             let keep =
-                !is_meant(number) || procfs::status(ended.pid.0).is_ok_and(|status| status.state == b'Z');
+                !is_awaited(number) || procfs::status(ended.pid.0).is_ok_and(|status| status.state == b'Z');
             if !keep {
                 reaped.push(ended.used);
             }
@@ -104,7 +104,7 @@ impl Shim {
         }
     }
 
-    /// Handles a wait for a child. Also one that does not reap reports the child's time.
+    /// Handles a wait for a child. A wait that does not reap (WNOWAIT) reports the child's time too.
     fn add_waited_child(&mut self, pid: HomePid, call: &Call, outcome: &mut Outcome) {
         let child = waited_child(call, outcome);
         let used = child.and_then(|child| self.usage_of_child(pid, child));
@@ -114,7 +114,7 @@ impl Shim {
         if child.is_none() && !child_unknown {
             return;
         }
-        let reaped = process.count_reaped(child);
+        let reaped = process.add_reaped_usage(child);
         let used = used.or(reaped.filter(|_| child_unknown));
         if let (Some(used), Some(out)) = (used, rusage_out(call, outcome)) {
             usage::add_rusage(out, used);
@@ -208,7 +208,7 @@ mod tests {
         };
         let blank = Arg::Bytes(ByteBuf::from(vec![0; 28]));
         assert_eq!(waited_child(&waitid(libc::P_ALL, blank.clone()), &outcome(0, &[&info])), Some(4711));
-        assert_eq!(waited_child(&waitid(libc::P_ALL, blank), &outcome(0, &[])), None, "nobody");
+        assert_eq!(waited_child(&waitid(libc::P_ALL, blank), &outcome(0, &[])), None, "no child");
         let same = Arg::Bytes(ByteBuf::from(info.to_vec()));
         assert_eq!(
             waited_child(&waitid(libc::P_ALL, same), &outcome(0, &[])),

@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 use tern_gossip::GossipConfig;
-use tern_gossip::ages::{Ages, Experiment, Phases, measure};
+use tern_gossip::ages::{AgeMeasurement, Experiment, Phases, measure};
 use tern_gossip::model;
 use tern_gossip::rng::Rng;
 
-fn experiment(nodes: u16, window: usize, phases: Phases, measurements: u64) -> Ages {
+fn experiment(nodes: u16, window: usize, phases: Phases, measurements: u64) -> AgeMeasurement {
     let warm_up = 60 + 2 * model::worst_age(usize::from(nodes), window) as u64;
     let ages = measure(Experiment { nodes, window, phases, warm_up, measurements, seed: 7 });
-    assert!(ages.known > f64::from(nodes - 1) - 0.5, "all know all: {ages:?}");
+    assert!(ages.entries_per_view > f64::from(nodes - 1) - 0.5, "all know all: {ages:?}");
     ages
 }
 
@@ -23,9 +23,9 @@ fn check_ages_against_the_model(phases: Phases) {
     for (nodes, measurements) in [(32u16, 100u64), (64, 60), (128, 30), (256, 16), (512, 8)] {
         let ages = experiment(nodes, 16, phases, measurements);
         let average = model::average_age(usize::from(nodes), 16);
-        assert!(within(ages.average, average, 0.15), "{nodes}: {ages:?}, not {average:.2}");
+        assert!(within(ages.average_age, average, 0.15), "{nodes}: {ages:?}, not {average:.2}");
         let worst = model::worst_age(usize::from(nodes), 16);
-        let near = within(ages.worst, worst, 0.15);
+        let near = within(ages.worst_age, worst, 0.15);
         assert!(nodes < 128 || near, "{nodes}: {ages:?}, not {worst:.2}");
     }
 }
@@ -58,11 +58,11 @@ fn published_algorithm_deviates_from_the_model_alike() {
             published.1,
             same.0,
             same.1,
-            ours.average,
-            ours.worst,
+            ours.average_age,
+            ours.worst_age,
         );
-        assert!(within(ours.average, same.0, 0.03) && within(ours.worst, same.1, 0.03));
-        assert!(ours.average <= published.0 && ours.worst <= published.1);
+        assert!(within(ours.average_age, same.0, 0.03) && within(ours.worst_age, same.1, 0.03));
+        assert!(ours.average_age <= published.0 && ours.worst_age <= published.1);
         assert!(nodes > 32 || published.1 > 1.2 * model::worst_age(nodes, 16));
     }
 }
@@ -111,8 +111,8 @@ fn cost_of_a_node_is_the_same_in_every_cluster() {
     let limit = GossipConfig::default().max_message_len();
     let costs = [32u16, 128, 512].map(|nodes| experiment(nodes, 16, Phases::Spread, 2));
     for cost in costs {
-        assert!((0.999..=1.0).contains(&cost.messages), "one message a period: {cost:?}");
-        assert!(cost.longest <= limit, "{cost:?}");
-        assert!(within(cost.bytes, costs[0].bytes, 0.02), "{cost:?}");
+        assert!((0.999..=1.0).contains(&cost.messages_per_step), "one message a period: {cost:?}");
+        assert!(cost.longest_message <= limit, "{cost:?}");
+        assert!(within(cost.bytes_per_step, costs[0].bytes_per_step, 0.02), "{cost:?}");
     }
 }

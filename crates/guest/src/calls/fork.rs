@@ -139,8 +139,8 @@ impl Thread {
     /// Writes the results that home's kernel has returned to the parent, such as the number of a
     /// pidfd. The child's memory is separate by now.
     fn write_child_results(&self, pending: &PendingCall, outcome: &Outcome, process: &Process) {
-        let destinations = pending.request.as_ref().map_or(&[][..], |sent| &sent.destinations);
-        if scatter(destinations, outcome, &mut GuestMemory(&process.memory)).is_err() {
+        let buffers = pending.request.as_ref().map_or(&[][..], |sent| &sent.output_buffers);
+        if scatter(buffers, outcome, &mut GuestMemory(&process.memory)).is_err() {
             tracing::warn!(tid = %self.tid, "the results of its fork could not be written");
         }
     }

@@ -198,7 +198,7 @@ impl Thread {
     ) -> GuestResult {
         let (id, mut ret) = (pending.trap.id, result.outcome.ret);
         let Some(gathered) = &pending.request else { return Ok(()) };
-        if scatter(&gathered.destinations, &result.outcome, &mut GuestMemory(&process.memory)).is_err() {
+        if scatter(&gathered.output_buffers, &result.outcome, &mut GuestMemory(&process.memory)).is_err() {
             ret = -i64::from(libc::EFAULT);
         }
         if gathered.is_cut && ret.cast_unsigned() == tern_syscall::limits::MAX_DATA && !self.has_undelivered()

@@ -14,7 +14,7 @@ use tern_image::content::ContentCache;
 use tern_image::limits::{self, Limit};
 use tern_image::process::{Action, SIG_DFL, SIG_IGN, is_ignored_by_default};
 use tern_migrate::message::{CallResult, Mapped, Message, send};
-use tern_syscall::{Arg, ByteBuf, Call, Gathered, Memory, Route, SplitCall, reason, route};
+use tern_syscall::{Arg, ByteBuf, Call, Gathered, Route, SplitCall, UserMemory, reason, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
@@ -137,7 +137,7 @@ impl Thread {
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
         let call = Call { nr: libc::SYS_rt_sigprocmask as u32, args };
-        self.send_call(trap, Gathered { call, destinations: Vec::new(), is_cut: false }, process, home)
+        self.send_call(trap, Gathered { call, output_buffers: Vec::new(), is_cut: false }, process, home)
     }
 
     /// Records home's new signal mask. The kernel sets it here when the call is let through.

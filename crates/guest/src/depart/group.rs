@@ -12,29 +12,29 @@ use std::collections::HashSet;
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
 
-/// The state of the other guests of a migration group, as seen from one of them.
+/// The progress of the other guests in the group that a guest departs with.
 #[derive(Debug)]
-pub(crate) struct MigrationGroup {
+pub(crate) struct GroupProgress {
     /// All others are ready to stop.
-    pub(crate) are_ready: bool,
+    pub(crate) others_ready: bool,
     /// All others are stopped.
-    pub(crate) are_stopped: bool,
-    /// Shared memory that others have sent, or are sending.
-    pub(crate) carried: HashSet<ObjectId>,
+    pub(crate) others_stopped: bool,
+    /// The shared memory that others have sent, or are sending.
+    pub(crate) carried_by_others: HashSet<ObjectId>,
 }
 
-impl MigrationGroup {
+impl GroupProgress {
     /// For a guest that departs alone.
     #[must_use]
-    pub(crate) fn none() -> Self {
-        Self { are_ready: true, are_stopped: true, carried: HashSet::new() }
+    pub(crate) fn alone() -> Self {
+        Self { others_ready: true, others_stopped: true, carried_by_others: HashSet::new() }
     }
 }
 
 impl Shim {
-    /// How far the others of this guest's group are.
-    pub(crate) fn migration_group(&self, pid: HomePid) -> MigrationGroup {
-        let mut group = MigrationGroup::none();
+    /// The progress of the group that this guest departs with, as seen from it.
+    pub(crate) fn group_progress(&self, pid: HomePid) -> GroupProgress {
+        let mut group = GroupProgress::alone();
         let Some(State::Departing(departing)) = self.guests.get(&pid).map(|m| &m.process.state) else {
             return group;
         };
@@ -42,19 +42,19 @@ impl Shim {
             // A missing member has ended, here and at home. A child that is still being created
             // keeps its parent from being stopped.
             let Some(guest) = self.guests.get(other) else { continue };
-            let (are_ready, are_stopped) = match &guest.process.state {
+            let (ready, stopped) = match &guest.process.state {
                 State::Departing(other) => {
-                    group.carried.extend(&other.carried);
+                    group.carried_by_others.extend(&other.carried_objects);
                     (other.is_ready, other.sending.frozen.is_some() && guest.are_all_stopped())
                 }
                 State::Frozen => {
-                    group.carried.extend(&guest.process.carried_objects);
+                    group.carried_by_others.extend(&guest.process.carried_objects);
                     (true, guest.are_all_stopped())
                 }
                 _ => (false, false),
             };
-            group.are_ready &= are_ready;
-            group.are_stopped &= are_stopped;
+            group.others_ready &= ready;
+            group.others_stopped &= stopped;
         }
         group
     }

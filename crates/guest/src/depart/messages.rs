@@ -1,6 +1,6 @@
 //! Messages about departing guests: those that go home or onward, and those that stay after all.
 
-use crate::depart::group::MigrationGroup;
+use crate::depart::group::GroupProgress;
 use crate::depart::send::{Departing, GuestSource};
 use crate::error::GuestResult;
 use crate::process::{Guest, State};
@@ -23,9 +23,9 @@ impl Shim {
         }
         match departure {
             Departure::Home { .. } => self.start_departure(pid, departure.clone(), None),
-            Departure::Onward { epoch: life, address, shim, fingerprint } => {
+            Departure::Onward { epoch, address, shim, fingerprint } => {
                 self.connecting.insert(pid, departure.clone());
-                self.workers.connect(pid, *life, address.clone(), *shim, *fingerprint);
+                self.workers.connect(pid, *epoch, address.clone(), *shim, *fingerprint);
                 Ok(())
             }
         }
@@ -34,7 +34,8 @@ impl Shim {
     /// Handles the outcome of connecting to a guest's next node. By now the departure may be
     /// cancelled, or be replaced by one with another epoch.
     pub(crate) fn handle_connected(&mut self, pid: HomePid, epoch: Epoch, link: Result<Box<Link>, String>) {
-        let is_current = |d: &Departure| matches!(d, Departure::Onward { epoch: life, .. } if *life == epoch);
+        let is_current =
+            |d: &Departure| matches!(d, Departure::Onward { epoch: its_epoch, .. } if *its_epoch == epoch);
         if !self.connecting.get(&pid).is_some_and(is_current) {
             return;
         }
@@ -117,11 +118,12 @@ impl Shim {
         let next_link = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
         let first_message = match &departure {
             Departure::Home { migration, .. } => Message::Departing(*migration),
-            Departure::Onward { epoch: life, .. } => Message::TransferFor(*life),
+            Departure::Onward { epoch, .. } => Message::TransferFor(*epoch),
         };
         send(next_link, pid, &first_message, &[])?;
-        let (group, carried) = (MigrationGroup::none(), HashSet::new());
-        let guest_source = &mut GuestSource { guest, cache: &self.cache, group, is_ready: false, carried };
+        let (group, carried_objects) = (GroupProgress::alone(), HashSet::new());
+        let guest_source =
+            &mut GuestSource { guest, cache: &self.cache, group, is_ready: false, carried_objects };
         let Some(sending) = ProcessSender::begin(&mut Some(source), guest_source, next_link)? else {
             return Ok(());
         };
@@ -130,8 +132,8 @@ impl Shim {
             Departure::Home { group: together, .. } => together,
             Departure::Onward { .. } => Vec::new(),
         };
-        let carried = HashSet::new();
-        let departing = Departing { group, is_ready: false, carried, link, sending, last_progress };
+        let carried_objects = HashSet::new();
+        let departing = Departing { group, is_ready: false, carried_objects, link, sending, last_progress };
         guest.process.state = State::Departing(Box::new(departing));
         Ok(())
     }
@@ -141,31 +143,33 @@ impl Shim {
         pid: HomePid,
         go: impl FnOnce(&mut ProcessSender, &mut GuestSource<'_>, &mut Link) -> Result<bool, SendError>,
     ) {
-        let (timeout, group) = (self.link_timeout(), self.migration_group(pid));
+        let (timeout, group) = (self.link_timeout(), self.group_progress(pid));
         let Some(guest) = self.guests.get_mut(&pid) else { return };
         if !matches!(guest.process.state, State::Departing(_)) {
             return;
         }
         let state = std::mem::replace(&mut guest.process.state, State::Running);
         let State::Departing(mut departing) = state else { return };
-        let (is_ready, carried) = (departing.is_ready, std::mem::take(&mut departing.carried));
-        let mut guest_source = GuestSource { guest, cache: &self.cache, group, is_ready, carried };
+        let (is_ready, carried_objects) =
+            (departing.is_ready, std::mem::take(&mut departing.carried_objects));
+        let mut guest_source = GuestSource { guest, cache: &self.cache, group, is_ready, carried_objects };
         let done = match departing.link.as_mut().or(self.home.as_mut()) {
             Some(link) => go(&mut departing.sending, &mut guest_source, link),
             None => Err(tern_wire::LinkError::Closed.into()),
         };
-        (departing.is_ready, departing.carried) = (guest_source.is_ready, guest_source.carried);
+        (departing.is_ready, departing.carried_objects) =
+            (guest_source.is_ready, guest_source.carried_objects);
         match done {
             Ok(true) => {
-                guest.process.carried_objects = departing.carried;
+                guest.process.carried_objects = departing.carried_objects;
                 guest.process.state = State::Frozen;
                 let draining = |link| DrainingLink { pid, link, last_progress: Instant::now(), unsent: 0 };
                 self.draining_links.extend(departing.link.take().map(draining));
             }
             Ok(false) => {
-                let stalled = departing.stalled() > timeout;
+                let is_stalled = departing.time_without_progress() > timeout;
                 guest.process.state = State::Departing(departing);
-                if stalled {
+                if is_stalled {
                     self.cancel_departure(pid, Some("the next node does not receive".into()));
                 }
             }
@@ -181,7 +185,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_want(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
+    pub(crate) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
         self.with_departing(pid, |sending, guest_source, _link| {
             sending.handle_file_request(indices, guest_source).map(|()| false)
         });
@@ -198,7 +202,7 @@ impl Shim {
                 match link.receive() {
                     Ok(Some(frame)) => match Reassembler::default().take(frame) {
                         Ok(Some(ReceivedMessage { message: Message::RequestFiles(_, indices), .. })) => {
-                            drop(self.handle_want(pid, &indices));
+                            drop(self.handle_file_request(pid, &indices));
                         }
                         _ => self.cancel_departure(pid, Some("the next node broke the protocol".into())),
                     },

@@ -4,7 +4,7 @@
 //! here, `Thaw` resumes it. A pending call is not cancelled: it stays pending at home, and the next
 //! epoch asks for its result under the same number.
 
-use crate::depart::group::MigrationGroup;
+use crate::depart::group::GroupProgress;
 use crate::process::space::{GuestSpace, MappedFiles};
 use crate::process::thread::Thread;
 use crate::process::{Guest, Process, State};
@@ -42,7 +42,7 @@ pub(crate) struct Departing {
     /// Whether it is ready to stop.
     pub(crate) is_ready: bool,
     /// The shared memory whose content is sent with it.
-    pub(crate) carried: HashSet<ObjectId>,
+    pub(crate) carried_objects: HashSet<ObjectId>,
     /// The link to the next node; none if it goes home, over home's link.
     pub(crate) link: Option<Link>,
     /// The state of the transfer.
@@ -54,7 +54,7 @@ pub(crate) struct Departing {
 impl Departing {
     /// For how long the next node has neither received pending data nor sent an awaited reply. The
     /// link home has its own heartbeats.
-    pub(crate) fn stalled(&mut self) -> Duration {
+    pub(crate) fn time_without_progress(&mut self) -> Duration {
         let Some(link) = &self.link else { return Duration::ZERO };
         let now = (self.sending.bytes(), link.unsent(), self.sending.awaits_answer());
         if now != self.last_progress.1 || (now.1 == 0 && !now.2) {
@@ -92,12 +92,12 @@ pub(crate) struct GuestSource<'a> {
     pub(crate) guest: &'a mut Guest,
     /// File content.
     pub(crate) cache: &'a ContentCache,
-    /// The other guests of its group.
-    pub(crate) group: MigrationGroup,
+    /// The progress of its group.
+    pub(crate) group: GroupProgress,
     /// Whether it is ready to stop.
     pub(crate) is_ready: bool,
     /// The shared memory whose content is sent with it.
-    pub(crate) carried: HashSet<ObjectId>,
+    pub(crate) carried_objects: HashSet<ObjectId>,
 }
 
 impl std::fmt::Debug for GuestSource<'_> {
@@ -147,14 +147,20 @@ impl MigrationSource for GuestSource<'_> {
 
     fn freeze(&mut self) -> Result<bool> {
         self.is_ready = true;
-        Ok(self.group.are_ready && self.guest.quiesce()?)
+        Ok(self.group.others_ready && self.guest.quiesce()?)
     }
 
     fn take_objects(&mut self, files: &[FileRef]) -> std::io::Result<Option<Vec<SharedObject>>> {
-        if !self.group.are_stopped || !self.guest.are_all_stopped() {
+        if !self.group.others_stopped || !self.guest.are_all_stopped() {
             return Ok(None);
         }
-        SharedObject::claim(files, &self.cache.objects, &self.group.carried, &mut self.carried).map(Some)
+        SharedObject::claim(
+            files,
+            &self.cache.objects,
+            &self.group.carried_by_others,
+            &mut self.carried_objects,
+        )
+        .map(Some)
     }
 
     fn capture(&mut self, layout: Layout) -> Result<(ProcessImage, ProcessSync)> {

@@ -23,7 +23,9 @@ pub(super) struct Slot {
     pub(super) read_ahead_number: u64,
     /// Its transfers are large, so few would fit: the shim copies them once.
     pub(super) is_bulk: bool,
+    /// When it was published for writing: its pending writes are not older.
     pub(super) since: Instant,
+    /// When the publication ends.
     pub(super) until: Instant,
 }
 

@@ -259,7 +259,7 @@ impl FileCache {
         self.confirmed = (number, confirmed.max(results.len()));
         for ((fd, step), result) in steps.into_iter().zip(results.iter().skip(confirmed)) {
             if matches!(step, PreludeStep::Close) {
-                self.closing.is_closed(fd);
+                self.closing.remove(fd);
                 continue;
             }
             let Some(file) = self.files.get_mut(&fd) else { continue };

@@ -27,7 +27,7 @@ use crate::process::{Guest, GuestMemory, Process, State};
 use std::time::Instant;
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, FileNotice, MAX_DELEGATED_IO, Message, send};
-use tern_syscall::{Call, Memory};
+use tern_syscall::{Call, UserMemory};
 use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;

@@ -16,7 +16,7 @@ use tern_migrate::names::{
     EntryKind, Listing, MAX_LISTED_NAMES, NameNotice, PathCall, PathQuery, split_last,
 };
 use tern_migrate::prefetch::FileAttributes;
-use tern_syscall::{Memory, read_c_string};
+use tern_syscall::{UserMemory, read_c_string};
 use tern_tracee::listener::Notification;
 
 /// Paths of this length or more are sent home.

@@ -5,7 +5,7 @@ use crate::error::GuestResult;
 use crate::process::thread::Thread;
 use crate::process::{GuestMemory, Process};
 use tern_migrate::prefetch::SUPPORTED_STATX;
-use tern_syscall::Memory;
+use tern_syscall::UserMemory;
 use tern_tracee::listener::Notification;
 
 /// The buffer to which a call writes a descriptor's attributes, and whether in statx format.

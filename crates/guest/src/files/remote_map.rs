@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tern_control::Request;
 use tern_control::control_socket;
 use tern_control::shim::{ShimRequest, remote_map_socket};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_image::node_file::NodeFile;
 
 /// How long home's server may take to open a file: all guests of the family wait for it.
@@ -131,7 +131,7 @@ impl MountedTree {
 
 /// Sets this thread's credentials to those that home names, and opens the file.
 fn open_as(root: &OwnedFd, place: &NodeFile) -> io::Result<OwnedFd> {
-    let (uid, gid, groups) = &place.credentials;
+    let Credentials { uid, gid, groups } = &place.credentials;
     let is_valid = groups.iter().chain([uid, gid]).all(|number| *number != u32::MAX);
     // The path must stay within that node's part of the tree.
     if !is_valid || place.path.split(|byte| *byte == b'/').any(|name| name == b"..") {

@@ -9,10 +9,10 @@ use tern_tracee::stop::{self, Stop, Stopped, WaitEvent};
 
 impl Shim {
     pub(crate) fn handle_stops(&mut self) {
-        if !self.door.has_child_event() {
+        if !self.control_socket.has_child_event() {
             return;
         }
-        let _drained = self.door.clear_child_event();
+        let _drained = self.control_socket.clear_child_event();
         while let Ok(Some((host, change))) = stop::wait(-1, false) {
             let Some((pid, tid)) = self.by_host_tid.get(&host).copied() else {
                 self.handle_unknown(host, change);
@@ -113,8 +113,7 @@ impl Shim {
     /// Notifies home of guests that a signal is to end.
     pub(crate) fn report_fatal_signals(&mut self) {
         let unreported = |m: &&Guest| {
-            m.is_shared_object()
-                && m.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
+            m.is_active() && m.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
         };
         let pids: Vec<HomePid> = self.guests.values().filter(unreported).map(|m| m.process.pid).collect();
         for pid in pids {
@@ -148,7 +147,7 @@ impl Shim {
     /// Asks home to fetch guests with a thread that cannot continue here.
     pub(crate) fn request_fetches(&mut self) {
         let mut to_report = Vec::new();
-        for guest in self.guests.values_mut().filter(|m| m.is_shared_object()) {
+        for guest in self.guests.values_mut().filter(|m| m.is_active()) {
             if let Some((tid, was_reported)) = &mut guest.process.needs_home
                 && !std::mem::replace(was_reported, true)
             {

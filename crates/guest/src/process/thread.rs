@@ -108,7 +108,7 @@ impl Thread {
         })
     }
 
-    /// Whether the thread can be stopped now. It cannot
+    /// Whether the thread can be stopped now. It cannot be stopped
     ///
     /// * while a deliverable signal waits that has interrupted its call at home: that call's result
     ///   is on its way, and a stopped guest would take the signal first and lose the result.
@@ -129,7 +129,7 @@ impl Thread {
         let Some(pending) = &self.pending else { return true };
         let has_two_parts = match tern_syscall::route(pending.trap.nr, &pending.trap.args) {
             Route::Both(SplitCall::Exec | SplitCall::Exit) => true,
-            Route::Both(special) => crate::calls::split::has_local_part(special),
+            Route::Both(split_call) => crate::calls::split::has_local_part(split_call),
             _ => false,
         };
         let in_trampolines = process
@@ -168,7 +168,7 @@ impl Thread {
         self.listener.reply(id, ret).map(drop)
     }
 
-    /// Lets the kernel run a trapped call (see [`Listener::pass`]).
+    /// Lets the kernel run a trapped call (see [`Listener::let_continue`]).
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -213,7 +213,7 @@ impl Thread {
 
     /// Its call and signal state, to be sent to its next node.
     pub(crate) fn final_sync(&mut self) -> ThreadSync {
-        let carried = self.raised.values().flatten().map(|info| info.to_vec()).collect();
-        ThreadSync { pending_signals: carried, used: self.cpu_meter.used(), ..self.sync.clone() }
+        let pending_signals = self.raised.values().flatten().map(|info| info.to_vec()).collect();
+        ThreadSync { pending_signals, used: self.cpu_meter.used(), ..self.sync.clone() }
     }
 }

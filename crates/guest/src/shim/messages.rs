@@ -122,7 +122,7 @@ impl Shim {
                 Ok(())
             }
             Message::Thaw => self.thaw(pid),
-            Message::RequestFiles(_, indices) => self.handle_want(pid, indices),
+            Message::RequestFiles(_, indices) => self.handle_file_request(pid, indices),
             Message::Stop(stop) => self.job_control(pid, *stop),
             Message::Names(_) => {
                 if let (Some(guest), Message::Names(word)) = (self.guests.get_mut(&pid), arrived.message) {

@@ -18,7 +18,7 @@ const KILL_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Shim {
     pub(crate) fn serve_node(&mut self) {
-        while let Some(caller) = self.door.accept() {
+        while let Some(caller) = self.control_socket.accept() {
             match caller.request() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.process_rows())),
                 ShimRequest::End { why } => {

@@ -2,9 +2,9 @@
 //! time.
 //!
 //! An alarm on the guest's own CPU clock wakes the shim, so an idle guest costs nothing. Timers on
-//! a thread's clock cannot be set from outside its process. But a thread uses no more than its
-//! process: the alarm is set for the thread's remaining time, and the thread is checked when it
-//! expires. The same applies to remaining user time, which home requests as if it were all time.
+//! a thread's clock cannot be set from outside its process. But a thread uses no more CPU time than
+//! its process: the alarm is set on the process's clock for the thread's remaining time, and the
+//! thread is checked when it expires. The same applies to remaining user time, which home requests as if it were all time.
 
 use crate::process::Guest;
 use crate::shim::Shim;
@@ -40,7 +40,7 @@ impl Guest {
             }
             (Some(tid), _) => drop(cpu_thresholds.threads.remove(&tid)),
         }
-        // It is set again at the end of this turn.
+        // It is set again at the end of this iteration of the main loop.
         cpu_thresholds.alarm = None;
     }
 
@@ -55,10 +55,10 @@ impl Guest {
         if cpu_thresholds.alarm.as_ref().is_some_and(|alarm| !alarm.has_expired()) {
             return Vec::new();
         }
-        let (mut reports, mut least) = (Vec::new(), u64::MAX);
+        let (mut reports, mut min_remaining_ns) = (Vec::new(), u64::MAX);
         let mut is_reached = |used: CpuTime, at: u64| {
             if used.total() < at {
-                least = least.min(at - used.total());
+                min_remaining_ns = min_remaining_ns.min(at - used.total());
             }
             used.total() >= at
         };
@@ -75,10 +75,10 @@ impl Guest {
                 reports.push((process.pid, Message::Usage(used, process.demand)));
             }
         }
-        if least < u64::MAX {
+        if min_remaining_ns < u64::MAX {
             let alarm = cpu_thresholds.alarm.take().map_or_else(|| Alarm::new(process.host_pid), Ok);
-            // A guest that is gone uses nothing. Without an alarm it is checked each turn.
-            let set = alarm.and_then(|alarm| alarm.set(least.max(MIN_ALARM_NS)).map(|()| alarm));
+            // A guest that is gone uses nothing. Without an alarm it is checked in each iteration.
+            let set = alarm.and_then(|alarm| alarm.set(min_remaining_ns.max(MIN_ALARM_NS)).map(|()| alarm));
             cpu_thresholds.alarm =
                 set.inspect_err(|error| tracing::debug!(%error, "no CPU alarm could be set")).ok();
         }
@@ -89,7 +89,7 @@ impl Guest {
 impl Shim {
     /// Reports to home which guests have reached a threshold.
     pub(crate) fn report_cpu_thresholds(&mut self) {
-        let live = self.guests.values_mut().filter(|guest| guest.is_shared_object());
+        let live = self.guests.values_mut().filter(|guest| guest.is_active());
         let reports: Vec<(HomePid, Message)> = live.flat_map(Guest::take_reached).collect();
         for (tag, used) in reports {
             self.send_home(tag, &used);

@@ -220,7 +220,7 @@ impl Drop for ContentCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tern_ids::NodeId;
+    use tern_ids::{Credentials, NodeId};
 
     fn reference(content: &[u8]) -> FileRef {
         let hash = ContentHash(*blake3::hash(content).as_bytes());
@@ -266,7 +266,7 @@ mod tests {
             node: NodeId(node),
             path: b"a".to_vec(),
             number: 7,
-            credentials: (0, 0, Vec::new()),
+            credentials: Credentials { uid: 0, gid: 0, groups: Vec::new() },
         };
         let file = |node| FileRef {
             hash: ContentHash([node as u8; 32]),
@@ -292,8 +292,12 @@ mod tests {
 
     #[test]
     fn shown_file_is_unusable_after_its_tree_ended() {
-        let place =
-            NodeFile { node: NodeId(1), path: b"a".to_vec(), number: 7, credentials: (0, 0, Vec::new()) };
+        let place = NodeFile {
+            node: NodeId(1),
+            path: b"a".to_vec(),
+            number: 7,
+            credentials: Credentials { uid: 0, gid: 0, groups: Vec::new() },
+        };
         let file = FileRef { shareable: false, place: Some(Box::new(place)), ..reference(b"hello world") };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let shown = std::cell::Cell::new(Some(ours));

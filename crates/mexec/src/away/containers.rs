@@ -3,7 +3,7 @@
 
 use crate::container;
 use crate::lock;
-use crate::messages::{Credentials, Task};
+use crate::messages::Task;
 use anyhow::{Context, Result, anyhow};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 
 /// How long a container without commands is kept, and up to a minute longer.

@@ -6,7 +6,7 @@ use crate::container::InitEvent;
 use crate::credit::Credit;
 use crate::heartbeat::Heartbeat;
 use crate::messages::{
-    Credentials, ExecReply, ExitReport, MAX_DATA_LEN, STDIN, STREAM_CREDIT, Signal, Task, WindowSize, kind,
+    ExecReply, ExitReport, MAX_DATA_LEN, STDIN, STREAM_CREDIT, Signal, Task, WindowSize, kind,
 };
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tern_ids::Credentials;
 use tern_wire::{Frame, Link};
 
 /// How long output is awaited after a command has ended: a process outside of its pid namespace may

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "clone, and what lies between fork and exec")]
 
 use super::{InitEvent, LAUNCH_FDS, LaunchRequest};
-use crate::messages::{Credentials, StartFailure, Task};
+use crate::messages::{StartFailure, Task};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
@@ -21,6 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use tern_ids::Credentials;
 
 /// How often init reaps orphans.
 const REAP_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };

@@ -75,19 +75,20 @@ pub(super) fn set_up(config: &Config, home: NodeId, shared: &[PathBuf]) -> Resul
     Ok(tree)
 }
 
-/// Mounts a directory of this node over home's, which is the same. Symbolic links could lead out of
+/// Mounts a shared directory of this node over home's, which has the same files. Symbolic links could lead out of
 /// the container; a declared path has none.
 fn mount_shared(path: &Path, root: &Path) -> Result<()> {
-    let here = SharedDir::open(path)?;
+    let node_dir = SharedDir::open(path)?;
     let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(root, flags, Mode::empty())?;
-    let there = || openat2(&root, path.strip_prefix("/").unwrap_or(path), flags, Mode::empty(), inside);
+    let open_home_dir =
+        || openat2(&root, path.strip_prefix("/").unwrap_or(path), flags, Mode::empty(), inside);
     let fd_path = |fd: &OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
-    mount_bind(fd_path(&here.directory), fd_path(&there()?))?;
+    mount_bind(fd_path(&node_dir.directory), fd_path(&open_home_dir()?))?;
     // The rules for all of home's files: no devices, no set-user-ID. Restrictions of the node's own
     // mount are kept.
-    let node_flags = fstatvfs(&here.directory)?.f_flag;
+    let node_flags = fstatvfs(&node_dir.directory)?.f_flag;
     let mut mount_flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
     for (is_set, flag) in [
         (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
@@ -98,7 +99,7 @@ fn mount_shared(path: &Path, root: &Path) -> Result<()> {
     ] {
         mount_flags.set(flag, mount_flags.contains(flag) || node_flags.contains(is_set));
     }
-    let mounted = fd_path(&there()?);
+    let mounted = fd_path(&open_home_dir()?);
     if let Err(error) = mount_remount(&mounted, mount_flags, c"") {
         unmount(&mounted, UnmountFlags::DETACH)?;
         return Err(error.into());

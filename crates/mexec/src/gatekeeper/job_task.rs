@@ -3,12 +3,13 @@
 
 use super::client_keys::ClientKey;
 use super::messages::{ClientJobRequest, JobLimits};
-use crate::messages::{Credentials, StartFailure, Task};
+use crate::messages::{StartFailure, Task};
 use anyhow::{Context, Result, bail};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tern_control::{Refusal, RefusalKind};
+use tern_ids::Credentials;
 use tern_node::Config;
 use uzers::User;
 use uzers::os::unix::UserExt;

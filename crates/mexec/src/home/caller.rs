@@ -4,12 +4,12 @@ use super::admission::{AdmissionLimit, Permit};
 use super::queue::QueuePlace;
 use crate::frames;
 use crate::job_table::JobEntry;
-use crate::messages::{Credentials, ExecReply, PendingReason, PlacementReason, kind};
+use crate::messages::{ExecReply, PendingReason, PlacementReason, kind};
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 
 /// How often a caller that waits for admission is checked for having disconnected.
 const ADMISSION_CHECK_INTERVAL: Duration = Duration::from_millis(200);

@@ -34,20 +34,21 @@ struct State {
     /// Standard CPUs that each user had, as a decaying average. CPU time is counted, since a
     /// command on a crowded node gets less of it than elapsed time.
     recent_cpu: HashMap<u32, f64>,
-    /// The expected CPU rate of a running command in standard CPUs, learned from ended ones; and
-    /// the seconds charged so far to a command that had run all the time.
-    rate: f64,
-    charged: f64,
+    /// The expected CPU rate of a running command in standard CPUs, learned from ended ones.
+    expected_rate: f64,
+    /// CPU seconds charged so far to a command that had run all the time.
+    charged_s: f64,
+    /// When the state was last advanced.
     since: Instant,
 }
 
 impl State {
-    fn count_on(&self, node: NodeId) -> u32 {
+    fn running_on(&self, node: NodeId) -> u32 {
         self.counts.iter().filter(|((on, _), _)| *on == node).map(|(_, count)| count).sum()
     }
 
     /// The number of a user's running commands, except those on the node `except`.
-    fn count_of(&self, uid: u32, except: Option<NodeId>) -> u32 {
+    fn running_of_user(&self, uid: u32, except: Option<NodeId>) -> u32 {
         let counts = self.counts.iter().filter(|((on, of), _)| *of == uid && Some(*on) != except);
         counts.map(|(_, count)| count).sum()
     }
@@ -58,13 +59,14 @@ impl State {
         let passed = (now - self.since).as_secs_f64();
         let kept = |time: Duration| (-passed / time.as_secs_f64()).exp();
         let kept_load = kept(LOAD_DECAY) as f32;
-        self.in_load = self.in_load * kept_load + self.count_on(me) as f32 * (1.0 - kept_load);
+        self.in_load = self.in_load * kept_load + self.running_on(me) as f32 * (1.0 - kept_load);
         let kept = kept(USAGE_DECAY);
         self.recent_cpu.values_mut().for_each(|recent_cpu| *recent_cpu *= kept);
         for ((_, uid), count) in &self.counts {
-            *self.recent_cpu.entry(*uid).or_default() += f64::from(*count) * self.rate * (1.0 - kept);
+            *self.recent_cpu.entry(*uid).or_default() +=
+                f64::from(*count) * self.expected_rate * (1.0 - kept);
         }
-        self.charged += self.rate * passed;
+        self.charged_s += self.expected_rate * passed;
         // Drops usage of hours ago. A command that has just started has more, even if all waiters
         // update this every millisecond.
         self.recent_cpu.retain(|_, recent_cpu| *recent_cpu > 1e-9);
@@ -80,7 +82,7 @@ impl State {
         *recent_cpu = (*recent_cpu + (used - charged) / USAGE_DECAY.as_secs_f64()).max(0.0);
         // A very short command says little about the rate.
         let weight = RATE_WEIGHT * wall.min(1.0);
-        self.rate = self.rate * (1.0 - weight) + (used / wall).min(1.0) * weight;
+        self.expected_rate = self.expected_rate * (1.0 - weight) + (used / wall).min(1.0) * weight;
     }
 }
 
@@ -89,7 +91,14 @@ impl UsageTracker {
         let (counts, recent_cpu, since) = (HashMap::new(), HashMap::new(), Instant::now());
         Self {
             me,
-            state: Mutex::new(State { counts, in_load: 0.0, recent_cpu, rate: 1.0, charged: 0.0, since }),
+            state: Mutex::new(State {
+                counts,
+                in_load: 0.0,
+                recent_cpu,
+                expected_rate: 1.0,
+                charged_s: 0.0,
+                since,
+            }),
         }
     }
 
@@ -98,7 +107,7 @@ impl UsageTracker {
     pub(super) fn on_node(&self, node: NodeId) -> (u32, f32) {
         let mut state = lock(&self.state);
         state.advance(self.me, Instant::now());
-        (state.count_on(node), if node == self.me { state.in_load } else { 0.0 })
+        (state.running_on(node), if node == self.me { state.in_load } else { 0.0 })
     }
 
     /// A user's usage, except for commands that run on the node `except`.
@@ -106,7 +115,7 @@ impl UsageTracker {
         let mut state = lock(&self.state);
         state.advance(self.me, Instant::now());
         let recent_cpu = state.recent_cpu.get(&uid).map_or(0, |recent_cpu| (recent_cpu * 1e6) as u32);
-        UserUsage { running: state.count_of(uid, except), recent_cpu }
+        UserUsage { running: state.running_of_user(uid, except), recent_cpu }
     }
 
     /// Counts one more command of a user on a node, until the returned guard is dropped.
@@ -114,7 +123,12 @@ impl UsageTracker {
         let mut state = lock(&self.state);
         state.advance(self.me, Instant::now());
         *state.counts.entry((node, uid)).or_default() += 1;
-        RunningCommand { tracker: self, key: (node, uid), started: state.since, charged: state.charged }
+        RunningCommand {
+            tracker: self,
+            key: (node, uid),
+            started: state.since,
+            charged_at_start: state.charged_s,
+        }
     }
 }
 
@@ -124,8 +138,8 @@ pub(super) struct RunningCommand<'a> {
     tracker: &'a UsageTracker,
     key: (NodeId, u32),
     started: Instant,
-    /// The value of `State::charged` when it started.
-    charged: f64,
+    /// The value of `State::charged_s` when it started.
+    charged_at_start: f64,
 }
 
 impl RunningCommand<'_> {
@@ -133,7 +147,7 @@ impl RunningCommand<'_> {
     pub(super) fn finish(self, used: Duration) {
         let mut state = lock(&self.tracker.state);
         state.advance(self.tracker.me, Instant::now());
-        let (wall, charged) = (state.since - self.started, state.charged - self.charged);
+        let (wall, charged) = (state.since - self.started, state.charged_s - self.charged_at_start);
         state.settle(self.key.1, wall, charged, used);
     }
 }
@@ -187,7 +201,7 @@ mod tests {
         state.counts.extend([((NodeId(2), 7), 1), ((NodeId(3), 8), 1)]);
         let later = state.since + Duration::from_secs(6);
         state.advance(NodeId(1), later);
-        let charged = state.charged;
+        let charged = state.charged_s;
         assert!((5.9..6.1).contains(&charged), "{charged}");
         state.settle(7, Duration::from_secs(6), charged, Duration::from_secs(3));
         state.settle(8, Duration::from_secs(6), charged, Duration::from_secs(1));
@@ -198,10 +212,10 @@ mod tests {
             state.recent_cpu
         );
         // Later commands are expected to use less from the start.
-        assert!((0.8..0.95).contains(&state.rate), "{}", state.rate);
+        assert!((0.8..0.95).contains(&state.expected_rate), "{}", state.expected_rate);
         // A forged report costs at most what a large machine could have done.
         state.settle(8, Duration::from_secs(1), 1.0, Duration::MAX);
-        assert!(state.recent_cpu[&8] < 0.2 && state.rate <= 1.0);
+        assert!(state.recent_cpu[&8] < 0.2 && state.expected_rate <= 1.0);
     }
 
     #[test]

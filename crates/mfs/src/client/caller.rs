@@ -5,7 +5,6 @@ pub(crate) mod create_intent;
 pub(crate) mod magic;
 
 use crate::lock;
-use crate::message::Credentials;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +13,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request, SymbolicNode, stream};
-use tern_ids::{HomePid, NodeId};
+use tern_ids::{Credentials, HomePid, NodeId};
 
 /// How long a process's groups are cached. Only privileged processes change them, and mostly
 /// together with the user, which is part of the key.

@@ -19,7 +19,7 @@ use crate::client::fuse::entry_reply::EntryReply;
 use crate::client::fuse::inode::Inode;
 use crate::client::fuse::readdir::attributes_without_lookup;
 use crate::mapped::MappedFiles;
-use crate::message::{AttributeChange, MAX_DATA, Name, Op, OpenId, Reply, XattrKinds};
+use crate::message::{AttributeChange, FileReply, MAX_DATA, Name, Op, OpenId, XattrKinds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
@@ -150,7 +150,8 @@ impl Filesystem for MountedTree {
     ) {
         let (atime, mtime) = (atime.map(set_time), mtime.map(set_time));
         let change = AttributeChange { mode: mode.map(|mode| mode & 0o7777), uid, gid, size, atime, mtime };
-        respond!(reply, self.set(request, number, handle, &change), |attr| reply.attr(&TTL, &attr));
+        respond!(reply, self.set_attributes(request, number, handle, &change), |attr| reply
+            .attr(&TTL, &attr));
     }
 
     fn readlink(&self, request: &Request, number: INodeNo, reply: ReplyData) {
@@ -399,7 +400,7 @@ impl Filesystem for MountedTree {
         }
         let space = self.inode(number).and_then(|inode| {
             let response = self.0.call_on(&inode, &self.caller(request), &[], |of| Op::StatFs { of })?;
-            if let Reply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
+            if let FileReply::FsStats(stats) = response.reply { Ok(stats) } else { Err(Errno::IO) }
         });
         respond!(reply, space, |s| reply.statfs(
             s.blocks,
@@ -559,7 +560,7 @@ impl Filesystem for MountedTree {
             let at = u64::try_from(at).map_err(|_negative| Errno::NXIO)?;
             let op = |opened: OpenId| Op::Lseek { opened, at, data: whence == libc::SEEK_DATA };
             match self.0.call_on_open(&handle, &handle.opener, &[], op)?.reply {
-                Reply::Count(place) => Ok(place.cast_signed()),
+                FileReply::Count(place) => Ok(place.cast_signed()),
                 _ => Err(Errno::IO),
             }
         });

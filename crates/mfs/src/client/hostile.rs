@@ -6,7 +6,7 @@ use crate::client::cache::validity::{FileVersion, ValidityStamp};
 use crate::client::connection::peer::{MountContext, Peer};
 use crate::client::fuse::attributes::{file_attr, file_type};
 use crate::client::fuse::inode::{Inode, InodeTable};
-use crate::message::{Attributes, Found, ROOT, Reply};
+use crate::message::{Attributes, FileReply, Found, ROOT};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,28 +46,28 @@ impl Client {
         let mut name = OsString::from("name");
         let mut received = 0;
         for frame in crate::hostile::frames(bytes) {
-            let Ok((reply, _data)) = postcard::take_from_bytes::<Reply>(frame) else { break };
+            let Ok((reply, _data)) = postcard::take_from_bytes::<FileReply>(frame) else { break };
             received += 1;
             match reply {
-                Reply::Found(found, _) | Reply::Created(found, ..) => {
+                FileReply::Found(found, _) | FileReply::Created(found, ..) => {
                     let dir = last.as_ref().map(|dir| (dir, &*name));
                     let inode = inodes.add_lookup(self.peer.node(), &self.peer, &found, dir);
                     self.process(&inode, &found.attributes);
                     last = Some(inode);
                 }
-                Reply::Attributes(attributes) | Reply::FileOpened(_, attributes) => {
+                FileReply::Attributes(attributes) | FileReply::FileOpened(_, attributes) => {
                     let found = Found { object: ROOT, attributes };
                     let inode = inodes.add_lookup(self.peer.node(), &self.peer, &found, None);
                     self.process(&inode, &attributes);
                     inodes.forget(inode.number, 1);
                 }
-                Reply::Renamed { moved, exchanged, .. } => {
+                FileReply::Renamed { moved, exchanged, .. } => {
                     let Some(dir) = &last else { continue };
                     for file in [moved, exchanged] {
                         inodes.rename(file, (dir, "old".as_ref()), (dir, &name));
                     }
                 }
-                Reply::Entries { entries, .. } => {
+                FileReply::Entries { entries, .. } => {
                     for entry in entries {
                         let _unknown = file_type(entry.kind);
                         if let Some(dir) = &last {
@@ -76,7 +76,7 @@ impl Client {
                         name = entry.name.into();
                     }
                 }
-                Reply::Recalled(leases) => {
+                FileReply::Recalled(leases) => {
                     for lease in leases {
                         for inode in inodes.of_file(self.peer.node(), &lease.file) {
                             inode.pages.set_unknown();

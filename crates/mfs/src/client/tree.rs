@@ -20,9 +20,7 @@ use crate::client::root_links::{RootLink, RootName};
 use crate::client::traffic::Traffic;
 use crate::lock;
 use crate::mapped::MappedFiles;
-use crate::message::{
-    Attributes, Credentials, DentryCheck, Found, Object, Op, OpenId, Purpose, ROOT, Release, Reply,
-};
+use crate::message::{Attributes, DentryCheck, FileReply, Found, Object, Op, OpenId, Purpose, ROOT, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
@@ -31,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 use tern_control::SymbolicNode;
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 use tern_node::map::Map;
 
@@ -208,7 +206,7 @@ impl Tree {
         let peer = self.peer(node);
         let stamp = ValidityStamp::now(&peer);
         match peer.call(caller, Vec::new(), Op::GetAttr { of: ROOT }, &[]) {
-            Ok(Response { reply: Reply::Attributes(attributes), .. }) => {
+            Ok(Response { reply: FileReply::Attributes(attributes), .. }) => {
                 let found = Found { object: ROOT, attributes };
                 Ok((self.inodes.add_lookup(node, &peer, &found, None), attributes, stamp))
             }
@@ -409,7 +407,7 @@ impl Tree {
         let flags = handle.flags & !(OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC).bits();
         let response =
             self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
-        let Reply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
+        let FileReply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         let writes = OFlags::from_bits_retain(handle.flags) & OFlags::ACCMODE != OFlags::RDONLY;
         if writes && handle.has_lost_writes(response.boot) {
             handle.inode.peer.pending_releases.release(Release::File(new), true);
@@ -435,7 +433,7 @@ impl Tree {
         let flags = handle.flags;
         let response =
             self.call_on(&handle.inode, &handle.opener, &[], |of| Op::Open { of, flags, content: false })?;
-        let Reply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
+        let FileReply::FileOpened(new, _) = response.reply else { return Err(Errno::IO) };
         *opened = new;
         drop(opened);
         drop(lock(&handle.cached_open).take());

@@ -12,7 +12,7 @@ use super::perform::{OpContext, OpError, opens_for_writing};
 use super::session::{OpenFile, Session};
 use super::{Server, SessionGuard, release};
 use crate::lock;
-use crate::message::{Attributes, Credentials, Name, Op, OpenId, Purpose, ROOT, Release, Reply};
+use crate::message::{Attributes, FileReply, Name, Op, OpenId, Purpose, ROOT, Release};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -150,15 +150,14 @@ impl Server {
     }
 
     fn open_local(&self, session: &Arc<Session>, request: &ShimRequest) -> Result<OpenId, Errno> {
-        let ShimRequest::OpenFile { path, number, credentials: who, flags } = request else {
+        let ShimRequest::OpenFile { path, number, credentials, flags } = request else {
             return Err(Errno::INVAL);
         };
         if !self.config.file.mfs.unwrap_or(true) || !self.is_exporting.load(Ordering::Acquire) {
             return Err(Errno::ACCESS);
         }
-        let (uid, gid, groups) = who.clone();
         let mut impersonation = Impersonation::new();
-        impersonation.assume(&self.map_credentials(Credentials { uid, gid, groups }))?;
+        impersonation.assume(&self.map_credentials(credentials.clone()))?;
         let context = OpContext { session, export: &self.export, leases: &self.leases };
         let perform = |op| match context.perform(&[], op, &[], &mut Vec::new()) {
             Ok(reply) => Ok(reply),
@@ -174,7 +173,7 @@ impl Server {
         for name in names {
             let found = perform(Op::Lookup { dir: at, name });
             session.forget(at, u64::from(at != ROOT));
-            let Reply::Found(found, _) = found? else { return Err(Errno::IO) };
+            let FileReply::Found(found, _) = found? else { return Err(Errno::IO) };
             (at, is_expected) = (found.object, self.is_expected_file(&found.attributes, *number));
         }
         let flags = (OFlags::from_bits_retain(*flags) & OFlags::ACCMODE).bits();
@@ -182,13 +181,13 @@ impl Server {
             if is_expected { perform(Op::Open { of: at, flags, content: false }) } else { Err(Errno::STALE) };
         session.forget(at, u64::from(at != ROOT));
         match opened? {
-            Reply::FileOpened(opened, attributes)
+            FileReply::FileOpened(opened, attributes)
                 if self.is_expected_file(&attributes, *number)
                     && FileType::from_raw_mode(attributes.mode) == FileType::RegularFile =>
             {
                 Ok(opened)
             }
-            Reply::FileOpened(opened, _) => {
+            FileReply::FileOpened(opened, _) => {
                 release::release(session, &self.leases, Release::File(opened));
                 Err(Errno::STALE)
             }

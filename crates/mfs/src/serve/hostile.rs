@@ -7,7 +7,7 @@ use super::leases::LeaseTable;
 use super::perform::OpContext;
 use super::release;
 use super::session::Session;
-use crate::message::{Op, Piggyback, Purpose, Reply, Request};
+use crate::message::{FileReply, FileRequest, Op, Piggyback, Purpose};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -41,25 +41,25 @@ pub fn perform_all(dir: &Path, bytes: &[u8]) -> io::Result<usize> {
     };
     let (mut out, mut replies) = (Vec::new(), 0);
     for frame in crate::hostile::frames(bytes) {
-        let Ok((request, data)) = postcard::take_from_bytes::<Request>(frame) else { break };
+        let Ok((request, data)) = postcard::take_from_bytes::<FileRequest>(frame) else { break };
         out.clear();
         let reply = match request {
-            Request::Begin { .. } => break,
-            Request::Release(piggyback) => {
+            FileRequest::Begin { .. } => break,
+            FileRequest::Release(piggyback) => {
                 apply(piggyback);
-                Reply::Done
+                FileReply::Done
             }
-            Request::WaitForRecalls { returned } => {
+            FileRequest::WaitForRecalls { returned } => {
                 leases.return_leases(&session, &returned);
-                Reply::Recalled(
+                FileReply::Recalled(
                     session.next_recalls(Duration::ZERO).map_or_else(Vec::new, |(leases, _)| leases),
                 )
             }
-            Request::Renew => {
+            FileRequest::Renew => {
                 leases.renew(&session);
-                Reply::Done
+                FileReply::Done
             }
-            Request::Call { checks, piggyback, op, .. } => {
+            FileRequest::Call { checks, piggyback, op, .. } => {
                 apply(piggyback);
                 super::to_reply(context.perform(&checks, limit_size(op), data, &mut out))
             }

@@ -6,11 +6,12 @@
 //! the one to use a disk's reserved blocks. The real IDs stay root's: the caller can neither signal
 //! nor trace the thread, and the thread can switch back.
 
-use crate::message::{Credentials, MAX_GROUPS};
+use crate::message::MAX_GROUPS;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::marker::PhantomData;
+use tern_ids::Credentials;
 
 /// The credentials that this thread has.
 #[derive(Debug)]

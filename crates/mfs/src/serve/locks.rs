@@ -8,7 +8,7 @@
 
 use super::session::{OpenFile, Session};
 use crate::lock;
-use crate::message::{LockKind, Reply};
+use crate::message::{FileReply, LockKind};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -29,7 +29,7 @@ pub(crate) fn set(
     kind: LockKind,
     (start, end): (u64, u64),
 ) -> Result<(), Errno> {
-    let fd = description(session, file, owner)?;
+    let fd = owner_fd(session, file, owner)?;
     let record = flock_record(kind, start, end)?;
     fcntl(&*fd, FcntlArg::F_OFD_SETLK(&record)).map(drop).map_err(errno)
 }
@@ -44,7 +44,7 @@ pub(crate) fn test(
     owner: u64,
     kind: LockKind,
     (start, end): (u64, u64),
-) -> Result<Reply, Errno> {
+) -> Result<FileReply, Errno> {
     let own_fd = lock(&session.owners).get(&(file.key, owner)).map(|(fd, _)| fd.clone());
     let mut record = flock_record(kind, start, end)?;
     // Nothing is ever locked through the open file itself.
@@ -58,7 +58,7 @@ pub(crate) fn test(
     let start = u64::try_from(record.l_start).unwrap_or(0);
     let length = u64::try_from(record.l_len).unwrap_or(0);
     let end = if length == 0 { u64::MAX } else { start.saturating_add(length - 1) };
-    Ok(Reply::LockConflict { kind, start, end })
+    Ok(FileReply::LockConflict { kind, start, end })
 }
 
 /// Sets or removes flock's lock of an open file. The lock is dropped when the file is closed.
@@ -77,7 +77,7 @@ pub(crate) fn flock(file: &OpenFile, kind: LockKind) -> Result<(), Errno> {
 
 /// The open file description of this lock owner. It is writable if the caller may write the file at
 /// all, since the owner may have opened the file twice and lock through either.
-fn description(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
+fn owner_fd(session: &Session, file: &OpenFile, owner: u64) -> Result<Arc<OwnedFd>, Errno> {
     let mut owners = lock(&session.owners);
     if let Some((fd, _)) = owners.get(&(file.key, owner)) {
         return Ok(fd.clone());

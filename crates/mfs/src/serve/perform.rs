@@ -14,8 +14,8 @@ use super::release::release;
 use super::session::{HeldObject, OpenFile, Session};
 use super::stat::{attributes, fs_stats};
 use crate::message::{
-    AttributeChange, Attributes, DentryCheck, FileKey, Found, MAX_DATA, MAX_INLINE_CONTENT, Name, Object, Op,
-    OpenId, Release, Reply, SetTime,
+    AttributeChange, Attributes, DentryCheck, FileKey, FileReply, Found, MAX_DATA, MAX_INLINE_CONTENT, Name,
+    Object, Op, OpenId, Release, SetTime,
 };
 use create::create_mode;
 use rustix::fs::{
@@ -82,7 +82,7 @@ impl OpContext<'_> {
         op: Op,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         if self.export.is_read_only && op.modifies() {
             return Err(Errno::ROFS.into());
         }
@@ -153,37 +153,39 @@ impl OpContext<'_> {
         op: Op,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         // A lookup that finds something is an intermediate step: the operation at the end of the
         // path carries all checks. A failed lookup ends the path.
         if matches!(op, Op::Lookup { .. }) {
             let result = self.execute(op, data, out);
-            let is_missing =
-                matches!(result, Err(OpError::Errno(Errno::NOENT | Errno::ACCESS)) | Ok(Reply::NotFound(_)));
-            return if is_missing && !self.are_valid(checks)? { Ok(Reply::StaleDentry) } else { result };
+            let is_missing = matches!(
+                result,
+                Err(OpError::Errno(Errno::NOENT | Errno::ACCESS)) | Ok(FileReply::NotFound(_))
+            );
+            return if is_missing && !self.are_valid(checks)? { Ok(FileReply::StaleDentry) } else { result };
         }
-        if self.are_valid(checks)? { self.execute(op, data, out) } else { Ok(Reply::StaleDentry) }
+        if self.are_valid(checks)? { self.execute(op, data, out) } else { Ok(FileReply::StaleDentry) }
     }
 
-    fn execute(&self, op: Op, data: &[u8], out: &mut Vec<u8>) -> Result<Reply, OpError> {
+    fn execute(&self, op: Op, data: &[u8], out: &mut Vec<u8>) -> Result<FileReply, OpError> {
         Ok(match op {
             Op::Lookup { dir, name } => {
                 // The directory's lease first: it covers the meaning of its names from then on.
                 let dir_attributes = self.directory_attributes(dir)?;
                 match self.object(dir).and_then(|dir| self.lookup(&dir, &name)) {
-                    Ok((fd, position)) => Reply::Found(self.hold(fd, position)?, dir_attributes),
+                    Ok((fd, position)) => FileReply::Found(self.hold(fd, position)?, dir_attributes),
                     Err(OpError::Errno(Errno::NOENT)) if dir_attributes.is_renewable => {
-                        Reply::NotFound(dir_attributes)
+                        FileReply::NotFound(dir_attributes)
                     }
                     Err(error) => return Err(error),
                 }
             }
-            Op::GetAttr { of } => Reply::Attributes(self.leased_attributes(&self.object(of)?.fd)?),
+            Op::GetAttr { of } => FileReply::Attributes(self.leased_attributes(&self.object(of)?.fd)?),
             Op::SetAttr { of, opened, change } => self.set_attributes(of, opened, &change)?,
             Op::ReadLink { of } => {
                 let target = rustix::fs::readlinkat(&self.exported_object(of)?.fd, "", Vec::new())?;
                 out.extend_from_slice(target.as_bytes());
-                Reply::Done
+                FileReply::Done
             }
             Op::Mknod { dir, name, mode, umask } => {
                 let kind = FileType::from_raw_mode(mode);
@@ -216,7 +218,7 @@ impl OpContext<'_> {
                 // Other files may have these names by now.
                 let exchanged = is_exchange.then(|| self.key_in(&from, &name)).flatten();
                 let dirs = [self.leased_attributes(&from.fd)?, self.leased_attributes(&into.fd)?];
-                Reply::Renamed { moved: self.key_in(&into, &new), exchanged, replaced, dirs }
+                FileReply::Renamed { moved: self.key_in(&into, &new), exchanged, replaced, dirs }
             }
             Op::Link { of, dir, name } => {
                 let (of, at) = (self.exported_object(of)?, self.exported_object(dir)?);
@@ -238,16 +240,16 @@ impl OpContext<'_> {
                         out.clear();
                     }
                 }
-                Reply::FileOpened(opened, attributes)
+                FileReply::FileOpened(opened, attributes)
             }
             Op::Create { dir, name, mode, umask, flags } => self.create(dir, &name, (mode, umask), flags)?,
             Op::Read { opened, at, length } => {
                 read(&self.open_file(opened)?.fd, at, (length as usize).min(MAX_DATA), out)?;
-                Reply::Done
+                FileReply::Done
             }
             Op::Write { opened, at, .. } => {
                 let file = self.open_file(opened)?;
-                Reply::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
+                FileReply::Count(rustix::io::pwrite(&file.fd, data, at)? as u64)
             }
             Op::Fsync { opened, data_only } => {
                 let file = self.open_file(opened)?;
@@ -256,42 +258,42 @@ impl OpContext<'_> {
                 } else {
                     rustix::fs::fsync(&file.fd)?;
                 }
-                Reply::Done
+                FileReply::Done
             }
             Op::ReadDir { opened, cookie, max_bytes, lookup } => {
                 self.read_dir(opened, cookie, max_bytes, lookup)?
             }
-            Op::StatFs { of } => Reply::FsStats(fs_stats(&self.object(of)?.fd)?),
+            Op::StatFs { of } => FileReply::FsStats(fs_stats(&self.object(of)?.fd)?),
             Op::GetXattr { of, name } => {
                 let held = self.exported_object(of)?;
                 let mut value = vec![0; MAX_XATTR_SIZE];
                 let length = rustix::fs::getxattr(proc_path(&held.fd), name.as_os(), &mut value[..])?;
                 out.extend_from_slice(&value[..length]);
-                Reply::Done
+                FileReply::Done
             }
             Op::SetXattr { of, name, flags } => {
                 let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
                 rustix::fs::setxattr(proc_path(&self.exported_object(of)?.fd), name.as_os(), data, flags)?;
-                Reply::Done
+                FileReply::Done
             }
             Op::ListXattr { of } => {
                 let mut names = vec![0; MAX_XATTR_SIZE];
                 let length = rustix::fs::listxattr(proc_path(&self.exported_object(of)?.fd), &mut names[..])?;
                 out.extend_from_slice(&names[..length]);
-                Reply::Done
+                FileReply::Done
             }
             Op::RemoveXattr { of, name } => {
                 rustix::fs::removexattr(proc_path(&self.exported_object(of)?.fd), name.as_os())?;
-                Reply::Done
+                FileReply::Done
             }
             Op::Fallocate { opened, mode, at, length } => {
                 let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
                 rustix::fs::fallocate(&self.open_file(opened)?.fd, mode, at, length)?;
-                Reply::Done
+                FileReply::Done
             }
             Op::Lseek { opened, at, data } => {
                 let to = if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) };
-                Reply::Count(rustix::fs::seek(&self.open_file(opened)?.fd, to)?)
+                FileReply::Count(rustix::fs::seek(&self.open_file(opened)?.fd, to)?)
             }
             Op::CopyFileRange { from, at, to, to_at, length } => {
                 let (from, to) = (self.open_file(from)?, self.open_file(to)?);
@@ -300,18 +302,18 @@ impl OpContext<'_> {
                 let length = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_COPY);
                 let count =
                     rustix::fs::copy_file_range(&from.fd, Some(&mut at), &to.fd, Some(&mut to_at), length)?;
-                Reply::Count(count as u64)
+                FileReply::Count(count as u64)
             }
             Op::SetLock { opened, owner, kind, start, end } => {
                 locks::set(self.session, &*self.open_file(opened)?, owner, kind, (start, end))?;
-                Reply::Done
+                FileReply::Done
             }
             Op::GetLock { opened, owner, kind, start, end } => {
                 locks::test(self.session, &*self.open_file(opened)?, owner, kind, (start, end))?
             }
             Op::Flock { opened, kind } => {
                 locks::flock(&*self.open_file(opened)?, kind)?;
-                Reply::Done
+                FileReply::Done
             }
         })
     }
@@ -347,16 +349,16 @@ impl OpContext<'_> {
 
     /// The reply for an entry that was just created. Nothing here may depend on an object that can
     /// be forgotten meanwhile: the client would repeat the operation, which has succeeded.
-    fn found_new(&self, dir: &HeldObject, name: &Name) -> Result<Reply, OpError> {
+    fn found_new(&self, dir: &HeldObject, name: &Name) -> Result<FileReply, OpError> {
         let (fd, position) = self.lookup(dir, name)?;
-        Ok(Reply::Found(self.hold(fd, position)?, self.name_lease(&dir.fd)?))
+        Ok(FileReply::Found(self.hold(fd, position)?, self.name_lease(&dir.fd)?))
     }
 
-    fn remove(&self, dir: Object, name: &Name, flags: AtFlags) -> Result<Reply, OpError> {
+    fn remove(&self, dir: Object, name: &Name, flags: AtFlags) -> Result<FileReply, OpError> {
         let at = self.exported_object(dir)?;
         let removed = self.key_in(&at, name);
         rustix::fs::unlinkat(&at.fd, component(name)?, flags)?;
-        Ok(Reply::Removed { removed, dir: self.leased_attributes(&at.fd)? })
+        Ok(FileReply::Removed { removed, dir: self.leased_attributes(&at.fd)? })
     }
 
     fn open(&self, of: Object, flags: OFlags) -> Result<(OpenId, Attributes), OpError> {
@@ -413,7 +415,7 @@ impl OpContext<'_> {
         of: Object,
         opened: Option<OpenId>,
         change: &AttributeChange,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         let held = self.exported_object(of)?;
         let path = proc_path(&held.fd);
         // A change of nothing is a chown(-1, -1), which nevertheless clears the set-ID bits.
@@ -446,7 +448,7 @@ impl OpContext<'_> {
                 Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
             rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty())?;
         }
-        Ok(Reply::Attributes(self.leased_attributes(&held.fd)?))
+        Ok(FileReply::Attributes(self.leased_attributes(&held.fd)?))
     }
 }
 

@@ -8,7 +8,7 @@ use super::leases::LeaseTable;
 use super::perform::opens_for_writing;
 use super::session::Session;
 use crate::lock;
-use crate::message::{Release, Reply};
+use crate::message::{FileReply, Release};
 
 /// Releases a resource.
 pub(crate) fn release(session: &Session, leases: &LeaseTable, resource: Release) {
@@ -29,11 +29,11 @@ pub(crate) fn release(session: &Session, leases: &LeaseTable, resource: Release)
 }
 
 /// Releases what an abandoned reply has delivered.
-pub(crate) fn release_undelivered(session: &Session, leases: &LeaseTable, reply: &Reply) {
-    if let Reply::Found(found, _) | Reply::Created(found, ..) = reply {
+pub(crate) fn release_undelivered(session: &Session, leases: &LeaseTable, reply: &FileReply) {
+    if let FileReply::Found(found, _) | FileReply::Created(found, ..) = reply {
         session.forget(found.object, 1);
     }
-    if let Reply::FileOpened(opened, _) | Reply::Created(_, opened, _) = reply {
+    if let FileReply::FileOpened(opened, _) | FileReply::Created(_, opened, _) = reply {
         release(session, leases, Release::File(*opened));
     }
 }

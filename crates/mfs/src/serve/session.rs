@@ -9,7 +9,7 @@ use super::budget::{FdBudget, FdPermit};
 use super::export::{Export, ExportPosition};
 use super::stat::{self, attributes};
 use crate::lock;
-use crate::message::{FileKey, Lease, Object, OpenId, Purpose, ROOT, Reply};
+use crate::message::{FileKey, FileReply, Lease, Object, OpenId, Purpose, ROOT};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -75,7 +75,7 @@ impl ReplyCache {
     /// is cached.
     ///
     /// An old connection may still deliver these requests; their numbers are too low then.
-    pub(crate) fn abandon(&mut self, number: u64) -> Option<Reply> {
+    pub(crate) fn abandon(&mut self, number: u64) -> Option<FileReply> {
         self.newest = self.newest.max(number.saturating_add(1));
         let cached = self.number.take_if(|cached| *cached == number);
         cached.and_then(|_| tern_wire::decode(&self.reply).ok())

@@ -5,7 +5,6 @@
 use super::Server;
 use super::guest_files::refusal;
 use super::impersonate::Impersonation;
-use crate::message::Credentials;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,16 +26,15 @@ impl Server {
     }
 
     fn open_shared(&self, request: &ShimRequest) -> io::Result<OwnedFd> {
-        let ShimRequest::OpenShared { root, path, file, credentials: who } = request else {
+        let ShimRequest::OpenShared { root, path, file, credentials } = request else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let [root, path] = [root, path].map(|bytes| Path::new(OsStr::from_bytes(bytes)));
         if !self.config.file.shared.iter().flatten().any(|declared| declared == root) {
             return Err(io::Error::other("this node does not declare that directory as shared"));
         }
-        let (uid, gid, groups) = who.clone();
         let mut impersonation = Impersonation::new();
-        impersonation.assume(&self.map_credentials(Credentials { uid, gid, groups }))?;
+        impersonation.assume(&self.map_credentials(credentials.clone()))?;
         let root = SharedDir::open(root)?;
         if root.is_nocto {
             return Err(io::Error::other(

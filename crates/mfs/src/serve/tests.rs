@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::net::TcpListener;
 use std::path::PathBuf;
+use tern_ids::Credentials;
 use tern_wire::{Authority, Preamble};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -69,36 +70,36 @@ impl TestServer {
     /// A connection attached to a session.
     fn attach(&self) -> Link {
         let mut link = self.connect();
-        assert!(matches!(call(&mut link, 0, &begin(VERSION, 0, 0)), Some(Reply::Begun { .. })));
+        assert!(matches!(call(&mut link, 0, &begin(VERSION, 0, 0)), Some(FileReply::Begun { .. })));
         link
     }
 }
 
-fn begin(version: u16, connection: u16, abandoned: u64) -> Request {
+fn begin(version: u16, connection: u16, abandoned: u64) -> FileRequest {
     let (session, is_callback, purpose) = ([7; 16], false, Purpose::Container);
-    Request::Begin { version, session, connection, abandoned, is_callback, purpose }
+    FileRequest::Begin { version, session, connection, abandoned, is_callback, purpose }
 }
 
-fn request_for(op: Op) -> Request {
+fn request_for(op: Op) -> FileRequest {
     let caller = Credentials {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         groups: Vec::new(),
     };
-    Request::Call { caller, checks: Vec::new(), piggyback: Piggyback::default(), op }
+    FileRequest::Call { caller, checks: Vec::new(), piggyback: Piggyback::default(), op }
 }
 
 /// The reply, or `None` if the connection ends.
-fn call(link: &mut Link, tag: u64, request: &Request) -> Option<Reply> {
+fn call(link: &mut Link, tag: u64, request: &FileRequest) -> Option<FileReply> {
     exchange(link, REQUEST_FRAME, tag, &tern_wire::encode(request).unwrap())
 }
 
-fn exchange(link: &mut Link, kind: u8, tag: u64, bytes: &[u8]) -> Option<Reply> {
+fn exchange(link: &mut Link, kind: u8, tag: u64, bytes: &[u8]) -> Option<FileReply> {
     link.send(kind, tag, &[bytes], Instant::now() + LONG).ok()?;
     match link.recv(Instant::now() + LONG) {
         Ok(frame) => {
             assert_eq!((frame.kind, frame.tag), (REPLY_FRAME, tag));
-            Some(tern_wire::decode::<(u64, Reply)>(&frame.payload).unwrap().1)
+            Some(tern_wire::decode::<(u64, FileReply)>(&frame.payload).unwrap().1)
         }
         Err(LinkError::Timeout) => panic!("no reply"),
         Err(_) => None,
@@ -113,7 +114,7 @@ fn hostile_client_harms_only_its_own_connection() {
     assert_eq!(exchange(&mut test.connect(), REQUEST_FRAME, 0, &[0xff; 40]), None);
     assert_eq!(exchange(&mut test.connect(), REQUEST_FRAME, 0, &[]), None);
     for wrong in [begin(VERSION + 1, 0, 0), begin(VERSION, u16::MAX, 0)] {
-        assert!(matches!(call(&mut test.connect(), 0, &wrong), Some(Reply::Refused(_))), "{wrong:?}");
+        assert!(matches!(call(&mut test.connect(), 0, &wrong), Some(FileReply::Refused(_))), "{wrong:?}");
     }
     // Afterwards.
     let stat = tern_wire::encode(&request_for(Op::GetAttr { of: ROOT })).unwrap();
@@ -125,14 +126,14 @@ fn hostile_client_harms_only_its_own_connection() {
     }
     let mut link = test.attach();
     let session = Arc::downgrade(lock(&test.server.sessions).values().next().unwrap());
-    assert!(matches!(exchange(&mut link, REQUEST_FRAME, 5, &stat), Some(Reply::Attributes(_))));
+    assert!(matches!(exchange(&mut link, REQUEST_FRAME, 5, &stat), Some(FileReply::Attributes(_))));
     assert_eq!(exchange(&mut link, REQUEST_FRAME, 4, &stat), None, "an old request number");
     let mut abandoning = test.connect();
-    assert!(matches!(call(&mut abandoning, 0, &begin(VERSION, 1, u64::MAX)), Some(Reply::Begun { .. })));
+    assert!(matches!(call(&mut abandoning, 0, &begin(VERSION, 1, u64::MAX)), Some(FileReply::Begun { .. })));
     assert_eq!(exchange(&mut abandoning, REQUEST_FRAME, 1, &stat), None, "an abandoned request");
     // Numbers that were never assigned, and the greatest.
     let mut link = test.connect();
-    assert!(matches!(call(&mut link, 0, &begin(VERSION, 2, 0)), Some(Reply::Begun { .. })));
+    assert!(matches!(call(&mut link, 0, &begin(VERSION, 2, 0)), Some(FileReply::Begun { .. })));
     let mut tag = 0;
     for number in [99, u64::MAX] {
         let (object, opened, name) = (Object(number), OpenId(number), Name::from(OsStr::new("a")));
@@ -152,18 +153,18 @@ fn hostile_client_harms_only_its_own_connection() {
         ] {
             tag += 1;
             let reply = call(&mut link, tag, &request_for(op.clone()));
-            assert!(matches!(reply, Some(Reply::Forgotten | Reply::Failed(_))), "{op:?}: {reply:?}");
+            assert!(matches!(reply, Some(FileReply::Forgotten | FileReply::Failed(_))), "{op:?}: {reply:?}");
         }
         let piggyback = Piggyback {
             forgotten: vec![(object, u64::MAX), (ROOT, u64::MAX)],
             released: vec![Release::File(opened), Release::LockOwner(key, owner)],
         };
         tag += 1;
-        assert_eq!(call(&mut link, tag, &Request::Release(piggyback)), Some(Reply::Done));
+        assert_eq!(call(&mut link, tag, &FileRequest::Release(piggyback)), Some(FileReply::Done));
     }
     // The session is unharmed, and is dropped after its last connection.
     tag += 1;
-    assert!(matches!(exchange(&mut link, REQUEST_FRAME, tag, &stat), Some(Reply::Attributes(_))));
+    assert!(matches!(exchange(&mut link, REQUEST_FRAME, tag, &stat), Some(FileReply::Attributes(_))));
     drop((link, abandoning));
     while test.server.connection_count.load(Ordering::Acquire) > 0 {
         std::thread::sleep(Duration::from_millis(5));
@@ -179,12 +180,12 @@ fn hostile_client_harms_only_its_own_connection() {
 fn creation_succeeds_though_objects_are_evicted() {
     let test = TestServer::new();
     let (mut link, mut tag, mut dir) = (test.attach(), 0, ROOT);
-    let mut call = |request: &Request| {
+    let mut call = |request: &FileRequest| {
         tag += 1;
         self::call(&mut link, tag, request).unwrap()
     };
     for name in test.dir.strip_prefix("/").unwrap() {
-        let Reply::Found(found, _) = call(&request_for(Op::Lookup { dir, name: name.into() })) else {
+        let FileReply::Found(found, _) = call(&request_for(Op::Lookup { dir, name: name.into() })) else {
             panic!()
         };
         dir = found.object;
@@ -192,11 +193,14 @@ fn creation_succeeds_though_objects_are_evicted() {
     for number in 0..200 {
         let name = |kind: &str| Name::from(OsStr::new(&format!("{kind}{number}")));
         let created = call(&request_for(Op::Mkdir { dir, name: name("d"), mode: 0o755, umask: 0 }));
-        assert!(matches!(created, Reply::Found(..)), "{number}: {created:?}");
+        assert!(matches!(created, FileReply::Found(..)), "{number}: {created:?}");
         let flags = (OFlags::RDWR | OFlags::EXCL).bits();
         let created = call(&request_for(Op::Create { dir, name: name("f"), mode: 0o644, umask: 0, flags }));
-        let Reply::Created(_, opened, _) = created else { panic!("{number}: {created:?}") };
+        let FileReply::Created(_, opened, _) = created else { panic!("{number}: {created:?}") };
         let released = vec![Release::File(opened)];
-        assert_eq!(call(&Request::Release(Piggyback { released, ..Piggyback::default() })), Reply::Done);
+        assert_eq!(
+            call(&FileRequest::Release(Piggyback { released, ..Piggyback::default() })),
+            FileReply::Done
+        );
     }
 }

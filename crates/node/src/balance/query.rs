@@ -4,7 +4,7 @@ use crate::cluster::view;
 use crate::node::Node;
 use crate::os::clock::boot_ms;
 use crate::os::sync::lock;
-use tern_balancer::{Explanation, Obstacle, Placement, ProcessSnapshot, explain, place};
+use tern_balancer::{Explanation, Obstacle, PlacementRequest, ProcessSnapshot, explain, place};
 use tern_control::{Advice, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
 
@@ -51,11 +51,11 @@ pub(crate) fn other_node(node: &Node, pid: HomePid) -> Result<Option<NodeId>, Re
 
 /// The best node for a program that starts; the program is charged to that node in advance.
 pub(crate) fn best_node_for_start(node: &Node, advice: &Advice) -> Option<NodeId> {
-    let placement = Placement {
+    let placement = PlacementRequest {
         claim: advice.memory.unwrap_or(0),
         allowed: advice.only.as_ref().map(|only| only.iter().copied().collect()),
         forbidden: advice.not.iter().copied().collect(),
-        ..Placement::default()
+        ..PlacementRequest::default()
     };
     let view = view::view(node);
     let balancing = &node.balancing;

@@ -14,9 +14,9 @@ pub(crate) struct LoadEntry {
     pub(crate) speed: u32,
     /// Number of such threads that run at full speed together.
     pub(crate) cpus: f32,
-    /// Bytes, like the next four fields.
+    /// In bytes, like the next four fields.
     pub(crate) mem_total: u64,
-    /// Available to a newcomer after the arrival of all guests that are on their way.
+    /// Available to a further guest after the arrival of all guests that are on their way.
     pub(crate) mem_free: u64,
     /// Not used even as a cache.
     pub(crate) mem_raw_free: u64,
@@ -34,7 +34,7 @@ pub(crate) struct LoadEntry {
 }
 
 impl LoadEntry {
-    /// The entry of a sample; guests, flags and `open` are filled in by the caller.
+    /// The entry of a sample; guests, flags and `accepts_guests` are filled in by the caller.
     pub(crate) fn from_sample(sample: &Sample) -> Self {
         Self {
             load: sample.load as f32,

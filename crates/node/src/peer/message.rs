@@ -67,19 +67,19 @@ pub(crate) enum PeerRequest {
     },
     /// A gossip message.
     Gossip(Vec<u8>),
-    /// May this process of the sender come? A node that agrees counts it in from then on.
+    /// May this process of the sender come? A node that accepts includes it in its load from then on.
     OfferProcess(MoveOffer),
     /// The outcome of an accepted offer: the process has arrived, is not coming after all, or has
     /// ended or left.
     OfferOutcome {
-        /// The number of the process at its home, which is the sender.
+        /// The pid of the process at its home, which is the sender.
         pid: HomePid,
         /// Whether it arrived. It may have ended or left since.
         arrived: bool,
     },
     /// Move these processes of the receiver off the sender. Acknowledged at once and done later.
     MoveAway {
-        /// The numbers of the processes at their home, which is the receiver.
+        /// The pids of the processes at their home, which is the receiver.
         pids: Vec<HomePid>,
     },
     /// Does this shim run, and does it wait for this epoch of this process, a guest of the sender?
@@ -91,7 +91,7 @@ pub(crate) enum PeerRequest {
         /// The epoch.
         epoch: Epoch,
     },
-    /// A measurement of the link; the content of the bytes means nothing.
+    /// A measurement of the link; the bytes are ignored.
     Probe {
         /// Bytes that are sent.
         bytes: Vec<u8>,

@@ -4,6 +4,7 @@ use crate::process::permission::Caller;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use tern_ids::Credentials;
 
 /// The credentials with which the peer connected (`SO_PEERCRED`). The function of rustix cannot be
 /// used: its type cannot hold pid 0, which the kernel reports for a peer in a foreign pid
@@ -29,13 +30,12 @@ pub(crate) fn peer_caller(socket: &UnixStream) -> io::Result<Caller> {
     Ok(Caller { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
 }
 
-/// The pid, user, group and supplementary groups of the peer at the time it connected
-/// (`SO_PEERGROUPS`). The pid is 0 if the peer is in a pid namespace that is not visible here.
+/// The pid and credentials of the peer at the time it connected (`SO_PEERCRED`, `SO_PEERGROUPS`). The pid is 0 if the peer is in a pid namespace that is not visible here.
 ///
 /// # Errors
 /// Those of getsockopt.
 #[allow(unsafe_code, reason = "getsockopt has no safe form for groups")]
-pub fn peer_credentials(socket: &UnixStream) -> io::Result<(i32, u32, u32, Vec<u32>)> {
+pub fn peer_credentials(socket: &UnixStream) -> io::Result<(i32, Credentials)> {
     let caller = peer_caller(socket)?;
     // The maximum number of groups, so that one call suffices.
     let mut groups = vec![0u32; 65_536];
@@ -55,18 +55,22 @@ pub fn peer_credentials(socket: &UnixStream) -> io::Result<(i32, u32, u32, Vec<u
         return Err(io::Error::last_os_error());
     }
     groups.truncate(length as usize / size_of::<u32>());
-    Ok((caller.pid, caller.uid, caller.gid, groups))
+    Ok((caller.pid, Credentials { uid: caller.uid, gid: caller.gid, groups }))
 }
 
 /// The user and group that root of another node is mapped to.
 const NOBODY: u32 = 65_534;
 
-/// Maps root of another node to nobody (`mfs_squash_root`): user, group and supplementary groups.
+/// Maps root of another node to nobody (`mfs_squash_root`): its user, group and supplementary groups.
 #[must_use]
-pub fn squash_root((uid, gid, mut groups): (u32, u32, Vec<u32>)) -> (u32, u32, Vec<u32>) {
-    groups.retain(|group| *group != 0);
-    let of = |id| if id == 0 { NOBODY } else { id };
-    (of(uid), of(gid), groups)
+pub fn squash_root(mut credentials: Credentials) -> Credentials {
+    credentials.groups.retain(|group| *group != 0);
+    for id in [&mut credentials.uid, &mut credentials.gid] {
+        if *id == 0 {
+            *id = NOBODY;
+        }
+    }
+    credentials
 }
 
 #[cfg(test)]
@@ -79,7 +83,8 @@ mod tests {
         let caller = peer_caller(&a).unwrap();
         assert_eq!(caller.pid, std::process::id() as i32);
         assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
-        let own: Vec<u32> = rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
-        assert_eq!(peer_credentials(&a).unwrap(), (caller.pid, caller.uid, caller.gid, own));
+        let groups = rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
+        let credentials = Credentials { uid: caller.uid, gid: caller.gid, groups };
+        assert_eq!(peer_credentials(&a).unwrap(), (caller.pid, credentials));
     }
 }

@@ -2,9 +2,9 @@
 
 use super::{GatherError, Gatherer};
 use crate::ByteBuf;
-use crate::call::{Message, MessageBuffer};
+use crate::call::{MessageBuffer, SocketMessage};
 use crate::limits;
-use crate::scatter::Destination;
+use crate::scatter::OutputBuffer;
 use crate::shape::Direction;
 
 /// Size and field offsets of struct msghdr.
@@ -47,13 +47,13 @@ impl Gatherer<'_> {
         direction: Direction,
         addr: u64,
         count: Option<u32>,
-    ) -> Result<Option<Vec<Message>>, GatherError> {
+    ) -> Result<Option<Vec<SocketMessage>>, GatherError> {
         let kind = Kind { direction, many: count.is_some() };
         let size = if kind.many { header::MANY } else { header::SIZE } as u64;
         let mut messages = Vec::new();
         // The kernel's limit is the same.
         for i in 0..u64::from(count.unwrap_or(1)).min(limits::MAX_SEGMENTS) {
-            let destinations = self.destinations.len();
+            let outputs_before = self.output_buffers.len();
             let message = match addr.checked_add(i * size) {
                 Some(addr) => self.message(kind, addr),
                 None => Ok(None),
@@ -61,7 +61,7 @@ impl Gatherer<'_> {
             match message {
                 Ok(Some(message)) => messages.push(message),
                 ended => {
-                    self.destinations.truncate(destinations);
+                    self.output_buffers.truncate(outputs_before);
                     if i > 0 {
                         break;
                     }
@@ -75,7 +75,7 @@ impl Gatherer<'_> {
         Ok(Some(messages))
     }
 
-    fn message(&mut self, kind: Kind, addr: u64) -> Result<Option<Message>, GatherError> {
+    fn message(&mut self, kind: Kind, addr: u64) -> Result<Option<SocketMessage>, GatherError> {
         let Some(bytes) = self.read(addr, header::SIZE as u64) else { return Ok(None) };
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         let count = word(header::SEGMENTS_LEN);
@@ -97,7 +97,7 @@ impl Gatherer<'_> {
         let name = self.area(kind, word(header::NAME), (name_len as u64).min(limits::MAX_ADDRESS.into()));
         let Some(name) = name else { return Ok(None) };
         if kind.direction == Direction::Receive && name != MessageBuffer::Null {
-            self.add_destination(addr.wrapping_add(header::NAME_LEN as u64), 4, false);
+            self.add_output(addr.wrapping_add(header::NAME_LEN as u64), 4, false);
         }
         let control_len = match kind.direction {
             Direction::Send if self.skip > 0 => 0,
@@ -112,13 +112,13 @@ impl Gatherer<'_> {
         let control = self.area(kind, word(header::CONTROL), control_len);
         let Some(control) = control else { return Ok(None) };
         if kind.direction == Direction::Receive {
-            self.add_destination(addr.wrapping_add(header::CONTROL_LEN as u64), 8, false);
-            self.add_destination(addr.wrapping_add(header::FLAGS as u64), 4, false);
+            self.add_output(addr.wrapping_add(header::CONTROL_LEN as u64), 8, false);
+            self.add_output(addr.wrapping_add(header::FLAGS as u64), 4, false);
         }
         if kind.many {
-            self.add_destination(addr.wrapping_add(header::LEN as u64), 4, false);
+            self.add_output(addr.wrapping_add(header::LEN as u64), 4, false);
         }
-        Ok(Some(Message { name, segments, control }))
+        Ok(Some(SocketMessage { name, segments, control }))
     }
 
     /// A name or control data.
@@ -131,7 +131,7 @@ impl Gatherer<'_> {
                 if self.probe && len > 0 && !self.mem.writable(addr, len) {
                     return None;
                 }
-                self.destinations.push(Destination { spans: vec![(addr, len)], ignores_faults: false });
+                self.output_buffers.push(OutputBuffer { spans: vec![(addr, len)], ignores_faults: false });
                 Some(MessageBuffer::Output(u32::try_from(len).ok()?))
             }
         }

@@ -4,7 +4,7 @@ use super::{GatherError, Gatherer};
 use crate::ByteBuf;
 use crate::call::Segments;
 use crate::limits;
-use crate::scatter::Destination;
+use crate::scatter::OutputBuffer;
 use crate::shape::Direction;
 
 const IOVEC: u64 = 16;
@@ -84,7 +84,7 @@ impl Gatherer<'_> {
             }
         }
         let lens = entries.iter().map(|&(_, len)| u32::try_from(len)).collect::<Result<_, _>>().ok()?;
-        self.destinations.push(Destination { spans: entries, ignores_faults: false });
+        self.output_buffers.push(OutputBuffer { spans: entries, ignores_faults: false });
         Some(Segments { lens, bytes: ByteBuf::new() })
     }
 }

@@ -27,7 +27,7 @@ impl Fake {
     }
 }
 
-impl Memory for Fake {
+impl UserMemory for Fake {
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), Fault> {
         let range = self.range(addr, buf.len())?;
         buf.copy_from_slice(&self.bytes[range]);
@@ -79,15 +79,15 @@ proptest! {
             let layout = gathered.call.lay_out();
             prop_assert!(layout.is_ok(), "{}: {layout:?}", row.name);
             let Ok(layout) = layout else { continue };
-            // Home's outputs match the guest's destinations one by one, with the same lengths.
+            // Home's outputs match the guest's output buffers one by one, with the same lengths.
             let lens: Vec<u64> =
-                gathered.destinations.iter().map(|l| l.spans.iter().map(|(_, len)| len).sum()).collect();
+                gathered.output_buffers.iter().map(|l| l.spans.iter().map(|(_, len)| len).sum()).collect();
             prop_assert_eq!(layout.out_lens(), lens, "{}", row.name);
             if layout.size() < 1 << 20 {
                 let mut mailbox = vec![0; layout.size()];
                 layout.fill(0, &mut mailbox).expect("the mailbox is large enough");
                 let outcome = layout.collect(ret, &mailbox);
-                let _ = scatter(&gathered.destinations, &outcome, &mut mem);
+                let _ = scatter(&gathered.output_buffers, &outcome, &mut mem);
             }
         }
     }
@@ -135,7 +135,7 @@ fn the_rest_of_segments_is_gathered() {
     assert_eq!(segments.lens, [3, 10]);
     assert_eq!(segments.bytes[..], [151, 152, 153, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129]);
     let rest = gather_after(nr(libc::SYS_readv), &write, 9, &mut mem).expect("a read");
-    assert_eq!(rest.destinations[0].spans, [(BASE + 151, 3), (BASE + 120, 10)]);
+    assert_eq!(rest.output_buffers[0].spans, [(BASE + 151, 3), (BASE + 120, 10)]);
     // An explicit offset is advanced too; the file's current offset advances by itself.
     let at = |offset: i64| args(&[1, BASE, 3, offset as u64]);
     let rest = gather_after(nr(libc::SYS_pwritev2), &at(40), 9, &mut mem).expect("a write");
@@ -169,7 +169,7 @@ fn long_read_is_cut_and_reported() {
     let read = args(&[0, BASE, limits::MAX_DATA + 5]);
     // The call has the whole buffer's length, but this test's memory is small.
     struct Endless;
-    impl Memory for Endless {
+    impl UserMemory for Endless {
         fn read(&mut self, _: u64, buf: &mut [u8]) -> Result<(), Fault> {
             buf.fill(0);
             Ok(())
@@ -181,7 +181,7 @@ fn long_read_is_cut_and_reported() {
     let gathered = gather(nr(libc::SYS_read), &read, &mut Endless).expect("a read");
     assert!(gathered.is_cut);
     assert_eq!(gathered.call.args[2], Arg::Value(limits::MAX_DATA));
-    assert_eq!(gathered.destinations[0].spans, [(BASE, limits::MAX_DATA)]);
+    assert_eq!(gathered.output_buffers[0].spans, [(BASE, limits::MAX_DATA)]);
     let read = args(&[0, BASE, limits::MAX_DATA]);
     assert!(!gather(nr(libc::SYS_read), &read, &mut Endless).expect("a read").is_cut);
     let small = gather(nr(libc::SYS_read), &args(&[0, BASE, 64]), &mut mem).expect("a read");
@@ -201,15 +201,15 @@ fn unwritable_outputs_are_found_before_consuming_calls() {
     // fstat consumes nothing, so outputs are not probed; the fault is found when they are written.
     let stat = gather(nr(libc::SYS_fstat), &args(&[0, BASE]), &mut mem).expect("a call");
     let outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 144])] };
-    assert_eq!(scatter(&stat.destinations, &outcome, &mut mem), Err(Fault));
+    assert_eq!(scatter(&stat.output_buffers, &outcome, &mut mem), Err(Fault));
 }
 
 #[test]
-fn scatter_writes_only_to_destinations() {
+fn scatter_writes_only_to_output_buffers() {
     let mut mem = Fake::new(vec![0; 64]);
     let read = gather(nr(libc::SYS_read), &args(&[0, BASE + 16, 8]), &mut mem).expect("a read");
     let outcome = Outcome { ret: 8, outs: vec![ByteBuf::from(vec![7; 40]), ByteBuf::from(vec![9; 40])] };
-    assert_eq!(scatter(&read.destinations, &outcome, &mut mem), Ok(()));
+    assert_eq!(scatter(&read.output_buffers, &outcome, &mut mem), Ok(()));
     assert_eq!(mem.bytes[16..24], [7; 8]);
     assert!(mem.bytes[..16].iter().chain(&mem.bytes[24..]).all(|&b| b == 0));
 }
@@ -221,7 +221,7 @@ fn remaining_time_may_be_in_read_only_memory() {
     let select = args(&[0, 0, 0, 0, BASE + 16]);
     let gathered = gather(nr(libc::SYS_select), &select, &mut mem).expect("a call");
     let outcome = Outcome { ret: 0, outs: vec![ByteBuf::from(vec![7; 16])] };
-    assert_eq!(scatter(&gathered.destinations, &outcome, &mut mem), Ok(()));
+    assert_eq!(scatter(&gathered.output_buffers, &outcome, &mut mem), Ok(()));
     assert!(mem.bytes.iter().all(|&b| b == 0));
 }
 
@@ -235,7 +235,7 @@ fn after(call: i64, given: &[u64], ret: i64, kernel: impl FnOnce(&[u64; 6], &mut
     layout.fill(0, &mut mailbox).expect("large enough");
     kernel(&layout.args(0), &mut mailbox);
     let outcome = layout.collect(ret, &mailbox);
-    scatter(&gathered.destinations, &outcome, &mut mem).expect("good memory");
+    scatter(&gathered.output_buffers, &outcome, &mut mem).expect("good memory");
     mem.bytes.split_off(32)
 }
 
@@ -279,7 +279,7 @@ fn reported_length_is_limited_to_the_buffer() {
     let length = layout.args(0)[2] as usize;
     mailbox[length..][..4].copy_from_slice(&110u32.to_le_bytes());
     let outcome = layout.collect(0, &mailbox);
-    scatter(&gathered.destinations, &outcome, &mut mem).expect("good memory");
+    scatter(&gathered.output_buffers, &outcome, &mut mem).expect("good memory");
     assert_eq!(mem.bytes[32..40], [3; 8]);
     assert!(mem.bytes[40..].iter().all(|&b| b == 0));
     assert_eq!(mem.bytes[..4], 110u32.to_le_bytes(), "the true length, as the kernel reports it");

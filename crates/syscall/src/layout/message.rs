@@ -1,24 +1,24 @@
 //! struct msghdr and struct mmsghdr in the mailbox.
 
-use super::{Layout, Out, Pointer, Written};
-use crate::call::{Message, MessageBuffer};
+use super::{MailboxLayout, Out, Pointer, Written};
+use crate::call::{MessageBuffer, SocketMessage};
 use crate::gather::header;
 use crate::limits;
 use crate::shape::{Direction, When};
 
-impl Layout {
+impl MailboxLayout {
     /// Places the headers one after the other, followed by the data that they point to. Returns the
     /// offset of the first.
     pub(super) fn messages(
         &mut self,
         direction: Direction,
         many: bool,
-        messages: Vec<Message>,
+        messages: Vec<SocketMessage>,
     ) -> Option<usize> {
         let entries: usize = messages.iter().map(|message| message.segments.lens.len()).sum();
         let data: u64 = messages.iter().flat_map(|m| &m.segments.lens).map(|&len| u64::from(len)).sum();
-        let alone = many || messages.len() == 1;
-        if !alone
+        let is_valid_count = many || messages.len() == 1;
+        if !is_valid_count
             || messages.len() as u64 > limits::MAX_SEGMENTS
             || entries > limits::MAX_TOTAL_SEGMENTS + limits::MAX_SEGMENTS as usize
             || data > limits::MAX_DATA
@@ -28,14 +28,14 @@ impl Layout {
         let size = if many { header::MANY } else { header::SIZE };
         let (at, piece) = self.place(vec![0; messages.len() * size]);
         for (i, message) in messages.into_iter().enumerate() {
-            let header = Header { at: at + i * size, piece, within: i * size, direction };
-            self.message(&header, message, many.then_some(i))?;
+            let header = Header { at: at + i * size, piece, offset_in_piece: i * size, direction };
+            self.place_message(&header, message, many.then_some(i))?;
         }
         Some(at)
     }
 
-    /// The outputs are in the same order as the guest's destinations.
-    fn message(&mut self, header: &Header, message: Message, many: Option<usize>) -> Option<()> {
+    /// The outputs are in the same order as the guest's output buffers.
+    fn place_message(&mut self, header: &Header, message: SocketMessage, many: Option<usize>) -> Option<()> {
         let entries = message.segments.lens.len();
         let (amount, when) = match many {
             None => (Written::Result { size: 1, add: 0 }, When::AtLeast(0)),
@@ -49,7 +49,7 @@ impl Layout {
         self.set_field(header, header::SEGMENTS_LEN, entries as u64);
 
         let field = Written::Field { at: header.at + header::NAME_LEN, wide: false };
-        if self.area(
+        if self.place_buffer(
             header,
             (header::NAME, header::NAME_LEN),
             message.name,
@@ -60,8 +60,8 @@ impl Layout {
             self.add_output(header, header::NAME_LEN, 4, when);
         }
         let field = Written::Field { at: header.at + header::CONTROL_LEN, wide: true };
-        let places = (header::CONTROL, header::CONTROL_LEN);
-        self.area(header, places, message.control, limits::MAX_CONTROL, field, when)?;
+        let fields = (header::CONTROL, header::CONTROL_LEN);
+        self.place_buffer(header, fields, message.control, limits::MAX_CONTROL, field, when)?;
         if header.direction == Direction::Receive {
             self.add_output(header, header::CONTROL_LEN, 8, when);
             self.add_output(header, header::FLAGS, 4, when);
@@ -73,16 +73,16 @@ impl Layout {
     }
 
     /// Places a name or control data. Returns whether it is space for the kernel to write.
-    fn area(
+    fn place_buffer(
         &mut self,
         header: &Header,
         (pointer, length): (usize, usize),
-        area: MessageBuffer,
+        buffer: MessageBuffer,
         max: u64,
         amount: Written,
         when: When,
     ) -> Option<bool> {
-        match (header.direction, area) {
+        match (header.direction, buffer) {
             (_, MessageBuffer::Null) => Some(false),
             (Direction::Send, MessageBuffer::Bytes(bytes)) if bytes.len() as u64 <= max => {
                 self.set_field(header, length, bytes.len() as u64);
@@ -107,13 +107,13 @@ impl Layout {
     }
 
     fn set_pointer(&mut self, header: &Header, field: usize, to: usize) {
-        self.pointers.push(Pointer { piece: header.piece, at: header.within + field, to });
+        self.pointers.push(Pointer { piece: header.piece, at: header.offset_in_piece + field, to });
     }
 
     /// Writes a number to the header. msg_namelen is followed by padding, so eight bytes always
     /// fit.
     fn set_field(&mut self, header: &Header, field: usize, number: u64) {
-        let at = header.within + field;
+        let at = header.offset_in_piece + field;
         if let Some(place) = self.pieces[header.piece].bytes.get_mut(at..at + 8) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -127,6 +127,6 @@ struct Header {
     /// The piece that contains it.
     piece: usize,
     /// Its offset in that piece.
-    within: usize,
+    offset_in_piece: usize,
     direction: Direction,
 }

@@ -35,14 +35,14 @@ fn unallocated_key(_: &[u64; 6]) -> Route {
 const POLICY: &str = "A thread's policy is the deputy's, and in force at home; the guest's node places pages by its own policy.";
 /// MPOL_F_ADDR
 const OF_ADDRESS: ArgTest = ArgTest::Masked { arg: 4, mask: 2, value: 2 };
-/// A mask of memory nodes: one bit less than the third argument says, in words. The kernel reads at
-/// most a page.
+/// A mask of memory nodes: in 64-bit words; its number of bits is the third argument less one. The
+/// kernel reads at most a page.
 const NODES: Len = Len::Of(|args| match args[2] {
     0 => 0,
     bits => ((bits - 1).min(8 << 12).div_ceil(64) * 8) as u32,
 });
 
-fn policy(_: &[u64; 6]) -> Route {
+fn thread_policy(_: &[u64; 6]) -> Route {
     Route::Home
 }
 
@@ -69,7 +69,7 @@ rows! {
         "It rearranges shared mappings, which do not exist away.";
     237 mbind (away(reason::MEMORY_PLACEMENT)) [V, V, V, V, V, V] {} NUMA;
     238 set_mempolicy HOME [V, Shape::In(NODES), V] {} POLICY;
-    239 get_mempolicy (Rule::HereIf(OF_ADDRESS, policy, "Here for an address; else Home"))
+    239 get_mempolicy (Rule::HereIf(OF_ADDRESS, thread_policy, "Here for an address; else Home"))
         [output(4), Shape::Out(NODES, Amount::Whole, When::AtLeast(0)), V, V, V] {}
         "A thread's policy is the deputy's; only the guest's node knows where a page is.";
     256 migrate_pages (away(reason::MEMORY_PLACEMENT)) [V, V, V, V] {} NUMA;

@@ -1,6 +1,6 @@
-//! Memory for direct calls that is also a guest's, accessed only through `Memory`.
+//! Memory for direct calls that is also a guest's, accessed only through `UserMemory`.
 
-use tern_syscall::{Fault, Memory};
+use tern_syscall::{Fault, UserMemory};
 
 const PAGE: usize = 4096;
 const SIZE: usize = 64 * PAGE;
@@ -100,7 +100,7 @@ impl Arena {
     }
 }
 
-impl Memory for Arena {
+impl UserMemory for Arena {
     fn read(&mut self, addr: u64, buf: &mut [u8]) -> Result<(), Fault> {
         let range = self.range(addr, buf.len())?;
         buf.copy_from_slice(&self.pages.bytes()[range]);

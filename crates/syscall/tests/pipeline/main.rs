@@ -48,7 +48,7 @@ fn forwarded(nr: i64, args: &[u64; 6], arena: &mut Arena) -> i64 {
     let outcome = layout.collect(ret, mailbox.bytes());
     let bytes = postcard::to_stdvec(&outcome).expect("an outcome is plain data");
     let outcome: Outcome = postcard::from_bytes(&bytes).expect("what was just written");
-    match scatter(&gathered.destinations, &outcome, arena) {
+    match scatter(&gathered.output_buffers, &outcome, arena) {
         Ok(()) => ret,
         Err(tern_syscall::Fault) => -i64::from(libc::EFAULT),
     }

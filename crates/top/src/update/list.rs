@@ -33,8 +33,7 @@ pub(super) fn handle_key(model: &mut Model, code: KeyCode) -> Vec<Effect> {
             match entry.row.from.or(list.node) {
                 Some(home) if Some(home) != me => {
                     let what = if key == 'm' { "moved" } else { "signalled" };
-                    let text =
-                        format!("{pid} {command} is at home on node {home} and can only be {what} there");
+                    let text = format!("{pid} {command} can only be {what} on its home, node {home}");
                     model.show_error(&TopError::new(4, text).hint(format!("mon on node {home}")));
                 }
                 _ if key == 'm' => model.prompt = Some(Prompt::new(PromptKind::Move { pid, command })),

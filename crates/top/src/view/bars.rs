@@ -3,7 +3,7 @@
 use super::Canvas;
 use super::scale::{self, Scale};
 use crate::appearance::Tone;
-use crate::layout::{AXIS, ScreenLayout};
+use crate::layout::{AXIS_WIDTH, ScreenLayout};
 use crate::model::{ColumnWidth, Display};
 use ratatui::style::Style;
 use tern_control::{NodeLoad, NodeState};
@@ -22,7 +22,7 @@ pub(super) fn draw(canvas: &mut Canvas<'_>, layout: &ScreenLayout, top: u16) {
     draw_axis(canvas, layout, top, &scale);
     let (_, page) = layout.page(canvas.model);
     for (place, node) in page.into_iter().enumerate() {
-        let column = AXIS + place as u16 * (layout.bar + layout.gap);
+        let column = AXIS_WIDTH + place as u16 * (layout.bar + layout.gap);
         let bar = Bar { node, column, width: layout.bar, top, lines: layout.chart };
         bar.draw(canvas, &scale, layout.width == ColumnWidth::Wide);
         draw_number(canvas, layout, node, column, top + layout.chart + 1);
@@ -34,11 +34,11 @@ fn draw_axis(canvas: &mut Canvas<'_>, layout: &ScreenLayout, top: u16, scale: &S
     let faint = canvas.style(Tone::Faint);
     let foot = top + layout.chart;
     for line in top..foot {
-        canvas.put(AXIS - 1, line, appearance.choose("│", "|"), faint);
+        canvas.put(AXIS_WIDTH - 1, line, appearance.choose("│", "|"), faint);
     }
     if layout.numbers > 0 {
-        canvas.put(AXIS - 1, foot, appearance.choose("└", "+"), faint);
-        for column in AXIS..canvas.columns() {
+        canvas.put(AXIS_WIDTH - 1, foot, appearance.choose("└", "+"), faint);
+        for column in AXIS_WIDTH..canvas.columns() {
             canvas.put(column, foot, appearance.choose("─", "-"), faint);
         }
     }
@@ -47,11 +47,11 @@ fn draw_axis(canvas: &mut Canvas<'_>, layout: &ScreenLayout, top: u16, scale: &S
         if line == foot && layout.numbers == 0 {
             continue;
         }
-        let width = usize::from(AXIS) - 1;
+        let width = usize::from(AXIS_WIDTH) - 1;
         let label = scale.label(*tick);
         canvas.write(0, line.max(top), &format!("{label:>width$}"), faint);
         let sign = if line == foot { appearance.choose("└", "+") } else { appearance.choose("┤", "+") };
-        canvas.put(AXIS - 1, line.max(top), sign, faint);
+        canvas.put(AXIS_WIDTH - 1, line.max(top), sign, faint);
     }
 }
 
@@ -182,7 +182,7 @@ pub(super) fn marks(canvas: &mut Canvas<'_>, layout: &ScreenLayout, line: u16) {
     }
     let (_, page) = layout.page(canvas.model);
     for (place, node) in page.into_iter().enumerate() {
-        let column = AXIS + place as u16 * (layout.bar + layout.gap);
+        let column = AXIS_WIDTH + place as u16 * (layout.bar + layout.gap);
         let mut mark = marks_of(node, Some(node.node) == canvas.model.selected);
         let cpus = node.cpus.round();
         if canvas.model.settings.display == Display::Speed && cpus >= 2.0 {

@@ -36,10 +36,11 @@ pub(super) fn draw(canvas: &mut Canvas<'_>) {
     let model = canvas.model;
     let Some(list) = &model.list else { return };
     title(canvas, list);
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|(.., from, _)| canvas.columns() >= *from).collect();
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|(.., min_columns, _)| canvas.columns() >= *min_columns).collect();
     let mut heading = String::new();
-    for (name, width, right, ..) in &columns {
-        heading += &cell(name, *width, *right);
+    for (name, width, right_aligned, ..) in &columns {
+        heading += &cell(name, *width, *right_aligned);
     }
     canvas.write(0, 1, &(heading + "COMMAND"), canvas.style(Tone::Heading));
     let lines = list_lines(model);
@@ -50,15 +51,15 @@ pub(super) fn draw(canvas: &mut Canvas<'_>) {
         }
     }
     let top = list.first_visible(lines);
-    for (line, (place, entry)) in list.entries.iter().enumerate().skip(top).take(lines).enumerate() {
+    for (line, (index, entry)) in list.entries.iter().enumerate().skip(top).take(lines).enumerate() {
         let line = line as u16 + 2;
         let mut text = String::new();
-        for (_, width, right, _, content) in &columns {
-            text += &cell(&model.appearance.sanitize(&content(model, entry)), *width, *right);
+        for (_, width, right_aligned, _, content) in &columns {
+            text += &cell(&model.appearance.sanitize(&content(model, entry)), *width, *right_aligned);
         }
         text += &model.appearance.sanitize(&entry.row.command);
         canvas.write(0, line, &text, Style::new());
-        if model.is_interactive && place == list.selected_index() {
+        if model.is_interactive && index == list.selected_index() {
             // The sign marks the line on terminals without reverse video.
             canvas.put(0, line, ">", Style::new());
             canvas.highlight(line, canvas.style(Tone::Selected));
@@ -71,9 +72,9 @@ pub(super) fn draw(canvas: &mut Canvas<'_>) {
     }
 }
 
-fn cell(text: &str, width: usize, right: bool) -> String {
+fn cell(text: &str, width: usize, right_aligned: bool) -> String {
     let text: String = text.chars().take(width).collect();
-    if right { format!("{text:>width$} ") } else { format!("{text:<width$} ") }
+    if right_aligned { format!("{text:>width$} ") } else { format!("{text:<width$} ") }
 }
 
 fn title(canvas: &mut Canvas<'_>, list: &ProcessList) {
@@ -100,8 +101,8 @@ fn title(canvas: &mut Canvas<'_>, list: &ProcessList) {
     if guests > 0 {
         text += &format!(", {} here", format::count(guests as u64, "guest"));
     }
-    let at_home = |entry: &&ProcessEntry| entry.row.from.is_none() && entry.row.state != "home";
-    let away = list.entries.iter().filter(at_home).count();
+    let is_away = |entry: &&ProcessEntry| entry.row.from.is_none() && entry.row.state != "home";
+    let away = list.entries.iter().filter(is_away).count();
     if away > 0 {
         text += &format!(", {away} away");
     }

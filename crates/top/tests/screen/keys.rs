@@ -122,9 +122,9 @@ fn own_process_is_migrated_from_any_list() {
     assert_eq!(press(&mut model, "mmars\n"), []);
     assert_eq!(message(&model), "no node mars in the cluster; try: tern status, to list the nodes");
     for (key, text) in [
-        ("↓m", "41 flac is at home on node 3 and can only be moved there; try: mon on node 3"),
-        ("↓m", "51 flac is at home on node 2 and can only be moved there; try: mon on node 2"),
-        ("k", "51 flac is at home on node 2 and can only be signalled there; try: mon on node 2"),
+        ("↓m", "41 flac can only be moved on its home, node 3; try: mon on node 3"),
+        ("↓m", "51 flac can only be moved on its home, node 2; try: mon on node 2"),
+        ("k", "51 flac can only be signalled on its home, node 2; try: mon on node 2"),
     ] {
         assert_eq!(press(&mut model, key), []);
         assert_eq!((message(&model), model.prompt.is_some()), (text, false));

@@ -86,13 +86,13 @@ impl Pagemap {
         Ok(map)
     }
 
-    /// Scans from `start`, either everything or up to `ask.max_pages` matching pages. Returns where
+    /// Scans from `start`, either everything or up to `query.max_pages` matching pages. Returns where
     /// it stopped.
     fn scan(
         &self,
         start: u64,
         end: u64,
-        ask: ScanArg,
+        query: ScanArg,
         mut each: impl FnMut(&Region),
     ) -> std::io::Result<u64> {
         let mut regions = self.regions.borrow_mut();
@@ -104,7 +104,7 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: MAX_REGIONS as u64,
-                ..ask
+                ..query
             };
             // SAFETY: `arg` has the size it states, and `regions` has space for `vec_len` regions.
             let n = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut arg) };
@@ -112,7 +112,7 @@ impl Pagemap {
             regions.iter().take(n).for_each(&mut each);
             let stopped = (at < arg.walk_end && arg.walk_end < end).then_some(arg.walk_end);
             match stopped {
-                Some(stopped) if ask.max_pages > 0 => return Ok(stopped),
+                Some(stopped) if query.max_pages > 0 => return Ok(stopped),
                 Some(stopped) if n == MAX_REGIONS => at = stopped,
                 _ => return Ok(end),
             }
@@ -130,7 +130,7 @@ impl Pagemap {
             return Ok((self.content_from_entries(start, end)?, end));
         }
         let mut runs = Vec::new();
-        let ask = ScanArg {
+        let query = ScanArg {
             max_pages: PART_PAGES,
             category_inverted: ZERO | FILE,
             category_mask: ZERO | FILE,
@@ -138,7 +138,7 @@ impl Pagemap {
             return_mask: PRESENT,
             ..ScanArg::default()
         };
-        let done = self.scan(start, end, ask, |r| push(&mut runs, r.start, r.end));
+        let done = self.scan(start, end, query, |r| push_run(&mut runs, r.start, r.end));
         Ok((runs, done.map_err(|e| Error::from_io("scan pages", self.pid, e))?))
     }
 
@@ -154,8 +154,8 @@ impl Pagemap {
         }
         let mut runs: Vec<Run> = Vec::new();
         let any = PRESENT | SWAPPED;
-        let ask = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
-        let done = self.scan(start, end, ask, |r| {
+        let query = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
+        let done = self.scan(start, end, query, |r| {
             let from = (r.start & !(TABLE_BYTES - 1)).max(start);
             let to = r.end.next_multiple_of(TABLE_BYTES).min(end);
             match runs.last_mut() {
@@ -180,7 +180,7 @@ impl Pagemap {
                 let entry = u64::from_le_bytes(*entry);
                 let (present, swapped, file) = (entry >> 63 & 1, entry >> 62 & 1, entry >> 61 & 1);
                 if (present | swapped) == 1 && file == 0 {
-                    push(&mut runs, at, at + PAGE);
+                    push_run(&mut runs, at, at + PAGE);
                 }
                 at += PAGE;
             }
@@ -194,8 +194,8 @@ impl Pagemap {
     /// # Errors
     /// If the process is gone.
     pub fn written(&self, start: u64, end: u64) -> Result<Option<Written>> {
-        let ask = ScanArg { category_mask: WRITTEN, ..ScanArg::default() };
-        Ok(self.protect(start, end, ask)?.map(|(written, _end)| written))
+        let query = ScanArg { category_mask: WRITTEN, ..ScanArg::default() };
+        Ok(self.scan_and_protect(start, end, query)?.map(|(written, _end)| written))
     }
 
     /// Like [`Self::content`], and write-protects the part; `None` as in [`Self::written`]. Each
@@ -207,24 +207,24 @@ impl Pagemap {
     /// If the process is gone.
     pub fn content_and_protect(&self, start: u64, end: u64) -> Result<Option<(Vec<Run>, u64)>> {
         // Pages that were protected before and not written since are content too.
-        let ask = ScanArg {
+        let query = ScanArg {
             max_pages: PART_PAGES,
             category_anyof_mask: WRITTEN | PRESENT | SWAPPED,
             ..ScanArg::default()
         };
-        Ok(self.protect(start, end, ask)?.map(|(found, end)| (found.content, end)))
+        Ok(self.scan_and_protect(start, end, query)?.map(|(found, end)| (found.content, end)))
     }
 
-    fn protect(&self, start: u64, end: u64, ask: ScanArg) -> Result<Option<(Written, u64)>> {
-        let ask = ScanArg {
+    fn scan_and_protect(&self, start: u64, end: u64, query: ScanArg) -> Result<Option<(Written, u64)>> {
+        let query = ScanArg {
             flags: WP_MATCHING | CHECK_WPASYNC,
             return_mask: WRITTEN | PRESENT | SWAPPED | FILE | ZERO,
-            ..ask
+            ..query
         };
         let mut written = Written::default();
-        let done = self.scan(start, end, ask, |r| {
-            let own = r.categories & (PRESENT | SWAPPED) != 0 && r.categories & (FILE | ZERO) == 0;
-            push(if own { &mut written.content } else { &mut written.dropped }, r.start, r.end);
+        let done = self.scan(start, end, query, |r| {
+            let has_content = r.categories & (PRESENT | SWAPPED) != 0 && r.categories & (FILE | ZERO) == 0;
+            push_run(if has_content { &mut written.content } else { &mut written.dropped }, r.start, r.end);
         });
         match done {
             Ok(end) => Ok(Some((written, end))),
@@ -234,7 +234,7 @@ impl Pagemap {
     }
 }
 
-fn push(runs: &mut Vec<Run>, start: u64, end: u64) {
+fn push_run(runs: &mut Vec<Run>, start: u64, end: u64) {
     match runs.last_mut() {
         Some(last) if last.0 + last.1 == start => last.1 += end - start,
         _ => runs.push((start, end - start)),

@@ -19,14 +19,14 @@ static KILLED_WAIT: AtomicU64 = AtomicU64::new(0);
 /// counts pauses instead of time, since time also passes while the whole machine is suspended.
 pub fn kill_after(pauses: u32, pause: Duration) {
     std::thread::spawn(move || {
-        let (mut seen, mut times) = (0, 0);
+        let (mut last_wait, mut pauses_in_wait) = (0, 0);
         loop {
             std::thread::sleep(pause);
             let (wait, pid) = (WAIT_COUNT.load(Relaxed), WAITED_PID.load(Relaxed));
-            times = if wait == seen && pid != 0 { times + 1 } else { 0 };
-            seen = wait;
-            if times >= pauses {
-                times = 0;
+            pauses_in_wait = if wait == last_wait && pid != 0 { pauses_in_wait + 1 } else { 0 };
+            last_wait = wait;
+            if pauses_in_wait >= pauses {
+                pauses_in_wait = 0;
                 KILLED_WAIT.store(wait, Relaxed);
                 crate::pidfd::kill(pid);
             }

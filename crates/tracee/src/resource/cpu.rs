@@ -29,8 +29,9 @@ pub fn cpu_counters(pid: i32) -> Result<CpuCounters> {
 /// # Errors
 /// If it is gone.
 pub fn cpu_total_ns(pid: i32) -> Result<u64> {
-    const ALL: i32 = 2;
-    clock(pid, (!pid << 3) | ALL)
+    /// The kernel counts user and system time.
+    const CPUCLOCK_SCHED: i32 = 2;
+    read_clock_ns(pid, (!pid << 3) | CPUCLOCK_SCHED)
 }
 
 /// The CPU time of one thread of a process.
@@ -69,7 +70,7 @@ fn schedstat(thread: i32) -> Result<(u64, u64)> {
 /// clock of a process or thread.
 #[must_use]
 pub fn is_cpu_clock(clock: i32) -> bool {
-    // The lowest two bits of a negative number say what is counted; 3 stands for a device.
+    // The lowest two bits of a negative number select what is counted; 3 is a device's clock.
     clock == libc::CLOCK_PROCESS_CPUTIME_ID
         || clock == libc::CLOCK_THREAD_CPUTIME_ID
         || (clock < 0 && clock & 3 != 3)
@@ -80,11 +81,12 @@ pub fn is_cpu_clock(clock: i32) -> bool {
 /// # Errors
 /// If it is gone.
 pub fn user_cpu_ns(pid: i32) -> Result<u64> {
-    const USER: i32 = 1;
-    clock(pid, (!pid << 3) | USER)
+    /// The kernel counts user time.
+    const CPUCLOCK_VIRT: i32 = 1;
+    read_clock_ns(pid, (!pid << 3) | CPUCLOCK_VIRT)
 }
 
-fn clock(pid: i32, clock: i32) -> Result<u64> {
+fn read_clock_ns(pid: i32, clock: i32) -> Result<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time is written to a local.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {

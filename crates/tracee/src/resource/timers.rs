@@ -34,19 +34,19 @@ pub fn posix_timers(pid: i32) -> Result<Vec<PosixTimer>> {
 
 fn parse(text: &str) -> Vec<PosixTimer> {
     let mut all = Vec::new();
-    let mut now = PosixTimer { id: -1, signal: 0, silent: false, thread: None, clock: 0 };
+    let mut timer = PosixTimer { id: -1, signal: 0, silent: false, thread: None, clock: 0 };
     for line in text.lines() {
         let Some((key, value)) = line.split_once(": ") else { continue };
         let number = |text: &str| text.parse().unwrap_or_default();
         match key {
-            "ID" => now.id = number(value),
-            "signal" => now.signal = number(value.split('/').next().unwrap_or_default()),
+            "ID" => timer.id = number(value),
+            "signal" => timer.signal = number(value.split('/').next().unwrap_or_default()),
             "notify" => {
-                now.silent = value.starts_with("none");
-                now.thread = value.split_once("/tid.").map(|(_, tid)| number(tid));
+                timer.silent = value.starts_with("none");
+                timer.thread = value.split_once("/tid.").map(|(_, tid)| number(tid));
             }
             // The last line of each timer.
-            "ClockID" => all.push(PosixTimer { clock: number(value), ..now }),
+            "ClockID" => all.push(PosixTimer { clock: number(value), ..timer }),
             _ => {}
         }
     }
@@ -77,27 +77,28 @@ impl Alarm {
     /// # Errors
     /// If the process is gone, or this process has too many timers.
     pub fn new(pid: i32) -> Result<Self> {
-        const ALL: i32 = 2;
+        // The kernel's name for user and system time.
+        const CPUCLOCK_SCHED: i32 = 2;
         // SAFETY: all-zero is a valid sigevent.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
         (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGCHLD);
         let mut id = -1;
         // SAFETY: event and id are locals. libc's own timer_create uses other identifiers.
-        let made = unsafe {
-            libc::syscall(libc::SYS_timer_create, (!pid << 3) | ALL, &raw const event, &raw mut id)
+        let created = unsafe {
+            libc::syscall(libc::SYS_timer_create, (!pid << 3) | CPUCLOCK_SCHED, &raw const event, &raw mut id)
         };
-        if made != 0 {
+        if created != 0 {
             return Err(Error::from_io("create a timer", pid, std::io::Error::last_os_error()));
         }
         Ok(Self { pid, id })
     }
 
-    /// Starts it, to expire after `left` nanoseconds of the process's CPU time.
+    /// Starts it, to expire after this many nanoseconds of the process's CPU time.
     ///
     /// # Errors
     /// If the process is gone.
-    pub fn set(&self, left: u64) -> Result<()> {
-        let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
+    pub fn set(&self, nanos: u64) -> Result<()> {
+        let (seconds, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         let value = libc::timespec { tv_sec: seconds.cast_signed(), tv_nsec: rest.cast_signed() };
         let once =
             libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };

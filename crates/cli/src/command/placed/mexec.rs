@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use tern_control::{RefusalKind, Reply, Request};
 use tern_ids::NodeId;
-use tern_mexec::messages::{ExecReply, JobRequest, Placement, StartFailure, Task};
+use tern_mexec::messages::{ExecReply, JobRequest, NodeChoice, StartFailure, Task};
 
 /// The exit code when the node that ran the command was lost; the same as ssh's.
 const EXIT_NODE_LOST: u8 = 255;
@@ -90,7 +90,7 @@ pub(crate) fn describe() -> Command {
 
 /// A parsed command line.
 struct Options<'a> {
-    r#where: Placement,
+    nodes: NodeChoice,
     group: bool,
     interactive: bool,
     repeatable: bool,
@@ -100,7 +100,7 @@ struct Options<'a> {
 }
 
 fn parse<'a>(invocation: &Invocation<'a>) -> Result<Options<'a>, Failure> {
-    let (mut r#where, mut rest) = (Placement::Best, invocation.args);
+    let (mut nodes, mut rest) = (NodeChoice::Best, invocation.args);
     let (mut group, mut interactive, mut repeatable, mut verbose) = (false, false, false, false);
     let usage_error = |message: String| Failure::usage(invocation.tool, message);
     while let Some((word, after)) = rest.split_first() {
@@ -121,12 +121,12 @@ fn parse<'a>(invocation: &Invocation<'a>) -> Result<Options<'a>, Failure> {
                 ("", None) => return Err(usage_error("-n needs a list of nodes".into())),
                 (attached, _) => attached.to_owned(),
             };
-            r#where = Placement::Among(parse_nodes(&list)?);
+            nodes = NodeChoice::Among(parse_nodes(&list)?);
             continue;
         }
         for letter in letters.chars() {
             match letter {
-                'b' => r#where = Placement::Best,
+                'b' => nodes = NodeChoice::Best,
                 'g' => group = true,
                 'i' => interactive = true,
                 'r' => repeatable = true,
@@ -139,7 +139,7 @@ fn parse<'a>(invocation: &Invocation<'a>) -> Result<Options<'a>, Failure> {
         return Err(usage_error("no command was given".into()));
     };
     let arguments = argv_of(program, args);
-    Ok(Options { r#where, group, interactive, repeatable, verbose, program, arguments })
+    Ok(Options { nodes, group, interactive, repeatable, verbose, program, arguments })
 }
 
 /// Parses a list of nodes: numbers and ranges, or names.
@@ -217,8 +217,7 @@ fn run_placed(
 ) -> Result<Option<i32>, Failure> {
     let class = profile_class(options.program, &options.arguments);
     let ignored = task.signals.0;
-    let order =
-        JobRequest { task, placement: options.r#where.clone(), repeatable: options.repeatable, class };
+    let order = JobRequest { task, nodes: options.nodes.clone(), repeatable: options.repeatable, class };
     let mut home = connect()?;
     match placement::request(&mut home, &order, record)? {
         ExecReply::RunLocally => {
@@ -336,19 +335,19 @@ mod tests {
     use super::*;
     use std::ffi::OsString;
 
-    fn parse_line(line: &str) -> Result<(Placement, [bool; 4], String), String> {
+    fn parse_line(line: &str) -> Result<(NodeChoice, [bool; 4], String), String> {
         let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
         let options = parse(&Invocation { tool: "mexec", args: &args }).map_err(|failure| failure.message)?;
         let flags = [options.group, options.interactive, options.repeatable, options.verbose];
-        Ok((options.r#where, flags, format!("{:?}", options.arguments)))
+        Ok((options.nodes, flags, format!("{:?}", options.arguments)))
     }
 
     #[test]
     fn options_end_at_the_command() {
-        let best = |flags, words: &str| Ok((Placement::Best, flags, words.to_owned()));
+        let best = |flags, words: &str| Ok((NodeChoice::Best, flags, words.to_owned()));
         assert_eq!(parse_line("gcc -n x"), best([false; 4], r#"["gcc", "-n", "x"]"#));
         assert_eq!(parse_line("-rv -- -x"), best([false, false, true, true], r#"["-x"]"#));
-        let some = Placement::Among(vec![NodeId(2), NodeId(4), NodeId(5)]);
+        let some = NodeChoice::Among(vec![NodeId(2), NodeId(4), NodeId(5)]);
         assert_eq!(parse_line("-g -- -n"), best([true, false, false, false], r#"["-n"]"#));
         assert_eq!(parse_line("-n 2,4-5 a"), Ok((some.clone(), [false; 4], r#"["a"]"#.into())));
         assert_eq!(parse_line("-n2,4-5 a"), Ok((some, [false; 4], r#"["a"]"#.into())));

@@ -58,7 +58,7 @@ impl DirHandle {
 }
 
 /// The credentials with which a process looks up names.
-pub(super) struct Credentials {
+pub(super) struct LookupCredentials {
     /// A capability overrides permission checks.
     overrides: bool,
     uid: u32,
@@ -66,7 +66,7 @@ pub(super) struct Credentials {
     groups: Vec<u32>,
 }
 
-impl Credentials {
+impl LookupCredentials {
     /// The credentials of a process, if all its threads have the same, the shim's mount namespace
     /// and root, and the working directory of `tid`.
     pub(super) fn of(pid: i32, tid: i32) -> Result<Self, ScanError> {

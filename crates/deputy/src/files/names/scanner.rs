@@ -4,7 +4,7 @@
 //! Each directory on the path is first watched (inotify(7)) and then traversed. So every change
 //! after the scan is reported.
 
-use super::access::{Credentials, DirHandle, LIST, SEARCH};
+use super::access::{DirHandle, LIST, LookupCredentials, SEARCH};
 use super::watcher::DirWatch;
 use crate::calls::prefetch::file_about;
 use rustix::fs::inotify::{self, WatchFlags};
@@ -134,7 +134,7 @@ fn local_mounts() -> io::Result<HashSet<u64>> {
 /// The state of one scan.
 struct Scan<'a> {
     request: &'a ScanRequest,
-    credentials: Credentials,
+    credentials: LookupCredentials,
     local: HashSet<u64>,
     watched: DirWatch,
 }
@@ -182,7 +182,7 @@ impl Scanner {
         if is_relative && tern_image::process::shares_fs(request.pid.0) {
             return Err(ScanError::Never);
         }
-        let credentials = Credentials::of(request.pid.0, request.tid.0)?;
+        let credentials = LookupCredentials::of(request.pid.0, request.tid.0)?;
         let watched = DirWatch { dir: -1, path: Vec::new(), release: self.release.clone() };
         let mut scan = Scan { request, credentials, local: local_mounts()?, watched };
         let (at, direct) = self.walk(&mut scan)?;

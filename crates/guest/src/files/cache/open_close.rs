@@ -28,8 +28,8 @@ pub(super) struct PendingCloses {
 }
 
 impl PendingCloses {
-    /// Home has closed it.
-    pub(super) fn is_closed(&mut self, fd: i32) {
+    /// Removes a descriptor that home has closed.
+    pub(super) fn remove(&mut self, fd: i32) {
         self.fds.retain(|closing| *closing != fd);
         self.since = self.since.filter(|_| !self.fds.is_empty());
     }

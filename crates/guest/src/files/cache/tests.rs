@@ -1,4 +1,5 @@
 use super::*;
+use tern_ids::Credentials;
 use tern_migrate::prefetch::{OpenPrefetch, PrefetchedContent};
 
 const ME: i32 = 3;
@@ -432,7 +433,7 @@ fn only_declared_directories_are_shared() {
             root,
             path,
             file: file.clone(),
-            credentials: (1, 1, vec![]),
+            credentials: Credentials { uid: 1, gid: 1, groups: vec![] },
         };
         (ME, FileNotice::Shared(Box::new(place)))
     };

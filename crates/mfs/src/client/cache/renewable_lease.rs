@@ -14,13 +14,14 @@ use crate::client::cache::validity::{TTL_SLACK, ValidityStamp};
 use crate::client::connection::peer::Peer;
 use crate::client::fuse::inode::Inode;
 use crate::lock;
-use crate::message::{Attributes, Credentials, Name, OpenId, Release};
+use crate::message::{Attributes, Name, OpenId, Release};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use tern_ids::Credentials;
 
 /// Leases are renewed when the last renewal is older than this. Somewhat less than the term.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(800);

@@ -24,7 +24,6 @@
 use crate::client::cache::validity::ValidityStamp;
 use crate::client::fuse::inode::Inode;
 use crate::lock;
-use crate::message::Credentials;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::collections::HashSet;
 use std::ffi::{CStr, OsStr};
@@ -35,6 +34,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use tern_ids::Credentials;
 
 /// Upper bound of a line in /proc/TID/syscall, which has nine numbers.
 const MAX_SYSCALL_LINE: usize = 256;

@@ -15,13 +15,13 @@ use crate::client::cache::unsynced::Boot;
 use crate::client::connection::pending_release::{PendingReleases, ReleaseBatch};
 use crate::client::connection::validate::{Expected, references_in};
 use crate::lock;
-use crate::message::{Credentials, DentryCheck, Object, Op, Purpose, Release, Reply, Request};
+use crate::message::{DentryCheck, FileReply, FileRequest, Object, Op, Purpose, Release};
 use exchange::{ExchangeError, if_open};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tern_ids::NodeId;
+use tern_ids::{Credentials, NodeId};
 use tern_wire::{Identity, Link};
 
 /// Connections to one node for requests.
@@ -40,7 +40,7 @@ const LOST_INTERVAL: Duration = Duration::from_secs(1);
 /// A reply as received.
 #[derive(Debug)]
 pub(crate) struct Response {
-    pub(crate) reply: Reply,
+    pub(crate) reply: FileReply,
     /// The boot of the node's machine in which it was sent.
     pub(crate) boot: Boot,
     /// How many leases the server had recalled when it sent the reply.
@@ -124,7 +124,7 @@ struct State {
 enum Outgoing<'a> {
     /// An operation, with the releases sent along.
     Call(Credentials, Vec<DentryCheck>, Op, ReleaseBatch),
-    Control(&'a Request),
+    Control(&'a FileRequest),
 }
 
 /// One node.
@@ -244,9 +244,9 @@ impl Peer {
         let response = response?;
         self.wait_for_recalls(response.recalls);
         match response.reply {
-            Reply::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
-            Reply::Forgotten => Err(CallError::Expired),
-            Reply::StaleDentry => Err(CallError::StalePath),
+            FileReply::Failed(errno) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
+            FileReply::Forgotten => Err(CallError::Expired),
+            FileReply::StaleDentry => Err(CallError::StalePath),
             _ if !expected.accepts(&response.reply) => {
                 let (objects, opened) = references_in(&response.reply);
                 objects.into_iter().for_each(|object| self.queue_forget(object, 1));
@@ -266,11 +266,11 @@ impl Peer {
     pub(crate) fn send_renewal(&self) -> Result<(), Errno> {
         let (mut connection, end) = self.take_connection()?;
         let response =
-            self.send_until_answered(&mut connection, Outgoing::Control(&Request::Renew), &[], true, end);
+            self.send_until_answered(&mut connection, Outgoing::Control(&FileRequest::Renew), &[], true, end);
         self.return_connection(connection);
         let response = response?;
         self.wait_for_recalls(response.recalls);
-        if response.reply == Reply::Done { Ok(()) } else { Err(Errno::IO) }
+        if response.reply == FileReply::Done { Ok(()) } else { Err(Errno::IO) }
     }
 
     /// Queues the kernel's FUSE_FORGET, which is sent with another request.
@@ -292,7 +292,7 @@ impl Peer {
             self.pending_releases.put_back(batch);
             return false;
         };
-        let request = Request::Release(batch.piggyback.clone());
+        let request = FileRequest::Release(batch.piggyback.clone());
         let sent = self.send_until_answered(&mut connection, Outgoing::Control(&request), &[], true, end);
         self.return_connection(connection);
         if sent.is_err() {
@@ -432,7 +432,7 @@ impl Outgoing<'_> {
             Self::Call(caller, checks, op, batch) => {
                 let (caller, op) = (caller.clone(), op.clone());
                 let (checks, piggyback) = (std::mem::take(checks), batch.piggyback.clone());
-                tern_wire::encode(&Request::Call { caller, checks, piggyback, op })
+                tern_wire::encode(&FileRequest::Call { caller, checks, piggyback, op })
             }
         };
         encoded.map_err(|_long| Errno::NAMETOOLONG)

@@ -2,7 +2,7 @@
 //! never sends FUSE_FORGET for the lookups in it; so invalid replies are rejected here.
 
 use crate::client::fuse::attributes::file_type;
-use crate::message::{Attributes, DirEntry, Object, Op, OpenId, Reply};
+use crate::message::{Attributes, DirEntry, FileReply, Object, Op, OpenId};
 use fuser::FileType;
 
 /// The requirements that a reply to an operation must meet.
@@ -25,16 +25,18 @@ impl Expected {
     }
 
     /// Whether the kernel would accept the reply.
-    pub(crate) fn accepts(self, reply: &Reply) -> bool {
+    pub(crate) fn accepts(self, reply: &FileReply) -> bool {
         let is_of_kind = |attributes: &Attributes| {
             self.kind.is_none_or(|expected| file_type(attributes.mode) == Some(expected))
         };
         match reply {
-            Reply::Found(found, _) | Reply::Created(found, ..) => {
+            FileReply::Found(found, _) | FileReply::Created(found, ..) => {
                 has_valid_size(&found.attributes) && is_of_kind(&found.attributes)
             }
-            Reply::Attributes(attributes) | Reply::FileOpened(_, attributes) => has_valid_size(attributes),
-            Reply::Entries { entries, .. } => entries.iter().all(is_valid_entry),
+            FileReply::Attributes(attributes) | FileReply::FileOpened(_, attributes) => {
+                has_valid_size(attributes)
+            }
+            FileReply::Entries { entries, .. } => entries.iter().all(is_valid_entry),
             _ => true,
         }
     }
@@ -56,12 +58,12 @@ fn is_valid_entry(entry: &DirEntry) -> bool {
 
 /// References in a rejected reply, which must be released: objects, each with one lookup, and an
 /// open file.
-pub(crate) fn references_in(reply: &Reply) -> (Vec<Object>, Option<OpenId>) {
+pub(crate) fn references_in(reply: &FileReply) -> (Vec<Object>, Option<OpenId>) {
     match reply {
-        Reply::Found(found, _) => (vec![found.object], None),
-        Reply::Created(found, opened, _) => (vec![found.object], Some(*opened)),
-        Reply::FileOpened(opened, _) => (Vec::new(), Some(*opened)),
-        Reply::Entries { entries, .. } => {
+        FileReply::Found(found, _) => (vec![found.object], None),
+        FileReply::Created(found, opened, _) => (vec![found.object], Some(*opened)),
+        FileReply::FileOpened(opened, _) => (Vec::new(), Some(*opened)),
+        FileReply::Entries { entries, .. } => {
             (entries.iter().filter_map(|entry| entry.found).map(|found| found.object).collect(), None)
         }
         _ => (Vec::new(), None),
@@ -107,16 +109,16 @@ mod tests {
         let (file, dir) = (found(libc::S_IFREG, 0), found(libc::S_IFDIR, 0));
         let name = || Name::from(OsStr::new("a"));
         let make = Expected::of(&Op::Mkdir { dir: ROOT, name: name(), mode: 0, umask: 0 });
-        assert!(make.accepts(&Reply::Found(dir, dir.attributes)));
-        assert!(!make.accepts(&Reply::Found(file, dir.attributes)));
+        assert!(make.accepts(&FileReply::Found(dir, dir.attributes)));
+        assert!(!make.accepts(&FileReply::Found(file, dir.attributes)));
         let create = Expected::of(&Op::Create { dir: ROOT, name: name(), mode: 0, umask: 0, flags: 0 });
-        assert!(create.accepts(&Reply::Created(file, OpenId(1), dir.attributes)));
-        let reply = Reply::Created(dir, OpenId(1), dir.attributes);
+        assert!(create.accepts(&FileReply::Created(file, OpenId(1), dir.attributes)));
+        let reply = FileReply::Created(dir, OpenId(1), dir.attributes);
         assert!(!create.accepts(&reply));
         assert_eq!(references_in(&reply), (vec![Object(7)], Some(OpenId(1))));
         let lookup = Expected::of(&Op::Lookup { dir: ROOT, name: name() });
-        assert!(lookup.accepts(&Reply::Found(file, dir.attributes)));
-        assert!(!lookup.accepts(&Reply::Found(found(libc::S_IFREG, u64::MAX), dir.attributes)));
+        assert!(lookup.accepts(&FileReply::Found(file, dir.attributes)));
+        assert!(!lookup.accepts(&FileReply::Found(found(libc::S_IFREG, u64::MAX), dir.attributes)));
     }
 
     #[test]
@@ -124,7 +126,7 @@ mod tests {
         let accepts = |name: &[u8], found| {
             let name = Name::from(OsStr::from_bytes(name));
             let entry = DirEntry { name, inode: 1, kind: 0, cookie: 1, found };
-            let reply = Reply::Entries { entries: vec![entry], lease: 0, is_end: true };
+            let reply = FileReply::Entries { entries: vec![entry], lease: 0, is_end: true };
             Expected::of(&Op::GetAttr { of: ROOT }).accepts(&reply)
         };
         let file = Some(found(libc::S_IFREG, 0));

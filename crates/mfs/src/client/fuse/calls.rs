@@ -12,13 +12,14 @@ use crate::client::fuse::handle::{Handle, ReadData};
 use crate::client::fuse::inode::Inode;
 use crate::client::root_links::{RootLink, RootName};
 use crate::client::tree::Tree;
-use crate::message::{Attributes, Credentials, Found, MAX_DATA, Name, Object, Op, OpenId, Reply};
+use crate::message::{Attributes, FileReply, Found, MAX_DATA, Name, Object, Op, OpenId};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
+use tern_ids::Credentials;
 use tern_wire::limits::MAX_PAYLOAD;
 
 /// Upper bound for the encoded size (bytes) of an operation on an open file, with its caller but
@@ -105,7 +106,7 @@ impl MountedTree {
                     path_retries.note_lookup(tid, None);
                 }
             })?;
-            if let Reply::NotFound(dir_attributes) = &response.reply {
+            if let FileReply::NotFound(dir_attributes) = &response.reply {
                 path_retries.note_lookup(tid, None);
                 dir.renewable.set_name(&dir.peer, dir_attributes, &stamp, name, None);
                 return Ok(self.negative_reply(&dir, dir_attributes.lease, stamp));
@@ -173,10 +174,10 @@ impl MountedTree {
         &self,
         dir: &Arc<Inode>,
         name: &OsStr,
-        reply: &Reply,
+        reply: &FileReply,
         stamp: ValidityStamp,
     ) -> FsResult<EntryReply> {
-        let Reply::Found(found, dir_attributes) = reply else { return Err(Errno::IO) };
+        let FileReply::Found(found, dir_attributes) = reply else { return Err(Errno::IO) };
         let inode = self.add_lookup(dir, name, found);
         inode.renewable.set_attributes(&dir.peer, &found.attributes, &stamp);
         dir.renewable.set_name(&dir.peer, dir_attributes, &stamp, name, Some(&inode));
@@ -251,7 +252,7 @@ impl MountedTree {
             // that has lost its name.
             self.call_by_path_or_handle(request, &inode, &self.caller(request), &[], op)?
         };
-        let Reply::Attributes(attributes) = response.reply else { return Err(Errno::IO) };
+        let FileReply::Attributes(attributes) = response.reply else { return Err(Errno::IO) };
         if reading && !inode.peer.uses_renewable_leases() {
             inode.cache_for_read(attributes, stamp.clone(), lock_events);
         }
@@ -411,8 +412,8 @@ pub(crate) fn is_synthetic(number: INodeNo) -> bool {
 }
 
 /// The count in a reply. It must not exceed `limit`.
-fn checked_count(reply: &Reply, limit: u64) -> FsResult<u64> {
-    if let Reply::Count(count) = reply
+fn checked_count(reply: &FileReply, limit: u64) -> FsResult<u64> {
+    if let FileReply::Count(count) = reply
         && *count <= limit
     {
         Ok(*count)
@@ -431,12 +432,12 @@ pub(crate) fn link_attr(link: RootLink) -> FileAttr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{OpenId, Piggyback, Request};
+    use crate::message::{FileRequest, OpenId, Piggyback};
 
     #[test]
     fn reply_cannot_count_more_than_was_written() {
-        assert_eq!(checked_count(&Reply::Count(7), 7), Ok(7));
-        for reply in [Reply::Count(8), Reply::Count(u64::MAX), Reply::Done] {
+        assert_eq!(checked_count(&FileReply::Count(7), 7), Ok(7));
+        for reply in [FileReply::Count(8), FileReply::Count(u64::MAX), FileReply::Done] {
             assert_eq!(checked_count(&reply, 7), Err(Errno::IO));
         }
     }
@@ -447,7 +448,7 @@ mod tests {
             let caller = Credentials { uid: u32::MAX, gid: u32::MAX, groups: vec![u32::MAX; groups] };
             let op = Op::Write { opened: OpenId(u64::MAX), at, append: true };
             let limit = max_data(&caller);
-            let head = tern_wire::encode(&Request::Call {
+            let head = tern_wire::encode(&FileRequest::Call {
                 caller,
                 checks: vec![],
                 piggyback: Piggyback::default(),

@@ -194,8 +194,8 @@ pub(crate) struct OpenedFile {
     pub(crate) attributes: Attributes,
     /// The kernel may cache its pages.
     pub(crate) may_cache: bool,
-    /// The kernel need not send FUSE_FLUSH for it (`FOPEN_NOFLUSH`).
-    pub(crate) has_no_flush: bool,
+    /// The kernel is to send no FUSE_FLUSH for it (`FOPEN_NOFLUSH`).
+    pub(crate) skips_flush: bool,
     pub(crate) stamp: ValidityStamp,
     pub(crate) dentry: Dentry,
 }
@@ -216,7 +216,7 @@ impl OpenedFile {
                 self.inode.note_kernel_version(FileVersion::new(&self.attributes), ttl);
             }
             let mut flags = FopenFlags::empty();
-            flags.set(FopenFlags::FOPEN_NOFLUSH, self.has_no_flush);
+            flags.set(FopenFlags::FOPEN_NOFLUSH, self.skips_flush);
             if !self.may_cache || remaining.is_zero() {
                 self.inode.pages.set_unknown();
                 // A tree for guests must be mappable in any case. Each page is as of its first

@@ -8,11 +8,12 @@ use crate::client::fuse::inode::Inode;
 use crate::client::fuse::passthrough::PassthroughOpen;
 use crate::client::fuse::readdir::ReaddirBuffer;
 use crate::lock;
-use crate::message::{Credentials, OpenId};
+use crate::message::OpenId;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
+use tern_ids::Credentials;
 
 /// An open file or directory.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Handle {
     /// It holds a flock(2) lock.
     pub(crate) has_flock: AtomicBool,
     /// The kernel sends no FUSE_FLUSH for it (`FOPEN_NOFLUSH`), only FUSE_RELEASE.
-    pub(crate) has_no_flush: bool,
+    pub(crate) skips_flush: bool,
     /// Owners (the kernel's numbers) of record locks that end with this handle: of the open file
     /// description (`F_OFD_SETLK`), and of processes whose close the kernel does not report.
     pub(crate) lock_owners: Mutex<HashSet<u64>>,
@@ -96,7 +97,7 @@ impl Handle {
             cached_open: Mutex::default(),
             readdir_buffer: Mutex::default(),
             has_flock: AtomicBool::new(false),
-            has_no_flush: false,
+            skips_flush: false,
             lock_owners: Mutex::default(),
             passthrough_open: OnceLock::new(),
             prefetched: Mutex::default(),
@@ -114,7 +115,7 @@ impl Handle {
     ) -> Self {
         let mut handle = Self::new(inode, opener, flags, cached_open.opened, cached_open.boot);
         handle.cached_open = Mutex::new(Some(cached_open));
-        handle.has_no_flush = handle.inode.lock_events() == 0;
+        handle.skips_flush = handle.inode.lock_events() == 0;
         handle
     }
 

@@ -19,16 +19,14 @@ use crate::client::fuse::locks::LockOwners;
 use crate::client::fuse::passthrough::PassthroughState;
 use crate::client::fuse::readdir::LastLookup;
 use crate::lock;
-use crate::message::{
-    Attributes, Credentials, FileKey, Name, Object, Op, ROOT, Release, Timespec, XattrKinds,
-};
+use crate::message::{Attributes, FileKey, Name, Object, Op, ROOT, Release, Timespec, XattrKinds};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tern_ids::{NodeId, inode_number};
+use tern_ids::{Credentials, NodeId, inode_number};
 
 pub(crate) use table::InodeTable;
 
@@ -284,8 +282,8 @@ impl Inode {
             match self.peer.call(caller, Vec::new(), op, &[]) {
                 Ok(response) => {
                     let found = match response.reply {
-                        crate::message::Reply::Found(found, _) => found,
-                        crate::message::Reply::NotFound(_) => return Err(Errno::STALE),
+                        crate::message::FileReply::Found(found, _) => found,
+                        crate::message::FileReply::NotFound(_) => return Err(Errno::STALE),
                         _ => return Err(Errno::IO),
                     };
                     if FileIdentity::new(self.identity.node, &found.attributes) != self.identity {

@@ -13,7 +13,7 @@ use crate::client::fuse::handle::Handle;
 use crate::client::fuse::interrupts::Waiter;
 use crate::client::tree::Tree;
 use crate::lock;
-use crate::message::{LockKind, Op, Reply};
+use crate::message::{FileReply, LockKind, Op};
 use fuser::ReplyEmpty;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -95,7 +95,7 @@ pub(crate) fn test(
     let owner = handle.inode.lock_owners.get(owner).unwrap_or(0);
     let op = |opened| Op::GetLock { opened, owner, kind, start, end };
     match tree.call_on_open(handle, &handle.opener, &[], op)?.reply {
-        Reply::LockConflict { kind, start, end } => {
+        FileReply::LockConflict { kind, start, end } => {
             let raw_kind = match kind {
                 LockKind::Shared => libc::F_RDLCK,
                 LockKind::Exclusive => libc::F_WRLCK,
@@ -175,7 +175,7 @@ impl LockAttempt {
             return Ok(Some(Self { handle, kind, record: None }));
         }
         // FUSE_FLUSH comes when a process closes the file, not when an open file description ends.
-        if handle.has_no_flush || is_ofd_lock(request.tid) {
+        if handle.skips_flush || is_ofd_lock(request.tid) {
             lock(&handle.lock_owners).insert(owner);
         }
         let owners = &handle.inode.lock_owners;

@@ -6,7 +6,7 @@ use crate::client::fuse::calls::{FsResult, MountedTree};
 use crate::client::fuse::entry_reply::{EntryReply, OpenedFile};
 use crate::client::fuse::handle::Handle;
 use crate::client::tree::Via;
-use crate::message::{Name, Object, Op, Reply};
+use crate::message::{FileReply, Name, Object, Op};
 use fuser::{FileAttr, Generation, INodeNo, RenameFlags, Request};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ impl MountedTree {
         let stamp = ValidityStamp::now(&dir.peer);
         let op = |object| op(object, Name::from(name));
         let response = self.0.call_at_path_end(request.pid(), &dir, &self.caller(request), &[], op)?;
-        if let Reply::Found(_, dir_attributes) = &response.reply {
+        if let FileReply::Found(_, dir_attributes) = &response.reply {
             dir.cache_after_change(*dir_attributes, stamp.clone());
         }
         self.found_reply(&dir, name, &response.reply, stamp)
@@ -44,7 +44,7 @@ impl MountedTree {
         let (stamp, permission_count) = (ValidityStamp::now(&dir.peer), dir.creates.permission_count());
         let op = |dir| Op::Create { dir, name: Name::from(name), mode, umask, flags };
         let response = self.0.call_at_path_end(request.pid(), &dir, &caller, &[], op)?;
-        let Reply::Created(found, opened, dir_attributes) = response.reply else {
+        let FileReply::Created(found, opened, dir_attributes) = response.reply else {
             return Err(Errno::IO);
         };
         dir.cache_after_change(dir_attributes, stamp.clone());
@@ -109,7 +109,7 @@ impl MountedTree {
             from.creates.note_removal(name);
         }
         to.creates.note_name(new);
-        if let Reply::Renamed { moved, exchanged, replaced, dirs } = response.reply {
+        if let FileReply::Renamed { moved, exchanged, replaced, dirs } = response.reply {
             self.0.inodes.rename(moved, (&from, name), (&to, new));
             self.0.inodes.rename(exchanged, (&to, new), (&from, name));
             for key in [moved, exchanged, replaced].into_iter().flatten() {
@@ -137,7 +137,7 @@ impl MountedTree {
         let stamp = ValidityStamp::now(&dir.peer);
         let response = self.0.call_at_path_end(request.pid(), &dir, &self.caller(request), &[], op)?;
         dir.creates.note_removal(name);
-        if let Reply::Removed { removed, dir: attributes } = response.reply {
+        if let FileReply::Removed { removed, dir: attributes } = response.reply {
             dir.cache_after_change(attributes, stamp);
             for inode in removed.into_iter().flat_map(|key| self.0.inodes.of_file(dir.node(), &key)) {
                 inode.renewable.note_local_change();

@@ -7,12 +7,13 @@ use crate::client::fuse::entry_reply::{Dentry, OpenedFile};
 use crate::client::fuse::handle::Handle;
 use crate::client::fuse::inode::Inode;
 use crate::lock;
-use crate::message::{Attributes, Credentials, Op, Release, Reply};
+use crate::message::{Attributes, FileReply, Op, Release};
 use fuser::{FileHandle, INodeNo, Request};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tern_ids::Credentials;
 
 impl MountedTree {
     pub(crate) fn open_file(&self, request: &Request, number: INodeNo, flags: u32) -> FsResult<OpenedFile> {
@@ -32,7 +33,7 @@ impl MountedTree {
             return Ok(open);
         }
         let response = self.0.call_at_path_end(request.pid(), &inode, &caller, &[], op)?;
-        let Reply::FileOpened(opened, attributes) = response.reply else { return Err(Errno::IO) };
+        let FileReply::FileOpened(opened, attributes) = response.reply else { return Err(Errno::IO) };
         if !is_retry && !truncates && inode.may_kernel_differ(FileVersion::new(&attributes)) {
             // The reply to FUSE_OPEN carries no attributes. ESTALE makes the kernel look the file
             // up again, which gets the new ones.
@@ -78,9 +79,9 @@ impl MountedTree {
         dentry: Dentry,
     ) -> OpenedFile {
         let (inode, may_cache) = (handle.inode.clone(), may_cache(handle.flags) && attributes.lease > 0);
-        let has_no_flush = handle.has_no_flush;
+        let skips_flush = handle.skips_flush;
         let handle = self.0.handles.insert(handle);
-        OpenedFile { handle, inode, attributes, may_cache, has_no_flush, stamp, dentry }
+        OpenedFile { handle, inode, attributes, may_cache, skips_flush, stamp, dentry }
     }
 
     /// Opens a file that is still open at the server, without a request.

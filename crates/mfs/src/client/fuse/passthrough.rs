@@ -39,7 +39,7 @@ pub(crate) struct PassthroughState(Mutex<OpenFiles>);
 
 #[derive(Debug, Default)]
 struct OpenFiles {
-    open: usize,
+    count: usize,
     /// The backing file of all opens, if they use passthrough.
     backing: Option<Arc<BackingFile>>,
 }
@@ -54,13 +54,13 @@ pub(crate) struct BackingFile {
 }
 
 impl PassthroughState {
-    /// Counts an open, in the mode of the others. The first open decides which.
+    /// Counts an open. The first one decides whether all use passthrough.
     fn add_open(&self, open_first: impl FnOnce() -> Option<BackingFile>) -> Option<Arc<BackingFile>> {
         let mut files = lock(&self.0);
-        if files.open == 0 {
+        if files.count == 0 {
             files.backing = open_first().map(Arc::new);
         }
-        files.open += 1;
+        files.count += 1;
         files.backing.clone()
     }
 
@@ -69,11 +69,11 @@ impl PassthroughState {
         lock(&self.0).backing.is_some()
     }
 
-    /// Counts a close.
+    /// Counts a close; after the last one the next open decides again.
     fn remove_open(&self) {
         let mut files = lock(&self.0);
-        files.open -= 1;
-        if files.open == 0 {
+        files.count -= 1;
+        if files.count == 0 {
             files.backing = None;
         }
     }

@@ -9,7 +9,7 @@ use crate::client::fuse::handle::Handle;
 use crate::client::fuse::inode::Inode;
 use crate::client::root_links::RootLink;
 use crate::lock;
-use crate::message::{DirEntry, MAX_READDIR_LOOKUPS, Op, Reply};
+use crate::message::{DirEntry, FileReply, MAX_READDIR_LOOKUPS, Op};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyDirectoryPlus};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -190,7 +190,7 @@ impl MountedTree {
         let max_bytes = if after == 0 || look_up { LOOKUP_BATCH_BYTES } else { NAME_BATCH_BYTES };
         let op = |opened| Op::ReadDir { opened, cookie: after, max_bytes, lookup: look_up };
         let response = self.0.call_on_open(handle, &handle.opener, &[], op)?;
-        let Reply::Entries { entries, lease, is_end } = response.reply else { return Err(Errno::IO) };
+        let FileReply::Entries { entries, lease, is_end } = response.reply else { return Err(Errno::IO) };
         buffer.first_offset = after;
         buffer.entries = entries
             .into_iter()
@@ -220,7 +220,7 @@ impl MountedTree {
     fn look_up_kind(&self, handle: &Handle, entry: &DirEntry) -> FileType {
         let op = |dir| Op::Lookup { dir, name: entry.name.clone() };
         let response = self.0.call_on(&handle.inode, &handle.opener, &[], op);
-        let Ok(Reply::Found(found, _)) = response.map(|response| response.reply) else {
+        let Ok(FileReply::Found(found, _)) = response.map(|response| response.reply) else {
             return FileType::RegularFile;
         };
         handle.inode.peer.queue_forget(found.object, 1);

@@ -4,13 +4,14 @@ use crate::client::fuse::attributes::file_attr;
 use crate::client::fuse::calls::{FsResult, MountedTree};
 use crate::client::fuse::handle::Handle;
 use crate::client::fuse::inode::Inode;
-use crate::message::{AttributeChange, Attributes, Credentials, Op, Reply};
+use crate::message::{AttributeChange, Attributes, FileReply, Op};
 use fuser::{FileAttr, FileHandle, INodeNo, Request};
 use rustix::io::Errno;
 use std::sync::Arc;
+use tern_ids::Credentials;
 
 impl MountedTree {
-    pub(crate) fn set(
+    pub(crate) fn set_attributes(
         &self,
         request: &Request,
         number: INodeNo,
@@ -21,7 +22,7 @@ impl MountedTree {
         let caller = self.caller(request);
         let handle = handle.and_then(|handle| self.handle(handle).ok());
         inode.creates.note_permission_change();
-        let set = self.set_as(request, &inode, &caller, handle.as_deref(), change);
+        let set = self.set_attributes_as(request, &inode, &caller, handle.as_deref(), change);
         inode.creates.note_permission_change();
         let attributes = set?;
         // The kernel takes the new size from this reply. Its pages are revalidated before they are
@@ -30,7 +31,7 @@ impl MountedTree {
         Ok(file_attr(&inode, &attributes))
     }
 
-    fn set_as(
+    fn set_attributes_as(
         &self,
         request: &Request,
         inode: &Arc<Inode>,
@@ -55,6 +56,6 @@ impl MountedTree {
     }
 }
 
-fn attributes_of(reply: &Reply) -> FsResult<Attributes> {
-    if let Reply::Attributes(attributes) = reply { Ok(*attributes) } else { Err(Errno::IO) }
+fn attributes_of(reply: &FileReply) -> FsResult<Attributes> {
+    if let FileReply::Attributes(attributes) = reply { Ok(*attributes) } else { Err(Errno::IO) }
 }

@@ -1,7 +1,7 @@
 //! Creating and opening a file, as one operation.
 
 use super::{OPEN_FLAGS, OpContext, OpError, component, opens_for_writing, proc_path};
-use crate::message::{Attributes, Found, Name, Object, Reply};
+use crate::message::{Attributes, FileReply, Found, Name, Object};
 use crate::serve::export::ExportPosition;
 use crate::serve::session::HeldObject;
 use crate::serve::stat::attributes;
@@ -33,7 +33,7 @@ impl OpContext<'_> {
         name: &Name,
         (mode, umask): (u32, u32),
         flags: u32,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         let at = self.exported_object(dir)?;
         let mode = create_mode(&at.fd, mode, umask);
         let flags = OFlags::from_bits_retain(flags) & OPEN_FLAGS;
@@ -63,7 +63,7 @@ impl OpContext<'_> {
         Err(Errno::STALE.into())
     }
 
-    fn open_created(&self, dir: &HeldObject, fd: OwnedFd, flags: OFlags) -> Result<Reply, OpError> {
+    fn open_created(&self, dir: &HeldObject, fd: OwnedFd, flags: OFlags) -> Result<FileReply, OpError> {
         // By descriptor: the name may mean another file by now.
         let path_fd = rustix::fs::open(proc_path(&fd), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let key = attributes(&fd)?.key;
@@ -74,7 +74,7 @@ impl OpContext<'_> {
             let found = self.hold(path_fd, ExportPosition::Exported)?;
             let opened = self.insert_open(fd, key, ExportPosition::Exported, flags);
             let opened = opened.inspect_err(|_full| self.session.forget(found.object, 1))?;
-            Ok(Reply::Created(found, opened, dir_attributes))
+            Ok(FileReply::Created(found, opened, dir_attributes))
         })
     }
 
@@ -85,7 +85,7 @@ impl OpContext<'_> {
         position: ExportPosition,
         existing: &Attributes,
         flags: OFlags,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         match FileType::from_raw_mode(existing.mode) {
             FileType::RegularFile => {}
             FileType::Directory => return Err(Errno::ISDIR.into()),
@@ -99,7 +99,7 @@ impl OpContext<'_> {
             let object = self.hold(fd, position)?.object;
             let open = self.open(object, flags).inspect_err(|_refused| self.session.forget(object, 1));
             let (opened, attributes) = open?;
-            Ok(Reply::Created(Found { object, attributes }, opened, dir_attributes))
+            Ok(FileReply::Created(Found { object, attributes }, opened, dir_attributes))
         })
     }
 }

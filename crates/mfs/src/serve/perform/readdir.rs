@@ -2,7 +2,7 @@
 
 use super::{OpContext, OpError};
 use crate::lock;
-use crate::message::{DirEntry, MAX_DATA, MAX_READDIR_LOOKUPS, Name, OpenId, Reply};
+use crate::message::{DirEntry, FileReply, MAX_DATA, MAX_READDIR_LOOKUPS, Name, OpenId};
 use crate::serve::export;
 use crate::serve::session::OpenFile;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
@@ -18,7 +18,7 @@ impl OpContext<'_> {
         cookie: u64,
         max_bytes: u32,
         lookup: bool,
-    ) -> Result<Reply, OpError> {
+    ) -> Result<FileReply, OpError> {
         let file = self.open_file(opened)?;
         // Before the directory is read: the lease covers what is read after it was granted.
         let lease = if lookup { self.name_lease(&file.fd)?.lease } else { 0 };
@@ -27,7 +27,7 @@ impl OpContext<'_> {
         for entry in entries.iter_mut().filter(|entry| lookup && entry.name.is_component()) {
             entry.found = self.lookup_entry(&file, &entry.name).ok();
         }
-        Ok(Reply::Entries { entries, lease, is_end })
+        Ok(FileReply::Entries { entries, lease, is_end })
     }
 
     fn lookup_entry(&self, dir: &OpenFile, name: &Name) -> Result<crate::message::Found, OpError> {

@@ -26,7 +26,7 @@ impl Exported {
         Self { path, export, session, leases: LeaseTable::new(true) }
     }
 
-    fn perform(&self, op: Op, data: &[u8]) -> Result<(Reply, Vec<u8>), OpError> {
+    fn perform(&self, op: Op, data: &[u8]) -> Result<(FileReply, Vec<u8>), OpError> {
         self.perform_checked(&[], op, data)
     }
 
@@ -35,7 +35,7 @@ impl Exported {
         checks: &[DentryCheck],
         op: Op,
         data: &[u8],
-    ) -> Result<(Reply, Vec<u8>), OpError> {
+    ) -> Result<(FileReply, Vec<u8>), OpError> {
         let mut out = Vec::new();
         let context = OpContext { session: &self.session, export: &self.export, leases: &self.leases };
         context.perform(checks, op, data, &mut out).map(|reply| (reply, out))
@@ -44,7 +44,7 @@ impl Exported {
     fn object(&self, path: &Path) -> Object {
         path.iter().skip(1).fold(ROOT, |dir, name| {
             match self.perform(Op::Lookup { dir, name: Name::from(name) }, &[]).unwrap().0 {
-                Reply::Found(found, _) => found.object,
+                FileReply::Found(found, _) => found.object,
                 other => panic!("{other:?}"),
             }
         })
@@ -77,10 +77,10 @@ fn only_the_way_down_is_visible_above_an_export() {
         assert!(matches!(result, Err(OpError::Errno(Errno::ACCESS))), "{op:?}: {result:?}");
     }
     let opened = exported.perform(Op::Open { of: ancestor, flags: 0, content: true }, &[]).unwrap().0;
-    let Reply::FileOpened(opened, _) = opened else { panic!("{opened:?}") };
+    let FileReply::FileOpened(opened, _) = opened else { panic!("{opened:?}") };
     let listed =
         exported.perform(Op::ReadDir { opened, cookie: 0, max_bytes: 65_536, lookup: true }, &[]).unwrap().0;
-    let Reply::Entries { entries, .. } = listed else { panic!("{listed:?}") };
+    let FileReply::Entries { entries, .. } = listed else { panic!("{listed:?}") };
     let names: Vec<_> =
         entries.iter().map(|entry| entry.name.as_os()).filter(|name| *name != "." && *name != "..").collect();
     assert_eq!(names, [exported.path.file_name().unwrap()]);
@@ -109,7 +109,7 @@ fn names_must_be_single_components() {
 fn create(exported: &Exported, dir: Object, name: &str) -> (Found, OpenId) {
     let op = Op::Create { dir, name: Name::from(OsStr::new(name)), mode: 0o600, umask: 0, flags: 2 };
     match exported.perform(op, &[]).unwrap().0 {
-        Reply::Created(found, opened, _) => (found, opened),
+        FileReply::Created(found, opened, _) => (found, opened),
         other => panic!("{other:?}"),
     }
 }
@@ -131,7 +131,7 @@ fn nothing_is_performed_if_a_dentry_check_fails() {
         Op::Lookup { dir: a, name: name("none") },
     ];
     let perform = |op: &Op| exported.perform_checked(&checks, op.clone(), &[]).map(|(reply, _)| reply);
-    let Ok((Reply::FileOpened(_, attributes), content)) =
+    let Ok((FileReply::FileOpened(_, attributes), content)) =
         exported.perform_checked(&checks, ops[0].clone(), &[])
     else {
         panic!("not opened")
@@ -143,19 +143,19 @@ fn nothing_is_performed_if_a_dentry_check_fails() {
     assert!(matches!(perform(&ops[3]), Err(OpError::Errno(Errno::NOENT))));
     std::fs::rename(at("a"), at("b")).unwrap();
     for op in &ops {
-        assert_eq!(perform(op).unwrap(), Reply::StaleDentry, "{op:?}");
+        assert_eq!(perform(op).unwrap(), FileReply::StaleDentry, "{op:?}");
     }
     // A lookup that succeeds is checked by the operation at the end of the path.
     let found = perform(&Op::Lookup { dir: a, name: name("f") });
-    assert!(matches!(found, Ok(Reply::Found(..))));
+    assert!(matches!(found, Ok(FileReply::Found(..))));
     std::fs::rename(at("b"), at("a")).unwrap();
     std::fs::write(at("a/new"), "").unwrap();
     std::fs::rename(at("a/new"), at("a/f")).unwrap();
-    assert_eq!(perform(&ops[0]).unwrap(), Reply::StaleDentry, "another file of the same name");
+    assert_eq!(perform(&ops[0]).unwrap(), FileReply::StaleDentry, "another file of the same name");
     // An object that is not held cannot be checked; and the number of checks is limited.
     let unknown = [check(dir, "a", Object(12))];
     let reply = exported.perform_checked(&unknown, ops[0].clone(), &[]).unwrap().0;
-    assert_eq!(reply, Reply::StaleDentry);
+    assert_eq!(reply, FileReply::StaleDentry);
     let many = vec![check(dir, "a", a); crate::message::MAX_DENTRY_CHECKS + 1];
     let refused = exported.perform_checked(&many, ops[0].clone(), &[]);
     assert!(matches!(refused, Err(OpError::Errno(Errno::INVAL))));
@@ -169,7 +169,7 @@ fn abandoned_reply_leaves_nothing_open() {
     let other = Session::new(&exported.export, &FdBudget::new(1000), Purpose::All).unwrap();
     other.set_callback(true);
     assert!(!exported.leases.grant(&other, found.attributes.key), "it is open for writing");
-    let reply = Reply::Created(found, opened, found.attributes);
+    let reply = FileReply::Created(found, opened, found.attributes);
     let encoded = tern_wire::encode(&reply).unwrap();
     let mut cache = ReplyCache { newest: 7, piggyback_applied: 7, number: Some(7), reply: encoded };
     assert_eq!(cache.abandon(6), None, "the client has received that reply");
@@ -189,7 +189,7 @@ fn releasing_twice_releases_once() {
     let dir = exported.object(&exported.path);
     let (found, opened) = create(&exported, dir, "a");
     let again = exported.perform(Op::Open { of: found.object, flags: 2, content: false }, &[]).unwrap().0;
-    let Reply::FileOpened(again, _) = again else { panic!("{again:?}") };
+    let FileReply::FileOpened(again, _) = again else { panic!("{again:?}") };
     let lock = |owner| Op::SetLock { opened: again, owner, kind: LockKind::Exclusive, start: 0, end: 9 };
     exported.perform(lock(1), &[]).unwrap();
     assert!(matches!(exported.perform(lock(2), &[]), Err(OpError::Errno(Errno::AGAIN))));
@@ -214,7 +214,7 @@ fn rename_reports_which_file_has_which_name() {
         exported.perform(Op::Rename { dir, name, to: dir, new, flags }, &[]).unwrap().0
     };
     let renamed = |flags| match rename(flags) {
-        Reply::Renamed { moved, exchanged, replaced, .. } => (moved, exchanged, replaced),
+        FileReply::Renamed { moved, exchanged, replaced, .. } => (moved, exchanged, replaced),
         other => panic!("{other:?}"),
     };
     assert_eq!(renamed(RenameFlags::EXCHANGE.bits()), (Some(a), Some(b), Some(b)));
@@ -256,13 +256,13 @@ fn create_examines_an_existing_file_before_opening_it() {
         assert_eq!(errno(create("other", OFlags::RDWR)), Errno::STALE);
     }
     let object = exported.object(&exported.path.join("file"));
-    let Reply::Created(found, ..) = create("file", OFlags::RDONLY).unwrap() else { panic!("not opened") };
+    let FileReply::Created(found, ..) = create("file", OFlags::RDONLY).unwrap() else { panic!("not opened") };
     assert_eq!((found.object, found.attributes.size), (object, 9));
     // Leases of other sessions are recalled.
     let reader = Session::new(&exported.export, &FdBudget::new(1000), Purpose::All).unwrap();
     reader.set_callback(true);
     assert!(exported.leases.grant(&reader, found.attributes.key));
-    let Reply::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
+    let FileReply::Created(found, ..) = create("file", OFlags::RDWR | OFlags::TRUNC).unwrap() else {
         panic!("not opened for writing")
     };
     assert_eq!((found.object, found.attributes.size), (object, 0));
@@ -356,9 +356,9 @@ fn any_operation_gets_a_reply() {
         let Ok((reply, _)) = exported.perform(op, b"some bytes") else { continue };
         performed += 1;
         match reply {
-            Reply::Found(found, _) => objects.push(found.object),
-            Reply::FileOpened(new, _) => files.push(new),
-            Reply::Created(found, new, _) => {
+            FileReply::Found(found, _) => objects.push(found.object),
+            FileReply::FileOpened(new, _) => files.push(new),
+            FileReply::Created(found, new, _) => {
                 objects.push(found.object);
                 files.push(new);
             }

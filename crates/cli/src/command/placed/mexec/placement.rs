@@ -65,17 +65,17 @@ fn is_readable_within(home: &UnixStream, timeout: Duration) -> bool {
 fn describe_wait(wait: Option<&PendingReason>) -> String {
     match wait {
         Some(PendingReason::SearchLimit) => {
-            "waits for its turn: other commands of yours wait for room".into()
+            "waiting: as many of your commands as allowed are looking for a node already".into()
         }
-        Some(PendingReason::NodeReply(node)) => format!("waits for node {node} to answer"),
+        Some(PendingReason::NodeReply(node)) => format!("waiting for a reply from node {node}"),
         Some(PendingReason::Slot(nodes)) => {
             let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
             match &nodes[..] {
-                [node] => format!("waits for room on node {node}"),
-                nodes => format!("waits for room on one of nodes {}", nodes.join(", ")),
+                [node] => format!("waiting: node {node} is full"),
+                nodes => format!("waiting: nodes {} are full", nodes.join(", ")),
             }
         }
-        None => "waits for a place".into(),
+        None => "waiting for a node to be chosen".into(),
     }
 }
 
@@ -99,11 +99,8 @@ mod tests {
     #[test]
     fn wait_reason_is_described() {
         let text = |wait| describe_wait(Some(&wait));
-        assert_eq!(text(PendingReason::Slot(vec![NodeId(2)])), "waits for room on node 2");
-        assert_eq!(
-            text(PendingReason::Slot(vec![NodeId(2), NodeId(3)])),
-            "waits for room on one of nodes 2, 3"
-        );
-        assert_eq!(text(PendingReason::NodeReply(NodeId(7))), "waits for node 7 to answer");
+        assert_eq!(text(PendingReason::Slot(vec![NodeId(2)])), "waiting: node 2 is full");
+        assert_eq!(text(PendingReason::Slot(vec![NodeId(2), NodeId(3)])), "waiting: nodes 2, 3 are full");
+        assert_eq!(text(PendingReason::NodeReply(NodeId(7))), "waiting for a reply from node 7");
     }
 }

@@ -3,7 +3,7 @@
 use super::{CALLBACK, PROBE_INTERVAL, Peer};
 use crate::client::cache::invalidator::Invalidator;
 use crate::client::fuse::inode::InodeTable;
-use crate::message::{Lease, REQUEST_FRAME, Reply, Request};
+use crate::message::{FileReply, FileRequest, Lease, REQUEST_FRAME};
 use crate::packing;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -19,7 +19,12 @@ impl Peer {
     }
 
     /// Sends a request on the callback channel, and waits for the reply and its recall count.
-    fn exchange_callback(&self, link: &mut Link, number: u64, request: &Request) -> Option<(u64, Reply)> {
+    fn exchange_callback(
+        &self,
+        link: &mut Link,
+        number: u64,
+        request: &FileRequest,
+    ) -> Option<(u64, FileReply)> {
         let head = tern_wire::encode(request).ok()?;
         link.send(REQUEST_FRAME, number, &[&head], Instant::now() + PROBE_INTERVAL).ok()?;
         let frame = packing::unpack(link.recv(Instant::now() + PROBE_INTERVAL).ok()?)?;
@@ -34,7 +39,8 @@ impl Peer {
             if batch.is_empty() {
                 break;
             }
-            if self.exchange_callback(link, number, &Request::Release(batch.piggyback.clone())).is_none() {
+            if self.exchange_callback(link, number, &FileRequest::Release(batch.piggyback.clone())).is_none()
+            {
                 self.pending_releases.put_back(batch);
                 return None;
             }
@@ -86,8 +92,9 @@ fn receive_recalls(
     let mut acknowledged: Vec<Lease> = Vec::new();
     for number in 1.. {
         peer.send_pending(&mut link, number)?;
-        let request = Request::WaitForRecalls { returned: std::mem::take(&mut acknowledged) };
-        let (recalls, Reply::Recalled(leases)) = peer.exchange_callback(&mut link, number, &request)? else {
+        let request = FileRequest::WaitForRecalls { returned: std::mem::take(&mut acknowledged) };
+        let (recalls, FileReply::Recalled(leases)) = peer.exchange_callback(&mut link, number, &request)?
+        else {
             return None;
         };
         // The reply that the previous callback channel received last may have been lost with it,

@@ -2,7 +2,7 @@
 
 use super::{CALLBACK, PROBE, PROBE_INTERVAL, Peer, Response, State};
 use crate::client::cache::unsynced::Boot;
-use crate::message::{Purpose, REPLY_FRAME, REQUEST_FRAME, Reply, Request, VERSION};
+use crate::message::{FileReply, FileRequest, Purpose, REPLY_FRAME, REQUEST_FRAME, VERSION};
 use crate::{packing, send, set_keepalive};
 use std::time::Instant;
 use tern_node::map::Map;
@@ -67,7 +67,7 @@ impl Peer {
         set_keepalive(&link).map_err(|_gone| ExchangeError::Broken)?;
         let (session, is_callback) = (self.context.session, number == CALLBACK);
         let purpose = self.context.purpose;
-        let begin = Request::Begin {
+        let begin = FileRequest::Begin {
             version: VERSION,
             session,
             connection: number,
@@ -82,7 +82,7 @@ impl Peer {
             return Err(ExchangeError::Broken);
         }
         match tern_wire::decode(&frame.payload) {
-            Ok((0, Reply::Begun { is_new, boot_id })) => {
+            Ok((0, FileReply::Begun { is_new, boot_id })) => {
                 if is_new && self.context.purpose == Purpose::Container {
                     self.invalidate_renewable();
                 }
@@ -98,7 +98,7 @@ impl Peer {
                 }
                 Ok((link, state.boot.1))
             }
-            Ok((_, Reply::Refused(why))) => {
+            Ok((_, FileReply::Refused(why))) => {
                 tracing::warn!(node = %self.node, why, "the node refuses the connection");
                 Err(ExchangeError::Refused)
             }

@@ -10,6 +10,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use tern_ids::Credentials;
 use tern_wire::{Authority, Frame, LinkError, Preamble};
 
 /// A peer with a server that handles each request by a function, which gets the connection's
@@ -60,7 +61,7 @@ fn serve_connections(
                 send_reply(
                     &mut link,
                     begin.tag,
-                    &Reply::Begun { is_new: connection == 0, boot_id: "boot".into() },
+                    &FileReply::Begun { is_new: connection == 0, boot_id: "boot".into() },
                 )?;
                 loop {
                     let request = link.recv(deadline)?;
@@ -83,7 +84,7 @@ fn serve_connections(
     ServedPeer { peer: Peer::new(NodeId(2), Arc::new(context)), map }
 }
 
-fn send_reply(link: &mut Link, tag: u64, reply: &Reply) -> Result<(), LinkError> {
+fn send_reply(link: &mut Link, tag: u64, reply: &FileReply) -> Result<(), LinkError> {
     let bytes = tern_wire::encode(&(0_u64, reply)).unwrap();
     link.send(REPLY_FRAME, tag, &[&bytes], Instant::now() + PROBE_INTERVAL)
 }
@@ -96,7 +97,7 @@ const STAT: Op = Op::StatFs { of: crate::message::ROOT };
 
 /// Sends a frame that is not a reply to this request.
 fn send_invalid(which: usize, link: &mut Link, tag: u64) -> Result<(), LinkError> {
-    let done = tern_wire::encode(&(0_u64, Reply::Done)).unwrap();
+    let done = tern_wire::encode(&(0_u64, FileReply::Done)).unwrap();
     let (kind, tag, bytes) = match which {
         0 => (REPLY_FRAME, tag + 1, &done[..]),
         1 => (REPLY_FRAME, tag - 1, &done[..]),
@@ -113,11 +114,11 @@ fn invalid_reply_makes_the_client_use_another_connection() {
     for which in 0..6 {
         let served = serve(Duration::from_secs(60), move |connection, link, request| match connection {
             0 => send_invalid(which, link, request.tag),
-            _ => send_reply(link, request.tag, &Reply::Count(request.tag)),
+            _ => send_reply(link, request.tag, &FileReply::Count(request.tag)),
         });
         let response = call(&served.peer, STAT).unwrap();
-        assert_eq!(response.reply, Reply::Count(1), "{which}");
-        assert_eq!(call(&served.peer, STAT).unwrap().reply, Reply::Count(2), "the next one");
+        assert_eq!(response.reply, FileReply::Count(1), "{which}");
+        assert_eq!(call(&served.peer, STAT).unwrap().reply, FileReply::Count(2), "the next one");
     }
 }
 
@@ -138,7 +139,7 @@ fn only_invalid_replies_make_the_call_fail() {
 fn rejected_reply_releases_its_objects() {
     let Found { object, attributes } = found(6, 0);
     let is = Attributes { size: u64::MAX, ..attributes };
-    let rejected = Reply::Found(Found { object, attributes: is }, is);
+    let rejected = FileReply::Found(Found { object, attributes: is }, is);
     let served =
         serve(Duration::from_secs(60), move |_, link, request| send_reply(link, request.tag, &rejected));
     let lookup = Op::Lookup { dir: crate::message::ROOT, name: Name::from(OsStr::new("a")) };
@@ -152,7 +153,7 @@ fn slow_first_reply_does_not_make_the_node_lost() {
     let slow = PROBE_INTERVAL * 2 + PROBE_INTERVAL / 2;
     let served = serve_connections(2 * slow, 1, move |_, link, request| {
         std::thread::sleep(slow);
-        send_reply(link, request.tag, &Reply::Count(request.tag))
+        send_reply(link, request.tag, &FileReply::Count(request.tag))
     });
-    assert_eq!(call(&served.peer, STAT).unwrap().reply, Reply::Count(1));
+    assert_eq!(call(&served.peer, STAT).unwrap().reply, FileReply::Count(1));
 }
