@@ -52,6 +52,16 @@ impl Cluster {
         Self::make(binaries()?, LabOptions { nodes, daemon: true, ..LabOptions::unique(prefix)? })
     }
 
+    /// As `with_nodes`, for a test to which the speed of a node and its load are of no account: the
+    /// nodes have no CPU quotas, so that the test ends sooner.
+    ///
+    /// # Errors
+    /// As `up`.
+    pub fn without_quotas(prefix: &str, nodes: u16) -> Result<Self> {
+        let options = LabOptions { nodes, daemon: true, cpu_quotas: false, ..LabOptions::unique(prefix)? };
+        Self::make(binaries()?, options)
+    }
+
     /// As `with_nodes`, with this many bytes of memory in each node.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ fn file_program_survives_a_freeze_at_every_call() -> Result<()> {
 
 fn freeze_at_every_call(name: &str, programs: &[&str]) -> Result<()> {
     built()?;
-    let cluster = Cluster::with_nodes(name, 2)?;
+    let cluster = Cluster::without_quotas(name, 2)?;
     kill_daemon(&cluster, 1)?;
     start_daemon(&cluster, 1, &[format!("TERN_FREEZE_FILE={FREEZE_FILE}")])?;
     await_up(&cluster, 1)?;

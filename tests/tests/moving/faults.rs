@@ -120,7 +120,7 @@ pub(crate) fn damaged_move(
 
 pub(crate) fn two_nodes(prefix: &str, suspend_after: u32, give_up_after: u32) -> Cluster {
     built().unwrap();
-    let cluster = Cluster::with_nodes(prefix, 2).unwrap();
+    let cluster = Cluster::without_quotas(prefix, 2).unwrap();
     set_timeouts(&cluster, suspend_after, give_up_after).unwrap();
     cluster
 }

@@ -36,7 +36,7 @@ fn go(journey: Journey, flavour: Flavour) -> Result<()> {
     let (computing, calling) = runs(&[flavour])?;
     // A program that stays at home needs no second node.
     let nodes = if journey == Journey::Home { 1 } else { 3 };
-    let cluster = Cluster::with_nodes(&format!("{}-{}", journey.name(), flavour.name()), nodes)?;
+    let cluster = Cluster::without_quotas(&format!("{}-{}", journey.name(), flavour.name()), nodes)?;
     let mut verdict = Verdict::default();
     let run = |(entry, flavour)| run_journey(&cluster, entry, flavour, journey);
     verdict.each(computing, 1, run);
@@ -71,7 +71,7 @@ journeys! {
 #[test]
 fn without_fast_path() -> Result<()> {
     built()?;
-    let cluster = Cluster::up("no-fast-path")?;
+    let cluster = Cluster::without_quotas("no-fast-path", 3)?;
     [1, 2, 3].into_iter().try_for_each(|node| configure(&cluster, node, "fastpath = false"))?;
     let mut all = Vec::new();
     for (journey, flavours) in [

@@ -175,6 +175,7 @@ impl CreateArgs {
             name,
             nodes: self.nodes.or(by_speed).unwrap_or(2),
             speeds: self.speed,
+            cpu_quotas: true,
             memory: self.memory.map(|mebibytes| mebibytes.saturating_mul(1 << 20)),
             shared: self.shared,
             link: self.link,

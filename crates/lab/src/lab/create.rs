@@ -67,22 +67,22 @@ impl Lab {
             helper,
         };
         lab.watchdog = Some(Watchdog::start(&lab.helper, &lab.name)?);
-        lab.build(state, &hierarchies, options.memory)?;
+        lab.build(state, &hierarchies, options)?;
         if options.daemon {
             cluster::start(&lab)?;
         }
         Ok(lab)
     }
 
-    fn build(&mut self, mut state: LabState, hierarchies: &Hierarchies, memory: Option<u64>) -> Result<()> {
+    fn build(&mut self, mut state: LabState, hierarchies: &Hierarchies, options: &LabOptions) -> Result<()> {
         let _lock = state::lock(&self.name, Duration::ZERO)?;
         let layers = root_fs::layers_directory(&self.name);
         fs::create_dir(&layers).with_context(|| format!("make {}", layers.display()))?;
         hierarchies.switch_group(&self.name).create(None)?;
         for (number, node) in (1..).zip(&state.nodes) {
             let group = hierarchies.node_group(&self.name, number);
-            group.create(Some(node.speed))?;
-            if let Some(bytes) = memory {
+            group.create(options.cpu_quotas.then_some(node.speed))?;
+            if let Some(bytes) = options.memory {
                 group.limit_memory(bytes)?;
             }
         }

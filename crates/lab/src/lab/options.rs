@@ -87,6 +87,9 @@ pub struct LabOptions {
     /// nodes; else one value per node. All are scaled down if they add up to more than three
     /// quarters of the machine.
     pub speeds: Vec<f64>,
+    /// Whether each node is limited to its speed. Without the limit all nodes compete for the
+    /// machine's CPUs, and each one sees the load of the machine as its own.
+    pub cpu_quotas: bool,
     /// Bytes of memory that each node has; `None`: as much as the machine.
     pub memory: Option<u64>,
     /// Directories of the machine that all nodes share, as on a shared file system.
@@ -110,6 +113,7 @@ impl Default for LabOptions {
             name: LabName::default(),
             nodes: 2,
             speeds: Vec::new(),
+            cpu_quotas: true,
             memory: None,
             shared: Vec::new(),
             link: LinkSpec::default(),
