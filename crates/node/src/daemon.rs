@@ -13,17 +13,30 @@ use crate::programs::{admin_tree, gatekeeper};
 use crate::{balance, control, shim};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Raises this process's soft limit on descriptors to the hard one, and so that of its shims and
+/// servers. Each connection and each local tool takes one, and a soft limit is often 1,024 only
+/// because of select(2), which we do not use.
+fn raise_descriptor_limit() {
+    let now = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: now.maximum, maximum: now.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit on descriptors stays at {:?}", now.current);
+    }
+}
+
 /// Runs the daemon of a node. Returns only if it cannot start.
 ///
 /// # Errors
 /// One sentence with the reason. A failed start leaves nothing behind that prevents the next one.
 pub fn run(config: Config) -> Result<()> {
+    raise_descriptor_limit();
     make_run_dir(&config.run_dir)?;
     let _lock = lock_run_dir(&config.run_dir)?;
     shim::sweep(&config.run_dir).with_context(|| format!("cannot use {}", config.run_dir.display()))?;
