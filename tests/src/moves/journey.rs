@@ -225,7 +225,7 @@ impl<'a> JourneyRun<'a> {
                 self.check_location(2, self.cluster.cpu_seconds(2)?)?;
             }
             // Let the program begin, by a delay that varies with the pid.
-            sleep(Duration::from_millis(40 + u64::from(self.running.pid.unsigned_abs() % 7) * 20));
+            sleep(Duration::from_millis(20 + u64::from(self.running.pid.unsigned_abs() % 7) * 15));
             for stop in stops {
                 self.go(stop)?;
             }
@@ -264,8 +264,8 @@ impl<'a> JourneyRun<'a> {
             Kind::Computes => self.cluster.await_cpu(node, before, MIN_CPU_SECONDS)?,
             Kind::Execs => {}
             Kind::Calls | Kind::Refused(_) => {
-                // Time to make calls there; mps may lag a little.
-                sleep(Duration::from_millis(150));
+                // Time to make calls there, some dozens; mps may lag a little.
+                sleep(Duration::from_millis(60));
                 let until = Instant::now() + Duration::from_secs(10);
                 loop {
                     match self.cluster.location(self.running.pid)? {
@@ -344,7 +344,7 @@ fn is_terminal(entry: &Entry) -> bool {
 /// Sets the variables that the programs read. Without `until`, a program makes each of its checks
 /// once or a few times.
 fn environment<'a>(command: &'a mut Command, journey: Journey, until: Option<&str>) -> &'a mut Command {
-    let home = if journey == Journey::Home { "0.3" } else { "0" };
+    let home = if journey == Journey::Home { "0.1" } else { "0" };
     command.env("TERN_SECONDS", home).env("TERN_HEAP_MIB", journey.heap_mib()).env("LC_ALL", "C");
     if let Some(until) = until {
         command.env("TERN_UNTIL", until);

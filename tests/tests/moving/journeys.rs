@@ -15,7 +15,7 @@ use tern_tests::runs::verdict::Verdict;
 /// The programs with the most file operations.
 const ON_FILES: [&str; 3] = ["file", "delegation", "fastpath"];
 /// Number of calling programs that run at a time: they wait more than they compute.
-const CONCURRENCY: usize = 4;
+const CONCURRENCY: usize = 3;
 
 type Run = (String, (&'static Entry, Flavour));
 
