@@ -2,5 +2,6 @@
 
 pub(crate) mod messages;
 pub(crate) mod peer;
+pub(crate) mod peers;
 pub(crate) mod reconnect;
 pub(crate) mod ternd;

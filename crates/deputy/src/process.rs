@@ -7,6 +7,7 @@ pub(crate) mod thread;
 
 use crate::files::delegation::Delegations;
 use crate::files::names::DelegatedNames;
+use crate::links::peers::PeerId;
 use crate::migrate::frozen::Frozen;
 use crate::migrate::hollow::Outgoing;
 use crate::migrate::restore::Returning;
@@ -46,8 +47,8 @@ pub(crate) struct Process {
     pub(crate) offered_epoch: Epoch,
     /// An earlier guest was resumed under this epoch and may not have received the new number yet.
     pub(crate) is_renumbered: bool,
-    /// The guest shim that holds the current epoch: an index into the shim's peers.
-    pub(crate) peer: usize,
+    /// The guest shim that holds the current epoch, or held it last.
+    pub(crate) peer: PeerId,
     pub(crate) reserve: Option<Reserve>,
     /// Its memory, opened through one of its live threads.
     pub(crate) memory: Memory,
@@ -132,11 +133,11 @@ pub(crate) enum State {
     HandedOver(Box<Outgoing>),
     /// Away. The local process is its deputy.
     Away,
-    /// Away, moving to another node (an index into the peers).
-    Remigrating(usize),
-    /// Away; its new guest (at the process's peer) was sent `Go`. The previous guest (an index into
-    /// the peers) is kept frozen until the new one is known to run.
-    Switching(usize),
+    /// Away, moving to another node, which this peer is.
+    Remigrating(PeerId),
+    /// Away; its new guest (at the process's peer) was sent `Go`. The guest of the
+    /// previous peer is kept frozen until the new one is known to run.
+    Switching(PeerId),
     /// Away, coming home.
     Returning(Box<Returning>),
     /// At home, except that the deputies of some threads are still making their last calls. The
@@ -196,7 +197,7 @@ impl Process {
             epoch: Epoch(0),
             offered_epoch: Epoch(0),
             is_renumbered: false,
-            peer: 0,
+            peer: PeerId::NONE,
             reserve: None,
             memory: Memory::open(living)?,
             files: HomeFiles::new(living, cache_dir),
@@ -238,6 +239,17 @@ impl Process {
     /// Whether its program runs on another node.
     pub(crate) fn is_away(&self) -> bool {
         !matches!(self.state, State::Resident | State::AtExec | State::Outgoing(_) | State::Draining)
+    }
+
+    /// The guest shims to which it refers: the one that holds its guest or held it last, and the
+    /// other one of a move in progress.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> + use<> {
+        let other = match &self.state {
+            State::Outgoing(outgoing) | State::HandedOver(outgoing) => Some(outgoing.peer),
+            State::Remigrating(other) | State::Switching(other) => Some(*other),
+            _ => None,
+        };
+        [Some(self.peer), other.filter(|other| *other != self.peer)].into_iter().flatten()
     }
 
     /// A thread of it.

@@ -2,8 +2,11 @@
 
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
+use crate::links::peers::Peers;
 use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
+use crate::process::thread::Thread;
+use crate::scanner::Scanner;
 use crate::shim::{Detached, Shim, ShimEvent};
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
@@ -26,14 +29,17 @@ const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 /// If the shim cannot start.
 pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> anyhow::Result<()> {
     let usage_store = UsageStore::new(&start.run_dir);
+    let waker = Waker::new()?;
     let mut shim = Shim {
+        scanner: Scanner::new(waker.clone()),
+        opener_scan: None,
         shared_filesystems: SharedFilesystems::new(start.shared.clone()),
         start,
         key: Arc::new(key),
         control_socket,
-        waker: Waker::new()?,
+        waker,
         was_woken: true,
-        peers: Vec::new(),
+        peers: Peers::default(),
         processes: HashMap::new(),
         events: channel(),
         early_stops: HashMap::new(),
@@ -58,7 +64,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     // No request can arrive any more. The rest may take a while.
     drop(shim.control_socket);
     shim.usage_store.sweep();
-    for peer in &mut shim.peers {
+    for peer in shim.peers.iter_mut() {
         if let Some(link) = &mut peer.link {
             let _best_effort = link.drain(Instant::now() + Duration::from_secs(2));
         }
@@ -100,13 +106,17 @@ impl Shim {
         fds.extend(self.names.fd().map(|names| (names, libc::POLLIN)));
         fds.extend(self.open_watch.iter().map(|watch| (watch.fd(), libc::POLLIN)));
         let mut timeout = HEARTBEAT_INTERVAL / 2;
+        let mut threads = self.processes.values().flat_map(|process| process.threads.values());
+        if threads.any(Thread::needs_polling) {
+            timeout = Duration::from_millis(5);
+        }
         if !self.queued_moves.is_empty() || self.processes.values().any(|m| m.retry_at.is_some()) {
             timeout = Duration::from_millis(5);
         }
         if self.processes.values().any(Process::waits_for_group) {
             timeout = Duration::from_millis(1);
         }
-        for link in self.peers.iter().filter_map(|p| p.link.as_ref()) {
+        for link in self.peers.links() {
             fds.push((
                 link.as_fd(),
                 if link.wants_write() { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN },

@@ -4,10 +4,13 @@
 use crate::files::content::ContentTransfer;
 use crate::files::names::NameTracker;
 use crate::links::peer::Peer;
+use crate::links::peers::{PeerId, Peers};
 use crate::process::thread::Thread;
 use crate::process::{Process, State};
+use crate::scanner::Scanner;
 use crate::shm::open_guard::OpenGuard;
 use crate::shm::open_watch::OpenWatch;
+use crate::shm::sharers::OpenerScan;
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
 use std::collections::{HashMap, VecDeque};
@@ -27,13 +30,16 @@ use tern_wire::{Ephemeral, Link};
 /// cannot begin is retried.
 pub(crate) const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Bytes of stack of a helper thread. A TLS handshake needs less than half of it.
+const HELPER_STACK_SIZE: usize = 256 << 10;
+
 /// An event that a helper thread reports to the main loop.
 #[derive(Debug)]
 pub(crate) enum ShimEvent {
     /// A destination has been prepared for a move of this process, or has refused it.
     Prepared(HomePid, MigrationId, Result<Box<Peer>, Refusal>),
     /// The result of an attempt to reconnect to a peer.
-    ReconnectDone(usize, ReconnectResult),
+    ReconnectDone(PeerId, ReconnectResult),
 }
 
 /// The result of an attempt to reconnect to a lost peer.
@@ -68,7 +74,7 @@ pub(crate) struct Shim {
     pub(crate) waker: Waker,
     /// Whether the waker was signalled during the last wait.
     pub(crate) was_woken: bool,
-    pub(crate) peers: Vec<Peer>,
+    pub(crate) peers: Peers,
     pub(crate) processes: HashMap<HomePid, Process>,
     /// Processes that were fetched home and now run untraced.
     pub(crate) detached: Vec<Detached>,
@@ -85,6 +91,10 @@ pub(crate) struct Shim {
     /// The memory shared by processes that are away, opened; and the inodes of these objects.
     pub(crate) objects: SharedObjects,
     pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
+    /// Scans all processes of this machine.
+    pub(crate) scanner: Scanner,
+    /// The scan for processes that have shared memory open, which a move waits for.
+    pub(crate) opener_scan: Option<OpenerScan>,
     /// The file systems that this node declares as shared.
     pub(crate) shared_filesystems: crate::files::shared_fs::SharedFilesystems,
     /// Watches the directories whose names are cached at guests.
@@ -102,6 +112,17 @@ pub(crate) struct Shim {
 }
 
 impl Shim {
+    /// Runs `work` in a thread of its own and delivers its event to the main loop. Returns false if
+    /// no thread can be started, as at a limit on the number of processes.
+    pub(crate) fn start_helper(&self, work: impl FnOnce() -> ShimEvent + Send + 'static) -> bool {
+        let (events, waker) = (self.events.0.clone(), self.waker.clone());
+        let run = move || {
+            let _loop_is_gone = events.send(work());
+            waker.wake();
+        };
+        std::thread::Builder::new().name("helper".into()).stack_size(HELPER_STACK_SIZE).spawn(run).is_ok()
+    }
+
     /// The process that a thread belongs to.
     pub(crate) fn process_of_thread(&mut self, tid: HomePid) -> Option<&mut Process> {
         let has = |process: &Process| process.threads.contains_key(&tid);
@@ -121,7 +142,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn send_to_peer(&mut self, peer: usize, pid: HomePid, message: &Message) {
+    pub(crate) fn send_to_peer(&mut self, peer: PeerId, pid: HomePid, message: &Message) {
         // The message may be a consequence of a change to a directory, so that is sent first.
         self.send_name_changes();
         self.send_directly(peer, pid, message);
@@ -129,7 +150,7 @@ impl Shim {
 
     /// Like [`Self::send_to_peer`], without sending pending name changes first. Returns whether the
     /// link accepted the message.
-    pub(crate) fn send_directly(&mut self, peer: usize, pid: HomePid, message: &Message) -> bool {
+    pub(crate) fn send_directly(&mut self, peer: PeerId, pid: HomePid, message: &Message) -> bool {
         let Some(linked) = self.peers.get_mut(peer).filter(|peer| peer.link.is_some()) else { return false };
         let sent = linked.send(pid, message, &[]).is_ok();
         if !sent {
@@ -182,7 +203,7 @@ impl Shim {
         let home = self.start.node;
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.migrations += 1;
-        let to = if process.is_away() { self.peers[process.peer].node } else { home };
+        let to = if process.is_away() { self.peers.node(process.peer).unwrap_or(home) } else { home };
         let Some(task) = process.task.take() else { return };
         let report = MigrationReport {
             pid,
@@ -286,14 +307,7 @@ impl Shim {
         self.close_unused_objects();
         self.keep_usage_for_parent(&process);
         let may_have_carried = process.may_carry_objects();
-        let mut peers = vec![process.peer];
-        match process.state {
-            State::Outgoing(outgoing) | State::HandedOver(outgoing) => peers.push(outgoing.peer),
-            State::Remigrating(next) | State::Switching(next) => peers.push(next),
-            _ => {}
-        }
-        peers.dedup();
-        for peer in peers {
+        for peer in process.peers() {
             self.send_to_peer(peer, pid, &Message::Drop);
         }
         self.leave_group(migration, pid, may_have_carried, "it has ended");
@@ -320,6 +334,10 @@ impl Shim {
 
     /// The node on which the program of a process runs now.
     pub(crate) fn current_node(&self, process: &Process) -> NodeId {
-        if process.is_away() { self.peers[process.peer].node } else { self.start.node }
+        if process.is_away() {
+            self.peers.node(process.peer).unwrap_or(self.start.node)
+        } else {
+            self.start.node
+        }
     }
 }

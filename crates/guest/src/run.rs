@@ -60,7 +60,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         returning: HashMap::new(),
         draining_links: Vec::new(),
         inbox: Reassembler::default(),
-        last_received: Instant::now(),
+        last_contact: Instant::now(),
         last_heartbeat: Instant::now(),
         sandbox: None,
         cache: ContentCache::new(&start.cache_dir).with_opener(local_node.file_opener(home)),
@@ -96,7 +96,7 @@ impl Shim {
         // arrived yet, the sender has given up long before.
         let timeout =
             if self.has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
-        let lost = self.home.is_none() && self.last_received.elapsed() > timeout;
+        let lost = self.home.is_none() && self.last_contact.elapsed() > timeout;
         // Home closes the link when it has no use for this shim; the timeout covers a home that
         // does not.
         let left =
@@ -184,6 +184,8 @@ impl Shim {
     }
 
     pub(crate) fn keep_alive(&mut self) {
+        let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
+        let mut is_silent = false;
         if self.home.is_some() && self.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
             self.last_heartbeat = Instant::now();
             // Guests that were given a high priority for a departure, and did not depart.
@@ -195,17 +197,22 @@ impl Shim {
                 .map(|m| (m.process.pid, Message::Usage(m.process.cpu_meter.used(), m.measure_demand())))
                 .collect();
             self.send_home(HomePid(0), &Message::Heartbeat);
+            // A home that is slow is not silent.
+            let silence = self.home.as_mut().map_or(Duration::ZERO, Link::time_without_ack);
+            if self.home.is_some() && silence.is_zero() {
+                self.last_contact = Instant::now();
+            }
+            is_silent = silence > suspend;
             self.repeat_fetch_requests();
             for (pid, used) in reports {
                 self.send_home(pid, &used);
             }
         }
-        let suspend = Duration::from_secs(u64::from(self.start.suspend_after));
-        if self.last_received.elapsed() > suspend {
-            if self.home.is_some() {
-                tracing::warn!("nothing was received from home for {suspend:?}");
-                self.drop_home_link();
-            }
+        if is_silent {
+            tracing::warn!("home's machine has acknowledged nothing for {suspend:?}");
+            self.drop_home_link();
+        }
+        if self.home.is_none() && self.last_contact.elapsed() > suspend {
             for guest in self.guests.values_mut() {
                 guest.process.is_suspended |= matches!(guest.process.state, State::Running);
             }

@@ -55,7 +55,8 @@ pub(crate) struct Shim {
     /// Links to the next nodes of guests that have been sent, until they are drained.
     pub(crate) draining_links: Vec<DrainingLink>,
     pub(crate) inbox: Reassembler,
-    pub(crate) last_received: Instant,
+    /// When something last came from home, or its machine acknowledged what was sent to it.
+    pub(crate) last_contact: Instant,
     pub(crate) last_heartbeat: Instant,
     pub(crate) sandbox: Option<Sandbox>,
     pub(crate) cache: ContentCache,

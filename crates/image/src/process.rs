@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 use tern_ids::HomePid;
 use tern_tracee::{Memory, Registers, Result, procfs};
 
@@ -166,44 +166,48 @@ fn same_memory(a: i32, b: i32) -> bool {
 
 /// Whether two processes, or two of their descriptors, share the same object of this kind. False if
 /// the kernel does not tell.
-fn is_same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
-    compare(a, b, kind) == Some(true)
-}
-
 #[allow(unsafe_code, reason = "kcmp has no wrapper")]
-fn compare(a: (i32, i32), b: (i32, i32), kind: i32) -> Option<bool> {
+fn is_same(a: (i32, i32), b: (i32, i32), kind: i32) -> bool {
     // SAFETY: integers only.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, kind, a.1, b.1) };
-    (order >= 0).then_some(order == 0)
+    order == 0
 }
 
-/// The numeric entries of a directory of /proc. Empty if it does not exist; `None` if it may not be
-/// read.
-fn numeric_entries(folder: &str) -> Option<Vec<i32>> {
+/// The numeric entries of a directory of /proc, read as the iterator advances. Empty if it does not
+/// exist; `None` if it may not be read.
+fn numeric_entries(folder: &str) -> Option<impl Iterator<Item = i32> + use<>> {
     let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Vec::new()),
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(_) => return None,
     };
-    Some(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    let entries = entries.into_iter().flatten().flatten();
+    Some(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 /// Whether another descriptor, of this or another process, refers to the same open file
-/// description, or may do so, among the processes that Tern can examine. `file` is its device and
-/// inode. Descriptors in transit in a socket's queue are not found.
+/// description, among the processes that Tern can examine. `None` if that is not known by the
+/// deadline, or if the kernel does not tell. Descriptors in transit in a socket's queue are not
+/// found.
+///
+/// Only the kernel's tables are compared (kcmp(2)): no file system is asked, which might wait.
 #[must_use]
-pub fn is_open_elsewhere(pid: i32, fd: i32, file: (u64, u64)) -> bool {
+pub fn is_open_elsewhere(pid: i32, fd: i32, deadline: Instant) -> Option<bool> {
     const KCMP_FILE: i32 = 0;
-    let has = |other: i32| {
-        let Some(descriptors) = numeric_entries(&format!("/proc/{other}/fd")) else { return true };
-        descriptors.into_iter().filter(|theirs| (other, *theirs) != (pid, fd)).any(|theirs| {
-            let is_file = std::fs::metadata(format!("/proc/{other}/fd/{theirs}"))
-                .is_ok_and(|found| (found.dev(), found.ino()) == file);
-            is_file && compare((pid, fd), (other, theirs), KCMP_FILE) != Some(false)
-        })
-    };
-    let can_tell = is_same((pid, fd), (pid, fd), KCMP_FILE);
-    !can_tell || numeric_entries("/proc").is_none_or(|processes| processes.into_iter().any(has))
+    if !is_same((pid, fd), (pid, fd), KCMP_FILE) {
+        return None;
+    }
+    for other in numeric_entries("/proc")? {
+        for theirs in numeric_entries(&format!("/proc/{other}/fd"))? {
+            if (other, theirs) != (pid, fd) && is_same((pid, fd), (other, theirs), KCMP_FILE) {
+                return Some(true);
+            }
+            if Instant::now() > deadline {
+                return None;
+            }
+        }
+    }
+    Some(false)
 }
 
 /// Whether another process shares the descriptor table, or that cannot be determined.
@@ -224,7 +228,7 @@ pub fn shares_fs(pid: i32) -> bool {
 fn shares(pid: i32, what: i32) -> bool {
     let can_tell = is_same((pid, 0), (pid, 0), what);
     let shares = |other: i32| other != pid && is_same((pid, 0), (other, 0), what);
-    !can_tell || numeric_entries("/proc").is_none_or(|processes| processes.into_iter().any(shares))
+    !can_tell || numeric_entries("/proc").is_none_or(|mut processes| processes.any(shares))
 }
 
 /// A signal's action in the kernel's form: handler, flags, restorer, mask.

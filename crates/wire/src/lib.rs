@@ -9,7 +9,7 @@
 //! Synchronous: a [`Link`] belongs to one thread, which either waits on it or polls it. The codec
 //! ([`frame`], [`preamble`], [`message`]) does no I/O and reads no clock. Bytes from a peer cannot
 //! make it panic, or allocate more than [`limits`] allow.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod authority;
 mod byte_queue;
@@ -20,6 +20,7 @@ pub mod gatekeeper;
 pub mod identity;
 pub mod limits;
 pub mod link;
+mod liveness;
 pub mod message;
 pub mod pin;
 pub mod preamble;

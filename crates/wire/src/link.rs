@@ -13,6 +13,7 @@ use crate::byte_queue::ByteQueue;
 use crate::frame::{Frame, FrameError};
 use crate::identity::node_in_certificate;
 use crate::limits::{FIRST_READ_SIZE, MAX_PAYLOAD, MAX_READ_AHEAD, MAX_READ_SIZE, MAX_UNSENT};
+use crate::liveness::AckWatch;
 use crate::pin::fingerprint_of;
 use crate::preamble::Preamble;
 use crate::session::{Action, FrameQueue, OutgoingFrame, Session, StepResult};
@@ -83,6 +84,7 @@ pub struct Link {
     inbox: FrameQueue,
     /// Size of the next read. Grows while reads return as much as requested.
     read_size: usize,
+    ack_watch: AckWatch,
     /// The last read returned less than requested, so the socket was empty then.
     drained: bool,
     /// The bytes that were read contain no further complete record.
@@ -136,6 +138,7 @@ impl Link {
             outgoing: ByteQueue::default(),
             inbox: FrameQueue::default(),
             read_size: FIRST_READ_SIZE,
+            ack_watch: AckWatch::default(),
             drained: false,
             starved: false,
             broken: false,
@@ -244,6 +247,15 @@ impl Link {
     /// Those of the socket.
     pub fn flush(&mut self) -> io::Result<bool> {
         self.outgoing.send(&self.socket)
+    }
+
+    /// How long the machine of the peer has acknowledged nothing, although something was sent to it.
+    /// A peer that is slow or stopped is not silent in this sense. To be called regularly, each time
+    /// after a frame was queued.
+    pub fn time_without_ack(&mut self) -> Duration {
+        // The caller finds an error of the socket with its next frame.
+        let _sent_or_failed = self.flush();
+        self.ack_watch.time_without_ack(&self.socket)
     }
 
     /// Number of encrypted bytes that the socket has not accepted yet.

@@ -5,6 +5,7 @@ mod busy;
 mod control_group;
 mod every_call;
 mod faults;
+mod home_load;
 mod journeys;
 mod leaks;
 mod many_threads;

@@ -35,7 +35,11 @@ impl Shim {
         // A node is being prepared for it, which makes its previous location irrelevant.
         let prepared_soon = matches!(process.state, State::Resident | State::Away) && process.task.is_some();
         if was_away {
-            executed::record(&self.start.run_dir, pid.0, self.peers[process.peer].node);
+            executed::record(
+                &self.start.run_dir,
+                pid.0,
+                self.peers.node(process.peer).unwrap_or(self.start.node),
+            );
         }
         stopped.set_options(FOLLOW_THREADS)?;
         // All state of the old image is gone.
@@ -105,7 +109,7 @@ impl Shim {
             // A move that a caller waits for continues with the new image.
             let from = self.start.node;
             process.task.get_or_insert_with(|| MigrationTask::new(None, from));
-            if self.peers[peer].link.is_none() {
+            if self.peers.link(peer).is_none() {
                 process.reason = "its node was out of reach when it executed a program".into();
                 self.abort_task(pid, "its node is out of reach");
                 self.detach(pid);

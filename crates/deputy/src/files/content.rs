@@ -1,6 +1,7 @@
 //! Contents of mapped files that guests have requested.
 
 use crate::links::peer::Peer;
+use crate::links::peers::PeerId;
 use crate::migrate::source::open_mapped;
 use crate::shim::Shim;
 use std::fs::File;
@@ -20,7 +21,7 @@ const PIECE_SIZE: usize = 256 << 10;
 pub(crate) struct ContentTransfer {
     /// The thread that waits for it, and the peer that holds that thread.
     tid: HomePid,
-    to: usize,
+    to: PeerId,
     file: File,
     reference: FileRef,
     offset: u64,
@@ -43,7 +44,7 @@ impl ContentTransfer {
 }
 
 impl Shim {
-    pub(crate) fn send_content(&mut self, tid: HomePid, to: usize, hash: tern_ids::ContentHash) {
+    pub(crate) fn send_content(&mut self, tid: HomePid, to: PeerId, hash: tern_ids::ContentHash) {
         let Some(process) = self.process_of_thread(tid) else { return };
         let Some(reference) = process.files.by_hash(hash).next().cloned() else { return };
         let opened = open_mapped(process, &reference);
@@ -58,14 +59,15 @@ impl Shim {
         let mut content_transfers = std::mem::take(&mut self.content_transfers);
         content_transfers.retain_mut(|content| {
             // If the link breaks, the guest asks again on the next one.
-            while let Some(unsent) = self.peers[content.to].link.as_ref().map(Link::unsent) {
+            while let Some(unsent) = self.peers.link(content.to).map(Link::unsent) {
                 if unsent > MAX_UNSENT_BYTES {
                     return true;
                 }
                 let Ok(piece) = content.read() else { return false };
                 // The content may reveal a change that follows a change to a directory.
                 self.send_name_changes();
-                if !matches!(content.send(&mut self.peers[content.to], &piece), Ok(true)) {
+                let sent = self.peers.get_mut(content.to).map(|peer| content.send(peer, &piece));
+                if !matches!(sent, Some(Ok(true))) {
                     return false;
                 }
             }

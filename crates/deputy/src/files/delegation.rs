@@ -7,14 +7,17 @@ use crate::calls::prefetch;
 use crate::files::shared_fs::{SharedFilesystems, StatWorker};
 use crate::process::Process;
 use crate::process::thread::CurrentCall;
+use crate::scanner::Scanner;
 use crate::shim::Shim;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
 use tern_image::node_file::{self, MfsMounts, NodeFile};
+use tern_image::process::is_open_elsewhere;
 use tern_migrate::message::{CallResult, FileDelegation, FileNotice, MAX_DELEGATED_IO};
 use tern_migrate::prefetch::{FileAttributes, OpenPrefetch};
 use tern_syscall::{Call, Outcome};
@@ -64,7 +67,7 @@ pub(crate) struct Delegations {
     epoch: Epoch,
     /// Delegated for reading, by descriptor.
     pub(crate) read_delegations: BTreeMap<i32, ReadDelegation>,
-    /// Stats files on file systems that nodes share.
+    /// Stats files of other nodes and of servers.
     stat_worker: StatWorker,
     /// Delegated for writing, by descriptor.
     write_delegations: BTreeMap<i32, WriteDelegation>,
@@ -78,8 +81,18 @@ pub(crate) struct Delegations {
     in_same_user_ns: Option<bool>,
     /// Number of forwarded transfers, by descriptor.
     transfers: BTreeMap<i32, u32>,
-    /// Descriptors that are not checked again: another process had the file.
+    /// The scan that shows whether another process has an open file.
+    exclusive_scan: Option<ExclusiveScan>,
+    /// Descriptors that are not checked again: another process has the file, or may have it.
     not_exclusive: BTreeSet<i32>,
+}
+
+/// A scan of all processes for the file behind this descriptor. The answer is none if it took too
+/// long.
+#[derive(Debug)]
+struct ExclusiveScan {
+    fd: i32,
+    is_open_elsewhere: Receiver<Option<bool>>,
 }
 
 /// An open file that no other process has.
@@ -111,6 +124,8 @@ pub(crate) struct ReadDelegation {
     pub(crate) device: u64,
     /// It is on a file system that nodes share, so its times are from a server's clock.
     pub(crate) is_shared: bool,
+    /// Another node or a server has it, so that a stat may wait.
+    may_wait: bool,
     /// Since when this version has been observed.
     observed_since: SystemTime,
     /// Its location has been sent, for this version.
@@ -118,6 +133,11 @@ pub(crate) struct ReadDelegation {
 }
 
 impl ReadDelegation {
+    /// Its status; none if a server does not answer in time, and an inner none if the stat failed.
+    fn stat(&self, worker: &mut StatWorker) -> Option<Option<Stat>> {
+        if self.may_wait { worker.stat(&self.file) } else { Some(fstat(&self.file).ok()) }
+    }
+
     /// Whether every change since that time has changed its version. If its times are from a
     /// server's clock, that holds once this version has been observed for longer than the timestamp
     /// granularity.
@@ -169,14 +189,15 @@ impl Shim {
     pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
         // A process that returns brings its shared memory; delayed writes to that would be lost.
         let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
-        let Self { processes, shared_filesystems, .. } = self;
+        let Self { processes, shared_filesystems, scanner, .. } = self;
         let Some(process) = processes.get_mut(&pid) else { return };
         process.delegations.set_epoch(process.epoch);
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         if let Some(error) = process.delegations.take_write_error(nr, &args, result.outcome.ret) {
             result.outcome.ret = error;
         }
-        result.notices = process.file_notices(current, &result.outcome, &shared, shared_filesystems);
+        result.notices =
+            process.file_notices(current, &result.outcome, &shared, (shared_filesystems, scanner));
     }
 }
 
@@ -186,18 +207,18 @@ impl Process {
         current: &CurrentCall,
         outcome: &Outcome,
         shared: &[(u64, u64)],
-        shared_filesystems: &mut SharedFilesystems,
+        (shared_filesystems, scanner): (&mut SharedFilesystems, &Scanner),
     ) -> Vec<(i32, FileNotice)> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         self.delegations.forget_descriptors(nr, &args);
+        self.delegations.discard_exclusive_scan(nr);
         let began_at = SystemTime::now().checked_sub(current.posted_at.elapsed()).unwrap_or(UNIX_EPOCH);
         let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
         let mut notices = self.delegations.revalidate(read, began_at);
-        if let Some((fd, proven)) = self.delegations.candidate(nr, &args, outcome.ret)
+        if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
             && self.has_exclusive_files()
-            // Only root can examine the descriptors of all processes.
-            && (proven || rustix::process::geteuid().is_root())
-            && let Some(Delegable { file, place, about }) = self.try_delegate(fd, !proven, shared_filesystems)
+            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd, scanner))
+            && let Some(Delegable { file, place, about }) = self.try_delegate(fd, is_new, shared_filesystems)
             && !shared.contains(&file.id)
         {
             let elsewhere = (!file.local && place.is_none()).then_some(file.id);
@@ -226,12 +247,12 @@ impl Process {
             .get_or_insert_with(|| !tern_image::process::shares_descriptors(pid))
     }
 
-    /// An open file, if no other process has it, and its location if it is in MFS. No other process
-    /// can have a file that it has opened just now, so that is not checked unless `prove`.
+    /// A file that no other process has open, and its location if it is in MFS. `is_new`: it has been
+    /// opened just now.
     fn try_delegate(
         &mut self,
         fd: i32,
-        prove: bool,
+        is_new: bool,
         shared_filesystems: &mut SharedFilesystems,
     ) -> Option<Delegable> {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
@@ -269,10 +290,6 @@ impl Process {
         if !elsewhere && memory() || writes && bound() {
             return None;
         }
-        if prove && tern_image::process::is_open_elsewhere(pid, fd, id) {
-            self.delegations.not_exclusive.insert(fd);
-            return None;
-        }
         // A file opened for reading and writing is not prefetched; a long one is worth opening at
         // once.
         let worth_opening =
@@ -282,7 +299,7 @@ impl Process {
         } else {
             None
         };
-        let about = if !prove && place.is_none() && !is_shared && self.shares_user_namespace() {
+        let about = if is_new && place.is_none() && !is_shared && self.shares_user_namespace() {
             prefetch::file_about(&file)
         } else {
             None
@@ -301,13 +318,14 @@ impl Process {
                 granularity,
                 device,
                 is_shared,
+                may_wait: elsewhere,
                 observed_since,
                 location_sent: false,
             };
             self.delegations.read_delegations.insert(fd, watched);
         }
         let file =
-            FileDelegation { id, offset, can_read: reads, can_write: writes, local: !elsewhere && !prove };
+            FileDelegation { id, offset, can_read: reads, can_write: writes, local: !elsewhere && is_new };
         Some(Delegable { file, place, about })
     }
 
@@ -415,10 +433,11 @@ impl Delegations {
     }
 
     /// The size of a file delegated for reading, if it has not changed since it was last checked.
-    pub(crate) fn length_if_unchanged(&self, fd: i32) -> Option<u64> {
-        let ReadDelegation { file, version, .. } = self.read_delegations.get(&fd)?;
-        let same = fstat(file).is_ok_and(|stat| FileVersion::of(&stat) == *version);
-        same.then(|| u64::try_from(version.size).unwrap_or_default())
+    pub(crate) fn length_if_unchanged(&mut self, fd: i32) -> Option<u64> {
+        let watched = self.read_delegations.get(&fd)?;
+        let stat = watched.stat(&mut self.stat_worker)??;
+        let same = FileVersion::of(&stat) == watched.version;
+        same.then(|| u64::try_from(watched.version.size).unwrap_or_default())
     }
 
     /// Checks which delegated files have changed. Cached data of unchanged ones remains valid. Data
@@ -428,13 +447,8 @@ impl Delegations {
         let mut notices = Vec::new();
         let Self { read_delegations, stat_worker, .. } = self;
         for (fd, watched) in read_delegations {
-            let status = if watched.is_shared {
-                stat_worker.stat(&watched.file)
-            } else {
-                Some(fstat(&watched.file).ok())
-            };
             // The server has not answered, so no notice is sent.
-            let Some(found) = status else { continue };
+            let Some(found) = watched.stat(stat_worker) else { continue };
             let Some(stat) = found else {
                 notices.push((*fd, FileNotice::Changed));
                 continue;
@@ -451,6 +465,57 @@ impl Delegations {
             }
         }
         notices
+    }
+
+    /// Forgets a scan for other processes that have a file, if this call may have passed the file on
+    /// since the scan looked.
+    fn discard_exclusive_scan(&mut self, nr: i64) {
+        const PASSING: [i64; 10] = [
+            libc::SYS_clone,
+            libc::SYS_clone3,
+            libc::SYS_fork,
+            libc::SYS_vfork,
+            libc::SYS_sendmsg,
+            libc::SYS_sendmmsg,
+            libc::SYS_dup,
+            libc::SYS_dup2,
+            libc::SYS_dup3,
+            libc::SYS_fcntl,
+        ];
+        if PASSING.contains(&nr) {
+            self.exclusive_scan = None;
+        }
+    }
+
+    /// Whether a scan has shown that no other process has this open file. If there was none yet it
+    /// is started, and its answer is used by a later transfer.
+    fn is_exclusive(&mut self, pid: i32, fd: i32, scanner: &Scanner) -> bool {
+        // Only root can examine the descriptors of all processes.
+        if !rustix::process::geteuid().is_root() {
+            return false;
+        }
+        if let Some(scan) = &self.exclusive_scan {
+            let answer = scan.is_open_elsewhere.try_recv();
+            let scanned = scan.fd;
+            if answer != Err(TryRecvError::Empty) {
+                self.exclusive_scan = None;
+            }
+            match answer {
+                Ok(Some(false)) if scanned == fd => return true,
+                Ok(_) if scanned == fd => {
+                    self.not_exclusive.insert(fd);
+                    return false;
+                }
+                _ => {}
+            }
+        }
+        if self.exclusive_scan.is_none() {
+            let scan = scanner.start(move |deadline| is_open_elsewhere(pid, fd, deadline));
+            self.exclusive_scan = scan.map(|is_open_elsewhere| ExclusiveScan { fd, is_open_elsewhere });
+        }
+        // The next transfer looks again.
+        self.transfers.insert(fd, TRANSFERS_BEFORE_CHECK - 1);
+        false
     }
 
     /// A descriptor that this call shows to be worth checking, and whether it is new, so that no

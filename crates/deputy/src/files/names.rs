@@ -17,6 +17,7 @@ mod scanner;
 mod tests;
 mod watcher;
 
+use crate::links::peers::PeerId;
 use crate::process::thread::CurrentCall;
 use crate::shim::Shim;
 use crate::waker::Waker;
@@ -55,7 +56,7 @@ pub(crate) struct NameTracker {
 }
 
 /// A notice to a process, and its peer.
-type Notice = (HomePid, usize, NameNotice);
+type Notice = (HomePid, PeerId, NameNotice);
 
 impl NameTracker {
     /// Readable when something has changed.
@@ -369,7 +370,7 @@ impl Shim {
     }
 
     /// The link to a peer is broken: its guests' caches are invalid.
-    pub(crate) fn forget_names_of_peer(&mut self, peer: usize) {
+    pub(crate) fn forget_names_of_peer(&mut self, peer: PeerId) {
         for process in self.processes.values_mut().filter(|process| process.peer == peer) {
             process.names.forget();
         }

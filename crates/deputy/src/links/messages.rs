@@ -1,5 +1,6 @@
 //! Messages from guest shims.
 
+use crate::links::peers::PeerId;
 use crate::process::State;
 use crate::shim::Shim;
 use std::time::{Duration, Instant};
@@ -10,10 +11,10 @@ use tern_migrate::message::{Message, ReceivedMessage};
 
 impl Shim {
     pub(crate) fn handle_messages(&mut self) {
-        for at in 0..self.peers.len() {
+        for at in self.peers.ids() {
             // A limited number at a time, so that one guest does not starve the others.
             for _ in 0..64 {
-                let peer = &mut self.peers[at];
+                let Some(peer) = self.peers.get_mut(at) else { break };
                 let Some(link) = &mut peer.link else { break };
                 let taken = match link.receive() {
                     Ok(Some(frame)) => {
@@ -24,7 +25,6 @@ impl Shim {
                     Ok(None) => break,
                     Err(error) => Err(error.to_string()),
                 };
-                peer.last_received = Instant::now();
                 match taken {
                     Ok(Some(arrived)) => self.handle_message(at, arrived),
                     Ok(None) => {}
@@ -37,7 +37,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_message(&mut self, from: usize, arrived: ReceivedMessage) {
+    pub(crate) fn handle_message(&mut self, from: PeerId, arrived: ReceivedMessage) {
         let tag = arrived.pid;
         let pid = match arrived.message.is_per_thread() {
             true => self.process_of_thread(tag).map_or(tag, |process| process.pid),
@@ -59,7 +59,9 @@ impl Shim {
         let (holds, will) = (process.is_away() && from == process.peer, from == next);
         match arrived.message {
             Message::Accepted(epoch, shows) if will && epoch == process.offered_epoch => {
-                self.peers[from].mounts_home_files = shows;
+                if let Some(peer) = self.peers.get_mut(from) {
+                    peer.mounts_home_files = shows;
+                }
                 self.handle_accepted(pid);
             }
             Message::Declined(epoch, why) if will && epoch == process.offered_epoch => {

@@ -5,6 +5,9 @@ use tern_ids::{Fingerprint, HomePid, NodeId, ShimId};
 use tern_migrate::message::{Message, Reassembler, send};
 use tern_wire::{Link, LinkError};
 
+/// How long the last messages to a peer may take that is not needed any more.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A guest shim.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -14,14 +17,14 @@ pub(crate) struct Peer {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) link: Option<Link>,
     pub(crate) inbox: Reassembler,
-    /// When something was last received from it.
-    pub(crate) last_received: Instant,
     /// When the last heartbeat was sent.
     pub(crate) last_heartbeat: Instant,
     /// When the link broke.
     pub(crate) lost_since: Option<Instant>,
     /// Its node mounts this home's files for its guests, so large mapped files need not be sent.
     pub(crate) mounts_home_files: bool,
+    /// Since when no process refers to it.
+    pub(crate) unused_since: Option<Instant>,
     /// A thread is trying to reconnect.
     pub(crate) is_reconnecting: bool,
 }
@@ -43,10 +46,10 @@ impl Peer {
             fingerprint,
             link,
             inbox,
-            last_received: now,
             last_heartbeat: now,
             lost_since: None,
             mounts_home_files: false,
+            unused_since: None,
             is_reconnecting: false,
         }
     }
@@ -60,11 +63,13 @@ impl Peer {
         }
     }
 
-    /// Flushes and closes a link that is not needed any more.
-    pub(crate) fn close(&mut self) {
-        if let Some(mut link) = self.link.take() {
-            let _best_effort = link.drain(Instant::now() + Duration::from_millis(200));
-        }
+    /// For a peer to which no process refers: sends what is queued on its link, and tells whether it
+    /// can be removed, which closes the link.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        let since = *self.unused_since.get_or_insert_with(Instant::now);
+        let Some(link) = &mut self.link else { return true };
+        // Ok(true): all is sent.
+        !matches!(link.flush(), Ok(false)) || since.elapsed() > CLOSE_TIMEOUT
     }
 
     /// Records that the link is broken.
@@ -80,7 +85,7 @@ impl Peer {
     pub(crate) fn reconnected(&mut self, link: Link) {
         tracing::info!(node = %self.node, "the link to a guest's node is back");
         self.link = Some(link);
-        (self.lost_since, self.last_received) = (None, Instant::now());
+        self.lost_since = None;
     }
 
     /// How long the link has been broken; zero while it is up.

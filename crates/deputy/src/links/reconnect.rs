@@ -1,8 +1,10 @@
 //! Links to guest shims: kept alive, lost, re-established, or declared dead.
 
+use crate::links::peers::PeerId;
 use crate::links::ternd;
-use crate::process::State;
+use crate::process::{Process, State};
 use crate::shim::{ReconnectResult, Shim, ShimEvent};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::{Reply, Request};
@@ -17,8 +19,10 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Shim {
-    pub(crate) fn peer_lost(&mut self, at: usize) {
-        self.peers[at].mark_lost();
+    pub(crate) fn peer_lost(&mut self, at: PeerId) {
+        if let Some(peer) = self.peers.get_mut(at) {
+            peer.mark_lost();
+        }
         self.forget_names_of_peer(at);
         let pids: Vec<HomePid> = self.processes.keys().copied().collect();
         for pid in pids {
@@ -44,18 +48,22 @@ impl Shim {
     pub(crate) fn keep_alive(&mut self) {
         let give_up = Duration::from_secs(u64::from(self.start.give_up_after));
         let silent = Duration::from_secs(u64::from(self.start.suspend_after));
-        for at in 0..self.peers.len() {
+        let in_use: BTreeSet<PeerId> = self.processes.values().flat_map(Process::peers).collect();
+        for at in self.peers.ids() {
             let needed = self.processes.values().any(|m| m.peer == at && m.is_away());
-            let used = needed || self.processes.values().any(|m| m.task.is_some());
-            if !used && self.peers[at].link.is_some() {
-                self.peers[at].close();
+            let Some(peer) = self.peers.get_mut(at) else { continue };
+            if !in_use.contains(&at) {
+                if peer.is_closed() {
+                    self.peers.remove(at);
+                }
+                continue;
             }
-            let peer = &mut self.peers[at];
+            peer.unused_since = None;
             if peer.link.is_some() && peer.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
                 peer.last_heartbeat = Instant::now();
-                if peer.send(HomePid(0), &Message::Heartbeat, &[]).is_err()
-                    || peer.last_received.elapsed() > silent
-                {
+                let sent = peer.send(HomePid(0), &Message::Heartbeat, &[]).is_ok();
+                let silence = peer.link.as_mut().map(Link::time_without_ack).unwrap_or_default();
+                if !sent || silence > silent {
                     self.peer_lost(at);
                 }
             } else if let Some(link) = &mut peer.link {
@@ -70,15 +78,13 @@ impl Shim {
         }
     }
 
-    /// Reconnects to a lost peer, in a helper thread.
-    pub(crate) fn reconnect(&mut self, at: usize) {
-        let (run_dir, key, events, waker) =
-            (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.waker.clone());
-        let peer = &mut self.peers[at];
-        peer.is_reconnecting = true;
+    /// Reconnects to a lost peer, in a helper thread. Without one it is tried again on the next turn.
+    pub(crate) fn reconnect(&mut self, at: PeerId) {
+        let (run_dir, key) = (self.start.run_dir.clone(), Arc::clone(&self.key));
+        let Some(peer) = self.peers.get(at) else { return };
         let (node, shim, fingerprint, mut address) =
             (peer.node, peer.shim, peer.fingerprint, peer.address.clone());
-        std::thread::spawn(move || {
+        let is_reconnecting = self.start_helper(move || {
             let mut found = ReconnectResult::Unreachable;
             if let Ok(Reply::Located { address: now, alive }) =
                 ternd::request(&run_dir, &Request::Locate { node, shim })
@@ -98,22 +104,25 @@ impl Shim {
             if matches!(found, ReconnectResult::Unreachable) {
                 std::thread::sleep(Duration::from_millis(200));
             }
-            let _loop_is_gone = events.send(ShimEvent::ReconnectDone(at, found));
-            waker.wake();
+            ShimEvent::ReconnectDone(at, found)
         });
+        if let Some(peer) = self.peers.get_mut(at) {
+            peer.is_reconnecting = is_reconnecting;
+        }
     }
 
-    pub(crate) fn reconnect_done(&mut self, at: usize, found: ReconnectResult) {
-        self.peers[at].is_reconnecting = false;
+    pub(crate) fn reconnect_done(&mut self, at: PeerId, found: ReconnectResult) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
+        peer.is_reconnecting = false;
         match found {
-            ReconnectResult::Link(link) => self.peers[at].reconnected(*link),
+            ReconnectResult::Link(link) => peer.reconnected(*link),
             ReconnectResult::Gone => self.kill_deputies_of(at, "its guest is gone"),
             ReconnectResult::Unreachable => {}
         }
     }
 
     /// Kills the deputies whose guests this peer held, because the guests are lost.
-    pub(crate) fn kill_deputies_of(&mut self, at: usize, why: &str) {
+    pub(crate) fn kill_deputies_of(&mut self, at: PeerId, why: &str) {
         let lost: Vec<HomePid> =
             self.processes.values().filter(|m| m.peer == at && m.is_away()).map(|m| m.pid).collect();
         for pid in lost {
@@ -129,7 +138,7 @@ impl Shim {
         &mut self,
         pid: HomePid,
         tid: HomePid,
-        from: usize,
+        from: PeerId,
         epoch: Epoch,
         signals: u64,
     ) {

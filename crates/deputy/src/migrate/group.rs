@@ -18,10 +18,11 @@
 //! the group maps the object or has it open, the group does not move. If one of the group reads or
 //! writes it through a descriptor, that brings the group home.
 
+use crate::links::peers::PeerId;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::Shim;
 use crate::shm::open_watch::OpenWatch;
-use crate::shm::sharers::{SharedMaps, Sharers, find_opener, find_unmovable, is_shim, shared_maps};
+use crate::shm::sharers::{Opener, SharedMaps, Sharers, find_unmovable, is_shim, shared_maps};
 use rustix::fs::SealFlags;
 use std::collections::{BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt;
@@ -172,11 +173,17 @@ impl Shim {
                 new.extend(self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?);
             }
         }
-        if let Some(other) =
-            Some(new).filter(|new| !new.is_empty()).and_then(|new| find_opener(&new, &sharers.pids))
-        {
+        let opener = if new.is_empty() { Opener::None } else { self.find_opener(new, sharers.pids.clone()) };
+        match opener {
+            Opener::None => {}
             // A process that inherits or opens it may be about to map it.
-            return Err(shared_refusal(format!("process {other} has open what it shares"), true));
+            Opener::Process(other) => {
+                return Err(shared_refusal(format!("process {other} has open what it shares"), true));
+            }
+            Opener::Pending | Opener::Unknown => {
+                let why = "it is not known in time which other processes have open what it shares";
+                return Err(shared_refusal(why.into(), true));
+            }
         }
         for pid in &sharers.pids {
             if let Some(process) = self.processes.get_mut(&HomePid(*pid)) {
@@ -321,7 +328,7 @@ impl Shim {
         &mut self,
         group: &[HomePid],
         migration: MigrationId,
-        peer: usize,
+        peer: PeerId,
     ) -> Result<(), String> {
         let live_objects = |pid: &HomePid| match self.processes.get(pid).map(|m| &m.state) {
             Some(State::Outgoing(outgoing)) => outgoing.live_objects.clone(),
@@ -461,7 +468,7 @@ impl Shim {
                 "shared memory: it comes home with a process with which it shares memory",
             );
             let Some(process) = self.processes.get_mut(other) else { continue };
-            let from = self.peers[process.peer].node;
+            let from = self.peers.node(process.peer).unwrap_or(self.start.node);
             process.task = Some(MigrationTask { migration, ..MigrationTask::new(None, from) });
             process.state = State::Returning(Box::default());
         }

@@ -8,6 +8,7 @@
 //! Until its guest is known to run, the process's memory is kept. If the guest cannot have done
 //! anything yet (everything it does goes through home) the move can be revoked with a new epoch.
 
+use crate::links::peers::PeerId;
 use crate::process::blob;
 use crate::process::mailbox::{Mailbox, MailboxArea};
 use crate::process::space::HomeSpace;
@@ -37,7 +38,7 @@ const MIN_TRACKED_KIB: u64 = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     /// The peer that will hold it.
-    pub(crate) peer: usize,
+    pub(crate) peer: PeerId,
     pub(crate) source: Option<MemorySender>,
     pub(crate) sending: Option<ProcessSender>,
     /// Address range of its vDSO. No thread may be stopped in it, since the destination may have
@@ -81,7 +82,7 @@ impl Process {
     ///
     /// # Errors
     /// If it is gone or has no free address range; it is then unchanged.
-    pub(crate) fn prepare(&mut self, peer: usize, home: (NodeId, ShimId)) -> Result<Offer> {
+    pub(crate) fn prepare(&mut self, peer: PeerId, home: (NodeId, ShimId)) -> Result<Offer> {
         let pid = self.memory.pid();
         let (reserve, tracker) = self.inject(|_process, injection| {
             let reserve = Reserve::map_new(injection)?;

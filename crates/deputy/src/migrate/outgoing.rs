@@ -1,5 +1,6 @@
 //! A process leaves home: its sending, the hand-over, and the way back if that fails.
 
+use crate::links::peers::PeerId;
 use crate::migrate::hollow::Outgoing;
 use crate::migrate::source::OutgoingSource;
 use crate::process::{Process, State};
@@ -14,7 +15,7 @@ use tern_wire::Link;
 impl Shim {
     /// Begins to send a stopped process to a peer. The process runs while it is sent, unless it
     /// `stays_stopped`: one that is at its first instruction is to execute that at the destination.
-    pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: usize, stays_stopped: bool) {
+    pub(crate) fn begin_outgoing(&mut self, pid: HomePid, peer: PeerId, stays_stopped: bool) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get(&pid) else { return };
         let why = match tern_image::process::check(pid.0, std::process::id() as i32) {
@@ -33,7 +34,7 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         match process.prepare(peer, home) {
             Ok(offer) => {
-                let sent = self.peers[peer].send(pid, &Message::Offer(Box::new(offer)), &[]);
+                let sent = self.peers.send(peer, pid, &Message::Offer(Box::new(offer)));
                 if sent.is_err() {
                     self.peer_lost(peer);
                     self.cancel_outgoing(pid, "the link to that node was cut");
@@ -158,8 +159,8 @@ impl Shim {
 
     /// Sets the node that holds a process's guest, or will: it determines which files need not be
     /// sent.
-    pub(crate) fn set_guest_node(&mut self, pid: HomePid, peer: usize) {
-        let peer = &self.peers[peer];
+    pub(crate) fn set_guest_node(&mut self, pid: HomePid, peer: PeerId) {
+        let Some(peer) = self.peers.get(peer) else { return };
         let shown = self.start.serves_files && peer.mounts_home_files;
         let shows = if shown { ShowableFiles::Of(self.start.node) } else { ShowableFiles::Nothing };
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -242,7 +243,7 @@ impl Shim {
             match self.processes.get_mut(pid).map(Process::take_pending_signals) {
                 Some(Ok(signals)) => {
                     for (tid, signal) in signals {
-                        sent = sent.and_then(|()| self.peers[peer].send(tid, &signal, &[]));
+                        sent = sent.and_then(|()| self.peers.send(peer, tid, &signal));
                     }
                 }
                 Some(Err(error)) => {
@@ -257,14 +258,14 @@ impl Shim {
             (process.is_renumbered, process.epoch) = (false, process.offered_epoch);
             process.job_stopped = process.is_job_stopped();
             if process.job_stopped {
-                sent = sent.and_then(|()| self.peers[peer].send(*pid, &Message::Stop(true), &[]));
+                sent = sent.and_then(|()| self.peers.send(peer, *pid, &Message::Stop(true)));
             }
         }
         let go = match *epochs {
             [(_, epoch)] => Message::Go(epoch),
             _ => Message::GoGroup(epochs),
         };
-        let sent = sent.and_then(|()| self.peers[peer].send(pid, &go, &[]));
+        let sent = sent.and_then(|()| self.peers.send(peer, pid, &go));
         // If one cannot become a deputy, all stay and none is leaving any more; if it is gone, the
         // others go.
         group.into_iter().for_each(|pid| self.make_deputy(pid));

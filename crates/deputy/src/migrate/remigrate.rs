@@ -1,5 +1,6 @@
 //! A process that is away moves to another node, or comes home.
 
+use crate::links::peers::PeerId;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use tern_migrate::message::{Departure, Message, ProcessSync};
 use tern_migrate::{Phase, fault};
 
 impl Shim {
-    pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: usize) {
+    pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: PeerId) {
         let home = (self.start.node, self.start.id);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         match process.offer(home) {
@@ -21,7 +22,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn depart_to_next_node(&mut self, pid: HomePid, next: usize) {
+    pub(crate) fn depart_to_next_node(&mut self, pid: HomePid, next: PeerId) {
         let Some(epoch) = self.processes.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered_epoch)
         else {
             return;
@@ -33,7 +34,7 @@ impl Shim {
             }
             return self.abort_task(pid, "busy: it shares memory with a child by now; try again");
         }
-        let peer = &self.peers[next];
+        let Some(peer) = self.peers.get(next) else { return };
         let (address, shim, fingerprint) = (peer.address.clone(), peer.shim, peer.fingerprint);
         let departure = Departure::Onward { epoch, address, shim, fingerprint };
         self.send(pid, &Message::Depart(departure));
@@ -86,7 +87,7 @@ impl Shim {
         }
         self.abort_task(pid, why);
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let from = self.peers[process.peer].node;
+        let from = self.peers.node(process.peer).unwrap_or(self.start.node);
         process.reason =
             if stays { format!("{why} (three times within a minute: it stays)") } else { why.to_owned() };
         tracing::info!(%pid, reason = process.reason, "it is fetched home");

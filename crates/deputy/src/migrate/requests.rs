@@ -71,7 +71,7 @@ impl Shim {
 
     /// The row of a process as `mps` shows it.
     pub(crate) fn row(&self, m: &Process) -> ProcessRow {
-        let suspended = m.is_away() && self.peers[m.peer].link.is_none();
+        let suspended = m.is_away() && self.peers.link(m.peer).is_none();
         let at_home = procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds());
         ProcessRow {
             pid: m.pid,
@@ -162,7 +162,7 @@ impl Shim {
             (Destination::Frozen, false) => self.freeze_at_home(pid, caller, since),
             (Destination::Home | Destination::Frozen, true) => {
                 let Some(process) = self.processes.get_mut(&pid) else { return };
-                if !matches!(process.state, State::Away) || self.peers[process.peer].link.is_none() {
+                if !matches!(process.state, State::Away) || self.peers.link(process.peer).is_none() {
                     return refuse(caller, RefusalKind::CannotMove, "suspended: its node is out of reach");
                 }
                 process.task = Some(MigrationTask::new(Some((caller, to)), from));
@@ -208,7 +208,7 @@ impl Shim {
     /// complete and leaves together.
     fn migrate_via_home(&mut self, pid: HomePid, to: Destination, caller: PendingRequest, since: Instant) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let reachable = matches!(process.state, State::Away) && self.peers[process.peer].link.is_some();
+        let reachable = matches!(process.state, State::Away) && self.peers.link(process.peer).is_some();
         if !reachable || since.elapsed() > RETRY_TIMEOUT {
             let why = if reachable {
                 "busy: it does not come home; try again"
@@ -217,7 +217,7 @@ impl Shim {
             };
             return caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
         }
-        let from = self.peers[process.peer].node;
+        let from = self.peers.node(process.peer).unwrap_or(self.start.node);
         process.task = Some(MigrationTask::new(None, from));
         self.begin_return(pid);
         self.queued_moves.push((since, pid, to, caller));
@@ -288,13 +288,12 @@ impl Shim {
         nodes: Vec<NodeId>,
         migration: MigrationId,
     ) {
-        let (run_dir, key, events, waker) =
-            (self.start.run_dir.clone(), Arc::clone(&self.key), self.events.0.clone(), self.waker.clone());
+        let (run_dir, key) = (self.start.run_dir.clone(), Arc::clone(&self.key));
         let process = self.processes.get(&pid);
         // When a process moves from node to node its current guest shim sends it.
-        let source = process.filter(|m| m.is_away()).map(|m| self.peers[m.peer].fingerprint);
+        let source = process.filter(|m| m.is_away()).and_then(|m| Some(self.peers.get(m.peer)?.fingerprint));
         let status = procfs::status(pid.0).unwrap_or_default();
-        std::thread::spawn(move || {
+        let started = self.start_helper(move || {
             let mut accept = vec![key.fingerprint()];
             accept.extend(source);
             let mut result = Err(Refusal::new(RefusalKind::BadRequest, "no node to go to"));
@@ -308,9 +307,14 @@ impl Shim {
                     break;
                 }
             }
-            let _loop_is_gone = events.send(ShimEvent::Prepared(pid, migration, result.map(Box::new)));
-            waker.wake();
+            ShimEvent::Prepared(pid, migration, result.map(Box::new))
         });
+        if !started {
+            let refusal = Refusal::new(RefusalKind::Unavailable, NO_THREAD);
+            let _we_hold_the_other_end =
+                self.events.0.send(ShimEvent::Prepared(pid, migration, Err(refusal)));
+            self.waker.wake();
+        }
     }
 
     pub(crate) fn destination_prepared(
@@ -336,10 +340,7 @@ impl Shim {
         }
         let at_exec = matches!(process.state, State::AtExec);
         let peer = match prepared {
-            Ok(peer) => {
-                self.peers.push(*peer);
-                self.peers.len() - 1
-            }
+            Ok(peer) => self.peers.insert(*peer),
             Err(refusal) => {
                 self.abort_task_with(pid, refusal);
                 if !self.processes.get(&pid).is_some_and(Process::is_away)
@@ -387,6 +388,9 @@ impl Shim {
         }
     }
 }
+
+/// The reason of a move that is refused since no helper thread can be started.
+const NO_THREAD: &str = "home's limit on processes is reached, so that no thread can be started; try again";
 
 /// How often to retry quiescing a process when one of its threads exits meanwhile.
 const MAX_QUIESCE_ATTEMPTS: u32 = 16;

@@ -32,6 +32,9 @@ const SPIN_TIMEOUT: Duration = Duration::from_micros(30);
 /// Upper bound on the number of calls that are waited for without spinning, after spinning failed.
 const MAX_CALLS_WITHOUT_SPIN: u8 = 63;
 
+/// Bytes of stack of the thread that waits for calls.
+const WAITER_STACK_SIZE: usize = 64 << 10;
+
 /// A deputy's mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
@@ -254,20 +257,34 @@ impl Mailbox {
         shared_memory::wait_while(state, REQUEST, Some(INLINE_WAIT_TIMEOUT)) == DONE
     }
 
-    /// Has the main loop woken when the call finishes.
+    /// Has the main loop woken when the call finishes. Without a thread that waits, the main loop
+    /// must look by itself ([`Self::needs_polling`]).
     pub(crate) fn wake_when_done(&mut self) {
-        let waiter = self.waiter.get_or_insert_with(|| {
-            let (waiter, wanted) = channel::<()>();
-            let (word, waker) = (Arc::clone(&self.header), self.waker.clone());
-            std::thread::spawn(move || {
-                while wanted.recv().is_ok() {
-                    while shared_memory::wait_while(word.word(STATE_OFFSET), REQUEST, None) == REQUEST {}
-                    waker.wake();
-                }
-            });
-            waiter
-        });
-        let _thread_lives = waiter.send(());
+        if self.waiter.is_none() {
+            self.waiter = self.start_waiter().ok();
+        }
+        if let Some(waiter) = &self.waiter {
+            let _thread_lives = waiter.send(());
+        }
+    }
+
+    fn start_waiter(&self) -> std::io::Result<Sender<()>> {
+        let (waiter, wanted) = channel::<()>();
+        let (word, waker) = (Arc::clone(&self.header), self.waker.clone());
+        let wait = move || {
+            while wanted.recv().is_ok() {
+                while shared_memory::wait_while(word.word(STATE_OFFSET), REQUEST, None) == REQUEST {}
+                waker.wake();
+            }
+        };
+        std::thread::Builder::new().name("call".into()).stack_size(WAITER_STACK_SIZE).spawn(wait)?;
+        Ok(waiter)
+    }
+
+    /// Whether nothing wakes the main loop when the call finishes: at a limit on the number of
+    /// processes no thread could be started.
+    pub(crate) fn needs_polling(&self) -> bool {
+        self.waiter.is_none()
     }
 
     /// Whether the call has finished.

@@ -112,6 +112,11 @@ impl Thread {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::is_done)
     }
 
+    /// Whether a call is pending whose end the main loop must look for by itself.
+    pub(crate) fn needs_polling(&self) -> bool {
+        self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
+    }
+
     /// The guest has received this many signals.
     pub(crate) fn acknowledge_signals(&mut self, signals: u64) {
         while self.unacked.front().is_some_and(|(count, _)| *count <= signals) {

@@ -4,7 +4,7 @@
 use crate::calls::result::rejected;
 use crate::process::Process;
 use crate::shim::Shim;
-use crate::shm::sharers::find_opener;
+use crate::shm::sharers::Opener;
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -76,7 +76,7 @@ impl Shim {
     /// If by this call a process that is away ends or executes a program, and it is the last one
     /// away that has the content of some shared memory: the process, to be fetched home first.
     /// Otherwise the content would be lost with its guest.
-    pub(crate) fn last_holder_to_fetch(&self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
+    pub(crate) fn last_holder_to_fetch(&mut self, tid: HomePid, request: &CallRequest) -> Option<HomePid> {
         const ALL: [i64; 3] = [libc::SYS_exit_group, libc::SYS_execve, libc::SYS_execveat];
         let nr = i64::from(request.call.nr);
         if self.inodes.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
@@ -97,14 +97,15 @@ impl Shim {
             self.processes.values().filter(has).any(|other| other.pid != process.pid)
         };
         let exits = nr == libc::SYS_exit || nr == libc::SYS_exit_group;
-        let is_lost = |id: &&ObjectId| !others(id) && !self.is_unreachable(**id, process.pid, exits);
-        process.files.objects.iter().find(is_lost).map(|_id| process.pid)
+        let pid = process.pid;
+        let alone: Vec<ObjectId> = process.files.objects.iter().filter(|id| !others(id)).copied().collect();
+        alone.into_iter().any(|id| !self.is_unreachable(id, pid, exits)).then_some(pid)
     }
 
     /// Whether an object can be reached by no process once this one does not map it, or has exited:
     /// anonymous memory; or an unlinked file that no other process has open (a Java machine unlinks
     /// its own before it ends).
-    fn is_unreachable(&self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
+    fn is_unreachable(&mut self, id: ObjectId, pid: HomePid, exits: bool) -> bool {
         let Some(file) = self.objects.get(id) else { return false };
         let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         let name = name.as_os_str().as_bytes();
@@ -114,6 +115,6 @@ impl Shim {
         let Ok(meta) = file.metadata() else { return false };
         let unnamed = meta.nlink() == 0 && !name.starts_with(b"/SYSV");
         let (this, itself) = (HashSet::from([(meta.dev(), meta.ino())]), BTreeSet::from([pid.0]));
-        exits && unnamed && find_opener(&this, &itself).is_none()
+        exits && unnamed && self.find_opener(this, itself) == Opener::None
     }
 }

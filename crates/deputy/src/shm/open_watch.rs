@@ -7,7 +7,7 @@
 
 use crate::process::{Process, State};
 use crate::shim::Shim;
-use crate::shm::sharers::{find_opener, shared_maps};
+use crate::shm::sharers::{Opener, shared_maps};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -90,15 +90,22 @@ impl Shim {
             let these: BTreeSet<i32> = sharers().map(|m| m.pid.0).collect();
             let away = sharers().find(|m| matches!(m.state, State::Away)).map(|m| m.pid);
             let files: HashSet<(u64, u64)> = self.inodes.get(&id).copied().into_iter().collect();
+            let maps = |these: &BTreeSet<i32>| {
+                shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id))
+            };
+            let other = match away.map(|_pid| self.find_opener(files, these.clone())) {
+                // Asked again when the scan has ended.
+                Some(Opener::Pending) => continue,
+                Some(Opener::Process(other)) => Some(format!("process {other} has")),
+                Some(Opener::Unknown) => Some("a process may have".to_owned()),
+                Some(Opener::None) => maps(&these).map(|(other, _)| format!("process {other} has")),
+                None => None,
+            };
             if let Some(watch) = &mut self.open_watch {
                 watch.opened.remove(&id);
             }
-            let maps =
-                || shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id));
-            if let Some(pid) = away
-                && let Some(other) = find_opener(&files, &these).or_else(|| maps().map(|(other, _)| other))
-            {
-                self.fetch_home(pid, &format!("shared memory: process {other} has opened what it shares"));
+            if let (Some(pid), Some(other)) = (away, other) {
+                self.fetch_home(pid, &format!("shared memory: {other} opened what it shares"));
             }
         }
     }

@@ -1,7 +1,12 @@
 //! Finds the processes that share memory with a process at home, by scanning /proc.
 
+use crate::shim::Shim;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 use tern_image::Unmovable;
 use tern_image::layout::{self, is_shared_memory};
 use tern_image::object::{self, ObjectId};
@@ -68,18 +73,76 @@ pub(crate) fn shared_maps() -> SharedMaps {
     all_pids().filter_map(of).collect()
 }
 
+/// The result of a scan for processes that have a file open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opener {
+    /// No other process has it open.
+    None,
+    /// This one has.
+    Process(i32),
+    /// The scan has not ended. The caller may ask again; the main loop is woken at its end.
+    Pending,
+    /// The scan has taken too long. The caller must decide as if a process had it open.
+    Unknown,
+}
+
+/// A scan in progress: the files, the processes that are left out, and the result.
+#[derive(Debug)]
+pub(crate) struct OpenerScan {
+    files: HashSet<(u64, u64)>,
+    these: BTreeSet<i32>,
+    found: Receiver<Opener>,
+}
+
+/// How long the main loop waits for a scan before it goes on without its result. A scan of 10,000
+/// descriptors takes 20 ms.
+const OPENER_TIMEOUT: Duration = Duration::from_millis(30);
+
+impl Shim {
+    /// A process other than `these` that has one of these files open.
+    pub(crate) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
+        let running = self.opener_scan.take_if(|scan| scan.files == files && scan.these == these);
+        // Only the first question waits: the main loop serves others.
+        let timeout = if running.is_some() { Duration::ZERO } else { OPENER_TIMEOUT };
+        let scan = running.or_else(|| {
+            let (wanted, left_out) = (files.clone(), these.clone());
+            let found = self.scanner.start(move |deadline| find_opener(&wanted, &left_out, deadline))?;
+            Some(OpenerScan { files, these, found })
+        });
+        // Another scan is running.
+        let Some(scan) = scan else { return Opener::Pending };
+        match scan.found.recv_timeout(timeout) {
+            Ok(found) => found,
+            Err(_) => {
+                self.opener_scan = Some(scan);
+                Opener::Pending
+            }
+        }
+    }
+}
+
 /// A process other than `these` that has one of these files open.
-pub(crate) fn find_opener(files: &HashSet<(u64, u64)>, these: &BTreeSet<i32>) -> Option<i32> {
-    let opens = |pid: i32| {
-        let all = std::fs::read_dir(format!("/proc/{}/fd", procfs::live_thread(pid)))
-            .into_iter()
-            .flatten()
-            .flatten();
-        all.filter_map(|entry| std::fs::metadata(entry.path()).ok())
-            .any(|meta| files.contains(&(meta.dev(), meta.ino())))
-    };
-    // A shim may have it open for a process that it held, or was about to hold.
-    all_pids().filter(|pid| !these.contains(pid)).find(|pid| opens(*pid) && !is_shim(*pid))
+fn find_opener(files: &HashSet<(u64, u64)>, these: &BTreeSet<i32>, deadline: Instant) -> Opener {
+    for pid in all_pids().filter(|pid| !these.contains(pid)) {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", procfs::live_thread(pid)));
+        for descriptor in folder.into_iter().flatten().flatten() {
+            // A shim may have it open for a process that it held, or was about to hold.
+            if file_id(&descriptor.path()).is_some_and(|id| files.contains(&id)) && !is_shim(pid) {
+                return Opener::Process(pid);
+            }
+            if Instant::now() > deadline {
+                return Opener::Unknown;
+            }
+        }
+    }
+    Opener::None
+}
+
+/// The device and inode of the file behind a link in /proc/PID/fd, as far as the kernel knows them
+/// without asking a server: another user's file may be on one that does not answer.
+fn file_id(link: &Path) -> Option<(u64, u64)> {
+    let found = statx(rustix::fs::CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    Some((rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
 /// Whether a process is a shim: it runs the same program as this one.

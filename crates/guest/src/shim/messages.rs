@@ -30,7 +30,7 @@ impl Shim {
                 Ok(None) => break,
                 Err(error) => Err(error.to_string()),
             };
-            self.last_received = Instant::now();
+            self.last_contact = Instant::now();
             match message {
                 Ok(Some(arrived)) => self.handle_message(arrived),
                 Ok(None) => {}

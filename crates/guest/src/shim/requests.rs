@@ -114,7 +114,7 @@ impl Shim {
         // Home waits for this heartbeat, which shows that the shim is ready.
         self.send_home(HomePid(0), &Message::Heartbeat);
         self.inbox = Reassembler::default();
-        self.last_received = Instant::now();
+        self.last_contact = Instant::now();
         let pids: Vec<HomePid> = self.guests.keys().copied().collect();
         for pid in pids {
             self.announce(pid);

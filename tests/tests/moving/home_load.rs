@@ -1,0 +1,134 @@
+//! What other users do at home, and limits of its processes, neither delay nor kill processes that
+//! are away.
+
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+use tern_cgroup::hierarchy::Hierarchy;
+use tern_tests::cluster::Cluster;
+use tern_tests::cluster::fault_injection::wait_until;
+use tern_tests::programs::{Flavour, named};
+use tern_tests::runs::running::{ANNOUNCE, Running};
+
+/// Limit for a run.
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Another user's twenty processes with 50,000 open descriptors each. Prints a line when all are
+/// open.
+const MANY_DESCRIPTORS: &str = "
+import os, resource, signal
+resource.setrlimit(resource.RLIMIT_NOFILE, (60000, 60000))
+os.setgid(65534)
+os.setuid(65534)
+null = os.open('/dev/null', os.O_RDWR)
+for _ in range(50000):
+    os.dup(null)
+for _ in range(19):
+    if os.fork() == 0:
+        signal.pause()
+print('ready', flush=True)
+signal.pause()
+";
+
+/// To learn whether another process has a file, home looks at all descriptors of the machine. That
+/// takes seconds here, and delays no call.
+#[test]
+fn descriptors_of_another_user_delay_no_call() -> Result<()> {
+    let program = named("siblings", Flavour::Static)?;
+    let cluster = Cluster::without_quotas("many-descriptors", 2)?;
+    let mut stranger = cluster.command(1, "python3");
+    stranger.args(["-c", MANY_DESCRIPTORS]).stdout(Stdio::piped());
+    let mut stranger = stranger.spawn()?;
+    await_line(&mut stranger)?;
+    cluster.run(1, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
+    let mut command = cluster.command(1, "sh");
+    let with_file = format!("exec < /tmp/block; {ANNOUNCE}");
+    command.args(["-c", &with_file, "sh", "mosrun", "-2"]).arg(program).arg("transfers");
+    // Without the thread for the scan the slowest call took 4.5 s.
+    command.env("TERN_SECONDS", "6").env("TERN_SLOWEST", "1.5");
+    let outcome = Running::start(&mut command, false)?.finish(RUN_TIMEOUT)?;
+    stranger.kill()?;
+    stranger.wait()?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
+fn await_line(child: &mut Child) -> Result<()> {
+    use std::io::{BufRead, BufReader};
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
+    ensure!(!line.is_empty(), "it ended at once");
+    Ok(())
+}
+
+/// Where the home shim may start no thread, calls that wait are still made, a move is refused by a
+/// reason, and no process is lost.
+#[test]
+fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
+    let Some(pids) = Hierarchy::all()?.into_iter().find(|h| h.has("pids") && !h.unified) else {
+        eprintln!("not tested: the pids controller of version 1 is not mounted");
+        return Ok(());
+    };
+    let program = named("forktree", Flavour::Static)?;
+    let cluster = Cluster::without_quotas("pids-limit", 3)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).env("TERN_UNTIL", "/tmp/until");
+    let mut running = Running::start(&mut command, false)?;
+    running.close_input();
+    let pid = running.pid;
+    let is_away = || matches!(cluster.location(pid), Ok(Some((2, _))));
+    wait_until("it is away", RUN_TIMEOUT, is_away)?;
+    let limit = PidsLimit::set(&pids, &cluster)?;
+    let refused = cluster.migrate(pid, "3").err().context("it moved without a thread")?;
+    ensure!(refused.message.contains("limit on processes"), "{refused:?}");
+    // Some of its children's calls wait now.
+    let used = cluster.cpu_seconds(2)?;
+    cluster.await_cpu(2, used, 0.5)?;
+    ensure!(is_away(), "it is lost\n{}", cluster.diagnostics(pid));
+    drop(limit);
+    cluster.touch("/tmp/until")?;
+    let outcome = running.finish(RUN_TIMEOUT).with_context(|| cluster.diagnostics(pid))?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
+/// A control group whose processes can create no thread, until it is dropped.
+struct PidsLimit {
+    group: PathBuf,
+}
+
+impl PidsLimit {
+    /// Limits the shims of node 1.
+    fn set(pids: &Hierarchy, cluster: &Cluster) -> Result<Self> {
+        let name = cluster.lab().name().as_str();
+        let limit = Self { group: pids.mount.join(format!("tern-test-{name}")) };
+        fs::create_dir(&limit.group)?;
+        let node = format!("/tern-lab/{name}/node1/");
+        let mut found = 0;
+        for process in fs::read_dir("/proc")?.flatten() {
+            let read = |file: &str| fs::read_to_string(process.path().join(file)).unwrap_or_default();
+            if read("comm").trim() == "tern-shim" && read("cgroup").contains(&node) {
+                let pid = process.file_name().to_string_lossy().into_owned();
+                fs::write(limit.group.join("cgroup.procs"), pid)?;
+                found += 1;
+            }
+        }
+        ensure!(found > 0, "node 1 has no shim");
+        // Less than there are: none can be added, also when some have ended.
+        fs::write(limit.group.join("pids.max"), "1")?;
+        Ok(limit)
+    }
+}
+
+impl Drop for PidsLimit {
+    fn drop(&mut self) {
+        let _ = fs::write(self.group.join("pids.max"), "max");
+        let root = self.group.parent().map(|root| root.join("cgroup.procs")).unwrap_or_default();
+        for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(&root, pid);
+        }
+        let _ = fs::remove_dir(&self.group);
+    }
+}
