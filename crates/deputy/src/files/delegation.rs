@@ -200,7 +200,7 @@ impl Process {
             && let Some(Delegable { file, place, about }) = self.try_delegate(fd, !proven, shared_filesystems)
             && !shared.contains(&file.id)
         {
-            let elsewhere = (!file.local && place.is_none()).then_some(file.id);
+            let elsewhere = (!file.is_home_local && place.is_none()).then_some(file.id);
             notices.extend(self.delegations.grant(fd, &file, elsewhere));
             notices.push((fd, FileNotice::Delegated(file)));
             notices.extend(place.map(|place| (fd, FileNotice::LocalFile(place))));
@@ -306,8 +306,13 @@ impl Process {
             };
             self.delegations.read_delegations.insert(fd, watched);
         }
-        let file =
-            FileDelegation { id, offset, can_read: reads, can_write: writes, local: !elsewhere && !prove };
+        let file = FileDelegation {
+            id,
+            offset,
+            can_read: reads,
+            can_write: writes,
+            is_home_local: !elsewhere && !prove,
+        };
         Some(Delegable { file, place, about })
     }
 
