@@ -215,7 +215,7 @@ pub fn reply_to_offer(
     if !own.takes_guests {
         return refuse(Obstacle::NoGuests);
     }
-    let room = mem_free.saturating_sub(effective_view::reserve(own, policy) as u64);
+    let room = mem_free.saturating_sub(effective_view::memory_to_keep_free(own, policy) as u64);
     if own.mem_total > 0 && (offer.memory > room || own.mem_pressure > policy.max_pressure) {
         return refuse(Obstacle::NoMemory);
     }

@@ -2,12 +2,12 @@
 //!
 //! The pace of a process is the wall time in which it does one standard CPU second of work. It
 //! consists of running and waiting for a CPU, of sleep, which is the same everywhere, and of
-//! waiting for remote work.
+//! waiting for calls made at home and for files of other nodes.
 
 use crate::effective_view::EffectiveView;
 use crate::policy::{Objective, Policy};
 use crate::process::{Hint, ProcessSnapshot};
-use crate::remote_work::RemoteWork;
+use crate::remote_waits::RemoteWaits;
 use crate::state::DecisionState;
 use crate::view::{LinkCost, NodeSnapshot, STANDARD_SPEED};
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ pub(crate) struct Mover<'a> {
     pub(crate) remote_wait: f64,
     /// Sleep for each second of work, the same on every node.
     sleep: f64,
-    pub(crate) remote: RemoteWork,
+    pub(crate) remote: RemoteWaits,
     pub(crate) rest_s: f64,
     /// Wall seconds that one CPU second takes here.
     pub(crate) stretch: f64,
@@ -107,7 +107,7 @@ impl<'a> Mover<'a> {
         let busy = threads.min(1.0);
         let sleep = (1.0 - busy) / (busy * share);
         let mut remote =
-            if process.hint == Hint::Cpu { RemoteWork::none() } else { RemoteWork::of(process, work) };
+            if process.hint == Hint::Cpu { RemoteWaits::none() } else { RemoteWaits::of(process, work) };
         // Waiting for calls is not sleep of its own. Nor can it exceed the observed sleep: the
         // link's cost is estimated from messages to a daemon, and a process that is observed to
         // compute all the time does not wait. The estimate is assumed to be wrong by the same

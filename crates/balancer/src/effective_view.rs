@@ -63,7 +63,7 @@ impl<'a> EffectiveView<'a> {
             runnable: node.runnable(),
             free: node.mem_free as f64,
             leaving: 0.0,
-            reserve: reserve(node, policy),
+            reserve: memory_to_keep_free(node, policy),
             fill_rate: state.fill_rate(node.id),
             obstacle: node_obstacle(node, node.id == cluster.me(), policy),
         };
@@ -176,7 +176,7 @@ fn node_obstacle(node: &NodeSnapshot, is_me: bool, policy: &Policy) -> Option<Ob
 
 /// Bytes that a node keeps free.
 #[must_use]
-pub fn reserve(node: &NodeSnapshot, policy: &Policy) -> f64 {
+pub fn memory_to_keep_free(node: &NodeSnapshot, policy: &Policy) -> f64 {
     let min = (policy.min_reserve as f64).min(node.mem_total as f64 / 4.0);
     (node.mem_total as f64 * policy.reserve_fraction).max(min)
 }

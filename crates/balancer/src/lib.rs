@@ -10,8 +10,9 @@
 //!  state           kept between decisions: moves under way, charged in advance; memory trends
 //!  effective_view  the view adjusted for that state
 //!  candidate       one process on one node: pace, cost of the move, gain, obstacles
-//!  remote_work     waiting for remote work: calls made at home, files of other nodes
-//!  decide          once a second: evictions, memory before it runs out, then CPU and communication
+//!  remote_waits    how long a process waits for calls made at home and for files of other nodes
+//!  decide          once a second: evictions, then memory, then CPU and communication
+//!  memory          ushering: a process leaves a node before its memory runs out
 //!  place           the best node for a program that starts
 //!  admit           the target's side: answers to offers, and the expected load
 //!  explain         `migrate --why`: the candidates of one process, and the last decision
@@ -33,7 +34,7 @@ mod memory;
 mod place;
 mod policy;
 mod process;
-mod remote_work;
+mod remote_waits;
 mod rng;
 mod state;
 mod trend;
@@ -43,7 +44,7 @@ pub use admit::{MoveOffer, OfferRefusal, OfferReply, PendingChanges, reply_to_of
 pub use candidate::{Candidate, MoveCost, Obstacle};
 pub use decay::{Decay, DecayingRate};
 pub use decide::{Move, MoveReason, decide};
-pub use effective_view::reserve;
+pub use effective_view::memory_to_keep_free;
 pub use explain::{Explanation, explain};
 pub use place::{PlacementRequest, place};
 pub use policy::{Objective, Policy};

@@ -446,8 +446,9 @@ impl Gossip {
         self.table.find(node).map(|index| (index, None, true))
     }
 
-    /// A random living node; rarely any node, so that about one dead node is tried per step in the
-    /// whole cluster.
+    /// A random living node, but in one of max(5, living) steps any node, dead ones included. So
+    /// dead nodes keep being tried, by about one message per step in the whole cluster that goes to
+    /// any node.
     fn choose_target(&mut self) -> Option<RowIndex> {
         if self.rng.below(self.table.targets().max(5)) == 0 {
             return self.table.random_row(&mut self.rng);

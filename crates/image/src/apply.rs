@@ -95,10 +95,11 @@ pub fn plan(
     let wanted: Vec<&Region> = then.regions.iter().filter(|r| r.backing != Backing::Kernel).collect();
     // Adjacent pieces need not merge into one mapping: two pieces that have both held pages stay
     // separate, and mremap takes only one mapping (before 6.17). So memory that the program has in
-    // one mapping is kept only if it is in one mapping here too. Otherwise it is mapped anew if the
-    // sender says that all of its content will be sent. If not, the missing part is mapped beside
-    // the existing one, and merges with it, since only one of them has held pages. The stack is
-    // always kept: it is one mapping that grows, and has a name.
+    // one mapping is kept only if it is in one mapping here too. If it is not, there are two cases.
+    // If the sender has set [`Region::remap`], all content will be sent, and the memory is mapped
+    // anew. Otherwise the missing part is mapped beside the existing one and merges with it, since
+    // only one of the two has held pages. The stack is always kept: it is one mapping that grows,
+    // and has a name.
     let keeps_mapping = |p: &Region, w: &Region| {
         let joined = w.backing != Backing::Anonymous || w.grows_down || !w.remap;
         joined || (p.start <= w.start && w.end <= p.end)

@@ -4,20 +4,20 @@
 //! A mapped file is sent as its BLAKE3 hash. A node requests the content only if it has no file
 //! with that hash. The cache holds files that every user at home may read, since knowing a hash
 //! must not grant the right to read. All other files are kept in memory for one family, and are
-//! freed with it. So are files written within the last seconds, since a time stamp would not show a
-//! later change.
+//! freed with it. Files written within the last seconds are kept in memory too, since a time stamp
+//! would not show a later change.
 //!
 //! A file stored on the guest's own node, which home sees through MFS, is not read at all: the node
-//! opens it, and the guest maps it directly. The same holds for a large file of home if the guest's
-//! node can show it ([`ShowableFiles`]). The hash of such a file covers a stamp that changes with
-//! the content. A node that receives the content from elsewhere cannot verify it against this hash,
-//! and keeps it for the family only.
+//! opens it, and the guest maps it directly. A large file of home is not read either if the guest's
+//! node can mount home's files for its guests ([`ShowableFiles`]). The hash of such a file covers a
+//! stamp that changes with the content. A node that receives the content from elsewhere cannot
+//! verify it against this hash, and keeps it for the family only.
 
 mod cache;
 
 pub use cache::{ContentCache, OpenGuard, OpenNodeFile};
 
-use crate::layout::{FileIdentifier, FileRef, is_shared_memory};
+use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, fs_credentials};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
@@ -47,13 +47,13 @@ const MIN_DIRECT_BYTES: u64 = 64 << 10;
 /// as fast, and cached by hash for all guests.
 const MIN_SHOWN_BYTES: u64 = 16 << 20;
 
-/// Whether a guest's node can show it files of its home.
+/// Whether a guest's node can mount files of the guest's home for it, and from which node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShowableFiles {
     /// The node cannot, or home does not allow it.
     #[default]
     Nothing,
-    /// It can show files of this node, which is home.
+    /// It can mount files of this node, which is home.
     Of(NodeId),
 }
 
@@ -89,7 +89,7 @@ impl HomeFiles {
         Self { pid, cache_dir: cache_dir.to_owned(), identified: HashMap::new(), ..Self::default() }
     }
 
-    /// Sets the node where its guest is or is going, and which files that node can show.
+    /// Sets the node where its guest is or is going, and which files that node can mount for it.
     pub fn set_guest(&mut self, node: NodeId, showable: ShowableFiles) {
         let before = (self.guest.replace(node), std::mem::replace(&mut self.showable, showable));
         if before != (Some(node), showable) {
@@ -202,7 +202,8 @@ impl HomeFiles {
         how.read(true).write(true);
         let direct = how.open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end));
         let opened = direct.or_else(|refused| match refused.kind() {
-            // Not as root, which could be led to open a file that another user has put there.
+            // A shim of root does not do this: it could be led to open a file that another user has
+            // put there.
             io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
                 self.open_in_root(&m.name, OFlags::RDWR)
             }
@@ -211,8 +212,8 @@ impl HomeFiles {
         opened.and_then(|file| check_inode(file, m.inode))
     }
 
-    /// Opens a path in the process's root. The kernel reports names without symbolic links; a link
-    /// there now would lead to another file.
+    /// Opens a path in the process's root. The kernel reported the name without symbolic links. So
+    /// if there is a link in it now, it would lead to another file.
     fn open_in_root(&self, name: &[u8], how: OFlags) -> io::Result<File> {
         let root = File::open(format!("/proc/{}/root", self.pid))?;
         let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -220,8 +221,8 @@ impl HomeFiles {
         Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
-    /// The place of a file that need not be sent: it is stored on the guest's node, or large and
-    /// shown by it.
+    /// The place of a file that need not be sent: it is stored on the guest's node, or it is large
+    /// and that node can mount it.
     fn place(&mut self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
         if meta.size() < MIN_DIRECT_BYTES || self.guest.is_none() {
             return None;
@@ -329,12 +330,12 @@ const DEV_ZERO: u64 = 1 << 8 | 5;
 
 impl FileIdentifier for HomeFiles {
     /// The check that all processes that share it move together is made when they are stopped.
-    fn is_shared_object(&self, m: &Mapping) -> bool {
-        is_shared_memory(m) || m.shared && self.objects.contains(&object::id(m))
+    fn moves_with_sharers(&self, m: &Mapping) -> bool {
+        writes_are_visible_to_others(m) || m.shared && self.objects.contains(&object::id(m))
     }
 
     fn identify(&mut self, m: &Mapping) -> Result<Option<FileRef>, Unmovable> {
-        let is_object = self.is_shared_object(m);
+        let is_object = self.moves_with_sharers(m);
         if let Some(identified) = self.identified.get(&(m.device, m.inode))
             && (identified.file.is_object || !is_object)
         {

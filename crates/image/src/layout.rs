@@ -29,8 +29,9 @@ pub struct FileRef {
     /// A shared memory object ([`crate::object`]): it has no hash, and its content is sent with the
     /// processes that share it.
     pub is_object: bool,
-    /// Where a node can open the file itself: on the node that stores it, or through MFS if that is
-    /// home. Such a file is mapped directly, and its content is not read to compute a hash.
+    /// Where the file is stored, so that the guest's node can open it itself: directly if it is
+    /// that node, through MFS if it is home. Such a file is mapped directly, and its content is not
+    /// read to compute a hash.
     pub place: Option<Box<NodeFile>>,
 }
 
@@ -70,8 +71,9 @@ pub struct Region {
     pub advice: MemoryAdvice,
     /// The content behind it.
     pub backing: Backing,
-    /// The receiver must map the region as one new mapping. It need not keep anonymous memory that
-    /// it has there, since all of it is sent ([`crate::pages`]).
+    /// The receiver's memory here may be in pieces that would not merge into one mapping, which
+    /// mremap(2) needs. So the receiver must map it anew, as one; all of its content is sent again
+    /// ([`crate::pages`]).
     pub remap: bool,
 }
 
@@ -126,8 +128,8 @@ pub trait FileIdentifier {
     /// If its content cannot be read.
     fn identify(&mut self, mapping: &Mapping) -> Result<Option<FileRef>, Unmovable>;
 
-    /// Whether a shared mapping shows memory that moves together with all processes that share it.
-    fn is_shared_object(&self, mapping: &Mapping) -> bool;
+    /// Whether a mapping is of shared memory that moves together with all processes that share it.
+    fn moves_with_sharers(&self, mapping: &Mapping) -> bool;
 }
 
 impl Layout {
@@ -143,10 +145,10 @@ impl Layout {
     ) -> Result<Self, Unmovable> {
         let mut layout = Self::default();
         let mut indices: HashMap<(u64, u64), Option<u32>> = HashMap::new();
-        // A file that one mapping shares and another maps privately is a single object, whichever
-        // comes first.
+        // If one mapping of a file is a shared memory object, a private mapping of the same file
+        // refers to that object too, also if it comes first.
         let objects: HashMap<(u64, u64), &Mapping> =
-            maps.iter().filter(|m| files.is_shared_object(m)).map(|m| ((m.device, m.inode), m)).collect();
+            maps.iter().filter(|m| files.moves_with_sharers(m)).map(|m| ((m.device, m.inode), m)).collect();
         for m in &Reserve::exclude(reserve, maps) {
             if m.name == b"[vsyscall]" {
                 continue;
@@ -156,7 +158,7 @@ impl Layout {
             } else {
                 check(m)?;
                 // A shared mapping that can never be written is as good as a private one.
-                if is_shared_memory(m) && !files.is_shared_object(m) {
+                if writes_are_visible_to_others(m) && !files.moves_with_sharers(m) {
                     return Err(Unmovable::SharedMemory(String::from_utf8_lossy(&m.name).into_owned()));
                 }
                 if m.is_anonymous() {
@@ -266,6 +268,6 @@ pub fn check(m: &Mapping) -> Result<(), Unmovable> {
 
 /// Whether other processes can observe writes to this memory.
 #[must_use]
-pub fn is_shared_memory(m: &Mapping) -> bool {
+pub fn writes_are_visible_to_others(m: &Mapping) -> bool {
     m.shared && (m.is_anonymous() || m.has(b"mw"))
 }

@@ -26,8 +26,9 @@ pub(crate) fn is_migrated(resource: u32) -> bool {
     MIGRATED_LIMITS.contains(&resource)
 }
 
-/// The limits of a process at home. A process with CAP_IPC_LOCK is not bound by RLIMIT_MEMLOCK,
-/// which is left out then: away it has no capabilities.
+/// The limits of a process at home. RLIMIT_MEMLOCK is left out for a process with CAP_IPC_LOCK,
+/// which is not bound by it: away, where the process has no capabilities, the limit must not bind
+/// it either.
 ///
 /// # Errors
 /// If it is gone.
@@ -49,7 +50,7 @@ pub(crate) fn set_all(pid: i32, limits: &[Limit]) {
     }
 }
 
-/// Sets a limit of a guest. Tern's own range is added to it. Where Tern may not raise a limit it
+/// Sets a limit of a guest. Tern's own range is added to it. If Tern may not raise the limit, it
 /// stays lower.
 pub fn set(pid: i32, limit: Limit) {
     let ours = if matches!(limit.resource, libc::RLIMIT_AS | libc::RLIMIT_DATA) { Reserve::LEN } else { 0 };

@@ -25,7 +25,7 @@ pub struct NodeFile {
     pub path: Vec<u8>,
     /// Its inode number in MFS.
     pub number: u64,
-    /// Those of the process that has it open.
+    /// The credentials of the process that has it open.
     pub credentials: Credentials,
 }
 
@@ -38,8 +38,8 @@ pub fn fs_credentials(pid: i32) -> Option<Credentials> {
 
 /// The MFS mounts that a process sees, cached until its mount table changes: finding them is slow
 /// (statfs asks the other node, and the table is long), and programs open many files of one tree.
-/// While the mount table is open, its mounts stay alive, even if the process changes to another
-/// mount namespace; so no other file system gets a tree's device number.
+/// The mount table is kept open. As long as it is, its mounts stay alive, even if the process
+/// changes to another mount namespace. So no other file system gets a tree's device number.
 #[derive(Debug, Default)]
 pub struct MfsMounts {
     table: Option<File>,
@@ -84,8 +84,9 @@ impl MfsMounts {
     }
 
     /// The place of a file in a cached tree, given a link under /proc that leads to it, and its
-    /// path. `None` if the tree does not let guests open it, or if the path does not tell where it
-    /// is: the file may have been removed, or the process may have another root directory.
+    /// path. `None` if the tree does not let guests open its files directly, or if the path does
+    /// not tell where the file is: it may have been removed, or the process may have another root
+    /// directory.
     pub fn locate(
         &mut self,
         pid: i32,
@@ -93,7 +94,8 @@ impl MfsMounts {
         (device, number): (u64, u64),
     ) -> Option<NodeFile> {
         let tree = self.mounts.get_mut(&device)?;
-        // The tree answers this itself, and always the same way.
+        // The MFS client answers this attribute itself, with the same value for all files of the
+        // tree.
         let ask = || {
             let mut reply = [0; 1];
             rustix::fs::getxattr(link, "system.mfs_dfsa", &mut reply) == Ok(1) && reply == *b"1"

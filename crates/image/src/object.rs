@@ -3,8 +3,8 @@
 //!
 //! At home the object belongs to the kernel, and is identified by device and inode as in
 //! /proc/PID/maps. Away it is a memfd of the guest shim, shared by all guests of the family there
-//! that map it. It has no content hash: its content is sent once all processes that map it are
-//! stopped, piece by piece and without holes, and then they resume together.
+//! that map it. It has no content hash: its content is sent, piece by piece and without holes, when
+//! all processes that map it are stopped. After that the processes resume together.
 
 use crate::layout::FileRef;
 use std::collections::HashMap;

@@ -8,8 +8,8 @@
 //! The first scan of a region takes long (40 ms for a gigabyte), so it is made in parts, and the
 //! pages found are sent meanwhile.
 //!
-//! Pages that were scanned stay known as long as their mapping is tracked. New mappings are not
-//! tracked. So of a heap or a stack that has grown, only the new part is scanned as for the first
+//! Pages that were scanned stay known as long as their mapping is tracked. A new mapping is not
+//! tracked yet. So if a heap or a stack has grown, only its new part is scanned as for the first
 //! time.
 //!
 //! A running process may replace a mapping between its description and the scan. The scan then
@@ -118,8 +118,8 @@ impl PageFinder {
         self.tracker.is_some()
     }
 
-    /// Marks the regions that the receiver must map anew: those that consist of several pieces
-    /// there of which more than one has content.
+    /// Marks the regions that the receiver must map anew: those that are in several pieces at the
+    /// receiver, of which more than one has had content.
     pub fn mark_remapped(&self, layout: &mut Layout) {
         let Layout { regions, files } = layout;
         for region in regions.iter_mut().filter(|r| r.is_private()) {
@@ -204,8 +204,8 @@ impl PageFinder {
     }
 
     /// Starts to track a part of a region that is new, or that is mapped anew. Large ranges that
-    /// were never touched are left out: tracking them needs page tables for all of it, which for
-    /// terabytes of reserved addresses would exceed the memory.
+    /// were never touched are left out. To track a range needs page tables for all of it, and for
+    /// terabytes of reserved addresses these would exceed the memory.
     fn begin(
         &self,
         region: &Region,

@@ -137,8 +137,8 @@ fn program_is_32_bit(pid: i32) -> bool {
 }
 
 /// Whether the process called unshare or setns for its children. Its first child would be pid 1 of
-/// a namespace that exists only at home. Until that child exists, the kernel shows no namespace for
-/// children.
+/// a namespace that exists only at home. As long as there is no such child, /proc shows no
+/// namespace for children.
 fn children_elsewhere(pid: i32) -> bool {
     let space = |which: &str| std::fs::read_link(format!("/proc/{pid}/ns/{which}"));
     space("pid").is_ok_and(|own| space("pid_for_children").map_or(true, |theirs| theirs != own))
@@ -404,8 +404,8 @@ impl ProcessImage {
     }
 
     /// Needed at home too: the kernel does not move its record of the heap's end when the heap is
-    /// mapped. A program that shrank its heap while away would otherwise get brk results for memory
-    /// that is not mapped.
+    /// mapped. Without this, a program that shrank its heap while away would get brk results for
+    /// memory that is not mapped.
     fn set_bounds(
         &self,
         space: &mut dyn InjectedSpace,

@@ -41,7 +41,7 @@ const SS_AUTODISARM: u64 = 1 << 31;
 /// thread's number at home and its own.
 ///
 /// If a thread is in a critical section of rseq, the section is aborted, as the kernel does at a
-/// preemption. At a ptrace stop the kernel has not yet done so.
+/// preemption. (The kernel has not done that yet when the thread is in a ptrace stop.)
 ///
 /// # Errors
 /// If their process is gone.

@@ -4,10 +4,10 @@
 //! [`Phase`]'s names. The ACTION `die` aborts the shim there. `wait` creates the file named by
 //! `TERN_FAULT_FILE` and waits until it is removed, so that the test can cut a link or kill a node.
 //!
-//! `TERN_FREEZE_FILE` names a file that a home shim reads when it starts. `N asked` or `N made` in
-//! it has a process fetched home at its N-th call away: after the request arrived and before the
-//! call is made, or after it is made and before its result is sent. When that happens the shim
-//! empties the file.
+//! `TERN_FREEZE_FILE` names a file that a home shim reads when it starts. If the file has `N asked`
+//! or `N made`, the shim fetches a process home at its N-th call away: with `asked` after the
+//! request has arrived and before the call is made, with `made` after the call is made and before
+//! its result is sent. The shim empties the file when it does so.
 
 use crate::journey::Phase;
 use std::path::PathBuf;

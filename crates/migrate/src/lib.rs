@@ -20,8 +20,8 @@
 //! ```
 //! On the journeys Home and Onward the sender is the guest's shim, which home starts with `Depart`.
 //! Home still decides the hand-over: it resumes the process itself, or sends `Go` to the next node,
-//! and then sends `Drop` to the old one. Until then the old guest's copy is kept, frozen; `Thaw`
-//! resumes it.
+//! and then sends `Drop` to the old one. Until `Drop` arrives, the old guest's copy is kept,
+//! frozen; `Thaw` resumes it.
 #![forbid(unsafe_code)]
 
 pub mod cpu;

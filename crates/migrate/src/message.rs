@@ -175,8 +175,8 @@ pub enum FileNotice {
     /// The file is delegated: no other process has this open file description, so the guest may
     /// read ahead and write behind.
     Delegated(FileDelegation),
-    /// Data read ahead is still valid. Not sent for data that this very call read, nor while a
-    /// change could go unnoticed within the resolution of the time stamps.
+    /// Data read ahead is still valid. Not sent for the file that this very call has read, nor for
+    /// a file changed so recently that another change could get the same time stamp.
     Unchanged,
     /// The file was changed by another process: data read ahead is stale.
     Changed,
@@ -200,7 +200,7 @@ pub struct SharedFileRef {
     pub path: ByteBuf,
     /// The file's identity as home sees it.
     pub file: SharedFile,
-    /// Those of the process that has it open.
+    /// The credentials of the process that has it open.
     pub credentials: Credentials,
 }
 
@@ -208,7 +208,8 @@ pub struct SharedFileRef {
 /// forwarded: caching gains nothing.
 pub const MAX_DELEGATED_IO: u64 = 128 << 10;
 
-/// A file delegation: an open file description that only one process has, cached by its guest.
+/// A file delegation. Only one process has this open file description, and its guest caches the
+/// file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileDelegation {
     /// Device and inode at home.
@@ -219,9 +220,10 @@ pub struct FileDelegation {
     pub can_read: bool,
     /// Opened for writing.
     pub can_write: bool,
-    /// The file system is local to home's kernel, so that no other machine can change the file's
-    /// size.
-    pub local: bool,
+    /// The process opened the file while it was away, and the file system is home's own, so no
+    /// other machine can change the file without home's kernel. Some calls on the file then need
+    /// not go home, such as its close.
+    pub is_home_local: bool,
 }
 
 /// The object behind a mapping that home made.
@@ -243,7 +245,7 @@ pub enum Message {
     Offer(Box<Offer>),
     /// guest → home: the offer is accepted. The answers to an offer repeat its epoch, since an
     /// earlier offer of the same process may have been withdrawn meanwhile. The flag says whether
-    /// the node can show its guests files of their home.
+    /// the node can mount files of home for its guests.
     Accepted(Epoch, bool),
     /// guest → home: the offer is declined, with the reason.
     Declined(Epoch, String),
@@ -307,7 +309,7 @@ pub enum Message {
     Thaw,
     /// guest → home, per thread: a call to perform.
     Call(Box<CallRequest>),
-    /// home → guest, per thread: its result.
+    /// home → guest, per thread: the result of a call.
     Result(Box<CallResult>),
     /// home → guest, per thread: the calls of [`CallRequest::prelude`] of the call with this number
     /// have returned these values. The call itself is still pending.
@@ -331,29 +333,30 @@ pub enum Message {
     /// guest → home, per thread: request for the content of a file that the thread's deputy has
     /// just mapped.
     RequestContent(ContentHash),
-    /// home → guest, per thread, followed by a piece of that content.
+    /// home → guest, per thread, followed by a piece of content that was requested by
+    /// [`Message::RequestContent`].
     Content {
         /// The file's hash.
         hash: ContentHash,
         /// Offset of the piece in the file.
         offset: u64,
     },
-    /// guest → home, per thread, on a new link, the first thread last: the process is here in this
-    /// epoch. With the number of signals that the thread has received.
+    /// guest → home, on a new link, once for each thread, and for the first thread last: the
+    /// process is here in this epoch. With the number of signals that the thread has received.
     Reattach(Epoch, u64),
     /// guest → home, per thread: the thread's signal mask after a signal handler returned.
     Mask(u64),
     /// Heartbeat.
     Heartbeat,
-    /// guest → home: CPU time that the process used away, on all nodes, and its other demands on
-    /// this node.
+    /// guest → home: CPU time that the process used away, summed over all nodes, and its other
+    /// demands on this node.
     Usage(CpuTime, GuestDemand),
-    /// guest → home, per thread: CPU time that the thread used away, on all nodes.
+    /// guest → home, per thread: CPU time that the thread used away, summed over all nodes.
     ThreadUsage(CpuTime),
-    /// home → guest: report the process's usage as soon as it reaches this many nanoseconds on all
-    /// nodes; `None` cancels.
+    /// home → guest: report the process's usage as soon as its CPU time away, summed over all
+    /// nodes, reaches this many nanoseconds; `None` cancels.
     WatchUsage(Option<u64>),
-    /// home → guest, per thread: the same for one thread.
+    /// home → guest, per thread: as [`Message::WatchUsage`], for the CPU time of this thread.
     WatchThreadUsage(Option<u64>),
     /// sender → receiver, before an address space: the numbers of the process's threads other than
     /// the first, as the process sees them. The receiver can create them while the process still
@@ -362,8 +365,8 @@ pub enum Message {
     /// guest → home, per thread: acknowledges this many signals. Sent for a thread that may make no
     /// call for long.
     SignalAck(u64),
-    /// home → guest: a notice about cached names. Sent before any later message on this link, which
-    /// may be a reply to the process that made the change.
+    /// home → guest: a notice about cached names. Sent before any message by which a program on
+    /// that node could learn of the change, such as the result of the call that made it.
     Names(NameNotice),
 }
 
@@ -393,7 +396,7 @@ pub enum Departure {
 
 impl Message {
     /// Whether the tag names a thread instead of the process. Messages about the content of a
-    /// mapped file do: the thread that made the mapping waits for it.
+    /// mapped file name a thread too: the one that made the mapping waits for the content.
     #[must_use]
     pub fn is_per_thread(&self) -> bool {
         matches!(
@@ -448,7 +451,8 @@ const MAX_UNSENT: usize = 32 << 20;
 /// Time in which the peer must accept some of the unsent bytes. After that the link counts as lost.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Queues a message, followed by `bytes` if its kind has any. First waits while too much is unsent.
+/// Queues a message, followed by `bytes` if its kind has any. Before that it waits while too much
+/// is unsent.
 ///
 /// # Errors
 /// Those of the link. The peer may then have received a part of the message, which it discards.

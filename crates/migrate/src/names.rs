@@ -121,8 +121,8 @@ impl PathCall {
     }
 }
 
-/// Splits a path into its directory and last component. `None` if that is empty, `.`, `..` or too
-/// long.
+/// Splits a path into its directory and last component. `None` if the last component is empty, `.`,
+/// `..` or too long.
 #[must_use]
 pub fn split_last(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);

@@ -1,8 +1,8 @@
 //! Transfers that an interruption cut short.
 //!
 //! A blocking write to a pipe or a stream socket, and a receive with MSG_WAITALL, return a short
-//! count when ptrace interrupts them after a part has been moved, even if no signal is pending;
-//! natively that happens only when a signal handler runs. The same holds for sendmmsg and recvmmsg,
+//! count when ptrace interrupts them after a part has been moved, even if no signal is pending.
+//! Natively they do so only when a signal handler runs. The same holds for sendmmsg and recvmmsg,
 //! which count messages. Such a call is repeated for the remainder, and the program gets the sum.
 //! Transfers longer than one message carries are split in the same way.
 
@@ -36,7 +36,8 @@ pub fn remainder(registers: &mut Registers, before: Option<Partial>) -> Option<P
     if flows { advance(registers, nr, before) } else { None }
 }
 
-/// The same after a piece of the maximum length of a message, which was transferred completely.
+/// As [`remainder`], after a piece was transferred completely that has the maximum length of a
+/// message.
 pub fn long_remainder(registers: &mut Registers, before: Option<Partial>) -> Option<Partial> {
     let nr = registers.call()?;
     let plain = [libc::SYS_read, libc::SYS_write, libc::SYS_sendto].contains(&nr.cast_signed());

@@ -101,8 +101,8 @@ impl MemorySender {
     pub(crate) fn scan(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
         let found = self.finder.scan(layout)?;
         self.rounds = [found.send.iter().map(|r| r.1).sum(), self.rounds[0]];
-        // Behind the files already queued, without which the receiver cannot build the address
-        // space.
+        // The pages are queued behind the files, without which the receiver cannot build the
+        // address space.
         self.queue.extend(found.discard.chunks(4096).map(|runs| Item::Discard(runs.to_vec())));
         let written = pages::cut(&found.send, PIECE_BYTES).into_iter();
         self.queue.extend(written.map(|runs| Item::Pages { runs, send_zeroes: false }));
@@ -133,7 +133,8 @@ impl MemorySender {
             let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
             match item {
                 Item::Pages { mut runs, send_zeroes } => {
-                    // The next scan reports pages that were unmapped after this one as discarded.
+                    // Pages that were unmapped after this scan are reported as discarded by the
+                    // next one.
                     let bytes = &mut self.content;
                     if pages::read(&self.memory, &runs, bytes).is_err() {
                         self.send_page_by_page(&runs, link)?;
@@ -305,7 +306,7 @@ pub trait MigrationSource {
 pub struct ProcessSender {
     source: MemorySender,
     layout: Layout,
-    /// The mappings as read just before the layout was described.
+    /// The list of mappings, read just before the layout was described.
     maps: Vec<Mapping>,
     awaits_file_request: bool,
     /// A changed address space, sent to the receiver once everything queued for the current one is
@@ -378,8 +379,8 @@ impl ProcessSender {
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
             match process.open_mapped_file(file) {
                 Ok(content) => found.push((index, content, (file.size, file.place.is_some()))),
-                // A process that runs may have unmapped the file meanwhile: then its address space
-                // no longer holds it.
+                // A process that runs may have unmapped the file meanwhile. Its address space,
+                // described again, no longer has the file.
                 Err(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
                     self.vanished += 1;
                     self.next = Some(process.describe()?);

@@ -1,9 +1,9 @@
-//! The wall clock. A guest reads that of its own node, since time namespaces do not cover it.
+//! The wall clock. A guest reads its own node's wall clock, since time namespaces do not cover it.
 //!
 //! Two rules keep a program from seeing time go backwards. A node whose clock is far from home's is
 //! not a destination; the two ternds measure the difference over their link. And a process is
-//! resumed only when the clock there has reached the time that the source's clock showed when the
-//! process was stopped.
+//! resumed only when the destination's clock has reached the time that the source's clock showed
+//! when the process was stopped.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,7 +31,7 @@ pub struct ClockBehind(pub Duration);
 /// `now`.
 ///
 /// # Errors
-/// If that is longer than clocks of nodes may differ.
+/// If it would have to wait longer than clocks of nodes may differ.
 pub fn wait_time(last: u64, now: u64) -> Result<Duration, ClockBehind> {
     let behind = Duration::from_nanos(last.saturating_sub(now));
     if behind <= MAX_CLOCK_WAIT { Ok(behind) } else { Err(ClockBehind(behind)) }
@@ -42,7 +42,7 @@ pub fn wait_time(last: u64, now: u64) -> Result<Duration, ClockBehind> {
 /// before the time at which the process was stopped.
 ///
 /// # Errors
-/// Those of [`wait_time`]; returns without waiting then.
+/// Those of [`wait_time`]. After such an error it has not waited.
 pub fn wait_until(last: u64) -> Result<(), ClockBehind> {
     /// Number of 1 ms sleeps, enough for the longest tick.
     const MAX_SLEEPS: u32 = 32;

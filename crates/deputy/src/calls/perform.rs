@@ -410,7 +410,7 @@ impl Process {
         if matches!(request.call.args[3], Arg::Value(flags) if flags & SHARED == SHARED) {
             self.files.objects.insert(object::id(mapping));
         }
-        if !self.files.is_shared_object(mapping) {
+        if !self.files.moves_with_sharers(mapping) {
             self.files.file_mapped(mapping);
         }
         let mapped = match self.files.identify(mapping) {

@@ -221,7 +221,7 @@ impl Process {
             && let Some(Delegable { file, place, about }) = self.try_delegate(fd, is_new, shared_filesystems)
             && !shared.contains(&file.id)
         {
-            let elsewhere = (!file.local && place.is_none()).then_some(file.id);
+            let elsewhere = (!file.is_home_local && place.is_none()).then_some(file.id);
             notices.extend(self.delegations.grant(fd, &file, elsewhere));
             notices.push((fd, FileNotice::Delegated(file)));
             notices.extend(place.map(|place| (fd, FileNotice::LocalFile(place))));
@@ -324,8 +324,13 @@ impl Process {
             };
             self.delegations.read_delegations.insert(fd, watched);
         }
-        let file =
-            FileDelegation { id, offset, can_read: reads, can_write: writes, local: !elsewhere && is_new };
+        let file = FileDelegation {
+            id,
+            offset,
+            can_read: reads,
+            can_write: writes,
+            is_home_local: !elsewhere && is_new,
+        };
         Some(Delegable { file, place, about })
     }
 

@@ -200,7 +200,7 @@ impl Shim {
             let maps = procfs::smaps(*pid).unwrap_or_default();
             // Only a writable mapping: on some file systems another file has the same device and
             // inode.
-            let writes = |m: &&Mapping| layout::is_shared_memory(m) && object::id(m) == id;
+            let writes = |m: &&Mapping| layout::writes_are_visible_to_others(m) && object::id(m) == id;
             let Some(m) = maps.iter().find(writes) else { continue };
             match process.files.open_object(m) {
                 Ok(file) => {

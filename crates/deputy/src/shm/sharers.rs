@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use tern_image::Unmovable;
-use tern_image::layout::{self, is_shared_memory};
+use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
 use tern_tracee::procfs;
 
@@ -55,7 +55,7 @@ impl Sharers {
 /// The shared memory that a process may write.
 fn writable(pid: i32) -> tern_tracee::Result<HashSet<ObjectId>> {
     let maps = procfs::smaps(procfs::live_thread(pid))?;
-    Ok(maps.iter().filter(|m| is_shared_memory(m) && !m.is_anonymous()).map(object::id).collect())
+    Ok(maps.iter().filter(|m| writes_are_visible_to_others(m) && !m.is_anonymous()).map(object::id).collect())
 }
 
 /// The pids of all processes.

@@ -73,7 +73,7 @@ impl FileIdentifier for GuestMappings<'_> {
         file.map(Some).ok_or_else(|| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned()))
     }
 
-    fn is_shared_object(&self, m: &Mapping) -> bool {
+    fn moves_with_sharers(&self, m: &Mapping) -> bool {
         self.0.get(&object::id(m)).is_some_and(|file| file.is_object)
     }
 }

@@ -20,7 +20,7 @@ fn delegated(fd: i32, offset: u64, writes: bool) -> (i32, FileNotice) {
             offset,
             can_read: !writes,
             can_write: writes,
-            local: true,
+            is_home_local: true,
         }),
     )
 }

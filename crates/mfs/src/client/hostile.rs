@@ -80,7 +80,7 @@ impl Client {
                     for lease in leases {
                         for inode in inodes.of_file(self.peer.node(), &lease.file) {
                             inode.pages.set_unknown();
-                            inode.renewable.recall();
+                            inode.renewable_cache.recall();
                         }
                     }
                 }
@@ -96,7 +96,7 @@ impl Client {
         let _another = attr.mtime.checked_add(inode.pages.next_mtime_offset());
         let _generation = inode.generation();
         let stamp = ValidityStamp::now(&self.peer);
-        inode.renewable.set_name(&self.peer, attributes, &stamp, "name".as_ref(), None);
+        inode.renewable_cache.set_name(&self.peer, attributes, &stamp, "name".as_ref(), None);
         inode.pages.note_open();
         inode.pages.set_version(FileVersion::if_settled(attributes));
         let _is_current = inode.pages.has_only(FileVersion::if_settled(attributes));

@@ -285,8 +285,8 @@ impl Tree {
                 // Also after an error: the operation may have been performed.
                 first.peer.count_local_change();
                 for inode in inodes {
-                    inode.renewable.note_local_change();
-                    inode.renewable.invalidate_names(&names);
+                    inode.renewable_cache.note_local_change();
+                    inode.renewable_cache.invalidate_names(&names);
                 }
             }
             if let Via::Path(tid) = via

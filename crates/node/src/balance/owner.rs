@@ -118,7 +118,7 @@ pub(crate) fn check_can_take_command(node: &Node) -> Result<(), Refusal> {
     let usage = *lock(&node.owner.usage);
     let whole = view::local_node(node);
     let full = node.config.guest_memory_bytes().is_some_and(|limit| usage.guests_memory >= limit);
-    let kept_free = tern_balancer::reserve(&whole, &Policy::default()) as u64;
+    let kept_free = tern_balancer::memory_to_keep_free(&whole, &Policy::default()) as u64;
     let (why, key) = if node.owner.is_needed() {
         ("its own processes need it", "owner_share in its ternd.toml is the threshold")
     } else if full {

@@ -14,7 +14,8 @@ const NOT_MOUNTED: u8 = 32;
 /// The FUSE server's program, in the directory of this one.
 const SERVER: &str = "tern-mfs";
 
-/// Options that concern mount, fstab or systemd, or request what holds anyway.
+/// Options without effect here. They are for mount, fstab or systemd, request what is the case
+/// anyway, or (`dev`, `suid`) cannot be granted.
 const IGNORED_OPTIONS: [&str; 17] = [
     "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "owner", "_netdev", "nofail", "nosuid",
     "nodev", "exec", "relatime", "async", "dev", "suid",
@@ -61,15 +62,16 @@ pub(crate) fn describe() -> Command {
     Options::augment_args(help::command("mount.mfs"))
         .about("Mount the files of all nodes as one tree")
         .long_about(
-            "Mount the files of all nodes as one tree: /mfs/2/etc/motd is /etc/motd on node 2. Each node has a \
-             directory with its number, and one with each of its names in the cluster's map. There are further \
-             directories: here is the node where the calling process runs, home its home, and 0 this node. \
-             selected is the node written to the process's file of that name (/run/mosix/proc/self/selected), \
-             lastexec the node where it executed its program. magic is for temporary files: a file is created on \
-             the node where the process runs, and all other calls go to the node where it last created one. The \
-             tree works without ternd, until it is unmounted.\n\nWith dfsa=1, the default, a process that runs \
-             on the node of an open file reads and writes the file there. With dfsa=0 its home does that, as for \
-             other files.\n\nIn /etc/fstab:\n\n  mymfs /mfs mfs defaults,nofail 0 0",
+            "Mount the files of all nodes as one tree: /mfs/2/etc/motd is /etc/motd on node 2. Each node \
+             has a directory with its number, and one with each of its names in the cluster's map. There \
+             are further directories. /mfs/here is the node where the calling process runs, /mfs/home its \
+             home, and /mfs/0 this node. /mfs/selected is the node written to the process's file of that \
+             name (/run/mosix/proc/self/selected), /mfs/lastexec the node where it executed its program. \
+             /mfs/magic is for temporary files: a file is created on the node where the process runs, and \
+             all other calls go to the node where it last created one. The tree keeps working if this \
+             node's ternd stops, except for home, selected, lastexec and magic.\n\nWith dfsa=1, the \
+             default, a process that runs on the node of an open file reads and writes the file there. With \
+             dfsa=0 its home does that, as for other files.\n\nIn /etc/fstab:\n\n  mymfs /mfs mfs defaults,nofail 0 0",
         )
         .after_help(help::after_help(
             "  mount -t mfs mymfs /mfs\n  mount.mfs mymfs /mfs -o ro,timeout=5\n  cp *.wav /mfs/2/root/musictest\n  \
@@ -108,8 +110,9 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     if let Some(timeout) = mount.timeout {
         program.args(["--timeout", &timeout.to_string()]);
     }
-    // The server outlives this process and the terminal. It reports on standard output until it is
-    // ready, and must not keep a caller waiting that reads this tool's output to the end.
+    // The server outlives this process and the terminal. It writes one line to a pipe when it is
+    // ready. It does not inherit this tool's standard output: a caller that reads that to the end
+    // would wait for the server.
     program
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

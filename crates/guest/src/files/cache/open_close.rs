@@ -83,9 +83,9 @@ impl FileCache {
         file.attributes.filter(|(_, since)| since.elapsed() < CACHE_TERM).map(|(attributes, _)| attributes)
     }
 
-    /// Whether it is a file of home's own kernel.
+    /// Whether home has delegated it as [`FileDelegation::is_home_local`].
     pub(crate) fn is_home_local(&self, fd: i32) -> bool {
-        self.files.get(&fd).is_some_and(|file| file.delegation.local && !file.is_returning)
+        self.files.get(&fd).is_some_and(|file| file.delegation.is_home_local && !file.is_returning)
     }
 
     /// Closes a file here, unless others could see that it is still open at home. Returns whether
@@ -93,8 +93,10 @@ impl FileCache {
     pub(crate) fn close(&mut self, fd: i32) -> bool {
         let Some(file) = self.files.get(&fd) else { return false };
         let id = file.delegation.id;
-        let is_simple =
-            file.delegation.local && !file.delegation.can_write && !file.is_returning && !file.is_published;
+        let is_simple = file.delegation.is_home_local
+            && !file.delegation.can_write
+            && !file.is_returning
+            && !file.is_published;
         // Closing any descriptor of a file releases all its POSIX locks.
         let is_locked = self.files.values().any(|other| other.delegation.id == id && other.may_hold_lock);
         if !is_simple || is_locked || file.local_file.is_some() {

@@ -12,7 +12,7 @@ fn delegated(fd: i32, inode: u64, reads: bool, writes: bool) -> (i32, FileNotice
             offset: 0,
             can_read: reads,
             can_write: writes,
-            local: true,
+            is_home_local: true,
         }),
     )
 }
@@ -366,7 +366,7 @@ fn closes_that_others_may_see_go_home() {
     files.prelude_for_call(1, libc::SYS_fcntl as u32, &[4, libc::F_SETLK as u64, 0, 0, 0, 0]);
     assert!(!files.close(4) && !files.close(ME), "the lock belongs to the process and the file");
     files.receive_notices(&[delegated(6, 10, true, false)], None, true, &local_node());
-    files.get(6).unwrap().delegation.local = false;
+    files.get(6).unwrap().delegation.is_home_local = false;
     assert!(!files.close(6), "it is not a local file of home");
     files.receive_notices(&[delegated(7, 11, true, false)], None, true, &local_node());
     files.publish(7, 0);

@@ -4,16 +4,17 @@
 //! lease is recalled (`FUSE_NOTIFY_INC_EPOCH`; `name_cache` is for kernels without it). A program
 //! on the server's own node takes no part in leases. So an operation at the end of a path carries
 //! all dentries by which the kernel may have come there, and the server checks them in the same
-//! round trip ([`crate::message::DentryCheck`]). If one is stale the operation fails with `ESTALE`, upon
-//! which the kernel walks the whole path again and looks up each component (`LOOKUP_REVAL`).
+//! round trip ([`crate::message::DentryCheck`]). If a dentry is stale, the operation fails with
+//! `ESTALE`. The kernel then walks the whole path again and looks up each component
+//! (`LOOKUP_REVAL`).
 //!
-//! A dentry too many costs no more than that: a path may have begun in a directory whose own name
-//! has changed. One too few would let an operation reach an outdated file. So a dentry is recorded
-//! before the kernel gets it, and kept for longer than its TTL. Path walks that were in progress
-//! when a lease was recalled carry it for a while after that
-//! ([`crate::client::cache::invalidator::Invalidator::first_epoch_to_check`]): a local program of
-//! the server has made its change by then, and its recall must not remove the dentry by which that
-//! change is detected.
+//! A dentry too many costs only that second walk. (It can be one too many: a path may have begun in
+//! a directory whose own name has changed.) One too few would let an operation reach an outdated
+//! file. So a dentry is recorded before the kernel gets it, and kept for longer than its TTL. After
+//! a recall its dentries are still checked for a while, for path walks that were in progress
+//! ([`crate::client::cache::invalidator::Invalidator::first_epoch_to_check`]). When a local program
+//! of the server has made a change, the recall comes after the change, and must not remove the
+//! dentry by which the change is detected.
 
 use crate::client::cache::validity::TTL_SLACK;
 use crate::client::fuse::inode::Inode;
@@ -24,14 +25,14 @@ use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The epoch of dentries from a directory listing, which never become outdated by epoch: the kernel
-/// dates them by when it processes the reply, not by when it sent the request.
+/// The epoch of dentries from a directory listing. They never become outdated by epoch: the kernel
+/// gives them the epoch of the time when it processes the reply, not when it sent the request.
 pub(crate) const ANY_EPOCH: u64 = u64::MAX - MAX_EPOCH_LAG;
 
 /// How many invalidations of all dentries may happen during one path walk.
 const MAX_EPOCH_LAG: u64 = 16;
 
-/// Dentries recorded for one inode. The kernel may not cache any more.
+/// Maximum number of dentries recorded for one inode. The kernel may not cache further ones.
 const MAX_DENTRIES: usize = 8;
 
 /// A directory needs fewer dentry checks than this for the kernel to cache dentries in it.
@@ -51,8 +52,8 @@ struct CachedDentry {
 pub(crate) struct Dentries(Mutex<Vec<CachedDentry>>);
 
 impl Dentries {
-    /// Records that the kernel may use this dentry for this time. False if it must not, because too
-    /// many are recorded.
+    /// Records that the kernel may use this dentry for `ttl`. False if the kernel must not use it,
+    /// because too many are recorded.
     pub(crate) fn add(&self, dir: &Arc<Inode>, name: &OsStr, ttl: Duration, epoch: u64) -> bool {
         let now = Instant::now();
         let until = now + ttl + TTL_SLACK;
@@ -101,8 +102,8 @@ impl CachedDentry {
     }
 }
 
-/// The checks of all dentries, since that epoch, by which the kernel may have reached these inodes.
-/// `None` if they do not fit into a request.
+/// The checks of all dentries since the epoch `from` by which the kernel may have reached these
+/// inodes. `None` if they do not fit into a request.
 pub(crate) fn dentry_checks(inodes: &[&Arc<Inode>], from: u64) -> Option<Vec<DentryCheck>> {
     let mut seen: HashSet<u64> = inodes.iter().map(|inode| inode.number).collect();
     let mut left: Vec<Arc<Inode>> = inodes.iter().map(|inode| (*inode).clone()).collect();

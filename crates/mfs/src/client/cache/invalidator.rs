@@ -45,8 +45,9 @@ impl Invalidator {
 
     /// The kernel gets a listing with names that it may cache.
     ///
-    /// It dates them by when it processes the reply, not by when it sent the request. So an
-    /// invalidation must not come before it has done that.
+    /// The names belong to the epoch in which the kernel processes the reply, not to that in which
+    /// it sent the request. So an invalidation that comes before the kernel has processed the reply
+    /// does not cover them.
     pub(crate) fn note_listing(&self) {
         *lock(&self.listed_at) = Some(Instant::now());
     }
@@ -87,8 +88,8 @@ impl Invalidator {
             .map_or_else(|| self.dentry_epoch(), |(from, _)| from);
         *walks_in_progress = Some((from, now + MAX_PATH_WALK));
         drop(walks_in_progress);
-        // Before the kernel is notified: dentries that it gets in between are recorded and then not
-        // used.
+        // The epoch is advanced before the kernel is notified. Dentries that the kernel gets in
+        // between are recorded, and it does not use them.
         self.dentry_epoch.fetch_add(1, Ordering::AcqRel);
         if let Some((_, device, true)) = self.channel.get() {
             let _unmounted = rustix::io::write(device, &INC_EPOCH);

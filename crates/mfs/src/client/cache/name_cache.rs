@@ -1,14 +1,15 @@
 //! The client's own name cache, for kernels whose dentries cannot be invalidated (before Linux
 //! 6.16).
 //!
-//! Dentries get no TTL then, so the kernel revalidates each one. It is answered from this cache
-//! without a request as long as the leases of the directory and of the file hold and nothing was
-//! changed from here. Operations at the end of a path carry dentry checks as usual
-//! ([`crate::client::cache::dentries`]).
+//! On these kernels dentries get no TTL, so the kernel revalidates each one. The revalidation is
+//! answered from this cache, without a request to the server, as long as the leases of the
+//! directory and of the file hold and nothing was changed from here. Operations at the end of a
+//! path carry dentry checks as usual ([`crate::client::cache::dentries`]).
 //!
-//! FUSE_LOOKUP does not say whether the name is to be created. A cached but outdated name would
-//! make the kernel fail that call with EEXIST without asking the server. So the cache is used only
-//! if the thread's system call (proc_pid_syscall(5)) creates nothing.
+//! FUSE_LOOKUP does not say whether the name is to be created. For a name that is to be created, a
+//! cached but outdated entry would make the kernel fail the call with EEXIST without asking the
+//! server. So the cache is used only if the thread's system call (proc_pid_syscall(5)) creates
+//! nothing.
 
 use crate::client::cache::validity::ValidityStamp;
 use crate::client::fuse::inode::Inode;

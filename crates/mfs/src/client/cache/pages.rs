@@ -47,9 +47,9 @@ impl CachedPages {
         }
     }
 
-    /// The kernel's attributes are being invalidated, upon which it ignores replies in flight.
-    /// While the file is open its pages are taken to be outdated; the next process that opens it as
-    /// the only one has them dropped.
+    /// The kernel's attributes are being invalidated, so the kernel ignores replies in flight. If
+    /// the file is open, its pages are taken to be outdated from now on. They are dropped at the
+    /// next open that finds the file not open otherwise.
     pub(crate) fn note_attribute_invalidation(&self) {
         self.set_unknown();
         self.is_suspect.store(self.is_open(), Ordering::Release);

@@ -9,17 +9,18 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a thread that got `ESTALE` may take to walk its path again; and how long it may take to
-/// create a file after a failed lookup. Not shorter than the time for which an invalidated
-/// dentry is still checked (`invalidator::MAX_PATH_WALK`): a thread that took longer would fail
-/// that check at the end of its path, and the kernel does not retry a second time.
+/// create a file after a failed lookup. Not shorter than the time for which an invalidated dentry
+/// is still checked (`invalidator::MAX_PATH_WALK`): a thread that took longer would be checked
+/// again at the end of its path and could fail, and the kernel does not retry a second time.
 const RETRY_TIMEOUT: Duration = Duration::from_millis(400);
 const CREATE_RETRY_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Threads that recently got `ESTALE` because of a stale dentry.
 ///
 /// At the end of a path the kernel retries once: the thread walks the path again with a lookup at
-/// each component, so no dentries need be checked then. A superfluous check (for the directory
-/// where the path begins, say) or another change in between would make it fail for good.
+/// each component, so no dentries need be checked at the end of this second walk. A superfluous
+/// check (for the directory where the path begins, say) or another change in between would make the
+/// call fail for good.
 ///
 /// A lookup in the middle of a path is different: when revalidation of a dentry fails, the kernel
 /// first repeats that lookup on the same path. So the repeated lookup fails with `ESTALE` as well,
@@ -59,7 +60,7 @@ impl PathRetries {
         self.insert(tid, RetryPoint::PathEnd(Vec::new()));
     }
 
-    /// It repeats a lookup in a directory where its path may begin.
+    /// This thread repeats a lookup in a directory where its path may begin.
     pub(crate) fn restart_in(&self, tid: u32, dir: u64) {
         self.insert(tid, RetryPoint::PathEnd(vec![dir]));
     }

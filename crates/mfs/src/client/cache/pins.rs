@@ -2,12 +2,12 @@
 //! cached pages.
 //!
 //! When the kernel invalidates all dentries it drops inodes that no process has open, with their
-//! page cache. In a container of placed commands that happens whenever a file is created or removed
-//! at their home, and a compiler of 30 MB would be transferred again for each file that it
-//! compiles. So a recently opened file is held by an `O_PATH` descriptor. It is opened by FUSE's
-//! own file handle (open_by_handle_at(2)), which sends no request, and holds the inode whatever
-//! happens to its names. Whether the cached pages are valid is decided as for any file
-//! ([`crate::client::cache::pages`]).
+//! page cache. In a container of placed commands all dentries are invalidated whenever a file is
+//! created or removed at their home. Without pins a compiler of 30 MB would be transferred again
+//! for each file that it compiles. So a recently opened file is held by an `O_PATH` descriptor. It
+//! is opened by FUSE's own file handle (open_by_handle_at(2)), which sends no request, and holds
+//! the inode whatever happens to its names. Whether the cached pages are valid is decided as for
+//! any file ([`crate::client::cache::pages`]).
 
 use crate::client::fuse::inode::Inode;
 use crate::lock;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const MAX_PINS: usize = 4096;
 
 /// How long a file stays pinned after it was last opened. A removed file occupies disk space at its
-/// home for as long.
+/// home until its pin is gone.
 const PIN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// FUSE's type of file handle: inode number and generation (`FILEID_INO64_GEN`, `fs/fuse/inode.c`).
@@ -87,7 +87,8 @@ impl Pins {
 }
 
 impl PinnedFiles {
-    /// Evicts pins from the front of the order; of those it inspects it keeps the recent ones.
+    /// Inspects pins from the front of the order. A pin of a recently opened file is kept unless
+    /// there are too many; the others are evicted.
     fn evict(&mut self, now: Instant) -> Vec<OwnedFd> {
         let mut evicted = Vec::new();
         for _ in 0..4 {

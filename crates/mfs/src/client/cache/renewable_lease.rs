@@ -3,11 +3,11 @@
 //! A tree that uses them (`tern-mfs mount --renewable`, for the container of a home's placed
 //! commands) does not ask the node at each open and for each absent name, as other trees do. It
 //! renews all its leases with one request: when their term has ended, or on demand (fsync of the
-//! root, before a command begins and before it receives something from home). The server handles
-//! that request after all changes made there before, and each of its replies carries the number of
-//! leases recalled so far; a client that has not processed all of these recalls waits for them. So
-//! once a program has seen the effect of a change, no cached state from before that change is used
-//! (docs/design/files.md).
+//! root, before a command begins and before it receives something from home). The server handles a
+//! renewal after all changes made on its node before. Each reply of the server carries the number
+//! of leases recalled so far, and a client that has not processed all of these recalls waits for
+//! them. So once a program has seen the effect of a change, no cached state from before that change
+//! is used (docs/design/files.md).
 
 use crate::client::cache::unsynced::Boot;
 use crate::client::cache::validity::{TTL_SLACK, ValidityStamp};
@@ -29,8 +29,9 @@ const RENEWAL_INTERVAL: Duration = Duration::from_millis(800);
 /// How long to wait for recalls that are known to be on their way.
 const RECALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long after a recall a directory counts as being changed by other nodes. Meanwhile the kernel
-/// gets no dentries in it that it may cache: each change would invalidate all dentries.
+/// How long after a recall a directory counts as being changed by other nodes. During this time the
+/// kernel gets no dentries in it that it may cache, since each change would then invalidate all
+/// dentries.
 const RECALL_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Number of names cached of one directory.
@@ -116,8 +117,8 @@ impl Peer {
         Ok(())
     }
 
-    /// A stamp for cached state of these inodes under renewable leases, which it renews if need be;
-    /// none if the leases are invalid. It must be taken before the cache is read.
+    /// A stamp for cached state of these inodes under renewable leases. Renews the leases if
+    /// necessary. `None` if they are invalid. It must be taken before the cache is read.
     pub(crate) fn renewed_stamp(self: &Arc<Self>, inodes: &[&Arc<Inode>]) -> Option<ValidityStamp> {
         if !self.uses_renewable_leases() || !lock(&self.renewal.callback).is_connected {
             return None;
@@ -128,7 +129,7 @@ impl Peer {
                 self.renew_leases().ok()?;
             }
         }
-        Some(ValidityStamp::now(self).with_generations(self.renewal.valid_renewal()?, inodes))
+        Some(ValidityStamp::now(self).as_of(self.renewal.valid_renewal()?, inodes))
     }
 
     fn invalidations(&self) -> u64 {
@@ -147,7 +148,7 @@ pub(crate) struct CachedOpen {
 }
 
 impl CachedOpen {
-    /// Keeps it open as long as the result lives; none if too many are.
+    /// Keeps the file open as long as the result lives. `None` if too many files are kept open.
     pub(crate) fn new(
         peer: &Arc<Peer>,
         caller: &Credentials,
@@ -235,8 +236,8 @@ impl RenewableCache {
         lock(&self.dentries_until).is_some_and(|until| Instant::now() < until)
     }
 
-    /// An operation from here changes it. Names in it are invalidated by
-    /// [`invalidate_names`](Self::invalidate_names).
+    /// An operation from here changes the inode. Names in a directory are invalidated separately,
+    /// by [`invalidate_names`](Self::invalidate_names).
     pub(crate) fn note_local_change(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let mut state = lock(&self.state);
@@ -336,7 +337,8 @@ impl RenewableCache {
         self.get(peer, |state| state.attributes)
     }
 
-    /// The cached result of a lookup: no file, or this inode, if it still exists here.
+    /// The result of a lookup, if it is cached: `Some(None)` if there is no file of this name, else
+    /// the file's inode, if this client still has the inode.
     pub(crate) fn lookup(&self, peer: &Peer, name: &OsStr) -> Option<Option<Arc<Inode>>> {
         self.get(peer, |state| match state.names.as_ref()?.get(name)? {
             Some(found) => found.upgrade().map(Some),

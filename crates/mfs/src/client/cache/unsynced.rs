@@ -1,8 +1,8 @@
 //! Tracks writes that were not synced to the node's disk: they are lost when that machine resets.
 //!
 //! A server that restarts in the same boot of its machine finds all writes in the kernel. After a
-//! reset they may be lost. Then every operation on a handle that was open for writing fails with
-//! EIO, and fsync on one that was open for reading.
+//! reset of the machine the writes may be lost. If they are, every operation on a handle that was
+//! open for writing fails with EIO, and so does fsync on a handle that was open for reading.
 
 use crate::lock;
 use std::sync::Mutex;

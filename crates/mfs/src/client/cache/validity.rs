@@ -2,8 +2,9 @@
 //!
 //! A lease comes with a reply, and its time counts from when the request was sent. Recalls arrive
 //! on another connection, the callback channel, and could overtake a reply on its way to the
-//! kernel. So the callback thread first advances a counter and then invalidates; a thread that
-//! delivers a reply compares the counter, and blocks its advance until the kernel has the reply.
+//! kernel. So the callback thread first advances a counter and then invalidates. A thread that
+//! delivers a reply checks that the counter is still what it was before the request, and keeps it
+//! from being advanced until the kernel has the reply.
 
 use crate::client::connection::peer::Peer;
 use crate::client::fuse::inode::Inode;
@@ -11,8 +12,8 @@ use crate::message::{Attributes, Timespec};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much longer than its TTL the kernel may use a value: it counts from when it processes the
-/// reply.
+/// How much longer than its TTL the kernel may use a value: the kernel counts the TTL from when it
+/// processes the reply.
 pub(crate) const TTL_SLACK: Duration = Duration::from_millis(500);
 
 /// The state of leases and local changes when a request was sent. Determines whether and for how
@@ -24,7 +25,9 @@ pub(crate) struct ValidityStamp {
     recalls: u64,
     local_changes: u64,
     xattr_changes: u64,
-    /// Under renewable leases: the generations of the inodes that the reply is about.
+    /// Under renewable leases, which outlive their term
+    /// ([`renewable_lease`](super::renewable_lease)): the generations of the inodes that the reply
+    /// is about.
     generations: Vec<(Arc<Inode>, u64)>,
 }
 
@@ -46,17 +49,14 @@ impl ValidityStamp {
     /// void it. Must not be stored in an inode, since it holds a reference to one.
     pub(crate) fn for_inode(inode: &Arc<Inode>) -> Self {
         let stamp = Self::now(&inode.peer);
-        if inode.peer.uses_renewable_leases() {
-            stamp.with_generations(Instant::now(), &[inode])
-        } else {
-            stamp
-        }
+        if inode.peer.uses_renewable_leases() { stamp.as_of(Instant::now(), &[inode]) } else { stamp }
     }
 
-    /// The same stamp as of `requested_at`, with the generations of these inodes.
-    pub(crate) fn with_generations(self, requested_at: Instant, inodes: &[&Arc<Inode>]) -> Self {
+    /// This stamp, but with `requested_at` as the time of the request, and with the present
+    /// generations of these inodes.
+    pub(crate) fn as_of(self, requested_at: Instant, inodes: &[&Arc<Inode>]) -> Self {
         let generations =
-            inodes.iter().map(|inode| ((*inode).clone(), inode.renewable.generation())).collect();
+            inodes.iter().map(|inode| ((*inode).clone(), inode.renewable_cache.generation())).collect();
         Self { requested_at, generations, ..self }
     }
 
@@ -74,7 +74,7 @@ impl ValidityStamp {
         let end = self.requested_at + Duration::from_millis(lease.into());
         let is_unrecalled = match &self.generations[..] {
             [] => self.peer.recalls() == self.recalls,
-            all => all.iter().all(|(inode, generation)| inode.renewable.generation() == *generation),
+            all => all.iter().all(|(inode, generation)| inode.renewable_cache.generation() == *generation),
         };
         let end = if is_unrecalled { end } else { self.requested_at };
         end.saturating_duration_since(Instant::now())
@@ -86,9 +86,10 @@ impl ValidityStamp {
     }
 
     /// Whether a lease that came with the reply holds, and nothing was changed from here since the
-    /// request.
+    /// request. (The generations, if there are any, show changes from here too.)
     ///
-    /// For replies that are not delivered at once: the kernel dates them by its next request.
+    /// For replies that are kept and answer a later request of the kernel. The kernel takes them to
+    /// be as new as that request, so a change made from here in between would be lost.
     pub(crate) fn is_current(&self, lease: u32) -> bool {
         (!self.generations.is_empty() || self.peer.local_changes() == self.local_changes)
             && self.is_lease_valid(lease)

@@ -14,8 +14,8 @@ impl Inode {
             return;
         }
         let mut kinds = lock(&self.xattr_kinds);
-        // Checked under the mutex: a thread that sets an attribute counts that before it clears the
-        // cached value.
+        // Checked under the mutex: a thread that sets an attribute advances the counter before it
+        // clears the cached value.
         if stamp.are_xattrs_unchanged() {
             *kinds = Some((attributes.xattrs, stamp.clone(), attributes.lease));
         }
@@ -25,7 +25,7 @@ impl Inode {
     pub(crate) fn xattr_kinds(self: &Arc<Self>) -> XattrKinds {
         if self.peer.uses_renewable_leases() {
             let attributes =
-                self.peer.renewed_stamp(&[self]).and_then(|_| self.renewable.attributes(&self.peer));
+                self.peer.renewed_stamp(&[self]).and_then(|_| self.renewable_cache.attributes(&self.peer));
             return attributes.map_or(XattrKinds::UNKNOWN, |attributes| attributes.xattrs);
         }
         match &*lock(&self.xattr_kinds) {

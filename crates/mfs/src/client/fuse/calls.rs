@@ -108,7 +108,7 @@ impl MountedTree {
             })?;
             if let FileReply::NotFound(dir_attributes) = &response.reply {
                 path_retries.note_lookup(tid, None);
-                dir.renewable.set_name(&dir.peer, dir_attributes, &stamp, name, None);
+                dir.renewable_cache.set_name(&dir.peer, dir_attributes, &stamp, name, None);
                 return Ok(self.negative_reply(&dir, dir_attributes.lease, stamp));
             }
             let reply = self.found_reply(&dir, name, &response.reply, stamp)?;
@@ -143,12 +143,13 @@ impl MountedTree {
     fn renewable_name(&self, dir: &Arc<Inode>, name: &OsStr) -> Option<EntryReply> {
         let peer = &dir.peer;
         let stamp = peer.renewed_stamp(&[dir])?;
-        let Some(inode) = dir.renewable.lookup(peer, name)? else {
+        let Some(inode) = dir.renewable_cache.lookup(peer, name)? else {
             return Some(self.negative_reply(dir, RENEWABLE_LEASE_MS, stamp));
         };
         let stamp = peer.renewed_stamp(&[dir, &inode])?;
-        let is_still = dir.renewable.lookup(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
-        let attributes = inode.renewable.attributes(peer).filter(|_| is_still)?;
+        let is_still =
+            dir.renewable_cache.lookup(peer, name)?.is_some_and(|still| Arc::ptr_eq(&still, &inode));
+        let attributes = inode.renewable_cache.attributes(peer).filter(|_| is_still)?;
         let epoch = self.0.invalidator.dentry_epoch();
         let is_cacheable = are_names_cacheable(dir, epoch) && self.0.invalidator.can_invalidate_dentries();
         if !inode.dentries.add(dir, name, Duration::ZERO, epoch) || !self.0.inodes.repeat_lookup(&inode) {
@@ -179,8 +180,8 @@ impl MountedTree {
     ) -> FsResult<EntryReply> {
         let FileReply::Found(found, dir_attributes) = reply else { return Err(Errno::IO) };
         let inode = self.add_lookup(dir, name, found);
-        inode.renewable.set_attributes(&dir.peer, &found.attributes, &stamp);
-        dir.renewable.set_name(&dir.peer, dir_attributes, &stamp, name, Some(&inode));
+        inode.renewable_cache.set_attributes(&dir.peer, &found.attributes, &stamp);
+        dir.renewable_cache.set_name(&dir.peer, dir_attributes, &stamp, name, Some(&inode));
         let dentry = self.dentry_for(dir, name, &inode, found, dir_attributes.lease, &stamp);
         Ok(EntryReply::for_file(inode, &found.attributes, stamp, false).with_dentry(dentry))
     }
@@ -235,7 +236,7 @@ impl MountedTree {
         }
         let inode = self.inode(number)?;
         if let Some(stamp) = inode.peer.renewed_stamp(&[&inode])
-            && let Some(attributes) = inode.renewable.attributes(&inode.peer)
+            && let Some(attributes) = inode.renewable_cache.attributes(&inode.peer)
         {
             return Ok(EntryReply::for_file(inode, &attributes, stamp, reading));
         }
@@ -256,7 +257,7 @@ impl MountedTree {
         if reading && !inode.peer.uses_renewable_leases() {
             inode.cache_for_read(attributes, stamp.clone(), lock_events);
         }
-        inode.renewable.set_attributes(&inode.peer, &attributes, &stamp);
+        inode.renewable_cache.set_attributes(&inode.peer, &attributes, &stamp);
         Ok(EntryReply::for_file(inode, &attributes, stamp, reading))
     }
 
@@ -266,14 +267,14 @@ impl MountedTree {
         }
         let inode = self.inode(number)?;
         if inode.peer.renewed_stamp(&[]).is_some()
-            && let Some(target) = inode.renewable.link_target(&inode.peer)
+            && let Some(target) = inode.renewable_cache.link_target(&inode.peer)
         {
             return Ok(target);
         }
         let stamp = ValidityStamp::for_inode(&inode);
         let op = |of| Op::ReadLink { of };
         let response = self.0.call_at_path_end(request.pid(), &inode, &self.caller(request), &[], op)?;
-        inode.renewable.set_link_target(&inode.peer, &stamp, response.data());
+        inode.renewable_cache.set_link_target(&inode.peer, &stamp, response.data());
         Ok(response.data().to_vec())
     }
 

@@ -51,9 +51,9 @@ impl Dentry {
         match self {
             Self::Uncacheable => Duration::ZERO,
             Self::Synthetic => SYNTHETIC_TTL,
-            Self::Negative(lease, dir) => dir.renewable.dentry_ttl(remaining(*lease)),
+            Self::Negative(lease, dir) => dir.renewable_cache.dentry_ttl(remaining(*lease)),
             Self::Positive(lease, dir, name, inode, epoch) => {
-                let ttl = dir.renewable.dentry_ttl(remaining(*lease));
+                let ttl = dir.renewable_cache.dentry_ttl(remaining(*lease));
                 if !ttl.is_zero() && inode.dentries.add(dir, name, ttl, *epoch) {
                     ttl
                 } else {

@@ -66,7 +66,7 @@ pub(crate) struct Inode {
     /// Names in this directory, if the kernel's dentries cannot be invalidated.
     pub(crate) name_cache: NameCache,
     /// State cached under renewable leases.
-    pub(crate) renewable: RenewableCache,
+    pub(crate) renewable_cache: RenewableCache,
     /// Files recently created in this directory.
     pub(crate) creates: CreateHistory,
     /// Whether the kernel reads and writes it directly.
@@ -135,7 +135,7 @@ impl Inode {
     pub(crate) fn note_local_change(&self) {
         *lock(&self.after_change) = None;
         *lock(&self.kernel_version) = None;
-        self.renewable.note_local_change();
+        self.renewable_cache.note_local_change();
     }
 
     /// Records that the kernel gets this version, with this TTL. Replies may overtake each other,
@@ -208,7 +208,7 @@ impl Inode {
         self.lock_events.fetch_add(1, Ordering::AcqRel);
         *cached = None;
         *lock(&self.after_change) = None;
-        self.renewable.note_local_change();
+        self.renewable_cache.note_local_change();
     }
 
     /// Its attributes, if they are known to be current: no lease of the node was recalled since,

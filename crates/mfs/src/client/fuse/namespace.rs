@@ -117,7 +117,7 @@ impl MountedTree {
                     .inodes
                     .of_file(to.node(), &key)
                     .iter()
-                    .for_each(|inode| inode.renewable.note_local_change());
+                    .for_each(|inode| inode.renewable_cache.note_local_change());
             }
             for (dir, attributes) in [&from, &to].into_iter().zip(dirs) {
                 dir.cache_after_change(attributes, stamp.clone());
@@ -140,7 +140,7 @@ impl MountedTree {
         if let FileReply::Removed { removed, dir: attributes } = response.reply {
             dir.cache_after_change(attributes, stamp);
             for inode in removed.into_iter().flat_map(|key| self.0.inodes.of_file(dir.node(), &key)) {
-                inode.renewable.note_local_change();
+                inode.renewable_cache.note_local_change();
                 inode.dentries.remove(&dir, name);
             }
         }

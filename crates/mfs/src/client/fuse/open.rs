@@ -43,7 +43,7 @@ impl MountedTree {
         }
         self.0.note_created(request.pid(), &inode);
         inode.cache_xattr_kinds(&attributes, &stamp);
-        inode.renewable.set_attributes(&inode.peer, &attributes, &stamp);
+        inode.renewable_cache.set_attributes(&inode.peer, &attributes, &stamp);
         if attributes.is_renewable && FileType::from_raw_mode(attributes.mode) == FileType::RegularFile {
             self.0.pins.pin(&inode);
         }
@@ -55,7 +55,7 @@ impl MountedTree {
         };
         let handle = match cached {
             Some(cached) => {
-                inode.renewable.set_open(&inode.peer, &stamp, &cached);
+                inode.renewable_cache.set_open(&inode.peer, &stamp, &cached);
                 Handle::with_cached_open(inode, caller, flags, cached)
             }
             None => Handle::new(inode, caller, flags, opened, response.boot),
@@ -93,7 +93,7 @@ impl MountedTree {
         flags: u32,
     ) -> Option<OpenedFile> {
         let stamp = inode.peer.renewed_stamp(&[inode])?;
-        let (attributes, cached) = inode.renewable.find_open(&inode.peer, caller, flags)?;
+        let (attributes, cached) = inode.renewable_cache.find_open(&inode.peer, caller, flags)?;
         if inode.may_kernel_differ(FileVersion::new(&attributes)) {
             return None;
         }

@@ -147,7 +147,7 @@ impl MountedTree {
         let reply_entry = EntryReply::for_listing(inode.clone(), &found.attributes, stamp.clone());
         let valid_for = handle
             .inode
-            .renewable
+            .renewable_cache
             .dentry_ttl(remaining(lease))
             .min(reply_entry.ttl(remaining(found.attributes.lease)));
         let is_cacheable = reply_entry.is_fully_cacheable()

@@ -48,8 +48,8 @@ fn base(command: &str) -> &str {
 }
 
 /// Whether the recipe is a recursive make, which needs the jobserver and runs recipes itself: make
-/// has passed it the jobserver's descriptors, or, if the jobserver is a named pipe, the command
-/// line names make.
+/// has passed it the jobserver's descriptors, or the command line names make. (make passes a
+/// jobserver that is a named pipe to every recipe, so only the command line tells then.)
 pub(super) fn is_recursive(script: &str) -> bool {
     let flags = std::env::var("MAKEFLAGS").unwrap_or_default();
     has_jobserver(&flags) || names_make(script)
@@ -91,7 +91,7 @@ fn is_compiler(name: &str) -> bool {
 /// The kind of a command line: that of its first command that is not trivial.
 pub(super) fn kind(script: &str) -> Kind {
     let found = commands(script).into_iter().map(base).find(|name| !TRIVIAL.contains(name));
-    // `mexec gcc …` and `ccache gcc …` are compilers as well.
+    // `distcc gcc -c …` and `mexec gcc -c …` compile as well; ccache is one of the compilers.
     match found {
         Some(name)
             if LINKERS.contains(&name) || name.rsplit('-').next().is_some_and(|n| LINKERS.contains(&n)) =>
@@ -109,8 +109,8 @@ pub(super) fn kind(script: &str) -> Kind {
     }
 }
 
-/// Whether all commands of the line may run twice: compilations and trivial commands that only add
-/// files.
+/// Whether all commands of the line may run twice: compilations, and trivial commands other than
+/// `mv` and `rm`.
 pub(super) fn is_repeatable(script: &str) -> bool {
     let is_safe = |command: &&str| {
         let name = base(command);
@@ -122,8 +122,8 @@ pub(super) fn is_repeatable(script: &str) -> bool {
     !commands.is_empty() && !script.contains(">>") && !reads && commands.iter().all(is_safe)
 }
 
-/// The shell that the makefiles set, which make's command line has overridden: the last one that is
-/// set literally.
+/// mpmake overrides SHELL on make's command line. This is the shell that the makefiles would have
+/// chosen: that of the last assignment to SHELL in them, or /bin/bash if its value has a variable.
 pub(super) fn makefile_shell(makefiles: Option<&OsStr>) -> PathBuf {
     let files = makefiles.map(OsStr::to_string_lossy).unwrap_or_default();
     let texts = files.split_whitespace().filter_map(|file| fs::read_to_string(file).ok());

@@ -111,8 +111,8 @@ fn receive_recalls(
             let renewable = if peer.uses_renewable_leases() { &leases[..] } else { &[] };
             peer.count_recall(|| {
                 for inode in renewable.iter().flat_map(|lease| inodes.of_file(peer.node(), &lease.file)) {
-                    inode.renewable.recall();
-                    may_kernel_have_dentries |= inode.renewable.may_kernel_have_dentries();
+                    inode.renewable_cache.recall();
+                    may_kernel_have_dentries |= inode.renewable_cache.may_kernel_have_dentries();
                 }
             });
             // It is not known which files are directories, nor which dentries the kernel has of

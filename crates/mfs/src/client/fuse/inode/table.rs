@@ -99,7 +99,7 @@ impl InodeTable {
         let (server_object, unsynced) = (Mutex::new(server_object), UnsyncedWrites::default());
         let (peer, dentries, name_cache) = (peer.clone(), Dentries::default(), NameCache::default());
         let last_lookup = LastLookup::default();
-        let (creates, renewable, passthrough) =
+        let (creates, renewable_cache, passthrough) =
             (CreateHistory::default(), RenewableCache::default(), PassthroughState::default());
         let (after_change, for_read) = (Mutex::default(), Mutex::default());
         let (xattr_kinds, kernel_version, lock_events) =
@@ -115,7 +115,7 @@ impl InodeTable {
             dentries,
             last_lookup,
             name_cache,
-            renewable,
+            renewable_cache,
             creates,
             passthrough,
             after_change,

@@ -1,4 +1,5 @@
-//! How long a process waits for work done on other nodes, for each second of its own work.
+//! How long a process waits for calls made at home and for files of other nodes, for each second of
+//! its own work.
 //!
 //! Home performs its calls. For files of a third node, home sends requests to that node. So access
 //! to such files waits for no round trip where the files are, for one at home, and for two
@@ -9,17 +10,17 @@ use crate::process::{ProcessSnapshot, Traffic};
 use crate::view::NodeSnapshot;
 use tern_ids::NodeId;
 
-/// Remote work, for each second of own work.
+/// The calls that a process waits for, for each second of its own work.
 #[derive(Debug)]
-pub(crate) struct RemoteWork {
+pub(crate) struct RemoteWaits {
     /// Calls that home performs by itself.
     calls: Traffic,
     /// Calls on files of these nodes.
     files: Vec<(NodeId, Traffic)>,
 }
 
-impl RemoteWork {
-    /// The remote work of a process that does `work` standard CPU seconds of work a second.
+impl RemoteWaits {
+    /// Those of a process that does `work` standard CPU seconds of work a second.
     pub(crate) fn of(process: &ProcessSnapshot, work: f64) -> Self {
         let per_work = |rate: f64| if rate.is_finite() { rate.clamp(0.0, 1e12) / work } else { 0.0 };
         let traffic = |each: &Traffic| Traffic {
