@@ -2,5 +2,6 @@
 
 pub(crate) mod content;
 pub(crate) mod delegation;
+mod exclusive;
 pub(crate) mod names;
 pub(crate) mod shared_fs;

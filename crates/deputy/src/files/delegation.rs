@@ -4,6 +4,7 @@
 //! qualifies, and whether its content has changed.
 
 use crate::calls::prefetch;
+use crate::files::exclusive::ExclusiveScan;
 use crate::files::shared_fs::{SharedFilesystems, StatWorker};
 use crate::process::Process;
 use crate::process::thread::CurrentCall;
@@ -13,11 +14,9 @@ use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
 use tern_image::node_file::{self, MfsMounts, NodeFile};
-use tern_image::process::is_open_elsewhere;
 use tern_migrate::message::{CallResult, FileDelegation, FileNotice, MAX_DELEGATED_IO};
 use tern_migrate::prefetch::{FileAttributes, OpenPrefetch};
 use tern_syscall::{Call, Outcome};
@@ -51,7 +50,7 @@ const COARSE_GRANULARITY: Duration = Duration::from_secs(2);
 
 /// A file that was open before its process left, or executed its program, is checked after this
 /// many transfers. Proving that no other process has it takes a scan of all processes.
-const TRANSFERS_BEFORE_CHECK: u32 = 4;
+pub(super) const TRANSFERS_BEFORE_CHECK: u32 = 4;
 
 /// Upper bound on files delegated for reading; each costs an fstat with each call.
 const MAX_READ_DELEGATIONS: usize = 16;
@@ -80,19 +79,11 @@ pub(crate) struct Delegations {
     /// Whether it is in the shim's user namespace, once checked.
     in_same_user_ns: Option<bool>,
     /// Number of forwarded transfers, by descriptor.
-    transfers: BTreeMap<i32, u32>,
+    pub(super) transfers: BTreeMap<i32, u32>,
     /// The scan that shows whether another process has an open file.
-    exclusive_scan: Option<ExclusiveScan>,
+    pub(super) exclusive_scan: Option<ExclusiveScan>,
     /// Descriptors that are not checked again: another process has the file, or may have it.
-    not_exclusive: BTreeSet<i32>,
-}
-
-/// A scan of all processes for the file behind this descriptor. The answer is none if it took too
-/// long.
-#[derive(Debug)]
-struct ExclusiveScan {
-    fd: i32,
-    is_open_elsewhere: Receiver<Option<bool>>,
+    pub(super) not_exclusive: BTreeSet<i32>,
 }
 
 /// An open file that no other process has.
@@ -470,57 +461,6 @@ impl Delegations {
             }
         }
         notices
-    }
-
-    /// Forgets a scan for other processes that have a file, if this call may have passed the file on
-    /// since the scan looked.
-    fn discard_exclusive_scan(&mut self, nr: i64) {
-        const PASSING: [i64; 10] = [
-            libc::SYS_clone,
-            libc::SYS_clone3,
-            libc::SYS_fork,
-            libc::SYS_vfork,
-            libc::SYS_sendmsg,
-            libc::SYS_sendmmsg,
-            libc::SYS_dup,
-            libc::SYS_dup2,
-            libc::SYS_dup3,
-            libc::SYS_fcntl,
-        ];
-        if PASSING.contains(&nr) {
-            self.exclusive_scan = None;
-        }
-    }
-
-    /// Whether a scan has shown that no other process has this open file. If there was none yet it
-    /// is started, and its answer is used by a later transfer.
-    fn is_exclusive(&mut self, pid: i32, fd: i32, scanner: &Scanner) -> bool {
-        // Only root can examine the descriptors of all processes.
-        if !rustix::process::geteuid().is_root() {
-            return false;
-        }
-        if let Some(scan) = &self.exclusive_scan {
-            let answer = scan.is_open_elsewhere.try_recv();
-            let scanned = scan.fd;
-            if answer != Err(TryRecvError::Empty) {
-                self.exclusive_scan = None;
-            }
-            match answer {
-                Ok(Some(false)) if scanned == fd => return true,
-                Ok(_) if scanned == fd => {
-                    self.not_exclusive.insert(fd);
-                    return false;
-                }
-                _ => {}
-            }
-        }
-        if self.exclusive_scan.is_none() {
-            let scan = scanner.start(move |deadline| is_open_elsewhere(pid, fd, deadline));
-            self.exclusive_scan = scan.map(|is_open_elsewhere| ExclusiveScan { fd, is_open_elsewhere });
-        }
-        // The next transfer looks again.
-        self.transfers.insert(fd, TRANSFERS_BEFORE_CHECK - 1);
-        false
     }
 
     /// A descriptor that this call shows to be worth checking, and whether it is new, so that no
