@@ -17,17 +17,19 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Where version 1 of control groups has the limit on the number of tasks.
 const PIDS_CONTROLLER: &str = "/sys/fs/cgroup/pids";
 
-/// Another user's twenty processes with 50,000 open descriptors each. Prints a line when all are
-/// open.
+/// Another user's processes with a million open descriptors, as many in each as its limit allows.
+/// Prints a line when all are open.
 const MANY_DESCRIPTORS: &str = "
 import os, resource, signal
-resource.setrlimit(resource.RLIMIT_NOFILE, (60000, 60000))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+each = min(hard, 50000) - 10
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 os.setgid(65534)
 os.setuid(65534)
 null = os.open('/dev/null', os.O_RDWR)
-for _ in range(50000):
+for _ in range(each - 10):
     os.dup(null)
-for _ in range(19):
+for _ in range(1000000 // each):
     if os.fork() == 0:
         signal.pause()
 print('ready', flush=True)
