@@ -10,7 +10,7 @@ use crate::scanner::Scanner;
 use crate::shim::{Detached, Shim, ShimEvent};
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -47,6 +47,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         content_transfers: Vec::new(),
         objects: SharedObjects::default(),
         inodes: HashMap::new(),
+        unchecked_inodes: HashSet::new(),
         names: NameTracker::default(),
         open_watch: None,
         open_guard: None,

@@ -13,7 +13,7 @@ use crate::shm::open_watch::OpenWatch;
 use crate::shm::sharers::OpenerScan;
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
@@ -95,6 +95,8 @@ pub(crate) struct Shim {
     pub(crate) scanner: Scanner,
     /// The scan for processes that have shared memory open, which a move waits for.
     pub(crate) opener_scan: Option<OpenerScan>,
+    /// Those of `inodes` that other processes may have open, as far as no scan has shown otherwise.
+    pub(crate) unchecked_inodes: HashSet<(u64, u64)>,
     /// The file systems that this node declares as shared.
     pub(crate) shared_filesystems: crate::files::shared_fs::SharedFilesystems,
     /// Watches the directories whose names are cached at guests.

@@ -6,7 +6,7 @@
 
 use crate::journey::Phase;
 use crate::message::{Message, ProcessSync, send};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -373,8 +373,10 @@ impl ProcessSender {
         if !std::mem::take(&mut self.awaits_file_request) {
             return Ok(());
         }
-        let mut found = Vec::with_capacity(indices.len());
-        for &index in indices {
+        // Each file once, however often the receiver names it: each is a descriptor.
+        let indices: BTreeSet<u32> = indices.iter().copied().collect();
+        let mut found = Vec::with_capacity(indices.len().min(self.layout.files.len()));
+        for index in indices {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
             match process.open_mapped_file(file) {

@@ -2,11 +2,13 @@
 //! the rest, and uses a returned node again. No process runs twice, and none is lost that was not
 //! on the failed node.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
-use tern_tests::cluster::fault_injection::{LOST_STATUS, await_nothing_left, pids, set_timeouts, wait_until};
+use tern_tests::cluster::fault_injection::{
+    LOST_STATUS, TestProcess, await_nothing_left, pids, set_timeouts, wait_until,
+};
 use tern_tests::cluster::jobs::{EVENT_TIMEOUT, await_places, connected_cluster, finish, job};
 use tern_tests::runs::running::Running;
 
@@ -140,4 +142,31 @@ fn partitioned_nodes_lose_no_guests() {
         finish(&cluster, jobs).unwrap();
         await_nothing_left(&cluster, &[1, 2, 3], EVENT_TIMEOUT).unwrap();
     }
+}
+
+/// A shim that does not run, on either side, is slow and not dead: its machine still acknowledges
+/// what is sent to it. Nothing is lost, though it is stopped for twice as long as a link may be cut.
+#[test]
+fn stopped_shim_is_not_dead() -> Result<()> {
+    const SUSPEND_AFTER: u32 = 1;
+    const GIVE_UP_AFTER: u32 = 3;
+    let cluster = Cluster::without_quotas("stopped-shim", 2)?;
+    set_timeouts(&cluster, SUSPEND_AFTER, GIVE_UP_AFTER)?;
+    let mut process = TestProcess::start(&cluster, "file")?;
+    process.migrate("2")?;
+    for node in [1, 2] {
+        let shims: Vec<String> = pids(&cluster, node, "tern-shim")?.iter().map(i32::to_string).collect();
+        ensure!(!shims.is_empty(), "node {node} has no shim");
+        let signal = |name: &str| {
+            let words: Vec<&str> =
+                ["kill", name].into_iter().chain(shims.iter().map(String::as_str)).collect();
+            cluster.run(node, &words).map(drop)
+        };
+        signal("-STOP")?;
+        std::thread::sleep(2 * Duration::from_secs(u64::from(SUSPEND_AFTER + GIVE_UP_AFTER)));
+        signal("-CONT")?;
+        ensure!(!process.has_ended(), "it is lost: {}", process.output_so_far());
+    }
+    process.migrate("home")?;
+    process.finish_correctly(EVENT_TIMEOUT)
 }

@@ -49,7 +49,11 @@ impl Shim {
         let Some(reference) = process.files.by_hash(hash).next().cloned() else { return };
         let opened = open_mapped(process, &reference);
         match opened {
-            Ok(file) => self.content_transfers.push(ContentTransfer { tid, to, file, reference, offset: 0 }),
+            Ok(file) => {
+                // A thread waits for one file at a time, so its last request is the one that counts.
+                self.content_transfers.retain(|earlier| earlier.tid != tid);
+                self.content_transfers.push(ContentTransfer { tid, to, file, reference, offset: 0 });
+            }
             Err(error) => tracing::warn!(%tid, %error, "a mapped file cannot be opened any more"),
         }
     }

@@ -22,7 +22,7 @@ use crate::links::peers::PeerId;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::Shim;
 use crate::shm::open_watch::OpenWatch;
-use crate::shm::sharers::{Opener, SharedMaps, Sharers, find_unmovable, is_shim, shared_maps};
+use crate::shm::sharers::{Opener, SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
 use rustix::fs::SealFlags;
 use std::collections::{BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt;
@@ -117,7 +117,12 @@ impl Shim {
                 joined => joined?,
             }
         }
-        self.open_objects(sharers)
+        self.open_objects(sharers).map_err(|unopened| match unopened {
+            Unopened::Refused(refusal) => refusal,
+            Unopened::ScanPending => {
+                shared_refusal("home still looks which other processes have open what it shares".into(), true)
+            }
+        })
     }
 
     /// Detaches from processes at home that were seized in vain.
@@ -166,23 +171,30 @@ impl Shim {
     }
 
     /// Opens the memory that these seized processes share, unless another process has it open too.
-    fn open_objects(&mut self, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
-        let mut new = HashSet::new();
+    fn open_objects(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
         for id in &sharers.objects {
             if self.objects.get(*id).is_none() {
-                new.extend(self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?);
+                let inode = self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?;
+                self.unchecked_inodes.extend(inode);
             }
         }
-        let opener = if new.is_empty() { Opener::None } else { self.find_opener(new, sharers.pids.clone()) };
-        match opener {
-            Opener::None => {}
-            // A process that inherits or opens it may be about to map it.
-            Opener::Process(other) => {
-                return Err(shared_refusal(format!("process {other} has open what it shares"), true));
-            }
-            Opener::Pending | Opener::Unknown => {
-                let why = "it is not known in time which other processes have open what it shares";
-                return Err(shared_refusal(why.into(), true));
+        let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
+        let unchecked: HashSet<_> =
+            inodes.filter(|inode| self.unchecked_inodes.contains(inode)).copied().collect();
+        if !unchecked.is_empty() {
+            match self.find_opener(unchecked.clone(), sharers.pids.clone()) {
+                Opener::None => self.unchecked_inodes.retain(|inode| !unchecked.contains(inode)),
+                Opener::Pending => return Err(Unopened::ScanPending),
+                // A process that inherits or opens it may be about to map it.
+                Opener::Process(other) => {
+                    return Err(
+                        shared_refusal(format!("process {other} has open what it shares"), true).into()
+                    );
+                }
+                Opener::Unknown => {
+                    let why = "it takes too long to learn which other processes have open what it shares";
+                    return Err(shared_refusal(why.into(), true).into());
+                }
             }
         }
         for pid in &sharers.pids {
@@ -249,6 +261,8 @@ impl Shim {
         let in_use = |id: &ObjectId| processes.values().any(|process| process.files.objects.contains(id));
         self.objects.retain(in_use);
         self.inodes.retain(|id, _| in_use(id));
+        let inodes = &self.inodes;
+        self.unchecked_inodes.retain(|inode| inodes.values().any(|known| known == inode));
         if let Some(watch) = &mut self.open_watch {
             watch.retain(in_use);
         }
@@ -318,7 +332,14 @@ impl Shim {
             return;
         }
         let group = self.processes_in_migration(migration);
-        if let Err(why) = self.add_missing_sharers(&group, migration, peer) {
+        // While it is not known yet, this is done again at the next turn.
+        if let Err(Unopened::Refused((refusal, is_transient))) =
+            self.add_missing_sharers(&group, migration, peer)
+        {
+            let why = refusal.message;
+            if is_transient {
+                self.requeue_group(migration);
+            }
             self.send_to_peer(peer, pid, &Message::Drop);
             self.cancel_outgoing(pid, &why);
         }
@@ -329,7 +350,7 @@ impl Shim {
         group: &[HomePid],
         migration: MigrationId,
         peer: PeerId,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unopened> {
         let live_objects = |pid: &HomePid| match self.processes.get(pid).map(|m| &m.state) {
             Some(State::Outgoing(outgoing)) => outgoing.live_objects.clone(),
             _ => HashSet::new(),
@@ -342,7 +363,7 @@ impl Shim {
         for pid in &rest {
             match self.join_group(*pid, group[0]) {
                 Err((refusal, _)) if refusal.kind == RefusalKind::NotFound => continue,
-                joined => joined.map_err(|(why, _)| why.message)?,
+                joined => joined?,
             }
             let here = self.start.node;
             if let Some(process) = self.processes.get_mut(pid) {
@@ -356,10 +377,10 @@ impl Shim {
         }
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
-            self.open_objects(&sharers).map_err(|(why, _)| why.message)?;
+            self.open_objects(&sharers)?;
             // They are stopped, so their mappings exist.
             if sharers.objects.iter().any(|id| self.objects.get(*id).is_none()) {
-                return Err("the memory that it shares is not found".into());
+                return Err(shared_refusal("the memory that it shares is not found".into(), false).into());
             }
             self.complete_group = Some(migration);
         }

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
+use tern_control::Refusal;
 use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
@@ -71,6 +72,20 @@ pub(crate) fn shared_maps() -> SharedMaps {
         (!shared.is_empty()).then_some((pid, shared))
     };
     all_pids().filter_map(of).collect()
+}
+
+/// Why shared memory was not opened.
+pub(crate) enum Unopened {
+    /// The refusal, and whether it is transient.
+    Refused((Refusal, bool)),
+    /// It is not known yet whether another process has it open.
+    ScanPending,
+}
+
+impl From<(Refusal, bool)> for Unopened {
+    fn from(refusal: (Refusal, bool)) -> Self {
+        Self::Refused(refusal)
+    }
 }
 
 /// The result of a scan for processes that have a file open.
