@@ -129,7 +129,7 @@ impl Peer {
                 self.renew_leases().ok()?;
             }
         }
-        Some(ValidityStamp::now(self).as_of(self.renewal.valid_renewal()?, inodes))
+        Some(ValidityStamp::now(self).dated(self.renewal.valid_renewal()?, inodes))
     }
 
     fn invalidations(&self) -> u64 {

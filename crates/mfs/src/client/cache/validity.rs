@@ -49,12 +49,12 @@ impl ValidityStamp {
     /// void it. Must not be stored in an inode, since it holds a reference to one.
     pub(crate) fn for_inode(inode: &Arc<Inode>) -> Self {
         let stamp = Self::now(&inode.peer);
-        if inode.peer.uses_renewable_leases() { stamp.as_of(Instant::now(), &[inode]) } else { stamp }
+        if inode.peer.uses_renewable_leases() { stamp.dated(Instant::now(), &[inode]) } else { stamp }
     }
 
     /// This stamp, but with `requested_at` as the time of the request, and with the present
     /// generations of these inodes.
-    pub(crate) fn as_of(self, requested_at: Instant, inodes: &[&Arc<Inode>]) -> Self {
+    pub(crate) fn dated(self, requested_at: Instant, inodes: &[&Arc<Inode>]) -> Self {
         let generations =
             inodes.iter().map(|inode| ((*inode).clone(), inode.renewable_cache.generation())).collect();
         Self { requested_at, generations, ..self }
