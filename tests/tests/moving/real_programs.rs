@@ -240,7 +240,7 @@ fn real_programs_produce_the_same_bytes() {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let seed = std::env::var("TERN_SEED").map_or(clock, |text| text.parse().unwrap());
     eprintln!("TERN_SEED={seed}");
-    let cluster = Cluster::without_quotas("real", 3).unwrap();
+    let cluster = Cluster::up("real").unwrap();
     let mut verdict = Verdict::default();
     let tasks = TASKS.into_iter().filter(|(name, _)| wanted("TERN_REAL", name));
     // One at a time, since CPU time is measured for the whole node.
