@@ -4,11 +4,9 @@
 //! qualifies, and whether its content has changed.
 
 use crate::calls::prefetch;
-use crate::files::exclusive::ExclusiveScan;
 use crate::files::shared_fs::{SharedFilesystems, StatWorker};
 use crate::process::Process;
 use crate::process::thread::CurrentCall;
-use crate::scanner::Scanner;
 use crate::shim::Shim;
 use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +48,7 @@ const COARSE_GRANULARITY: Duration = Duration::from_secs(2);
 
 /// A file that was open before its process left, or executed its program, is checked after this
 /// many transfers. Proving that no other process has it takes a scan of all processes.
-pub(super) const TRANSFERS_BEFORE_CHECK: u32 = 4;
+const TRANSFERS_BEFORE_CHECK: u32 = 4;
 
 /// Upper bound on files delegated for reading; each costs an fstat with each call.
 const MAX_READ_DELEGATIONS: usize = 16;
@@ -79,9 +77,7 @@ pub(crate) struct Delegations {
     /// Whether it is in the shim's user namespace, once checked.
     in_same_user_ns: Option<bool>,
     /// Number of forwarded transfers, by descriptor.
-    pub(super) transfers: BTreeMap<i32, u32>,
-    /// The scan that shows whether another process has an open file.
-    pub(super) exclusive_scan: Option<ExclusiveScan>,
+    transfers: BTreeMap<i32, u32>,
     /// Descriptors that are not checked again: another process has the file, or may have it.
     pub(super) not_exclusive: BTreeSet<i32>,
 }
@@ -180,15 +176,14 @@ impl Shim {
     pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
         // A process that returns brings its shared memory; delayed writes to that would be lost.
         let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
-        let Self { processes, shared_filesystems, scanner, .. } = self;
+        let Self { processes, shared_filesystems, .. } = self;
         let Some(process) = processes.get_mut(&pid) else { return };
         process.delegations.set_epoch(process.epoch);
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         if let Some(error) = process.delegations.take_write_error(nr, &args, result.outcome.ret) {
             result.outcome.ret = error;
         }
-        result.notices =
-            process.file_notices(current, &result.outcome, &shared, (shared_filesystems, scanner));
+        result.notices = process.file_notices(current, &result.outcome, &shared, shared_filesystems);
     }
 }
 
@@ -198,17 +193,16 @@ impl Process {
         current: &CurrentCall,
         outcome: &Outcome,
         shared: &[(u64, u64)],
-        (shared_filesystems, scanner): (&mut SharedFilesystems, &Scanner),
+        shared_filesystems: &mut SharedFilesystems,
     ) -> Vec<(i32, FileNotice)> {
         let (nr, args) = (i64::from(current.request.call.nr), current.request.call.values());
         self.delegations.forget_descriptors(nr, &args);
-        self.delegations.discard_exclusive_scan(nr);
         let began_at = SystemTime::now().checked_sub(current.posted_at.elapsed()).unwrap_or(UNIX_EPOCH);
         let read = (nr == libc::SYS_pread64).then_some(args[0] as i32);
         let mut notices = self.delegations.revalidate(read, began_at);
         if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
             && self.has_exclusive_files()
-            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd, scanner))
+            && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd))
             && let Some(Delegable { file, place, about }) = self.try_delegate(fd, is_new, shared_filesystems)
             && !shared.contains(&file.id)
         {
@@ -309,7 +303,7 @@ impl Process {
                 granularity,
                 device,
                 is_shared,
-                may_wait: elsewhere,
+                may_wait: is_shared,
                 observed_since,
                 location_sent: false,
             };
@@ -429,11 +423,10 @@ impl Delegations {
     }
 
     /// The size of a file delegated for reading, if it has not changed since it was last checked.
-    pub(crate) fn length_if_unchanged(&mut self, fd: i32) -> Option<u64> {
-        let watched = self.read_delegations.get(&fd)?;
-        let stat = watched.stat(&mut self.stat_worker)??;
-        let same = FileVersion::of(&stat) == watched.version;
-        same.then(|| u64::try_from(watched.version.size).unwrap_or_default())
+    pub(crate) fn length_if_unchanged(&self, fd: i32) -> Option<u64> {
+        let ReadDelegation { file, version, .. } = self.read_delegations.get(&fd)?;
+        let same = fstat(file).is_ok_and(|stat| FileVersion::of(&stat) == *version);
+        same.then(|| u64::try_from(version.size).unwrap_or_default())
     }
 
     /// Checks which delegated files have changed. Cached data of unchanged ones remains valid. Data
