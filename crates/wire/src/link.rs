@@ -250,8 +250,8 @@ impl Link {
     }
 
     /// How long the machine of the peer has acknowledged nothing, although something was sent to it.
-    /// A peer that is slow or stopped is not silent in this sense. To be called regularly, each time
-    /// after a frame was queued.
+    /// A peer that is slow or stopped is not silent in this sense. Call it regularly, each time after a
+    /// frame was queued.
     pub fn time_without_ack(&mut self) -> Duration {
         // The caller finds an error of the socket with its next frame.
         let _sent_or_failed = self.flush();

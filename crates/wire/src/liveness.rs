@@ -21,9 +21,9 @@ pub(crate) struct AckWatch {
 }
 
 impl AckWatch {
-    /// How long nothing has been acknowledged although something was sent. To be asked regularly,
-    /// each time after something was sent. Time for which nobody asked does not count, since
-    /// nothing was sent then.
+    /// How long nothing has been acknowledged although something was sent. The caller sends something
+    /// each second and then calls this. A caller that was delayed sent nothing meanwhile; that time
+    /// does not count.
     pub(crate) fn time_without_ack(&mut self, socket: &impl AsFd) -> Duration {
         let now = Instant::now();
         let Some(state) = TcpState::of(socket) else { return Duration::ZERO };
@@ -43,7 +43,7 @@ impl AckWatch {
     }
 }
 
-/// What `struct tcp_info` tells.
+/// The fields of `struct tcp_info` that are used.
 struct TcpState {
     since_ack: Duration,
     in_flight: bool,
@@ -103,9 +103,8 @@ mod tests {
         }
     }
 
-    /// A state in which the peer's machine has answered nothing since the first look.
     #[test]
-    fn time_for_which_nobody_asked_does_not_count() {
+    fn delay_of_the_caller_does_not_count() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut watch = AckWatch::default();

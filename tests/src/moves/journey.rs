@@ -1,6 +1,6 @@
 //! A journey: where a program is moved while it runs, and the check that it ran there.
 
-use crate::cluster::{Cluster, Refused};
+use crate::cluster::Cluster;
 use crate::programs::catalogue::{Entry, Input, Kind};
 use crate::programs::{Flavour, executable};
 use crate::runs::native_outcomes;
@@ -290,21 +290,8 @@ impl<'a> JourneyRun<'a> {
     }
 }
 
-/// How often a move is tried again that is refused because the program is in the middle of a fork.
-/// migrate itself tries for five seconds, which a program that forks all the time, on a busy machine,
-/// can fill. The refusal says to try again.
-const MAX_FORKING_REFUSALS: usize = 4;
-
 fn step(cluster: &Cluster, pid: i32, stop: &str, moved: &mut String) -> Result<()> {
-    let forks = |refused: &Refused| refused.message.contains("busy: it is forking");
-    let mut outcome = cluster.migrate(pid, stop);
-    for _ in 0..MAX_FORKING_REFUSALS {
-        if !outcome.as_ref().is_err_and(forks) {
-            break;
-        }
-        outcome = cluster.migrate(pid, stop);
-    }
-    match outcome {
+    match cluster.migrate(pid, stop) {
         Ok(report) => {
             *moved += &format!(" {}→{} {:.1} ms", report.from, report.to, report.freeze_ms);
             Ok(())

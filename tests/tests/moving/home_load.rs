@@ -1,4 +1,4 @@
-//! What other users do at home, and limits of its processes, neither delay nor kill processes that
+//! Other users of the home node, and limits of home's shim, neither delay nor kill processes that
 //! are away.
 
 use anyhow::{Context, Result, ensure};

@@ -64,7 +64,7 @@ pub(crate) struct Delegations {
     epoch: Epoch,
     /// Delegated for reading, by descriptor.
     pub(crate) read_delegations: BTreeMap<i32, ReadDelegation>,
-    /// Stats files of other nodes and of servers.
+    /// Stats files on file systems that nodes share.
     stat_worker: StatWorker,
     /// Delegated for writing, by descriptor.
     write_delegations: BTreeMap<i32, WriteDelegation>,
@@ -111,8 +111,6 @@ pub(crate) struct ReadDelegation {
     pub(crate) device: u64,
     /// It is on a file system that nodes share, so its times are from a server's clock.
     pub(crate) is_shared: bool,
-    /// Another node or a server has it, so that a stat may wait.
-    may_wait: bool,
     /// Since when this version has been observed.
     observed_since: SystemTime,
     /// Its location has been sent, for this version.
@@ -122,7 +120,7 @@ pub(crate) struct ReadDelegation {
 impl ReadDelegation {
     /// Its status; none if a server does not answer in time, and an inner none if the stat failed.
     fn stat(&self, worker: &mut StatWorker) -> Option<Option<Stat>> {
-        if self.may_wait { worker.stat(&self.file) } else { Some(fstat(&self.file).ok()) }
+        if self.is_shared { worker.stat(&self.file) } else { Some(fstat(&self.file).ok()) }
     }
 
     /// Whether every change since that time has changed its version. If its times are from a
@@ -303,7 +301,6 @@ impl Process {
                 granularity,
                 device,
                 is_shared,
-                may_wait: is_shared,
                 observed_since,
                 location_sent: false,
             };
