@@ -4,6 +4,7 @@
 use crate::error::{Result, WithContext};
 use crate::lab::options::LabName;
 use crate::lab::state::{self, LabState};
+use crate::process::cgroup::Hierarchies;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::mount::{mount, mount_bind, mount_bind_recursive, mount_change, unmount};
@@ -42,6 +43,7 @@ pub(crate) fn build(state: &LabState, node: u16) -> Result<()> {
         bind_shared_directory(shared, &root)?;
     }
     switch_root(&root)?;
+    Hierarchies::find()?.hide_unused(&state.name, node)?;
     let own = NodeIdentity { state, node, boot_id: random_uuid() };
     own.write(first_boot)
 }
