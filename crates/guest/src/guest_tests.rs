@@ -8,9 +8,11 @@ use crate::process::{Guest, State};
 use crate::sandbox::Sandbox;
 use crate::sandbox::empty::empty;
 use crate::vdso::foreign::ForeignVdso;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
+use tern_image::content::ContentCache;
 use tern_image::{Backing, Layout, Region, Reserve, ThreadImage};
 use tern_migrate::message::{CallResult, ThreadSync};
 use tern_syscall::Outcome;
@@ -28,6 +30,8 @@ const SPIN: (u64, &[u8]) = (0, &[0xeb, 0xfe]);
 const GETPPID: (u64, &[u8]) = (16, &[0xb8, 110, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7]);
 /// exit(0).
 const EXIT: (u64, &[u8]) = (32, &[0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05]);
+/// rt_sigreturn().
+const SIGRETURN: (u64, &[u8]) = (64, &[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
 /// clone(rdi, ...), then loops for ever.
 const CLONE: (u64, &[u8]) = (48, &[0xb8, 56, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfe]);
 
@@ -74,7 +78,7 @@ impl TestGuest {
         let all = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
         let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         injection.must("map", libc::SYS_mmap, [CODE, PAGE, all, private, u64::MAX, 0]).unwrap();
-        for (at, code) in [SPIN, GETPPID, EXIT, CLONE] {
+        for (at, code) in [SPIN, GETPPID, EXIT, SIGRETURN, CLONE] {
             memory.write(CODE + at, code).unwrap();
         }
         let xstate = injection.stopped().unwrap().xstate().unwrap();
@@ -216,6 +220,32 @@ fn all_threads_stop_and_resume() {
     test.guest.resume().unwrap();
     test.take_trap();
     assert_eq!((test.thread(0).sync.call, test.thread(0).sync.call_pending), (1, false));
+}
+
+/// Home rejects a call that crosses a signal on its way. A handler's return that was rejected must
+/// set home's mask when it is repeated: home would block the program's signals for good.
+#[test]
+fn rejected_sigreturn_is_sent_again() {
+    let mut test = TestGuest::begin(&[SIGRETURN]).unwrap();
+    let stopped = test.thread(0).stopped.take().unwrap();
+    let registers = stopped.registers().unwrap();
+    // The mask in the frame is zero, and home's is not.
+    stopped.set_registers(&tern_tracee::Registers { rsp: CODE + PAGE / 2, ..registers }).unwrap();
+    test.thread(0).stopped = Some(stopped);
+    assert_ne!(test.thread(0).deputy_sigmask, 0);
+    test.guest.resume().unwrap();
+    for number in 1..3 {
+        test.take_trap();
+        assert!(test.thread(0).pending.is_some(), "call {number} is sent");
+        assert_eq!(test.thread(0).sync.call, number);
+        assert!(test.guest.take_result(FIRST, result(number, restart::NOINTR, None)).unwrap().is_none());
+        stop::wait_stop(test.thread(0).host_tid).unwrap().resume(0).unwrap();
+    }
+    test.take_trap();
+    let (pending, done) = test.guest.take_result(FIRST, result(3, 0, None)).unwrap().unwrap();
+    let mut unused = ContentCache::new(Path::new("/nonexistent"));
+    test.guest.do_local_part(FIRST, pending, done, &mut unused, None).unwrap();
+    assert_eq!(test.thread(0).deputy_sigmask, 0);
 }
 
 #[test]

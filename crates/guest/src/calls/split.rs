@@ -131,8 +131,8 @@ impl Thread {
             return Ok(self.let_through(trap.id)?);
         }
         // Home first: a signal that home's new mask admits must be here before the interrupted
-        // code resumes.
-        self.deputy_sigmask = mask;
+        // code resumes. If home rejects the call because it crosses a signal, the return is made
+        // again, so that home's mask is recorded only when home has set it.
         let set = Arg::Bytes(ByteBuf::from(mask.to_le_bytes().to_vec()));
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
@@ -141,10 +141,13 @@ impl Thread {
     }
 
     /// Records home's new signal mask. The kernel sets it here when the call is let through.
-    fn record_sigmask(&mut self, pending: &PendingCall, process: &Process) -> GuestResult {
-        let [how, at, ..] = pending.trap.args;
-        let set = process.memory.word(at)?;
-        self.deputy_sigmask = match how as i32 {
+    fn record_sigmask(&mut self, pending: &PendingCall) -> GuestResult {
+        let Some(request) = &pending.request else { return Ok(()) };
+        let [Arg::Value(how), Arg::Bytes(set), ..] = &request.call.args else {
+            return Ok(self.let_through(pending.trap.id)?);
+        };
+        let set = set.as_slice().try_into().map_or(0, u64::from_le_bytes);
+        self.deputy_sigmask = match *how as i32 {
             libc::SIG_BLOCK => self.deputy_sigmask | set,
             libc::SIG_UNBLOCK => self.deputy_sigmask & !set,
             _ => set,
@@ -415,7 +418,7 @@ impl Guest {
             libc::SYS_rt_sigaction if !has_one_thread => {
                 Ok(thread.inject_sigaction(&pending, process, cache)?)
             }
-            libc::SYS_rt_sigprocmask => thread.record_sigmask(&pending, process),
+            libc::SYS_rt_sigprocmask | libc::SYS_rt_sigreturn => thread.record_sigmask(&pending),
             libc::SYS_mmap => thread.begin_mapping(pending, result, process, cache, home),
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
                 process.record_rlimit(&pending);
