@@ -59,6 +59,26 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
+/// A deputy that waits for a CPU has not taken a timer's signal yet when the shim, which does not
+/// wait, answers the call that stops the timer: the signal must still come before that answer.
+#[test]
+fn timer_signals_precede_the_call_that_stops_the_timer() -> Result<()> {
+    let program = named("cputimers", Flavour::Static)?;
+    let cluster = Cluster::without_quotas("slow-deputy", 2)?;
+    let others = "for i in 1 2 3; do (while :; do :; done) & done; echo; wait";
+    let mut others =
+        cluster.command(1, "taskset").args(["-c", "0", "sh", "-c", others]).stdout(Stdio::piped()).spawn()?;
+    await_line(&mut others)?;
+    let mut command = cluster.command(1, "taskset");
+    command.args(["-c", "0", "nice", "-n", "19", "sh", "-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program);
+    command.env("TERN_SECONDS", "2");
+    let outcome = Running::start(&mut command, false)?.finish(RUN_TIMEOUT)?;
+    cluster.run(1, &["pkill", "-KILL", "-f", "while :"])?;
+    others.wait()?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
 fn await_line(child: &mut Child) -> Result<()> {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();

@@ -10,13 +10,15 @@ use crate::calls::result::{INTERNAL_CALL_NUMBER, call_result, internal_call, rej
 use crate::process::thread::{CurrentCall, Thread};
 use crate::process::{Process, State};
 use crate::shim::Shim;
+use crate::signals::order::will_take_signal;
 use crate::time::expiry::ClockScope;
+use crate::time::timers::is_timer_call;
 use tern_ids::HomePid;
 use tern_image::Reserve;
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
-use tern_syscall::Arg;
+use tern_syscall::{Arg, Call};
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
@@ -25,8 +27,11 @@ use tern_tracee::{PAGE, procfs};
 /// something there the kernel chooses another address.
 const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
 
-/// The signal mask that an internal call is to set.
+/// The signal mask that an internal call is to set, if it is to set one.
 fn mask_of(request: &CallRequest) -> Option<u64> {
+    if i64::from(request.call.nr) != libc::SYS_rt_sigprocmask {
+        return None;
+    }
     let Arg::Bytes(mask) = &request.call.args[1] else { return None };
     Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
 }
@@ -62,6 +67,13 @@ impl Shim {
             }
             return;
         }
+        if is_timer_call(request.call.nr) && self.await_pending_signals(tid, &request) {
+            return;
+        }
+        let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
+        else {
+            return;
+        };
         thread.acknowledge_signals(request.signals);
         if !thread.unacked.is_empty() {
             let mut crossed = rejected(number, 0);
@@ -96,6 +108,27 @@ impl Shim {
             Ok(false) => self.note_thread_exit(tid),
             Err(errno) => self.send(tid, &Message::Result(Box::new(rejected(number, errno)))),
         }
+    }
+
+    /// Calls about timers are answered here, while the deputy may not have taken the signal of a
+    /// timer that has expired. Natively a signal that is pending when a call returns comes first, so
+    /// the deputy makes an internal call, before which it takes the signal. Returns whether it does;
+    /// the guest's call is handled when that has finished.
+    fn await_pending_signals(&mut self, tid: HomePid, request: &CallRequest) -> bool {
+        self.handle_all_stops();
+        let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
+        else {
+            return false;
+        };
+        if !will_take_signal(&[tid]) {
+            return false;
+        }
+        let nothing = [const { Arg::Value(0) }; 6];
+        let posted = thread.post_internal(Call { nr: libc::SYS_getppid as u32, args: nothing });
+        if posted {
+            thread.queued_call = Some(request.clone());
+        }
+        posted
     }
 
     /// Handles a thread whose deputy was asked to exit while other threads live. That call never
@@ -275,18 +308,28 @@ impl Thread {
     /// Posts the internal call that sets a pending mask. It may end in a stop, for a signal that it
     /// unblocks, so it is not waited for here.
     pub(crate) fn apply_pending_mask(&mut self) {
-        let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return };
+        if self.mailbox.is_none() || self.current.is_some() {
+            return;
+        }
         let Some(mask) = self.pending_mask.take() else { return };
         let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
         let how = Arg::Value(libc::SIG_SETMASK as u64);
         let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
-        let call = tern_syscall::Call { nr: libc::SYS_rt_sigprocmask as u32, args };
+        self.post_internal(Call { nr: libc::SYS_rt_sigprocmask as u32, args });
+    }
+
+    /// Has an idle deputy make an internal call, which is not waited for. Returns false if the
+    /// deputy is busy or cannot be reached.
+    fn post_internal(&mut self, call: Call) -> bool {
+        let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return false };
         let request = internal_call(call.clone());
-        let Ok(layout) = call.lay_out() else { return };
-        if mailbox.post(&layout).is_ok() {
-            mailbox.wake_when_done();
-            self.current = Some(CurrentCall::new(request, layout, false, Compound::default()));
+        let Ok(layout) = call.lay_out() else { return false };
+        if mailbox.post(&layout).is_err() {
+            return false;
         }
+        mailbox.wake_when_done();
+        self.current = Some(CurrentCall::new(request, layout, false, Compound::default()));
+        true
     }
 }
 

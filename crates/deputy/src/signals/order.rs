@@ -191,7 +191,7 @@ fn dequeue(
 /// Whether one of these threads is about to take a signal. A thread that is stopped, or in a vfork,
 /// takes none now. As the kernel may have chosen that thread for a signal that others could take
 /// too, no thread of its process is waited for then.
-fn will_take_signal(threads: &[HomePid]) -> bool {
+pub(crate) fn will_take_signal(threads: &[HomePid]) -> bool {
     let mut takes = false;
     for tid in threads {
         let Ok(status) = procfs::status(tid.0) else { continue };

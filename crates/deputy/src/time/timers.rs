@@ -89,6 +89,18 @@ impl Timer {
     }
 }
 
+/// Whether [`Timers::answer`] may answer this call.
+pub(crate) fn is_timer_call(nr: u32) -> bool {
+    let calls = [
+        libc::SYS_setitimer,
+        libc::SYS_getitimer,
+        libc::SYS_timer_settime,
+        libc::SYS_timer_gettime,
+        libc::SYS_timer_getoverrun,
+    ];
+    calls.contains(&i64::from(nr))
+}
+
 /// The timers of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
