@@ -17,7 +17,7 @@ use crate::time::cpu_threshold::CpuThresholds;
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_ids::{Epoch, HomePid};
 use tern_image::object::ObjectId;
 use tern_image::process::Action;
@@ -25,6 +25,10 @@ use tern_image::{ProcessImage, Reserve};
 use tern_migrate::{CpuTime, GuestDemand};
 use tern_tracee::listener::{Listener, Notification};
 use tern_tracee::{Memory, Result, cpu, procfs};
+
+/// How long threads wait before they fork, after a fork has cancelled a departure. Home repeats its
+/// request after 10 ms; on a busy machine it takes longer to arrive.
+const FORK_WAIT: Duration = Duration::from_millis(500);
 
 /// A guest of this family on this node.
 #[derive(Debug)]
@@ -76,6 +80,9 @@ pub(crate) struct Process {
     pub(crate) needs_home: Option<(HomePid, bool)>,
     /// Traps that wait: for another thread's change of a signal action, or for an internal call.
     pub(crate) queued_traps: VecDeque<Notification>,
+    /// A fork has cancelled a departure, which home requests again: until then, and during that
+    /// departure, threads stop before they fork.
+    pub(crate) forks_wait_until: Option<Instant>,
     /// The CPU time that home has reported.
     pub(crate) home_cpu_time: HomeCpuTime,
     /// The cache of its delegated files.
@@ -134,6 +141,20 @@ impl Process {
         self.fatal_signal.get_or_insert(FatalSignal { signal, thread, is_reported: false });
     }
 
+    /// Whether its threads must stop before they fork.
+    #[must_use]
+    pub(crate) fn holds_forks(&self) -> bool {
+        match self.state {
+            State::Departing(_) => self.forks_wait_until.is_some(),
+            _ => self.forks_wait_until.is_some_and(|until| Instant::now() < until),
+        }
+    }
+
+    /// Has its threads stop before they fork, until home has repeated its request to depart.
+    pub(crate) fn hold_forks(&mut self) {
+        self.forks_wait_until = Some(Instant::now() + FORK_WAIT);
+    }
+
     /// Removes the queued trap of a thread, given by its tid on this node.
     pub(crate) fn take_queued_trap(&mut self, host: i32) -> Option<Notification> {
         let at = self.queued_traps.iter().position(|trap| trap.pid == host)?;
@@ -178,6 +199,7 @@ impl Guest {
             fatal_signal: None,
             needs_home: None,
             queued_traps: VecDeque::new(),
+            forks_wait_until: None,
             home_cpu_time: HomeCpuTime::default(),
             files: FileCache::default(),
             names: NameCache::default(),

@@ -121,6 +121,7 @@ impl Shim {
         self.receive_from_home();
         self.handle_traps();
         self.flush_due_writes();
+        self.release_forks();
         self.return_delegations();
         self.advance_departures();
         self.drain_links();

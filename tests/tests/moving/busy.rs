@@ -75,6 +75,40 @@ fn move_continues_from_home_when_a_call_needs_home() -> Result<()> {
     move_all_flavours_around("fetched", "written", &["2", "3"])
 }
 
+/// Sending its memory takes longer than it computes between two forks, each of which cancels a
+/// departure once. It runs until its input ends.
+const FORKS_ALL_THE_TIME: &str = "
+import os, select, sys
+memory = bytearray(64 << 20)
+forks = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    forks += 1
+    if forks == 20:
+        print('forking', flush=True)
+print('forked')
+";
+
+#[test]
+fn process_that_forks_all_the_time_moves() -> Result<()> {
+    let cluster = &Cluster::with_nodes("forking", 3)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-L", "-2", "python3", "-c", FORKS_ALL_THE_TIME]);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("forking")?;
+    for to in ["3", "2", "home"] {
+        let moved = cluster.migrate(running.pid, to).map_err(|refused| anyhow::anyhow!(refused.message));
+        moved.with_context(|| format!("to {to}\n{}", cluster.diagnostics(running.pid)))?;
+    }
+    running.close_input();
+    let end = running.finish(Duration::from_secs(60))?;
+    ensure!(end.status == 0 && end.out == b"forking\nforked\n", "{end:?}");
+    Ok(())
+}
+
 /// A signal between its threads is delivered before any later effect of the sender is visible, on
 /// whatever nodes they run.
 #[test]

@@ -42,6 +42,9 @@ impl Thread {
             return Ok(self.stop_at_call(&trap, process)?);
         }
         let route = route(trap.nr, &trap.args);
+        if route == Route::Both(SplitCall::Fork) && process.holds_forks() && self.can_stop(process) {
+            return Ok(self.stop_at_call(&trap, process)?);
+        }
         if matches!(route, Route::Both(SplitCall::Fork | SplitCall::Thread)) {
             process.unpatch();
         }

@@ -66,8 +66,15 @@ impl Shim {
             self.returning.insert(pid, (departure, link));
             return Ok(());
         }
+        if guest.is_forking() && guest.process.forks_wait_until.is_some() {
+            guest.process.hold_forks();
+        }
         let result = match guest.check_movable() {
             _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => {
+                Err("busy: it is forking; try again".into())
+            }
+            _ if guest.is_forking() && guest.process.forks_wait_until.is_some() => {
+                // That fork would cancel this departure too.
                 Err("busy: it is forking; try again".into())
             }
             Err(unmovable) => Err(unmovable.to_string()),
@@ -104,6 +111,15 @@ impl Shim {
             if let Err(error) = guest.flush_due(self.home.as_mut()) {
                 self.handle_error(pid, &error);
             }
+        }
+    }
+
+    /// Lets threads fork for whose departure home has not asked again.
+    pub(crate) fn release_forks(&mut self) {
+        let released = self.guests.values_mut().map(|guest| (guest.process.pid, guest.release_forks()));
+        let failed: Vec<_> = released.filter_map(|(pid, done)| Some((pid, done.err()?))).collect();
+        for (pid, error) in failed {
+            self.handle_error(pid, &error.into());
         }
     }
 

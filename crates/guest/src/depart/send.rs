@@ -6,7 +6,7 @@
 
 use crate::depart::group::GroupProgress;
 use crate::process::space::{GuestSpace, MappedFiles};
-use crate::process::thread::Thread;
+use crate::process::thread::{PendingCall, Thread};
 use crate::process::{Guest, Process, State};
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::HashSet;
@@ -21,6 +21,7 @@ use tern_image::process::MAX_THREADS;
 use tern_image::{FileRef, Layout, ProcessImage, Unmovable};
 use tern_migrate::message::ProcessSync;
 use tern_migrate::source::{MemorySender, MigrationSource, ProcessSender, SendError, SharedObject};
+use tern_syscall::{Route, SplitCall, route};
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::write_tracker::WriteTracker;
@@ -256,6 +257,33 @@ impl Guest {
         }
         let finder = PageFinder::new(process.memory.pid(), tracker, false)?;
         Ok(MemorySender::new(process.pid, Memory::open(process.memory.pid())?, finder))
+    }
+
+    /// Whether one of its threads is in a fork that home has been sent, or waits in a vfork.
+    #[must_use]
+    pub(crate) fn is_forking(&self) -> bool {
+        let forks = |pending: &PendingCall| {
+            pending.request.is_some()
+                && route(pending.trap.nr, &pending.trap.args) == Route::Both(SplitCall::Fork)
+        };
+        self.threads.values().any(|t| t.vfork_wait.is_some() || t.pending.as_ref().is_some_and(forks))
+    }
+
+    /// Lets threads fork that have waited long enough for a departure.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn release_forks(&mut self) -> Result<()> {
+        if !matches!(self.process.state, State::Running) {
+            return Ok(());
+        }
+        match self.process.forks_wait_until {
+            Some(until) if until <= Instant::now() => {
+                self.process.forks_wait_until = None;
+                self.resume()
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the guest may leave now, for home or for another node.

@@ -389,7 +389,8 @@ impl Guest {
     pub(crate) fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
         let write_due = self.process.files.due().filter(|_| !thread.is_deputy_busy());
-        write_due.into_iter().chain(self.publication_deadline()).min()
+        let forks = self.process.forks_wait_until.filter(|_| matches!(self.process.state, State::Running));
+        write_due.into_iter().chain(self.publication_deadline()).chain(forks).min()
     }
 
     /// Flushes pending writes that are due.

@@ -233,6 +233,11 @@ impl Shim {
 
     fn fork_guest(&mut self, pid: HomePid, tid: HomePid, pending: &PendingCall, child: (HomePid, &Outcome)) {
         // It cannot depart while it forks; home asks again.
+        if let Some(process) = self.guests.get_mut(&pid).map(|guest| &mut guest.process)
+            && matches!(process.state, State::Departing(_))
+        {
+            process.hold_forks();
+        }
         self.cancel_departure(pid, Some("busy: it is forking; try again".into()));
         let (Some(guest), Some(sandbox)) = (self.guests.get_mut(&pid), &self.sandbox) else { return };
         match guest.fork(tid, pending, child, sandbox) {
