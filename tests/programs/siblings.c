@@ -1,7 +1,9 @@
 /* Proves: the calls of one process take no longer because of what a relative of it does. With the argument
- * "transfers" the parent meanwhile reads its standard input, a file, again and again. The child prints its slowest
- * call to standard error if that took longer than TERN_SLOWEST seconds. */
+ * "transfers" the parent meanwhile reads its standard input, a file, again and again. With "opens" and names of files
+ * it opens them, prints a line, waits for a line, reads once from each, and prints another line. The child prints its
+ * slowest call to standard error if that took longer than TERN_SLOWEST seconds. */
 #include "program.h"
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -20,6 +22,21 @@ static void child(void)
 	_exit(0);
 }
 
+static void opens(int count, char **names)
+{
+	char line[16], byte;
+	int files[16];
+	for (int i = 0; i < count; i++)
+		CHECK((files[i] = open(names[i], O_RDWR)) >= 0);
+	puts("opened"), fflush(stdout);
+	CHECK(read(0, line, sizeof line) > 0);
+	/* Whether that fails is up to the server of the files. */
+	for (int i = 0; i < count; i++)
+		if (read(files[i], &byte, 1) < 0)
+			continue;
+	puts("read"), fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
 	bool transfers = argc > 1 && strcmp(argv[1], "transfers") == 0;
@@ -27,6 +44,8 @@ int main(int argc, char **argv)
 	CHECK(pid >= 0);
 	if (pid == 0)
 		child();
+	if (argc > 1 && strcmp(argv[1], "opens") == 0)
+		opens(argc - 2, argv + 2);
 	while (going()) {
 		char block[64];
 		if (transfers)

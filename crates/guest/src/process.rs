@@ -9,6 +9,7 @@ use crate::arrive::build::Arriving;
 use crate::depart::send::Departing;
 use crate::fastpath::Fastpath;
 use crate::files::cache::FileCache;
+use crate::files::local::Opening;
 use crate::files::names::NameCache;
 use crate::process::space::MappedFiles;
 use crate::process::thread::Thread;
@@ -80,6 +81,10 @@ pub(crate) struct Process {
     pub(crate) needs_home: Option<(HomePid, bool)>,
     /// Traps that wait: for another thread's change of a signal action, or for an internal call.
     pub(crate) queued_traps: VecDeque<Notification>,
+    /// The opening of a local file that the first of these waits for, if it does, and the number of
+    /// openings so far.
+    pub(crate) opening: Option<Opening>,
+    pub(crate) openings: u64,
     /// A fork has cancelled a departure, which home requests again: until then, and during that
     /// departure, threads stop before they fork.
     pub(crate) forks_wait_until: Option<Instant>,
@@ -158,6 +163,8 @@ impl Process {
     /// Removes the queued trap of a thread, given by its tid on this node.
     pub(crate) fn take_queued_trap(&mut self, host: i32) -> Option<Notification> {
         let at = self.queued_traps.iter().position(|trap| trap.pid == host)?;
+        // It traps again, and its file is opened anew if it is still to be.
+        self.opening = None;
         self.queued_traps.remove(at)
     }
 
@@ -199,6 +206,8 @@ impl Guest {
             fatal_signal: None,
             needs_home: None,
             queued_traps: VecDeque::new(),
+            opening: None,
+            openings: 0,
             forks_wait_until: None,
             home_cpu_time: HomeCpuTime::default(),
             files: FileCache::default(),

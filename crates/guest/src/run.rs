@@ -120,6 +120,7 @@ impl Shim {
         self.handle_stops();
         self.receive_from_home();
         self.handle_traps();
+        self.start_openings();
         self.flush_due_writes();
         self.release_forks();
         self.return_delegations();

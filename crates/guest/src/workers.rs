@@ -1,6 +1,7 @@
 //! Worker threads for operations that may take seconds: TLS handshakes, and requests to the node's
 //! daemon. A peer that never replies blocks only its own worker.
 
+use crate::files::local::{LocalFile, OpenRequest};
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,6 +29,9 @@ pub(crate) enum WorkerEvent {
     Accepted(u64, Box<Link>),
     /// The connection to the next node of a departing guest, or why it failed.
     Connected(HomePid, Epoch, Result<Box<Link>, String>),
+    /// This node's file server has opened a file for a guest, or not; with the number of the
+    /// opening.
+    Opened(HomePid, u64, io::Result<LocalFile>),
     /// Home's daemon reports that home no longer waits for guests of these epochs.
     NotAwaited(Vec<(HomePid, Epoch)>),
 }
@@ -42,6 +46,7 @@ pub(crate) struct Workers {
     connections: u64,
     handshakes: Arc<AtomicUsize>,
     questions: Arc<AtomicUsize>,
+    openings: Arc<AtomicUsize>,
 }
 
 impl Workers {
@@ -52,7 +57,7 @@ impl Workers {
     pub(crate) fn new(key: Ephemeral, accept: Vec<Fingerprint>) -> io::Result<Self> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let waker = Arc::new(rustix::event::eventfd(0, flags)?);
-        let (handshakes, questions) = Default::default();
+        let (handshakes, questions, openings) = Default::default();
         Ok(Self {
             key: Arc::new(key),
             accept,
@@ -61,6 +66,7 @@ impl Workers {
             connections: 0,
             handshakes,
             questions,
+            openings,
         })
     }
 
@@ -114,6 +120,17 @@ impl Workers {
         if !self.spawn(None, connect) {
             let none = Err("no thread could be started here; try again".into());
             let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Connected(pid, epoch, none));
+        }
+    }
+
+    /// Has this node's file server open a file for a guest. If there are too many such requests the
+    /// file is not opened.
+    pub(crate) fn open_file(&self, pid: HomePid, number: u64, request: OpenRequest) {
+        let open = move || Some(WorkerEvent::Opened(pid, number, request.open()));
+        if !self.spawn(Some(&self.openings), open) {
+            let none = Err(io::ErrorKind::WouldBlock.into());
+            let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Opened(pid, number, none));
+            let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
         }
     }
 

@@ -2,10 +2,13 @@
 //! there.
 
 use anyhow::{Context, Result, ensure};
+use std::time::Duration;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::configure;
 use tern_tests::drivers::file_guest::FileGuest;
 use tern_tests::moves::random_moves;
+use tern_tests::programs::{Flavour, named};
+use tern_tests::runs::running::{ANNOUNCE, Running};
 
 /// Runs each test with and without the fast path.
 macro_rules! both_ways {
@@ -91,6 +94,34 @@ fn guest_opens_its_nodes_file_locally(fast_path: bool) -> Result<()> {
 
 /// A guest maps its node's own file locally, also when it had it mapped on arrival: nothing of it
 /// is sent, and writes of others are visible.
+/// Only the program that opens a file waits for the node's file server.
+#[test]
+fn stopped_file_server_delays_no_other_program() -> Result<()> {
+    let cluster = cluster("stopped-server", 2, true)?;
+    let files = [0, 1, 2].map(|n| format!("/tmp/near/{n}"));
+    for file in &files {
+        there(&cluster, &format!("head -c 100000 /dev/zero > {file}"))?;
+    }
+    let until = "/tmp/until-siblings";
+    let mut command = cluster.command(1, "sh");
+    command
+        .args(["-c", ANNOUNCE, "sh", "mosrun", "-2"])
+        .arg(named("siblings", Flavour::Static)?)
+        .arg("opens");
+    command.args(files.map(|file| format!("/mfs/2{file}")));
+    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.3");
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("opened")?;
+    cluster.run(2, &["pkill", "-STOP", "-x", "tern-mfs"])?;
+    running.send_input("go\n")?;
+    running.await_output("read")?;
+    cluster.run(2, &["pkill", "-CONT", "-x", "tern-mfs"])?;
+    cluster.touch(until)?;
+    let outcome = running.finish(Duration::from_secs(60))?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
 fn guest_maps_its_nodes_file_locally(fast_path: bool) -> Result<()> {
     let cluster = cluster("nearmap", 3, fast_path)?;
     there(&cluster, "yes 0123456789abcde | head -c 1M > /tmp/near/big")?;

@@ -5,6 +5,7 @@
 //! injected call in its place.
 
 use crate::error::GuestResult;
+use crate::files::local::Opening;
 use crate::process::space::GuestSpace;
 use crate::process::thread::{PendingCall, Thread};
 use crate::process::{Guest, GuestMemory, Process};
@@ -385,6 +386,7 @@ impl Guest {
     pub(crate) fn handle_queued_traps(&mut self, mut home: Option<&mut Link>) -> GuestResult {
         while !self.is_action_change_pending()
             && !self.has_internal_call()
+            && !self.process.opening.as_ref().is_some_and(Opening::is_waiting)
             && let Some(trap) = self.process.queued_traps.pop_front()
         {
             let tid =

@@ -50,7 +50,7 @@ use tern_migrate::message::{FileDelegation, SharedFileRef};
 use tern_tracee::listener::Notification;
 use tern_wire::Link;
 
-/// How long this node's server may take to open a file: all guests of the family wait for it.
+/// How long this node's server may take to open a file. Only the program that uses the file waits.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The node of a shim's guests, and the control socket of its file server.
@@ -91,7 +91,9 @@ impl LocalNode {
             if place.node != node {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            let (file, server) = open_by_server(&socket, place, OFlags::RDONLY).inspect_err(log)?;
+            let request = request_to_open(place, OFlags::RDONLY);
+            let (file, server) =
+                control_socket::request_fd(&socket, &request, OPEN_TIMEOUT).inspect_err(log)?;
             // Home may allow execution where this mount does not.
             if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
                 return Err(io::ErrorKind::PermissionDenied.into());
@@ -155,40 +157,95 @@ impl LocalFile {
         control_socket::is_closed(server)
     }
 
-    /// Opens it.
-    fn open(&self, delegation: FileDelegation) -> io::Result<Self> {
+    /// How it is opened; none if it is open.
+    fn open_request(&self, delegation: FileDelegation) -> Option<OpenRequest> {
         let flags = match (delegation.can_read, delegation.can_write) {
             (_, false) => OFlags::RDONLY,
             (false, true) => OFlags::WRONLY,
             (true, true) => OFlags::RDWR,
         };
-        let (file, server) = match self {
-            Self::Offered(place, socket) => open_by_server(socket, place, flags)?,
+        let (socket, request) = match self {
+            Self::Offered(place, socket) => (socket, request_to_open(place, flags)),
             Self::Shared(place, socket) => {
                 let SharedFileRef { root, path, file, credentials } = &**place;
                 let (root, path, file, credentials) =
                     (root.to_vec(), path.to_vec(), file.clone(), credentials.clone());
-                control_socket::request_fd(
-                    socket,
-                    &ShimRequest::OpenShared { root, path, file, credentials },
-                    OPEN_TIMEOUT,
-                )?
+                (socket, ShimRequest::OpenShared { root, path, file, credentials })
             }
-            Self::Open(..) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Self::Open(..) => return None,
         };
-        rustix::fs::seek(&file, SeekFrom::Start(delegation.offset))?;
-        Ok(Self::Open(file, (!self.is_shared()).then_some(server)))
+        Some(OpenRequest { socket: Arc::clone(socket), request, keeps_server: !self.is_shared() })
     }
 }
 
-/// Has this node's file server open a file.
-fn open_by_server(socket: &Path, place: &NodeFile, flags: OFlags) -> io::Result<(OwnedFd, UnixStream)> {
+/// A file that this node's server is to open.
+#[derive(Debug)]
+pub(crate) struct OpenRequest {
+    socket: Arc<Path>,
+    request: ShimRequest,
+    /// Whether the server has state for the file as long as its socket is open.
+    keeps_server: bool,
+}
+
+impl OpenRequest {
+    /// Has the server open it, which may take [`OPEN_TIMEOUT`]. For a worker.
+    ///
+    /// # Errors
+    /// As [`control_socket::request_fd`].
+    pub(crate) fn open(self) -> io::Result<LocalFile> {
+        let (file, server) = control_socket::request_fd(&self.socket, &self.request, OPEN_TIMEOUT)?;
+        Ok(LocalFile::Open(file, self.keeps_server.then_some(server)))
+    }
+}
+
+/// The opening of a local file that a thread waits for, in a trap in `Process::queued_traps`.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    fd: i32,
+    /// Tells it from an earlier one, whose file a worker may still open.
+    pub(crate) number: u64,
+    progress: OpenProgress,
+}
+
+#[derive(Debug)]
+enum OpenProgress {
+    Wanted(OpenRequest),
+    Started,
+    Done(io::Result<LocalFile>),
+}
+
+impl Opening {
+    /// Whether it is not over yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !matches!(self.progress, OpenProgress::Done(_))
+    }
+
+    /// What a worker is to do, if none was told yet.
+    pub(crate) fn start(&mut self) -> Option<OpenRequest> {
+        match std::mem::replace(&mut self.progress, OpenProgress::Started) {
+            OpenProgress::Wanted(request) => Some(request),
+            progress => {
+                self.progress = progress;
+                None
+            }
+        }
+    }
+
+    pub(crate) fn finish(&mut self, result: io::Result<LocalFile>) {
+        self.progress = OpenProgress::Done(result);
+    }
+
+    fn into_result(self) -> io::Result<LocalFile> {
+        match self.progress {
+            OpenProgress::Done(result) => result,
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+}
+
+fn request_to_open(place: &NodeFile, flags: OFlags) -> ShimRequest {
     let (path, number, credentials) = (place.path.clone(), place.number, place.credentials.clone());
-    control_socket::request_fd(
-        socket,
-        &ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() },
-        OPEN_TIMEOUT,
-    )
+    ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() }
 }
 
 impl Thread {
@@ -223,8 +280,19 @@ impl Thread {
             if !file.has_no_pending_writes() || self.internal_call.is_some() || fd == MAPPED_FILE {
                 return Ok(false);
             }
-            let opened = local_file.open(file.delegation).and_then(|local_file| {
+            let Some(result) = process.opening.take_if(|opening| opening.fd == fd && !opening.is_waiting())
+            else {
+                let Some(request) = local_file.open_request(file.delegation) else { return Ok(false) };
+                process.openings += 1;
+                let progress = OpenProgress::Wanted(request);
+                process.opening = Some(Opening { fd, number: process.openings, progress });
+                process.queued_traps.push_back(*trap);
+                return Ok(true);
+            };
+            let offset = file.delegation.offset;
+            let opened = result.into_result().and_then(|local_file| {
                 if let LocalFile::Open(opened_fd, _) = &local_file {
+                    rustix::fs::seek(opened_fd, SeekFrom::Start(offset))?;
                     self.listener.add_fd(trap.id, opened_fd.as_fd(), fd)?;
                 }
                 Ok(local_file)

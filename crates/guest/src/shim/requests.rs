@@ -1,9 +1,11 @@
 //! Requests from this node's daemon, and incoming connections.
 
+use crate::files::local::LocalFile;
 use crate::process::thread::Thread;
 use crate::process::{Guest, Process, State};
 use crate::shim::{Shim, SourceLink};
 use crate::workers::WorkerEvent;
+use std::io;
 use std::time::{Duration, Instant};
 use tern_control::shim::{ShimReply, ShimRequest};
 use tern_control::{ProcessRow, Usage};
@@ -93,8 +95,29 @@ impl Shim {
             match event {
                 WorkerEvent::Accepted(caller, link) => self.accept_link(caller, *link),
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
+                WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
                 WorkerEvent::NotAwaited(epochs) => self.end_not_awaited(&epochs),
             }
+        }
+    }
+
+    /// Has a worker open each file that a guest waits for.
+    pub(crate) fn start_openings(&mut self) {
+        for guest in self.guests.values_mut() {
+            let Some(opening) = &mut guest.process.opening else { continue };
+            if let Some(request) = opening.start() {
+                self.workers.open_file(guest.process.pid, opening.number, request);
+            }
+        }
+    }
+
+    fn handle_opened(&mut self, pid: HomePid, number: u64, opened: io::Result<LocalFile>) {
+        let Some(guest) = self.guests.get_mut(&pid) else { return };
+        let current = guest.process.opening.as_mut();
+        let Some(opening) = current.filter(|opening| opening.number == number) else { return };
+        opening.finish(opened);
+        if let Err(error) = guest.handle_queued_traps(self.home.as_mut()) {
+            self.handle_error(pid, &error);
         }
     }
 
