@@ -123,6 +123,7 @@ impl Shim {
         self.start_openings();
         self.flush_due_writes();
         self.release_forks();
+        self.raise_signals_again();
         self.return_delegations();
         self.advance_departures();
         self.drain_links();

@@ -9,9 +9,10 @@
 
 use crate::process::Process;
 use crate::process::thread::Thread;
+use std::collections::VecDeque;
 use tern_image::process::{SIG_DFL, SIG_IGN, is_ignored_by_default};
 use tern_tracee::pidfd::signal_thread;
-use tern_tracee::siginfo::{self, Siginfo, code, enqueue, is_queued};
+use tern_tracee::siginfo::{self, Siginfo, code, enqueue};
 use tern_tracee::stop::{self, Stop, Stopped};
 use tern_tracee::{Error, Result};
 
@@ -49,16 +50,36 @@ impl Thread {
         if waiting.len() == before {
             return Ok(());
         }
+        if before > 0 {
+            // The next of a number is raised after the delivery of the one before it.
+            return Ok(());
+        }
         if self.sync.call_pending {
             // A handler that ran before the call is sent again would replace that call.
             self.deferred_signals.push(signal);
             return Ok(());
         }
-        if is_queued(signal) || waiting.len() == 1 {
-            signal_thread(self.host_tgid, self.host_tid, signal)
-        } else {
-            Ok(())
+        self.raise(signal)
+    }
+
+    /// Raises a signal here, later if the user has too many pending signals on this node.
+    fn raise(&mut self, signal: i32) -> Result<()> {
+        match signal_thread(self.host_tgid, self.host_tid, signal) {
+            Err(Error::Refused { source, .. }) if source.raw_os_error() == Some(libc::EAGAIN) => {
+                self.unraised_signals.push(signal);
+                Ok(())
+            }
+            done => done,
         }
+    }
+
+    /// Raises again what could not be raised before.
+    ///
+    /// # Errors
+    /// If the guest is gone.
+    pub(crate) fn raise_again(&mut self) -> Result<()> {
+        let unraised = std::mem::take(&mut self.unraised_signals);
+        unraised.into_iter().try_for_each(|signal| self.raise(signal))
     }
 
     /// Raises deferred signals, after the pending call was sent again.
@@ -66,9 +87,8 @@ impl Thread {
     /// # Errors
     /// If the guest is gone.
     pub(crate) fn raise_deferred(&mut self) -> Result<()> {
-        self.deferred_signals
-            .drain(..)
-            .try_for_each(|signal| signal_thread(self.host_tgid, self.host_tid, signal))
+        let deferred = std::mem::take(&mut self.deferred_signals);
+        deferred.into_iter().try_for_each(|signal| self.raise(signal))
     }
 
     /// Raises signals that an earlier epoch of the process has accepted and not delivered.
@@ -82,8 +102,11 @@ impl Thread {
             if !(1..=64).contains(&signal) {
                 continue;
             }
-            self.raised.entry(signal).or_default().push_back(info);
-            self.deferred_signals.push(signal);
+            let waiting = self.raised.entry(signal).or_default();
+            waiting.push_back(info);
+            if waiting.len() == 1 {
+                self.deferred_signals.push(signal);
+            }
         }
         if self.sync.call_pending { Ok(()) } else { self.raise_deferred() }
     }
@@ -104,7 +127,7 @@ impl Thread {
         }
         let own = || tern_tracee::procfs::status(self.host_tid).map_or(0, |s| s.blocked);
         let blocked = mask.unwrap_or_else(own);
-        let waits = |(signal, infos): (&i32, &std::collections::VecDeque<Siginfo>)| {
+        let waits = |(signal, infos): (&i32, &VecDeque<Siginfo>)| {
             !infos.is_empty() && blocked >> (signal - 1) & 1 == 0
         };
         self.raised.iter().any(waits)
@@ -133,7 +156,7 @@ impl Thread {
         let waits = self.raised.get(&signal).is_some_and(|infos| !infos.is_empty());
         if waits && process.is_in_vdso(&stopped)? {
             let stopped = process.move_out_of_vdso(stopped)?;
-            signal_thread(self.host_tgid, self.host_tid, signal)?;
+            self.raise(signal)?;
             return stopped.resume(0);
         }
         if let Some(foreign_vdso) = &process.foreign_vdso
@@ -150,12 +173,10 @@ impl Thread {
         let mut default_action = [SIG_DFL; 4];
         let sigaction = process.action(signal).unwrap_or(&mut default_action);
         let handler = sigaction[0];
-        if let Some(waiting) = self.raised.get_mut(&signal)
-            && let Some(info) = waiting.pop_front()
-        {
+        if let Some(info) = self.raised.get_mut(&signal).and_then(VecDeque::pop_front) {
             // This kernel keeps one of each number; the next is raised after the delivery.
-            if !is_queued(signal) && !waiting.is_empty() {
-                signal_thread(self.host_tgid, self.host_tid, signal)?;
+            if self.raised.get(&signal).is_some_and(|waiting| !waiting.is_empty()) {
+                self.raise(signal)?;
             }
             match handler {
                 // The program has removed its handler since home sent the signal.
@@ -163,7 +184,7 @@ impl Thread {
                 SIG_DFL if is_nonfatal(signal) => return self.resume_without_handler(stopped),
                 SIG_DFL => {
                     // If the process goes home to die there, this signal goes with it.
-                    waiting.push_front(info);
+                    self.raised.entry(signal).or_default().push_front(info);
                     process.set_fatal_signal(signal, self.tid);
                     self.stopped = Some(stopped);
                     return Ok(());

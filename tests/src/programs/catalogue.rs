@@ -128,6 +128,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("sigmask", Kind::Calls),
     entry("sigself", Kind::Calls),
     entry("ownsignals", Kind::Calls),
+    entry("sigflood", Kind::Calls),
     entry("undermask", Kind::Calls),
     entry("sigsegv", Kind::Calls),
     entry("forktree", Kind::Calls),

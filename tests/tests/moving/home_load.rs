@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
+use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection::wait_until;
 use tern_tests::programs::{Flavour, named};
@@ -76,6 +77,43 @@ fn timer_signals_precede_the_call_that_stops_the_timer() -> Result<()> {
     cluster.run(1, &["pkill", "-KILL", "-f", "while :"])?;
     others.wait()?;
     ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
+/// Natively the kernel refuses a real-time signal when RLIMIT_SIGPENDING of them are pending. While
+/// a program cannot be reached home does not keep more, and none that was accepted is lost.
+#[test]
+fn flood_of_signals_stays_in_the_kernel_while_the_link_is_cut() -> Result<()> {
+    let program = named("sigflood", Flavour::Static)?.display().to_string();
+    let cluster = Cluster::without_quotas("signal-flood", 2)?;
+    let mut command = cluster.command(1, "sh");
+    // Both nodes of a lab count the pending signals of one kernel: the guest needs some too.
+    let limited = ["prlimit", "--sigpending=20000"];
+    command.args(["-c", ANNOUNCE, "sh"]).args(limited).args(["mosrun", "-2", &program, "count"]);
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("ready")?;
+    let pid = running.pid.to_string();
+    let number = |text: &[u8]| String::from_utf8_lossy(text).trim().parse::<u64>();
+    let shim_kib = || -> Result<u64> {
+        Ok(number(&cluster.run(1, &["sh", "-c", "ps -o rss= -p $(pgrep -x tern-shim)"])?)?)
+    };
+    let before = shim_kib()?;
+    cluster.lab().cut(Cable::Node(2))?;
+    let accepted = number(&cluster.run(1, &[&program, "send", &pid, "1000000"])?)?;
+    let after = shim_kib()?;
+    ensure!(accepted < 1_000_000, "none was refused");
+    ensure!(after < before + 8192, "home's shim grew from {before} to {after} KiB");
+    cluster.lab().heal(Cable::Node(2))?;
+    cluster
+        .run(1, &["timeout", "60", &program, "end", &pid])
+        .with_context(|| cluster.diagnostics(running.pid))?;
+    let outcome = running.finish(Duration::from_secs(120))?;
+    let expected = format!("ready\n{accepted}\nPASS\n");
+    ensure!(
+        outcome.status == 0 && outcome.out == expected.as_bytes(),
+        "{accepted} sent; {outcome:?}\n{}",
+        cluster.diagnostics(running.pid)
+    );
     Ok(())
 }
 

@@ -75,6 +75,14 @@ impl Shim {
             return;
         };
         thread.acknowledge_signals(request.signals);
+        if let Some(mask) = thread.release_signals() {
+            // What the deputy then takes comes before this call.
+            thread.set_mask(mask);
+            if thread.current.is_some() {
+                thread.queued_call = Some(request);
+                return;
+            }
+        }
         if !thread.unacked.is_empty() {
             let mut crossed = rejected(number, 0);
             crossed.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);

@@ -155,6 +155,9 @@ impl Shim {
         }
         if let Ok(thread) = process.thread(tid) {
             thread.acknowledge_signals(signals);
+            if let Some(mask) = thread.release_signals() {
+                thread.set_mask(mask);
+            }
         }
         if tid != pid {
             return;

@@ -28,6 +28,9 @@ pub(crate) struct Thread {
     /// Number of signals sent to the guest, and those that the guest has not acknowledged.
     pub(crate) signals_sent: u64,
     pub(crate) unacked: VecDeque<(u64, Siginfo)>,
+    /// Signals that its deputy blocks although the program does not, because the guest has not
+    /// acknowledged too many. The kernel keeps them, up to the user's RLIMIT_SIGPENDING.
+    pub(crate) held_signals: u64,
     /// A transfer that the shim's own interruption at home cut short.
     pub(crate) partial: Option<Partial>,
     /// The file opened by its last call. The result is sent when the deputy has read the file's
@@ -45,6 +48,10 @@ pub(crate) struct Thread {
     /// It is home, except for its last call.
     pub(crate) draining: Option<Box<Draining>>,
 }
+
+/// From this number of unacknowledged signals on a thread's signals stay in the kernel. A guest
+/// acknowledges at least each sixty-fourth.
+const MAX_UNACKED_SIGNALS: usize = 1024;
 
 /// A call that a deputy is making.
 #[derive(Debug)]
@@ -96,6 +103,7 @@ impl Thread {
             last_result: None,
             signals_sent: 0,
             unacked: VecDeque::new(),
+            held_signals: 0,
             partial: None,
             prefetch: None,
             queued_call: None,
@@ -129,5 +137,33 @@ impl Thread {
         (self.mailbox, self.current, self.last_result) = (None, None, None);
         (self.prefetch, self.queued_call, self.pending_mask, self.draining) = (None, None, None, None);
         self.unacked.clear();
+        self.held_signals = 0;
+    }
+
+    /// Has its deputy, stopped for a signal, block the signals with handlers if the guest has not
+    /// acknowledged very many. Not in a call with a mask of its own, which the kernel would forget;
+    /// that call is over with this signal.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn hold_excess_signals(&mut self, stopped: &Stopped, handled: u64) -> Result<()> {
+        let in_masked_call =
+            self.current.as_ref().is_some_and(|current| current.request.call.mask().is_some());
+        if self.unacked.len() < MAX_UNACKED_SIGNALS || self.held_signals != 0 || in_masked_call {
+            return Ok(());
+        }
+        let mask = stopped.sigmask()?;
+        self.held_signals = handled & !mask;
+        stopped.set_sigmask(mask | handled)
+    }
+
+    /// The mask that the deputy is to set now that the guest has acknowledged most signals, if some
+    /// are held.
+    pub(crate) fn release_signals(&mut self) -> Option<u64> {
+        if self.held_signals == 0 || self.unacked.len() > MAX_UNACKED_SIGNALS / 2 || self.current.is_some() {
+            return None;
+        }
+        let blocked = self.pending_mask.or_else(|| Some(procfs::status(self.tid.0).ok()?.blocked))?;
+        Some(blocked & !std::mem::take(&mut self.held_signals))
     }
 }

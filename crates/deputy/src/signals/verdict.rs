@@ -79,6 +79,8 @@ impl Process {
                     (registers.rax, registers.orig_rax) = (restart::NOINTR.cast_unsigned(), u64::MAX);
                     stopped.set_registers(&registers)?;
                 }
+                let handled = self.handled_signals();
+                self.thread(tid)?.hold_excess_signals(&stopped, handled)?;
                 stopped.resume(0)?;
                 // The guest resets a one-shot handler when it is invoked; the record here follows.
                 self.handler_invoked(signal);
@@ -88,6 +90,13 @@ impl Process {
                 Ok(Some(Message::Signal(thread.signals_sent, info.to_vec())))
             }
         }
+    }
+
+    /// The set of signals that have handlers.
+    fn handled_signals(&self) -> u64 {
+        let is_handled = |at: usize, action: &Action| judge(action[0], at as i32 + 1) == Verdict::Forward;
+        let handled = self.actions.iter().enumerate().filter(|(at, action)| is_handled(*at, action));
+        handled.fold(0, |set, (at, _)| set | 1 << at)
     }
 
     /// Records that the handler of this signal is invoked.

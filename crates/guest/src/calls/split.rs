@@ -442,6 +442,7 @@ impl Guest {
             for thread in self.threads.values_mut() {
                 thread.raised.remove(&signal);
                 thread.deferred_signals.retain(|is_suspended| *is_suspended != signal);
+                thread.unraised_signals.retain(|unraised| *unraised != signal);
             }
         }
         Ok(())

@@ -114,6 +114,18 @@ impl Shim {
         }
     }
 
+    /// Raises again the signals that this kernel has refused.
+    pub(crate) fn raise_signals_again(&mut self) {
+        let all = self.guests.values_mut().flat_map(|guest| {
+            let pid = guest.process.pid;
+            guest.threads.values_mut().map(move |thread| (pid, thread.raise_again()))
+        });
+        let failed: Vec<_> = all.filter_map(|(pid, done)| Some((pid, done.err()?))).collect();
+        for (pid, error) in failed {
+            self.handle_error(pid, &error.into());
+        }
+    }
+
     /// Lets threads fork for whose departure home has not asked again.
     pub(crate) fn release_forks(&mut self) {
         let released = self.guests.values_mut().map(|guest| (guest.process.pid, guest.release_forks()));

@@ -24,7 +24,7 @@ use crate::files::limits::MAX_OFFSET_BITS;
 use crate::files::local::LocalNode;
 use crate::process::thread::Thread;
 use crate::process::{Guest, GuestMemory, Process, State};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tern_ids::HomePid;
 use tern_migrate::message::{CallRequest, CallResult, FileNotice, MAX_DELEGATED_IO, Message, send};
 use tern_syscall::{Call, UserMemory};
@@ -32,6 +32,9 @@ use tern_tracee::listener::Notification;
 use tern_tracee::registers::restart;
 use tern_tracee::stop;
 use tern_wire::Link;
+
+/// How soon a signal is raised again that the kernel has refused.
+const SIGNAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Offsets beyond this are left to home, because some file systems refuse them.
 const MAX_OFFSET: u64 = 1 << MAX_OFFSET_BITS;
@@ -384,13 +387,16 @@ impl Guest {
         Ok(false)
     }
 
-    /// When pending writes are to be flushed. While the deputy is busy they were sent already.
+    /// When something is to be done for it without an event: pending writes are to be flushed (while
+    /// the deputy is busy they were sent already), forks released, or signals raised again.
     #[must_use]
     pub(crate) fn due(&self) -> Option<Instant> {
         let thread = self.threads.values().next()?;
         let write_due = self.process.files.due().filter(|_| !thread.is_deputy_busy());
         let forks = self.process.forks_wait_until.filter(|_| matches!(self.process.state, State::Running));
-        write_due.into_iter().chain(self.publication_deadline()).chain(forks).min()
+        let refused = self.threads.values().any(|thread| !thread.unraised_signals.is_empty());
+        let signals = refused.then(|| Instant::now() + SIGNAL_RETRY_INTERVAL);
+        write_due.into_iter().chain(self.publication_deadline()).chain(forks).chain(signals).min()
     }
 
     /// Flushes pending writes that are due.

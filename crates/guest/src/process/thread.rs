@@ -48,6 +48,8 @@ pub(crate) struct Thread {
     pub(crate) mask_after_handler: Option<u64>,
     /// Signals accepted while a call had to be sent again. They are raised once it has been sent.
     pub(crate) deferred_signals: Vec<i32>,
+    /// Signals that this kernel has refused, because the user has too many pending ones.
+    pub(crate) unraised_signals: Vec<i32>,
     /// Its ptrace stop, until the process resumes.
     pub(crate) stopped: Option<Stopped>,
     /// Set while it waits in a vfork for its child to execute or to end.
@@ -102,6 +104,7 @@ impl Thread {
             deputy_sigmask,
             mask_after_handler: None,
             deferred_signals: Vec::new(),
+            unraised_signals: Vec::new(),
             stopped: None,
             vfork_wait: None,
             is_exiting: false,
