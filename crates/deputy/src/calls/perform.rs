@@ -264,7 +264,10 @@ impl Shim {
 
     /// Takes the result of a thread's call, if it has finished, for a process that comes home.
     pub(crate) fn take_result(&mut self, pid: HomePid, tid: HomePid) {
-        let Some(thread) = self.processes.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid)) else { return };
+        let Some(thread) = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid))
+        else {
+            return;
+        };
         if let Some(mailbox) = &mut thread.mailbox
             && let Some(current) = thread.current.take_if(|_| mailbox.is_done())
         {
@@ -286,7 +289,7 @@ impl Shim {
     /// Fetches a process home at this call if a test has requested that.
     fn test_freezes(&mut self, tid: HomePid, number: u64, made: bool) -> bool {
         let processes = &self.processes;
-        let away = || processes.get(&tid).is_some_and(|m| matches!(m.state, State::Away));
+        let away = || processes.get(&tid).is_some_and(|process| matches!(process.state, State::Away));
         let Some(freeze) = self.test_freeze.take_if(|f| (f.number, f.made) == (number, made) && away())
         else {
             return false;

@@ -44,7 +44,7 @@ use std::time::Duration;
 use tern_control::control_socket;
 use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
-use tern_image::content::OpenGuard;
+use tern_image::content::OpenFileConnection;
 use tern_image::node_file::NodeFile;
 use tern_migrate::message::{FileDelegation, SharedFileRef};
 use tern_tracee::listener::Notification;
@@ -80,23 +80,23 @@ impl LocalNode {
     /// or of its home by the remote map.
     pub(crate) fn file_opener(&self, home: NodeId) -> tern_image::content::OpenNodeFile {
         let Self { node, socket, remote_map, .. } = self.clone();
-        Box::new(move |place| {
+        Box::new(move |location| {
             let log = |error: &io::Error| tracing::info!(%error, "a file cannot be opened here; home sends its content");
-            if place.node == home {
+            if location.node == home {
                 return remote_map
-                    .open(place)
+                    .open(location)
                     .inspect_err(log)
-                    .map(|(file, tree)| (file, OpenGuard::Tree(tree)));
+                    .map(|(file, tree)| (file, OpenFileConnection::Tree(tree)));
             }
-            if place.node != node {
+            if location.node != node {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            let (file, server) = open_by_server(&socket, place, OFlags::RDONLY).inspect_err(log)?;
+            let (file, server) = open_by_server(&socket, location, OFlags::RDONLY).inspect_err(log)?;
             // Home may allow execution where this mount does not.
             if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
-            Ok((file, OpenGuard::Server(server)))
+            Ok((file, OpenFileConnection::Server(server)))
         })
     }
 }
@@ -113,16 +113,16 @@ pub(crate) enum LocalFile {
 }
 
 impl LocalFile {
-    /// The file at this place, if that is on this node.
-    pub(crate) fn offered(place: &NodeFile, local_node: &LocalNode) -> Option<Self> {
-        (place.node == local_node.node)
-            .then(|| Self::Offered(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    /// The file at this location, if that is on this node.
+    pub(crate) fn offered(location: &NodeFile, local_node: &LocalNode) -> Option<Self> {
+        (location.node == local_node.node)
+            .then(|| Self::Offered(Box::new(location.clone()), Arc::clone(&local_node.socket)))
     }
 
-    /// The shared file at this place, if this node shares it.
-    pub(crate) fn shared(place: &SharedFileRef, local_node: &LocalNode) -> Option<Self> {
-        let is_ours = local_node.shared.iter().any(|root| root.as_os_str().as_bytes() == &**place.root);
-        is_ours.then(|| Self::Shared(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    /// The shared file at this location, if this node shares it.
+    pub(crate) fn shared(location: &SharedFileRef, local_node: &LocalNode) -> Option<Self> {
+        let is_ours = local_node.shared.iter().any(|root| root.as_os_str().as_bytes() == &**location.root);
+        is_ours.then(|| Self::Shared(Box::new(location.clone()), Arc::clone(&local_node.socket)))
     }
 
     /// Whether it is on a shared file system.
@@ -163,9 +163,9 @@ impl LocalFile {
             (true, true) => OFlags::RDWR,
         };
         let (file, server) = match self {
-            Self::Offered(place, socket) => open_by_server(socket, place, flags)?,
-            Self::Shared(place, socket) => {
-                let SharedFileRef { root, path, file, credentials } = &**place;
+            Self::Offered(location, socket) => open_by_server(socket, location, flags)?,
+            Self::Shared(location, socket) => {
+                let SharedFileRef { root, path, file, credentials } = &**location;
                 let (root, path, file, credentials) =
                     (root.to_vec(), path.to_vec(), file.clone(), credentials.clone());
                 control_socket::request_fd(
@@ -182,8 +182,8 @@ impl LocalFile {
 }
 
 /// Has this node's file server open a file.
-fn open_by_server(socket: &Path, place: &NodeFile, flags: OFlags) -> io::Result<(OwnedFd, UnixStream)> {
-    let (path, number, credentials) = (place.path.clone(), place.number, place.credentials.clone());
+fn open_by_server(socket: &Path, location: &NodeFile, flags: OFlags) -> io::Result<(OwnedFd, UnixStream)> {
+    let (path, number, credentials) = (location.path.clone(), location.number, location.credentials.clone());
     control_socket::request_fd(
         socket,
         &ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() },
