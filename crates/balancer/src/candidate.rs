@@ -250,7 +250,7 @@ impl<'a> Mover<'a> {
         }
         let better = match policy.objective {
             Objective::Greedy => {
-                self.pace - self.unsynced_wait(policy, is_homeward && !idle_cpu)
+                self.pace - self.unsaved_wait(policy, is_homeward && !idle_cpu)
                     >= candidate.pace * (1.0 + policy.margin)
             }
             Objective::Opportunity => {
@@ -273,10 +273,10 @@ impl<'a> Mover<'a> {
         busy.then_some(Obstacle::LinkBusy)
     }
 
-    /// The part of its pace here that may not be saved at home. While it waits for a call, others
-    /// compute, and it waits for a CPU while they do: on a busy node waiting costs less than it
-    /// seems, and moving between busy nodes gains less.
-    fn unsynced_wait(&self, policy: &Policy, to_busy_home: bool) -> f64 {
+    /// The part of the waiting here that a return home may not save. While it waits for a call,
+    /// others compute, and it waits for a CPU while they do: on a busy node waiting costs less than
+    /// it seems, and moving between busy nodes gains less.
+    fn unsaved_wait(&self, policy: &Policy, to_busy_home: bool) -> f64 {
         if to_busy_home { policy.call_wait_discount * self.remote_wait } else { 0.0 }
     }
 

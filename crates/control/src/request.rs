@@ -264,7 +264,8 @@ pub enum Request {
     },
     /// From a guest shim only, when it has lost its home: like `Locate`, but "not alive" also if
     /// home no longer waits for this epoch of the process.
-    Awaited {
+    #[serde(rename = "awaited")]
+    IsGuestAwaited {
         /// The home node.
         node: NodeId,
         /// The home shim.
@@ -324,7 +325,7 @@ pub enum Reply {
         /// The key that the new shim will present.
         fingerprint: Fingerprint,
     },
-    /// To `Locate` and `Awaited`.
+    /// To `Locate` and `IsGuestAwaited`.
     Located {
         /// `HOST:PORT` of that node's daemon, if it is reachable.
         address: Option<String>,

@@ -22,7 +22,7 @@ pub struct ShimStart {
     pub cache_dir: PathBuf,
     /// Which half of a family it holds.
     pub role: ShimRole,
-    /// Seconds without a link to its home after which a guest freezes.
+    /// Seconds without a link to its home after which a guest is suspended.
     pub suspend_after: u32,
     /// Seconds after which home declares a lost guest dead.
     pub give_up_after: u32,
@@ -85,7 +85,8 @@ pub enum ShimRequest {
     },
     /// Whether this epoch of the process runs, or may still run, under this shim. Deputy only.
     /// (`Done`, or `Refused` with `NotFound`: it has ended.)
-    Awaits {
+    #[serde(rename = "awaits")]
+    IsGuestAwaited {
         /// The process.
         pid: HomePid,
         /// The epoch.

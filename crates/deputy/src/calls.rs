@@ -3,6 +3,7 @@
 pub(crate) mod compound;
 pub(crate) mod exec;
 pub(crate) mod fork;
+pub(crate) mod internal;
 pub(crate) mod perform;
 pub(crate) mod prefetch;
 pub(crate) mod procfs_view;

@@ -6,7 +6,7 @@
 //! * [`run()`]: the main loop; `shim`: the state of the shim
 //! * `links`: connections to guest shims and to ternd
 //! * `waker`: wakes the main loop from helper threads
-//! * `scanner`: scans of all processes of this machine, in a thread
+//! * `descriptor_scanner`: scans of all processes of this machine, in a thread
 //! * `process`: one process, its threads, and the mailboxes and code by which deputies make calls
 //! * `stops`: wait statuses, and quiescing a process
 //! * `migrate`: from the request to move a process until it is a deputy, and back
@@ -19,12 +19,12 @@
 #![deny(unsafe_code)]
 
 mod calls;
+mod descriptor_scanner;
 mod files;
 mod links;
 mod migrate;
 mod process;
 mod run;
-mod scanner;
 mod shim;
 mod shm;
 mod signals;

@@ -1,12 +1,12 @@
 //! The main loop of a home shim: it waits for guest shims, traced processes, and ternd.
 
+use crate::descriptor_scanner::DescriptorScanner;
 use crate::files::names::NameTracker;
 use crate::files::shared_fs::SharedFilesystems;
 use crate::links::peers::Peers;
 use crate::links::reconnect::HEARTBEAT_INTERVAL;
 use crate::process::Process;
 use crate::process::thread::Thread;
-use crate::scanner::Scanner;
 use crate::shim::{Detached, Shim, ShimEvent};
 use crate::time::usage_store::UsageStore;
 use crate::waker::Waker;
@@ -31,7 +31,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     let usage_store = UsageStore::new(&start.run_dir);
     let waker = Waker::new()?;
     let mut shim = Shim {
-        scanner: Scanner::new(waker.clone()),
+        descriptor_scanner: DescriptorScanner::new(waker.clone()),
         opener_scan: None,
         shared_filesystems: SharedFilesystems::new(start.shared.clone()),
         start,
@@ -50,7 +50,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         unchecked_inodes: HashSet::new(),
         names: NameTracker::default(),
         open_watch: None,
-        open_guard: None,
+        open_blocker: None,
         complete_group: None,
         detached: Vec::new(),
         usage_store,
@@ -111,7 +111,8 @@ impl Shim {
         if threads.any(Thread::needs_polling) {
             timeout = Duration::from_millis(5);
         }
-        if !self.queued_moves.is_empty() || self.processes.values().any(|m| m.retry_at.is_some()) {
+        if !self.queued_moves.is_empty() || self.processes.values().any(|process| process.retry_at.is_some())
+        {
             timeout = Duration::from_millis(5);
         }
         if self.processes.values().any(Process::waits_for_group) {

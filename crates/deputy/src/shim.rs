@@ -1,14 +1,14 @@
 //! The state of a home shim: its processes, the guest shims that hold their guests, and the
 //! operations that concern both.
 
+use crate::descriptor_scanner::DescriptorScanner;
 use crate::files::content::ContentTransfer;
 use crate::files::names::NameTracker;
 use crate::links::peer::Peer;
 use crate::links::peers::{PeerId, Peers};
 use crate::process::thread::Thread;
 use crate::process::{Process, State};
-use crate::scanner::Scanner;
-use crate::shm::open_guard::OpenGuard;
+use crate::shm::open_blocker::OpenBlocker;
 use crate::shm::open_watch::OpenWatch;
 use crate::shm::sharers::OpenerScan;
 use crate::time::usage_store::UsageStore;
@@ -92,7 +92,7 @@ pub(crate) struct Shim {
     pub(crate) objects: SharedObjects,
     pub(crate) inodes: HashMap<ObjectId, (u64, u64)>,
     /// Scans all processes of this machine.
-    pub(crate) scanner: Scanner,
+    pub(crate) descriptor_scanner: DescriptorScanner,
     /// The scan for processes that have shared memory open, which a move waits for.
     pub(crate) opener_scan: Option<OpenerScan>,
     /// Those of `inodes` that other processes may have open, as far as no scan has shown otherwise.
@@ -104,7 +104,7 @@ pub(crate) struct Shim {
     /// Reports opens, by name, of memory that is shared away.
     pub(crate) open_watch: Option<OpenWatch>,
     /// Blocks opens for writing of memory that is shared away.
-    pub(crate) open_guard: Option<OpenGuard>,
+    pub(crate) open_blocker: Option<OpenBlocker>,
     /// The last migration whose group is known to be complete and stopped.
     pub(crate) complete_group: Option<MigrationId>,
     /// A call at which a test wants the process to be fetched home.
@@ -138,8 +138,8 @@ impl Shim {
     /// guest.
     pub(crate) fn send(&mut self, tag: HomePid, message: &Message) {
         let thread = message.is_per_thread();
-        let process = if thread { self.process_of_thread(tag).map(|m| m.peer) } else { None };
-        if let Some(peer) = process.or_else(|| self.processes.get(&tag).map(|m| m.peer)) {
+        let peer = if thread { self.process_of_thread(tag).map(|process| process.peer) } else { None };
+        if let Some(peer) = peer.or_else(|| self.processes.get(&tag).map(|process| process.peer)) {
             self.send_to_peer(peer, tag, message);
         }
     }
@@ -270,7 +270,7 @@ impl Shim {
         self.close_unused_objects();
         self.usage_store.save(pid, process.started, &process.saved_usage());
         // An entry of an earlier return is out of date.
-        self.detached.retain(|h| h.row.pid != pid);
+        self.detached.retain(|detached| detached.row.pid != pid);
         if !process.forced_returns.is_empty()
             && let Ok(stat) = tern_tracee::procfs::stat(pid.0)
         {
@@ -315,8 +315,8 @@ impl Shim {
         self.leave_group(migration, pid, may_have_carried, "it has ended");
     }
 
-    /// A process leaves the group of a migration. If it may have `may_have_carried` part of the
-    /// shared memory the move of the others is requeued.
+    /// A process leaves the group of a migration. If it may have carried a part of the shared
+    /// memory (`may_have_carried`), the move of the others is requeued.
     pub(crate) fn leave_group(
         &mut self,
         migration: Option<MigrationId>,

@@ -341,7 +341,7 @@ impl Fastpath {
 
     /// Whether something is due to be reclaimed, and whether something is due to be no longer
     /// published.
-    fn is_due(&self) -> (bool, bool) {
+    fn due_actions(&self) -> (bool, bool) {
         let now = Instant::now();
         let due = || self.slots.iter().filter(|slot| slot.in_use && slot.until <= now);
         let local = self.local.is_published && self.local.until.is_some_and(|until| until <= now);
@@ -372,7 +372,7 @@ impl Process {
 
     /// The thread has trapped or is stopped, so a call that was let through is over. But if the
     /// fast path is in use, it may have made a call until the files are reclaimed.
-    pub(crate) fn is_back(&mut self) {
+    pub(crate) fn end_native_call(&mut self) {
         if !self.fastpath.may_be_in_use() {
             self.files.leave_native_call();
         }
@@ -489,7 +489,7 @@ impl Guest {
     /// # Errors
     /// If it is gone.
     pub(crate) fn reclaim_due(&mut self) -> Result<()> {
-        let (written, read) = self.process.fastpath.is_due();
+        let (written, read) = self.process.fastpath.due_actions();
         if written {
             self.reclaim()?;
         } else if read {

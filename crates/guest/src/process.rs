@@ -50,7 +50,7 @@ pub(crate) struct Process {
     pub(crate) own_pid: i32,
     /// Its pid on this node.
     pub(crate) host_pid: i32,
-    /// The epoch of this incarnation.
+    /// The epoch in which the process runs here.
     pub(crate) epoch: Epoch,
     /// The reserved range in its address space. While one thread makes an injected call, the others
     /// run and may write to the range, as to all of their memory. So calls that the filter lets
@@ -240,9 +240,9 @@ impl Guest {
         let memory = procfs::stat(self.process.memory.pid()).map_or(0, |stat| stat.resident());
         let live = self.threads.values().map(|t| cpu::run_queue_wait(t.host_tid).unwrap_or_default());
         // Its own calls read and write only files that it has open on this node.
-        let near = procfs::io_bytes(self.process.memory.pid()).unwrap_or_default();
+        let local_io = procfs::io_bytes(self.process.memory.pid()).unwrap_or_default();
         let waited = live.fold(self.process.waited_ns, u64::saturating_add);
-        self.process.demand = GuestDemand { cpu_wait_ns: waited, memory, local_io: near };
+        self.process.demand = GuestDemand { cpu_wait_ns: waited, memory, local_io };
         self.process.demand
     }
 

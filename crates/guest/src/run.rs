@@ -92,8 +92,9 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
 
 impl Shim {
     pub(crate) fn is_finished(&self) -> bool {
-        // Home times out first; a guest that outlived that would have no deputy. If no guest has
-        // arrived yet, the sender has given up long before.
+        // Home's timeout expires first and kills the deputy; a guest must not run longer than that.
+        // Until the first guest arrives, `EMPTY_TIMEOUT` applies, which exceeds the sender's
+        // timeout.
         let timeout =
             if self.has_had_guest { self.link_timeout() + Duration::from_secs(5) } else { EMPTY_TIMEOUT };
         let lost = self.home.is_none() && self.last_contact.elapsed() > timeout;
@@ -138,7 +139,7 @@ impl Shim {
     pub(crate) fn poll(&mut self) -> anyhow::Result<()> {
         let listeners = self.listeners();
         let mut fds: Vec<(BorrowedFd<'_>, i16)> = Vec::new();
-        let busy = self.guests.values().any(|m| matches!(m.process.state, State::Departing(_)));
+        let busy = self.guests.values().any(|guest| matches!(guest.process.state, State::Departing(_)));
         for link in self.home.iter().chain(self.source_links.iter().map(|s| &s.link)) {
             fds.push((
                 link.as_fd(),
@@ -178,7 +179,7 @@ impl Shim {
 
     pub(crate) fn listeners(&self) -> Vec<Rc<Listener>> {
         let mut all: Vec<Rc<Listener>> = Vec::new();
-        for listener in self.guests.values().filter_map(|m| m.process.listener.as_ref()) {
+        for listener in self.guests.values().filter_map(|guest| guest.process.listener.as_ref()) {
             if !all.iter().any(|l| Rc::ptr_eq(l, listener)) {
                 all.push(Rc::clone(listener));
             }
@@ -192,12 +193,17 @@ impl Shim {
         if self.home.is_some() && self.last_heartbeat.elapsed() > HEARTBEAT_INTERVAL {
             self.last_heartbeat = Instant::now();
             // Guests that were given a high priority for a departure, and did not depart.
-            for guest in self.guests.values().filter(|m| matches!(m.process.state, State::Running)) {
+            for guest in self.guests.values().filter(|guest| matches!(guest.process.state, State::Running)) {
                 guest.set_nice(self.start.guest_nice.into());
             }
-            let live = self.guests.values_mut().filter(|m| m.is_active());
+            let live = self.guests.values_mut().filter(|guest| guest.is_active());
             let reports: Vec<_> = live
-                .map(|m| (m.process.pid, Message::Usage(m.process.cpu_meter.used(), m.measure_demand())))
+                .map(|guest| {
+                    (
+                        guest.process.pid,
+                        Message::Usage(guest.process.cpu_meter.used(), guest.measure_demand()),
+                    )
+                })
                 .collect();
             self.send_home(HomePid(0), &Message::Heartbeat);
             // A home that is slow is not silent.
@@ -226,10 +232,11 @@ impl Shim {
     /// Repeats the requests to be fetched home. An earlier journey home may have failed, or the
     /// request may have come while another journey was under way that failed.
     fn repeat_fetch_requests(&mut self) {
-        let waiting = |m: &&Guest| matches!(m.process.state, State::Running);
+        let waiting = |guest: &&Guest| matches!(guest.process.state, State::Running);
         let waiting = self.guests.values().filter(waiting);
-        let requests = waiting
-            .filter_map(|m| Some((m.process.pid, Message::FetchHome(m.homeward_reason()?.to_owned()))));
+        let requests = waiting.filter_map(|guest| {
+            Some((guest.process.pid, Message::FetchHome(guest.homeward_reason()?.to_owned())))
+        });
         for (pid, message) in requests.collect::<Vec<_>>() {
             self.send_home(pid, &message);
         }
@@ -246,7 +253,7 @@ impl Shim {
         };
         self.last_asked_home = Instant::now();
         let epochs: Vec<(HomePid, Epoch)> =
-            self.guests.values().map(|m| (m.process.pid, m.process.epoch)).collect();
+            self.guests.values().map(|guest| (guest.process.pid, guest.process.epoch)).collect();
         if !epochs.is_empty() {
             self.workers.ask_home_daemon(self.start.run_dir.clone(), self.home_node, shim, epochs);
         }

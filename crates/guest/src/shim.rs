@@ -121,7 +121,7 @@ impl Shim {
         }
         let pids: Vec<HomePid> = self.guests.keys().copied().collect();
         for pid in pids {
-            match self.guests.get(&pid).map(|m| &m.process.state) {
+            match self.guests.get(&pid).map(|guest| &guest.process.state) {
                 Some(State::Arriving(_)) => self.kill(pid),
                 Some(State::Departing(_)) => self.cancel_departure(pid, None),
                 _ => {}
@@ -185,7 +185,7 @@ impl Shim {
             return;
         }
         for (pid, epoch) in epochs {
-            if self.guests.get(pid).is_some_and(|m| m.process.epoch == *epoch) {
+            if self.guests.get(pid).is_some_and(|guest| guest.process.epoch == *epoch) {
                 tracing::info!(%pid, ?epoch, "home no longer waits for this guest");
                 self.kill(*pid);
             }

@@ -148,7 +148,7 @@ impl Workers {
         }
         self.spawn(Some(&self.questions), move || {
             let over = |&(pid, epoch): &(HomePid, Epoch)| {
-                let answer = request_daemon(&run_dir, &Request::Awaited { node, shim, pid, epoch });
+                let answer = request_daemon(&run_dir, &Request::IsGuestAwaited { node, shim, pid, epoch });
                 matches!(answer, Ok(Reply::Located { alive: Some(false), .. }))
             };
             Some(WorkerEvent::NotAwaited(epochs.into_iter().filter(over).collect()))

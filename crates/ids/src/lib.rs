@@ -17,7 +17,8 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A process's pid at its home node, in the pid namespace of that node's ternd.
+/// The pid of a process, or the tid of a thread, at its home node: in the pid namespace of that
+/// node's ternd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HomePid(pub i32);

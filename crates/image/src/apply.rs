@@ -271,7 +271,7 @@ mod tests {
             hash,
             shareable: true,
             is_object: false,
-            place: None,
+            location: None,
         }
     }
 

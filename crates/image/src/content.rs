@@ -15,7 +15,7 @@
 
 mod cache;
 
-pub use cache::{ContentCache, OpenGuard, OpenNodeFile};
+pub use cache::{ContentCache, OpenFileConnection, OpenNodeFile};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
 use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, fs_credentials};
@@ -93,7 +93,7 @@ impl HomeFiles {
     pub fn set_guest(&mut self, node: NodeId, showable: ShowableFiles) {
         let before = (self.guest.replace(node), std::mem::replace(&mut self.showable, showable));
         if before != (Some(node), showable) {
-            self.identified.retain(|_, identified| identified.file.place.is_none());
+            self.identified.retain(|_, identified| identified.file.location.is_none());
         }
     }
 
@@ -221,32 +221,32 @@ impl HomeFiles {
         Ok(rustix::fs::openat2(root, name, how, Mode::empty(), resolve)?.into())
     }
 
-    /// The place of a file that need not be sent: it is stored on the guest's node, or it is large
-    /// and that node can mount it.
-    fn place(&mut self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
+    /// The location of a file that need not be sent: it is stored on the guest's node, or it is
+    /// large and that node can mount it.
+    fn location(&mut self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
         if meta.size() < MIN_DIRECT_BYTES || self.guest.is_none() {
             return None;
         }
         if !self.mounts.is_cached(meta.dev()) {
             let kind = rustix::fs::fstatfs(file).ok()?.f_type as u32;
             if kind != FUSE_SUPER_MAGIC {
-                return self.place_at_home(m, file, meta);
+                return self.location_at_home(m, file, meta);
             }
             if !self.mounts.find(self.pid, meta.dev()) {
                 return None;
             }
         }
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let place = self.mounts.locate(
+        let location = self.mounts.locate(
             self.pid,
             (&link, OsStr::from_bytes(&m.name).as_ref()),
             (meta.dev(), meta.ino()),
         );
-        place.filter(|place| Some(place.node) == self.guest)
+        location.filter(|location| Some(location.node) == self.guest)
     }
 
-    /// The place of a file of home, as the guest's node sees it.
-    fn place_at_home(&self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
+    /// The location of a file of home, as the guest's node sees it.
+    fn location_at_home(&self, m: &Mapping, file: &File, meta: &fs::Metadata) -> Option<NodeFile> {
         let ShowableFiles::Of(node) = self.showable else { return None };
         if meta.size() < MIN_SHOWN_BYTES {
             return None;
@@ -356,7 +356,7 @@ impl FileIdentifier for HomeFiles {
                 hash,
                 shareable: false,
                 is_object,
-                place: None,
+                location: None,
             };
             self.identified
                 .insert((device, inode), IdentifiedFile { file: file.clone(), stamp: None, copy: None });
@@ -372,11 +372,19 @@ impl FileIdentifier for HomeFiles {
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let settled = now.cast_signed() - meta.mtime().max(meta.ctime()) > SETTLED_SECONDS;
         let stamped = settled.then(|| stamp(&meta));
-        if let Some(place) = self.place(m, &file, &meta) {
-            let (path, hash) = (m.name.clone(), version_hash(place.node, stamped.as_deref()));
-            let (device, inode, place) = (m.device, m.inode, Some(Box::new(place)));
-            let file =
-                FileRef { device, inode, path, size: meta.size(), hash, shareable: false, is_object, place };
+        if let Some(location) = self.location(m, &file, &meta) {
+            let (path, hash) = (m.name.clone(), version_hash(location.node, stamped.as_deref()));
+            let (device, inode, location) = (m.device, m.inode, Some(Box::new(location)));
+            let file = FileRef {
+                device,
+                inode,
+                path,
+                size: meta.size(),
+                hash,
+                shareable: false,
+                is_object,
+                location,
+            };
             let identified = IdentifiedFile { file: file.clone(), stamp: stamped, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
@@ -388,19 +396,27 @@ impl FileIdentifier for HomeFiles {
         let hash = self.hash(copy.as_ref().unwrap_or(&file), &meta, settled).map_err(unreadable)?;
         let shareable = settled && meta.permissions().mode() & 0o004 != 0;
         let path = m.name.clone();
-        let file =
-            FileRef { device: m.device, inode: m.inode, path, size, hash, shareable, is_object, place: None };
+        let file = FileRef {
+            device: m.device,
+            inode: m.inode,
+            path,
+            size,
+            hash,
+            shareable,
+            is_object,
+            location: None,
+        };
         self.identified
             .insert((m.device, m.inode), IdentifiedFile { file: file.clone(), stamp: stamped, copy });
         Ok(Some(file))
     }
 }
 
-/// Reads a piece of a file for sending. A file with a place (`may_shrink`) may have become shorter
-/// where it is stored: pages behind its end are then sent as zeroes.
+/// Reads a piece of a file for sending. A file with a location (`may_shrink`) may have become
+/// shorter where it is stored: pages behind its end are then sent as zeroes.
 ///
 /// # Errors
-/// Those of the file; `InvalidData` if a file without a place has become shorter.
+/// Those of the file; `InvalidData` if a file without a location has become shorter.
 pub fn read_piece(
     file: &File,
     offset: u64,

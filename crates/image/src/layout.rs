@@ -21,8 +21,8 @@ pub struct FileRef {
     pub path: Vec<u8>,
     /// Length in bytes.
     pub size: u64,
-    /// Hash of the whole content. If `place` is set, a hash of the file's metadata instead, which
-    /// changes with its content.
+    /// Hash of the whole content. If `location` is set, a hash of the file's metadata instead,
+    /// which changes with its content.
     pub hash: ContentHash,
     /// Every user at home may read it, so that a node's cache may hold it for all families.
     pub shareable: bool,
@@ -32,7 +32,7 @@ pub struct FileRef {
     /// Where the file is stored, so that the guest's node can open it itself: directly if it is
     /// that node, through MFS if it is home. Such a file is mapped directly, and its content is not
     /// read to compute a hash.
-    pub place: Option<Box<NodeFile>>,
+    pub location: Option<Box<NodeFile>>,
 }
 
 /// The content behind a region.

@@ -83,7 +83,7 @@ impl MfsMounts {
         self.mounts.contains_key(&device)
     }
 
-    /// The place of a file in a cached tree, given a link under /proc that leads to it, and its
+    /// The location of a file in a cached tree, given a link under /proc that leads to it, and its
     /// path. `None` if the tree does not let guests open its files directly, or if the path does
     /// not tell where the file is: it may have been removed, or the process may have another root
     /// directory.
@@ -108,7 +108,7 @@ impl MfsMounts {
         Some(NodeFile { node, path, number, credentials })
     }
 
-    /// The place of a file that the process has open.
+    /// The location of a file that the process has open.
     pub fn locate_fd(&mut self, pid: i32, fd: i32, id: (u64, u64)) -> Option<NodeFile> {
         let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
         let path = std::fs::read_link(&link).ok()?;

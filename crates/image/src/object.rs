@@ -152,7 +152,7 @@ mod tests {
             hash,
             shareable: false,
             is_object: true,
-            place: None,
+            location: None,
         }
     }
 

@@ -387,7 +387,7 @@ impl ProcessImage {
                     // Memory without access cannot be faulted in, but can be locked on fault. The
                     // same holds for files that are read page by page from another node.
                     let shown = |file: u32| {
-                        self.layout.files.get(file as usize).is_some_and(|file| file.place.is_some())
+                        self.layout.files.get(file as usize).is_some_and(|file| file.location.is_some())
                     };
                     let comes_later = matches!(region.backing, Backing::File { file, .. } if shown(file));
                     let on_fault = u64::from(region.prot == 0 || comes_later);

@@ -60,7 +60,7 @@ impl Calibration {
     }
 }
 
-/// The shortest round of each kind within `most` of CPU time.
+/// The shortest round of each kind within `limit` of CPU time.
 fn best(work: &mut work::Work, limit: Duration) -> [Duration; 3] {
     let mut best = [Duration::MAX; 3];
     let began = thread_cpu_time();

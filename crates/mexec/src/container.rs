@@ -181,7 +181,7 @@ pub fn run(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<()> {
         }
         home => {
             // ternd identifies the processes of placed commands by this name of their ancestor.
-            rustix::thread::set_name(c"tern-room")?;
+            rustix::thread::set_name(c"tern-container")?;
             Some(mounts::set_up(config, home, shared)?)
         }
     };

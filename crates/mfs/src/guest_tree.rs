@@ -57,7 +57,7 @@ fn serve_root(root: &OwnedFd, door: ControlSocket) {
         }
         while let Some(caller) = door.accept() {
             match caller.request() {
-                // `give` fails if the shim has exited; it needs the tree no more.
+                // The reply fails if the shim has exited; it needs the tree no more.
                 ShimRequest::MapRoot => shims.extend(caller.reply_with_fd(root.as_fd())),
                 _ => caller.reply(&not_held()),
             }

@@ -1,7 +1,7 @@
 //! MFS: the files of every node, below `/mfs/NODE` on every node.
 //!
 //! ```text
-//!  program ─▶ kernel ─FUSE─▶ client ══ lanes, mutual TLS ══▶ serve ─▶ kernel of the node that has the files
+//!  program ─▶ kernel ─FUSE─▶ client ══ connections, mutual TLS ══▶ serve ─▶ kernel of its node
 //! ```
 //! Client and server are processes of their own (`tern-mfs`) and outlive ternd. So does the tree
 //! from which guests map files of their home ([`guest_tree`]). The protocol is in [`message`], the

@@ -323,7 +323,8 @@ pub enum Message {
     /// home → guest: job control: stop (true) or continue.
     Stop(bool),
     /// guest → home, per thread: the program was killed by this signal, which this thread raised on
-    /// the guest's node.
+    /// the guest's node. Home answers the first report of a core-dumping signal with `Depart`,
+    /// since the core is dumped at home. A second report states that this process cannot depart.
     KilledBySignal(i32),
     /// guest → home: the guest's node killed the program, with the reason.
     KilledByNode(String),
@@ -451,12 +452,12 @@ const MAX_UNSENT: usize = 32 << 20;
 /// Time in which the peer must accept some of the unsent bytes. After that the link counts as lost.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Queues a message, followed by `bytes` if its kind has any. Before that it waits while too much
-/// is unsent.
+/// Queues a message, followed by `bytes` if its kind has any. `tag` is the process or thread that
+/// the message is about; 0 for a heartbeat. Before that it waits while too much is unsent.
 ///
 /// # Errors
 /// Those of the link. The peer may then have received a part of the message, which it discards.
-pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
+pub fn send(link: &mut Link, tag: HomePid, message: &Message, bytes: &[u8]) -> Result<(), LinkError> {
     while link.unsent() > MAX_UNSENT {
         let before = link.unsent();
         match link.drain(Instant::now() + SEND_TIMEOUT) {
@@ -470,7 +471,7 @@ pub fn send(link: &mut Link, pid: HomePid, message: &Message, bytes: &[u8]) -> R
         postcard::serialize_with_flavor(message, VecFlavor(buffer)).map_err(|_e| LinkError::Closed)?;
     let length = (head.len() - 4) as u32;
     head[..4].copy_from_slice(&length.to_le_bytes());
-    let tag = u64::from(pid.0.cast_unsigned());
+    let tag = u64::from(tag.0.cast_unsigned());
     let kind = message.kind();
     if head.len() + bytes.len() <= MAX_FRAME {
         return link.queue(kind, tag, &[&head, bytes]);
@@ -508,8 +509,8 @@ impl postcard::ser_flavors::Flavor for VecFlavor {
 /// A received message.
 #[derive(Debug)]
 pub struct ReceivedMessage {
-    /// The process or thread that the message is about.
-    pub pid: HomePid,
+    /// The frame's tag: the process or thread that the message is about; 0 for a heartbeat.
+    pub tag: HomePid,
     /// The message.
     pub message: Message,
     /// The whole payload. The bytes that follow the message begin at `rest`.
@@ -551,7 +552,7 @@ impl Reassembler {
     /// If it is not a valid message. The caller closes the link.
     pub fn take(&mut self, frame: Frame) -> Result<Option<ReceivedMessage>, InvalidMessage> {
         let key = (frame.tag, frame.kind);
-        let pid = i32::try_from(frame.tag).map_err(|_e| InvalidMessage)?;
+        let tag = i32::try_from(frame.tag).map_err(|_e| InvalidMessage)?;
         let mut payload = frame.payload;
         if let Some(mut before) = self.partial.remove(&key) {
             before.extend_from_slice(&payload);
@@ -572,7 +573,7 @@ impl Reassembler {
         if body.len() == length && payload.capacity() <= 2 * MAX_FRAME {
             self.spare = std::mem::take(&mut payload);
         }
-        Ok(Some(ReceivedMessage { pid: HomePid(pid), message, rest: 4 + length, payload }))
+        Ok(Some(ReceivedMessage { tag: HomePid(tag), message, rest: 4 + length, payload }))
     }
 }
 

@@ -380,7 +380,7 @@ impl ProcessSender {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
             match process.open_mapped_file(file) {
-                Ok(content) => found.push((index, content, (file.size, file.place.is_some()))),
+                Ok(content) => found.push((index, content, (file.size, file.location.is_some()))),
                 // A process that runs may have unmapped the file meanwhile. Its address space,
                 // described again, no longer has the file.
                 Err(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {

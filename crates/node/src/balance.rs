@@ -82,14 +82,16 @@ pub(crate) fn run(node: &Arc<Node>) -> ! {
         update_guests(node, &rows);
         observe(node, &mut watch, &rows, asked_ms);
         start_moves(node, MAX_RETRIES);
-        let ripe = lock(&node.balancing.state).eligible_in_s().filter(|_| early < MAX_EARLY_ROUNDS);
-        let ripe = ripe.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let eligible_in = lock(&node.balancing.state).eligible_in_s().filter(|_| early < MAX_EARLY_ROUNDS);
+        let eligible_in = eligible_in.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         // Used CPU time is counted in ticks, and the CPU may be slower than before, so wait
         // somewhat longer.
-        let ripe =
-            ripe.map(|ripe| ripe + ripe / 8 + EARLY_ROUND_INTERVAL / 4).filter(|ripe| *ripe < ROUND_INTERVAL);
-        early = if ripe.is_some() { early + 1 } else { 0 };
-        next = Instant::now() + ripe.map_or(ROUND_INTERVAL, |ripe| ripe.max(EARLY_ROUND_INTERVAL));
+        let eligible_in = eligible_in
+            .map(|eligible_in| eligible_in + eligible_in / 8 + EARLY_ROUND_INTERVAL / 4)
+            .filter(|eligible_in| *eligible_in < ROUND_INTERVAL);
+        early = if eligible_in.is_some() { early + 1 } else { 0 };
+        next = Instant::now()
+            + eligible_in.map_or(ROUND_INTERVAL, |eligible_in| eligible_in.max(EARLY_ROUND_INTERVAL));
     }
 }
 

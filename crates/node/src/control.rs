@@ -215,9 +215,9 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
             caller.check_owns_node("locate shims")?;
             Ok(migrate::locate_shim(node, on, shim))
         }
-        Request::Awaited { node: on, shim, pid, epoch } => {
+        Request::IsGuestAwaited { node: on, shim, pid, epoch } => {
             caller.check_owns_node("locate shims")?;
-            Ok(migrate::is_awaited(node, on, shim, pid, epoch))
+            Ok(migrate::ask_if_awaited(node, on, shim, pid, epoch))
         }
     }
 }

@@ -51,7 +51,7 @@ impl<'a> FirstMove<'a> {
     fn begin(node: &'a Node, pid: HomePid) -> Result<Self, Refusal> {
         if !lock(&node.first_moves).insert(pid.0) {
             let busy = format!("process {pid} is being moved already");
-            return Err(refused(RefusalKind::Unavailable, busy).hint("try may_retry when that is done"));
+            return Err(refused(RefusalKind::Unavailable, busy).hint("try again when that is done"));
         }
         Ok(Self { node, pid })
     }
@@ -261,7 +261,7 @@ fn forward_to_shim(node: &Node, mut shim: ShimId, request: &ShimRequest) -> Resu
     match reply {
         Ok(ShimReply::HeldWith { pid }) => {
             let message =
-                format!("busy: process {pid}, with which it shares memory, is being moved; try may_retry");
+                format!("busy: process {pid}, with which it shares memory, is being moved; try again");
             Err(refused(RefusalKind::CannotMove, message))
         }
         Ok(ShimReply::Refused(refusal)) => Err(refusal),
@@ -337,17 +337,17 @@ pub(crate) fn locate_shim(node: &Node, on: NodeId, shim: ShimId) -> Reply {
         let alive = Some(shim::is_alive(&node.config.run_dir, shim));
         return Reply::Located { address: node.map().address(on).ok(), alive };
     }
-    ask_about_shim(node, on, shim, &PeerRequest::ShimAlive { shim })
+    ask_about_shim(node, on, shim, &PeerRequest::IsShimAlive { shim })
 }
 
 /// From a guest shim that has lost its home: whether home still waits for this epoch.
-pub(crate) fn is_awaited(node: &Node, on: NodeId, shim: ShimId, pid: HomePid, epoch: Epoch) -> Reply {
-    ask_about_shim(node, on, shim, &PeerRequest::Awaited { shim, pid, epoch })
+pub(crate) fn ask_if_awaited(node: &Node, on: NodeId, shim: ShimId, pid: HomePid, epoch: Epoch) -> Reply {
+    ask_about_shim(node, on, shim, &PeerRequest::IsGuestAwaited { shim, pid, epoch })
 }
 
 fn ask_about_shim(node: &Node, on: NodeId, shim: ShimId, request: &PeerRequest) -> Reply {
     match client::call(node, on, request, LOCATE_TIMEOUT).map(|answer| answer.reply) {
-        Ok(PeerReply::Alive(alive)) => {
+        Ok(PeerReply::YesOrNo(alive)) => {
             Reply::Located { address: node.map().address(on).ok(), alive: Some(alive) }
         }
         outcome => {

@@ -71,11 +71,11 @@ pub(crate) fn is_alive(run_dir: &Path, shim: ShimId) -> bool {
 
 /// Whether this shim runs and waits for this epoch of a process. A shim that does not answer may
 /// wait.
-pub(crate) fn awaits(run_dir: &Path, shim: ShimId, pid: HomePid, epoch: Epoch) -> bool {
+pub(crate) fn is_guest_awaited(run_dir: &Path, shim: ShimId, pid: HomePid, epoch: Epoch) -> bool {
     if !is_alive(run_dir, shim) {
         return false;
     }
-    let answer = request(run_dir, shim, &ShimRequest::Awaits { pid, epoch }, Some(REPLY_TIMEOUT));
+    let answer = request(run_dir, shim, &ShimRequest::IsGuestAwaited { pid, epoch }, Some(REPLY_TIMEOUT));
     !matches!(answer, Ok(ShimReply::Refused(refusal)) if refusal.kind == RefusalKind::NotFound)
 }
 

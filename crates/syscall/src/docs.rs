@@ -44,7 +44,7 @@ fn rule(rule: &Rule) -> String {
     match rule {
         Rule::Always(Route::Here) => "Here".into(),
         Rule::Always(Route::Home) => "Home".into(),
-        Rule::Always(Route::Both(special)) => format!("Both ({special:?})"),
+        Rule::Always(Route::Both(split_call)) => format!("Both ({split_call:?})"),
         Rule::Always(Route::Homeward(reason)) => format!("Homeward: {reason}"),
         Rule::Always(Route::Refuse(errno)) => format!("Refuse: {}", errno_name(*errno)),
         Rule::HereIf(_, _, words) | Rule::By(_, words) => (*words).into(),

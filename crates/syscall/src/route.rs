@@ -18,7 +18,7 @@ pub enum Route {
     Refuse(i32),
 }
 
-/// The calls that have a local part.
+/// The calls in which both halves take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SplitCall {
     /// mmap of a file: the guest needs the file's content.

@@ -22,7 +22,7 @@ type Check = fn(&Cluster) -> Checked;
 
 /// Checks that a migration was refused with one of these codes, in one sentence that contains this
 /// word.
-fn is_refusal(end: Result<impl std::fmt::Debug, Refused>, codes: &[i32], word: &str) -> Checked {
+fn expect_refusal(end: Result<impl std::fmt::Debug, Refused>, codes: &[i32], word: &str) -> Checked {
     let refused = match end {
         Ok(report) => return Err(format!("it was moved: {report:?}")),
         Err(refused) => refused,
@@ -140,7 +140,7 @@ fn cannot_move(cluster: &Cluster, entry: &'static Entry, word: &'static str) -> 
     // The reason is recorded only for a process that the node has scanned; it scans once a second.
     let (pid, until) = (subject.running.pid, std::time::Instant::now() + Duration::from_secs(10));
     loop {
-        is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], word)?;
+        expect_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], word)?;
         let why = cluster.tool(1, "migrate").args(["--why", &pid.to_string()]).output();
         let why = why.map_err(|e| e.to_string())?;
         let listed = cluster.location(pid).map_err(|e| format!("{e:#}"))?;
@@ -167,18 +167,18 @@ fn zombie(cluster: &Cluster) -> Checked {
     let found = cluster.run(1, &["pgrep", "-P", &subject.running.pid.to_string()]);
     let found = String::from_utf8_lossy(&found.map_err(|e| format!("{e:#}"))?).trim().parse();
     let pid = found.map_err(|e| format!("no child: {e}"))?;
-    is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], "no memory:")?;
+    expect_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE], "no memory:")?;
     subject.unharmed()
 }
 
 fn no_such_process(cluster: &Cluster) -> Checked {
-    is_refusal(cluster.migrate(99_999, "2"), &[NOT_FOUND], "99999")?;
+    expect_refusal(cluster.migrate(99_999, "2"), &[NOT_FOUND], "99999")?;
     for pid in ["0", "-1", "x", "99999999999"] {
         let end = cluster.tool(1, "migrate").args(["--", pid, "2"]).output().map_err(|e| e.to_string())?;
         let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
         let refused = Refused { code: end.status.code().unwrap_or(-1), message };
         let end = if end.status.success() { Ok(pid) } else { Err(refused) };
-        is_refusal(end, &[NOT_FOUND, BAD_REQUEST, CANNOT_MOVE], "")?;
+        expect_refusal(end, &[NOT_FOUND, BAD_REQUEST, CANNOT_MOVE], "")?;
     }
     Ok(())
 }
@@ -189,7 +189,7 @@ fn thirty_two_bit(cluster: &Cluster) -> Checked {
     let subject = Subject::start_file(cluster, "narrow", &program, (&[], &[]))?;
     subject.settle()?;
     for _ in 0..3 {
-        is_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], "32-bit")?;
+        expect_refusal(cluster.migrate(subject.running.pid, "2"), &[CANNOT_MOVE], "32-bit")?;
     }
     subject.unharmed()
 }
@@ -208,8 +208,8 @@ fn another_pid_namespace(cluster: &Cluster) -> Checked {
             None => {}
         }
     };
-    is_refusal(cluster.migrate(first, "2"), &[CANNOT_MOVE], "init:")?;
-    is_refusal(cluster.migrate(parent, "2"), &[CANNOT_MOVE], "pid:")?;
+    expect_refusal(cluster.migrate(first, "2"), &[CANNOT_MOVE], "init:")?;
+    expect_refusal(cluster.migrate(parent, "2"), &[CANNOT_MOVE], "pid:")?;
     subject.unharmed()
 }
 
@@ -217,13 +217,13 @@ fn another_pid_namespace(cluster: &Cluster) -> Checked {
 fn own_daemon(cluster: &Cluster) -> Checked {
     let table = cluster.run(1, &["pgrep", "-x", "ternd"]).map_err(|e| format!("{e:#}"))?;
     let pid: i32 = String::from_utf8_lossy(&table).lines().next().unwrap_or_default().parse().unwrap_or(1);
-    is_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")?;
-    is_refusal(cluster.migrate(1, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")
+    expect_refusal(cluster.migrate(pid, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")?;
+    expect_refusal(cluster.migrate(1, "2"), &[CANNOT_MOVE, NOT_ALLOWED], "")
 }
 
 fn another_users_process(cluster: &Cluster) -> Checked {
     let subject = Subject::start(cluster, "registers", &[])?;
-    is_refusal(migrate_as_nobody(cluster, subject.running.pid), &[NOT_ALLOWED], "")?;
+    expect_refusal(migrate_as_nobody(cluster, subject.running.pid), &[NOT_ALLOWED], "")?;
     subject.unharmed()
 }
 
@@ -245,15 +245,15 @@ fn setuid_program(cluster: &Cluster) -> Checked {
             return Err("the setuid program did not start".into());
         }
     }
-    let end = is_refusal(migrate_as_nobody(cluster, running.pid), &[NOT_ALLOWED], "");
+    let end = expect_refusal(migrate_as_nobody(cluster, running.pid), &[NOT_ALLOWED], "");
     run(&["kill", "-KILL", &running.pid.to_string()])?;
     end
 }
 
 fn unknown_node(cluster: &Cluster) -> Checked {
     let subject = Subject::start(cluster, "registers", &[])?;
-    is_refusal(cluster.migrate(subject.running.pid, "9"), &[NOT_FOUND, UNAVAILABLE], "9")?;
-    is_refusal(cluster.migrate(subject.running.pid, "nowhere"), &[NOT_FOUND, BAD_REQUEST], "nowhere")?;
+    expect_refusal(cluster.migrate(subject.running.pid, "9"), &[NOT_FOUND, UNAVAILABLE], "9")?;
+    expect_refusal(cluster.migrate(subject.running.pid, "nowhere"), &[NOT_FOUND, BAD_REQUEST], "nowhere")?;
     subject.unharmed()
 }
 
@@ -275,7 +275,7 @@ fn mosrun_to_an_unknown_node(cluster: &Cluster) -> Checked {
 fn dead_node(cluster: &Cluster) -> Checked {
     let subject = Subject::start(cluster, "registers", &[])?;
     cluster.lab().kill(3).map_err(|e| e.to_string())?;
-    is_refusal(cluster.migrate(subject.running.pid, "3"), &[UNAVAILABLE], "3")?;
+    expect_refusal(cluster.migrate(subject.running.pid, "3"), &[UNAVAILABLE], "3")?;
     // The other nodes are not affected: it goes to node 2 and comes back.
     for stop in ["2", "home"] {
         cluster
@@ -337,5 +337,5 @@ fn no_daemon(cluster: &Cluster) -> Checked {
     let message = String::from_utf8_lossy(&end.stderr).trim().to_owned();
     let refused = Refused { code: end.status.code().unwrap_or(-1), message };
     let end = if end.status.success() { Ok("status succeeded") } else { Err(refused) };
-    is_refusal(end, &[UNAVAILABLE], "ternd")
+    expect_refusal(end, &[UNAVAILABLE], "ternd")
 }

@@ -184,7 +184,7 @@ fn lose_two_nodes(prefix: &str, damage: impl Fn(&Cluster, u16), repair: impl Fn(
 #[test]
 fn build_survives_killed_daemons() {
     let kill = |cluster: &Cluster, node| {
-        let line = "pkill -KILL -x 'ternd|tern-exec|tern-room|tern-mfs'; ! pgrep -x 'ternd|tern-exec|tern-room|tern-mfs' || sleep 1";
+        let line = "pkill -KILL -x 'ternd|tern-exec|tern-container|tern-mfs'; ! pgrep -x 'ternd|tern-exec|tern-container|tern-mfs' || sleep 1";
         cluster.run(node, &["sh", "-c", line]).unwrap();
     };
     let restart = |cluster: &Cluster, node| {

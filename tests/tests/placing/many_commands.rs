@@ -52,7 +52,8 @@ fn jobs(cluster: &Cluster, from: u64, count: u64) -> String {
 
 fn check_leaks(prefix: &str, warm: u64, count: u64) {
     let cluster = Cluster::with_nodes(prefix, 2).unwrap();
-    let check = ResourceCheck { cluster: &cluster, programs: "ternd|tern-exec|tern-room|tern-mfs", slack };
+    let check =
+        ResourceCheck { cluster: &cluster, programs: "ternd|tern-exec|tern-container|tern-mfs", slack };
     assert_eq!(jobs(&cluster, 1, warm), "");
     let before = check.stable_count(None).unwrap();
     let begun = std::time::Instant::now();
@@ -158,7 +159,7 @@ fn run_at_once(prefix: &str, count: u64) {
     let cluster = Cluster::with_nodes(prefix, 2).unwrap();
     let check = ResourceCheck {
         cluster: &cluster,
-        programs: "ternd|tern-exec|tern-room|tern-mfs",
+        programs: "ternd|tern-exec|tern-container|tern-mfs",
         slack: slack_at_once,
     };
     assert_eq!(jobs(&cluster, 1, 100), "");

@@ -88,7 +88,7 @@ fn owner_of_a_node_has_priority_over_placed_commands() {
     assert!(!spins.wait().unwrap().success());
     wait_until("nothing is left", EVENT_TIMEOUT, || groups(&cluster).is_empty())
         .unwrap_or_else(|e| panic!("{e:#}\n{}", groups(&cluster)));
-    assert_eq!(on(&cluster, 2, "pgrep -x 'awk|tern-room'"), "");
+    assert_eq!(on(&cluster, 2, "pgrep -x 'awk|tern-container'"), "");
     wait_until("another runs", EVENT_TIMEOUT, || exits_successfully(place(&cluster, &["true"]))).unwrap();
 }
 

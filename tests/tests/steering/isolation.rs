@@ -234,7 +234,7 @@ fn only_the_neighbour_is_left(cluster: &Cluster) -> Result<()> {
                 cluster.run(node, &["sh", "-c", "ls /run/tern/shims/*.sock | wc -l"]).unwrap_or_default();
             text(&table)
         };
-        // A guest without home ends itself 5 s after home has given it up.
+        // A guest without home ends itself 5 s after home's timeout.
         let ended =
             wait_until("only the neighbour's shim is left", Duration::from_secs(20), || shims() == "1");
         ended.with_context(|| format!("node {node} has {} shims", shims()))?;

@@ -132,7 +132,7 @@ impl Target {
 }
 
 /// Checks that the other side closes the connection without a reply.
-fn is_closed(mut stream: impl Read + Write, said: &[u8]) -> Result<()> {
+fn expect_closed(mut stream: impl Read + Write, said: &[u8]) -> Result<()> {
     // The other side may close it while this side still writes.
     let _ = stream.write_all(said).and_then(|()| stream.flush());
     let mut answer = [0; 64];
@@ -178,13 +178,13 @@ pub(crate) fn at_the_port() -> Result<()> {
     let ping = frame::header(1, 0, 1, 0)?;
     for preamble in [node, shim, random] {
         for identity in [PresentedIdentity::Nobody, PresentedIdentity::MemberOfAnother] {
-            is_closed(target.tls(preamble, identity)?, &ping)
+            expect_closed(target.tls(preamble, identity)?, &ping)
                 .with_context(|| format!("{identity:?} to {preamble:?}"))?;
         }
     }
     for preamble in [shim, random] {
         // A member does not have the key that this shim expects.
-        is_closed(target.tls(preamble, PresentedIdentity::Member)?, &ping)
+        expect_closed(target.tls(preamble, PresentedIdentity::Member)?, &ping)
             .with_context(|| format!("a member to {preamble:?}"))?;
     }
     // Connections that stay silent delay no other connection.
@@ -195,7 +195,8 @@ pub(crate) fn at_the_port() -> Result<()> {
     };
     let silent = (0..8).map(|_| silent()).collect::<Result<Vec<_>>>()?;
     let begun = Instant::now();
-    is_closed(target.tls(shim, PresentedIdentity::Nobody)?, &ping).context("behind silent connections")?;
+    expect_closed(target.tls(shim, PresentedIdentity::Nobody)?, &ping)
+        .context("behind silent connections")?;
     ensure!(
         begun.elapsed() < Duration::from_secs(4),
         "behind silent connections it took {:?}",
@@ -219,7 +220,7 @@ pub(crate) fn at_the_port() -> Result<()> {
         ("an empty request", &empty),
         ("an unknown kind", &kind),
     ] {
-        is_closed(target.tls(node, PresentedIdentity::Member)?, bytes)
+        expect_closed(target.tls(node, PresentedIdentity::Member)?, bytes)
             .with_context(|| format!("a member sends {what}"))?;
     }
     // A truncated frame.
@@ -228,7 +229,7 @@ pub(crate) fn at_the_port() -> Result<()> {
     link.conn.send_close_notify();
     link.flush()?;
     link.sock.shutdown(Shutdown::Write)?;
-    is_closed(link, b"").context("a member sends half a frame")
+    expect_closed(link, b"").context("a member sends half a frame")
 }
 
 /// Attacks of another user of the node on its sockets.

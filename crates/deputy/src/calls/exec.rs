@@ -76,7 +76,8 @@ impl Shim {
             return Ok(());
         };
         if comes_home {
-            let migration = self.processes.get(&pid).and_then(|m| m.task.as_ref()).map(|task| task.migration);
+            let migration =
+                self.processes.get(&pid).and_then(|process| process.task.as_ref()).map(|task| task.migration);
             self.complete_task(pid);
             self.leave_group(migration, pid, may_have_carried, "it executes another program");
             let Some(process) = self.processes.get_mut(&pid) else { return stopped.detach(0) };

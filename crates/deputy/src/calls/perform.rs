@@ -4,13 +4,12 @@
 //! every signal sent to it. Otherwise the reply makes the guest take the signal first and repeat
 //! the call, as with a signal that arrives just before a call natively.
 
-use crate::calls::compound::{Compound, may_be_internal_call};
+use crate::calls::compound::may_be_internal_call;
+use crate::calls::internal::{INTERNAL_CALL_NUMBER, mask_of};
 use crate::calls::prefetch;
-use crate::calls::result::{INTERNAL_CALL_NUMBER, call_result, internal_call, rejected};
-use crate::process::thread::{CurrentCall, Thread};
+use crate::calls::result::{call_result, rejected};
 use crate::process::{Process, State};
 use crate::shim::Shim;
-use crate::signals::order::will_take_signal;
 use crate::time::expiry::ClockScope;
 use crate::time::timers::is_timer_call;
 use tern_ids::HomePid;
@@ -18,7 +17,7 @@ use tern_image::Reserve;
 use tern_image::layout::FileIdentifier;
 use tern_image::object::{self, ObjectId};
 use tern_migrate::message::{CallRequest, CallResult, Mapped, Message};
-use tern_syscall::{Arg, Call};
+use tern_syscall::Arg;
 use tern_tracee::registers::restart;
 use tern_tracee::stop::Stopped;
 use tern_tracee::{PAGE, procfs};
@@ -26,15 +25,6 @@ use tern_tracee::{PAGE, procfs};
 /// Preferred address of mappings that only keep a file for the return. If the program has mapped
 /// something there the kernel chooses another address.
 const PLACEHOLDERS_START: u64 = Reserve::HINT + (2 << 32);
-
-/// The signal mask that an internal call is to set, if it is to set one.
-fn mask_of(request: &CallRequest) -> Option<u64> {
-    if i64::from(request.call.nr) != libc::SYS_rt_sigprocmask {
-        return None;
-    }
-    let Arg::Bytes(mask) = &request.call.args[1] else { return None };
-    Some(u64::from_le_bytes(mask.as_slice().try_into().ok()?))
-}
 
 impl Shim {
     /// Handles a call from the guest of a thread.
@@ -116,27 +106,6 @@ impl Shim {
             Ok(false) => self.note_thread_exit(tid),
             Err(errno) => self.send(tid, &Message::Result(Box::new(rejected(number, errno)))),
         }
-    }
-
-    /// Calls about timers are answered here, while the deputy may not have taken the signal of a
-    /// timer that has expired. Natively a signal that is pending when a call returns comes first, so
-    /// the deputy makes an internal call, before which it takes the signal. Returns whether it does;
-    /// the guest's call is handled when that has finished.
-    fn await_pending_signals(&mut self, tid: HomePid, request: &CallRequest) -> bool {
-        self.handle_all_stops();
-        let Some(thread) = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid))
-        else {
-            return false;
-        };
-        if !will_take_signal(&[tid]) {
-            return false;
-        }
-        let nothing = [const { Arg::Value(0) }; 6];
-        let posted = thread.post_internal(Call { nr: libc::SYS_getppid as u32, args: nothing });
-        if posted {
-            thread.queued_call = Some(request.clone());
-        }
-        posted
     }
 
     /// Handles a thread whose deputy was asked to exit while other threads live. That call never
@@ -272,7 +241,10 @@ impl Shim {
 
     /// Takes the result of a thread's call, if it has finished, for a process that comes home.
     pub(crate) fn take_result(&mut self, pid: HomePid, tid: HomePid) {
-        let Some(thread) = self.processes.get_mut(&pid).and_then(|m| m.threads.get_mut(&tid)) else { return };
+        let Some(thread) = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid))
+        else {
+            return;
+        };
         if let Some(mailbox) = &mut thread.mailbox
             && let Some(current) = thread.current.take_if(|_| mailbox.is_done())
         {
@@ -294,49 +266,13 @@ impl Shim {
     /// Fetches a process home at this call if a test has requested that.
     fn test_freezes(&mut self, tid: HomePid, number: u64, made: bool) -> bool {
         let processes = &self.processes;
-        let away = || processes.get(&tid).is_some_and(|m| matches!(m.state, State::Away));
+        let away = || processes.get(&tid).is_some_and(|process| matches!(process.state, State::Away));
         let Some(freeze) = self.test_freeze.take_if(|f| (f.number, f.made) == (number, made) && away())
         else {
             return false;
         };
         freeze.mark_reached();
         self.fetch_home(tid, "a test");
-        true
-    }
-}
-
-impl Thread {
-    /// Makes the deputy follow the program's signal mask, which changed at the guest: a handler
-    /// returned, or a move restored it. A deputy that is in a call follows when that has finished.
-    pub(crate) fn set_mask(&mut self, mask: u64) {
-        self.pending_mask = Some(mask);
-        self.apply_pending_mask();
-    }
-
-    /// Posts the internal call that sets a pending mask. It may end in a stop, for a signal that it
-    /// unblocks, so it is not waited for here.
-    pub(crate) fn apply_pending_mask(&mut self) {
-        if self.mailbox.is_none() || self.current.is_some() {
-            return;
-        }
-        let Some(mask) = self.pending_mask.take() else { return };
-        let set = Arg::Bytes(tern_syscall::ByteBuf::from(mask.to_le_bytes().to_vec()));
-        let how = Arg::Value(libc::SIG_SETMASK as u64);
-        let args = [how, set, Arg::Value(0), Arg::Value(8), Arg::Value(0), Arg::Value(0)];
-        self.post_internal(Call { nr: libc::SYS_rt_sigprocmask as u32, args });
-    }
-
-    /// Has an idle deputy make an internal call, which is not waited for. Returns false if the
-    /// deputy is busy or cannot be reached.
-    fn post_internal(&mut self, call: Call) -> bool {
-        let (Some(mailbox), None) = (&mut self.mailbox, &self.current) else { return false };
-        let request = internal_call(call.clone());
-        let Ok(layout) = call.lay_out() else { return false };
-        if mailbox.post(&layout).is_err() {
-            return false;
-        }
-        mailbox.wake_when_done();
-        self.current = Some(CurrentCall::new(request, layout, false, Compound::default()));
         true
     }
 }

@@ -6,7 +6,7 @@
 //! link breaks, the recorded result is used, without the bytes.
 
 use crate::calls::compound::Compound;
-use crate::calls::result::internal_call;
+use crate::calls::internal::internal_call;
 use crate::process::Process;
 use crate::process::thread::CurrentCall;
 use crate::shim::Shim;
@@ -40,7 +40,7 @@ fn read_call(fd: i32, length: u64) -> Call {
 }
 
 /// The kernel's status of a file.
-pub(crate) fn file_about(file: &OwnedFd) -> Option<FileAttributes> {
+pub(crate) fn file_attributes(file: &OwnedFd) -> Option<FileAttributes> {
     let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let status = statx(file, "", AtFlags::EMPTY_PATH, mask).ok()?;
     let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
@@ -74,10 +74,10 @@ impl Shim {
         result: &CallResult,
     ) -> bool {
         let fd = result.outcome.ret as i32;
-        let is_beginning =
+        let is_prefetch =
             |(of, notice): &(i32, FileNotice)| *of == fd && matches!(notice, FileNotice::Prefetched(_));
         let wanted = u64::from(current.request.max_prefetch).min(MAX_PREFETCH);
-        if wanted == 0 || !result.notices.iter().any(is_beginning) {
+        if wanted == 0 || !result.notices.iter().any(is_prefetch) {
             return false;
         }
         let Some(process) = self.process_of_thread(tid).filter(|process| !process.job_stopped) else {
@@ -126,16 +126,16 @@ impl Process {
         let Prefetch { fd, length, mut result, .. } = prefetch;
         self.call_bytes += outcome.data_len();
         let read = u64::try_from(outcome.ret).ok().filter(|read| *read <= length);
-        let beginning = result.notices.iter_mut().find_map(|(of, notice)| match notice {
-            FileNotice::Prefetched(beginning) if *of == fd => Some(beginning),
+        let open_prefetch = result.notices.iter_mut().find_map(|(of, notice)| match notice {
+            FileNotice::Prefetched(open_prefetch) if *of == fd => Some(open_prefetch),
             _ => None,
         });
-        if let (Some(size), Some(read), Some(bytes), Some(beginning)) =
-            (self.delegations.length_if_unchanged(fd), read, outcome.outs.first(), beginning)
+        if let (Some(size), Some(read), Some(bytes), Some(open_prefetch)) =
+            (self.delegations.length_if_unchanged(fd), read, outcome.outs.first(), open_prefetch)
         {
             let mut bytes = bytes.clone();
             bytes.resize(read as usize, 0);
-            beginning.content = Some(PrefetchedContent { bytes, at_eof: read == size });
+            open_prefetch.content = Some(PrefetchedContent { bytes, at_eof: read == size });
         }
         result
     }

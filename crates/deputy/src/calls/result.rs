@@ -1,26 +1,8 @@
-//! Results of calls, and requests for internal calls.
+//! Results of calls.
 
 use crate::process::thread::CurrentCall;
-use tern_ids::Epoch;
-use tern_migrate::message::{CallRequest, CallResult};
+use tern_migrate::message::CallResult;
 use tern_syscall::Outcome;
-
-/// The call number of internal calls, which the program did not make.
-pub(crate) const INTERNAL_CALL_NUMBER: u64 = u64::MAX;
-
-/// The request for an internal call. Its result is not sent to the guest.
-pub(crate) fn internal_call(call: tern_syscall::Call) -> CallRequest {
-    CallRequest {
-        epoch: Epoch(0),
-        number: INTERNAL_CALL_NUMBER,
-        signals: 0,
-        restart_code: None,
-        prelude: Vec::new(),
-        max_prefetch: 0,
-        call,
-        procfs_view: None,
-    }
-}
 
 /// The result of a call that was rejected with an errno.
 pub(crate) fn rejected(number: u64, errno: i32) -> CallResult {

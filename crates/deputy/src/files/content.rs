@@ -30,8 +30,8 @@ pub(crate) struct ContentTransfer {
 impl ContentTransfer {
     /// Reads the next piece.
     fn read(&self) -> std::io::Result<Vec<u8>> {
-        let FileRef { size, place, .. } = &self.reference;
-        read_piece(&self.file, self.offset, PIECE_SIZE, (*size, place.is_some()))
+        let FileRef { size, location, .. } = &self.reference;
+        read_piece(&self.file, self.offset, PIECE_SIZE, (*size, location.is_some()))
     }
 
     /// Sends a piece. Returns whether there is more.

@@ -86,9 +86,9 @@ pub(crate) struct Delegations {
 struct Delegable {
     file: FileDelegation,
     /// Its location, if it is in MFS.
-    place: Option<NodeFile>,
+    location: Option<NodeFile>,
     /// Its status, if it has been opened just now.
-    about: Option<FileAttributes>,
+    attributes: Option<FileAttributes>,
 }
 
 /// A file delegated for writing.
@@ -201,15 +201,16 @@ impl Process {
         if let Some((fd, is_new)) = self.delegations.candidate(nr, &args, outcome.ret)
             && self.has_exclusive_files()
             && (is_new || self.delegations.is_exclusive(self.memory.pid(), fd))
-            && let Some(Delegable { file, place, about }) = self.try_delegate(fd, is_new, shared_filesystems)
+            && let Some(Delegable { file, location, attributes }) =
+                self.try_delegate(fd, is_new, shared_filesystems)
             && !shared.contains(&file.id)
         {
-            let elsewhere = (!file.is_home_local && place.is_none()).then_some(file.id);
+            let elsewhere = (!file.is_home_local && location.is_none()).then_some(file.id);
             notices.extend(self.delegations.grant(fd, &file, elsewhere));
             notices.push((fd, FileNotice::Delegated(file)));
-            notices.extend(place.map(|place| (fd, FileNotice::LocalFile(place))));
-            let begins = about.map(|about| OpenPrefetch { attributes: about, content: None });
-            notices.extend(begins.map(|begins| (fd, FileNotice::Prefetched(Box::new(begins)))));
+            notices.extend(location.map(|location| (fd, FileNotice::LocalFile(location))));
+            let prefetch = attributes.map(|attributes| OpenPrefetch { attributes, content: None });
+            notices.extend(prefetch.map(|prefetch| (fd, FileNotice::Prefetched(Box::new(prefetch)))));
         }
         notices.extend(self.delegations.offer_written_location(self.memory.pid()));
         notices.extend(self.delegations.offer_shared(self.memory.pid(), shared_filesystems));
@@ -277,13 +278,13 @@ impl Process {
         // once.
         let worth_opening =
             reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
-        let place = if elsewhere && worth_opening && !is_shared {
+        let location = if elsewhere && worth_opening && !is_shared {
             self.delegations.trees.locate_fd(pid, fd, id)
         } else {
             None
         };
-        let about = if is_new && place.is_none() && !is_shared && self.shares_user_namespace() {
-            prefetch::file_about(&file)
+        let attributes = if is_new && location.is_none() && !is_shared && self.shares_user_namespace() {
+            prefetch::file_attributes(&file)
         } else {
             None
         };
@@ -313,7 +314,7 @@ impl Process {
             can_write: writes,
             is_home_local: !elsewhere && is_new,
         };
-        Some(Delegable { file, place, about })
+        Some(Delegable { file, location, attributes })
     }
 
     /// Whether uids and gids mean the same for it as for the shim.
@@ -409,8 +410,8 @@ impl Delegations {
         let (fd, written) = write_delegations
             .iter_mut()
             .find(|(_, written)| written.bytes >= MIN_LOCAL_OPEN_SIZE && written.elsewhere.is_some())?;
-        let place = trees.locate_fd(pid, *fd, written.elsewhere.take()?)?;
-        Some((*fd, FileNotice::LocalFile(place)))
+        let location = trees.locate_fd(pid, *fd, written.elsewhere.take()?)?;
+        Some((*fd, FileNotice::LocalFile(location)))
     }
 
     /// The size of a file delegated for reading, if its next change will be noticed.
@@ -445,8 +446,8 @@ impl Delegations {
                 (watched.observed_since, watched.location_sent) = (SystemTime::now(), false);
                 notices.push((*fd, FileNotice::Changed));
             }
-            let steady = if read == Some(*fd) { watched.was_settled(began_at) } else { !changed };
-            if steady {
+            let is_unchanged = if read == Some(*fd) { watched.was_settled(began_at) } else { !changed };
+            if is_unchanged {
                 notices.push((*fd, FileNotice::Unchanged));
             }
         }

@@ -137,7 +137,7 @@ impl Delegations {
             notices.extend(
                 watched
                     .shared_place(pid, *fd, shared_filesystems)
-                    .map(|place| (*fd, FileNotice::Shared(Box::new(place)))),
+                    .map(|location| (*fd, FileNotice::Shared(Box::new(location)))),
             );
         }
         notices

@@ -38,7 +38,7 @@ impl Shim {
     }
 
     pub(crate) fn handle_message(&mut self, from: PeerId, arrived: ReceivedMessage) {
-        let tag = arrived.pid;
+        let tag = arrived.tag;
         let pid = match arrived.message.is_per_thread() {
             true => self.process_of_thread(tag).map_or(tag, |process| process.pid),
             false => tag,
@@ -68,7 +68,7 @@ impl Shim {
                 self.handle_declined(pid, &why);
             }
             Message::RequestFiles(epoch, ref indices) if will && epoch == process.offered_epoch => {
-                self.handle_want(pid, indices);
+                self.handle_file_request(pid, indices);
             }
             Message::Ready(epoch, bytes) if will && epoch == process.offered_epoch => {
                 if let (State::Remigrating(_), Some(task)) = (&process.state, &mut process.task) {
@@ -110,16 +110,19 @@ impl Shim {
             Message::DepartureFailed(why) if holds => {
                 self.departure_failed(pid, &why);
                 // If it had sent everything it is frozen, and cannot tell whether home has decided.
-                if self.processes.get(&pid).is_some_and(|m| matches!(m.state, State::Away) && !m.job_stopped)
+                if self
+                    .processes
+                    .get(&pid)
+                    .is_some_and(|process| matches!(process.state, State::Away) && !process.job_stopped)
                 {
                     self.send(pid, &Message::Thaw);
                 }
             }
-            Message::KilledBySignal(signal) if holds => self.handle_died(pid, tag, signal),
-            Message::KilledByNode(why) if holds => self.handle_killed(pid, &why),
+            Message::KilledBySignal(signal) if holds => self.handle_killed_by_signal(pid, tag, signal),
+            Message::KilledByNode(why) if holds => self.handle_killed_by_node(pid, &why),
             Message::FetchHome(why) if holds => self.fetch_home(pid, &why),
             Message::RequestContent(hash) if holds => self.send_content(tag, from, hash),
-            Message::Reattach(epoch, signals) => self.handle_present(pid, tag, from, epoch, signals),
+            Message::Reattach(epoch, signals) => self.handle_reattach(pid, tag, from, epoch, signals),
             Message::Usage(used, demand) if holds => {
                 (process.usage_away, process.demand) = (used, demand);
                 self.usage_reported(pid, None);
@@ -171,8 +174,8 @@ impl Shim {
 
     /// The program was killed at the guest by a fault of its own, so the deputy is killed by the
     /// same signal. A program that is to dump core is fetched home first and faults again there.
-    /// That is tried once: a second report means that it could not come.
-    pub(crate) fn handle_died(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
+    /// That is tried once: a second report states that it cannot depart.
+    pub(crate) fn handle_killed_by_signal(&mut self, pid: HomePid, tid: HomePid, signal: i32) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if matches!(process.state, State::Away)
             && crate::signals::coredump::is_repeatable_fault(signal)
@@ -200,7 +203,7 @@ impl Shim {
     }
 
     /// The guest's node has killed the program, for a reason that is not a fault of the program.
-    fn handle_killed(&mut self, pid: HomePid, why: &str) {
+    fn handle_killed_by_node(&mut self, pid: HomePid, why: &str) {
         tracing::warn!(%pid, why, "the guest's node has killed the program");
         self.abort_task(pid, why);
         crate::signals::coredump::prevent_core(pid.0);
@@ -233,7 +236,7 @@ impl Shim {
 
     pub(crate) fn handle_returning(&mut self, pid: HomePid, arrived: ReceivedMessage) {
         let bytes = arrived.bytes();
-        match self.processes.get_mut(&pid).map(|m| &mut m.state) {
+        match self.processes.get_mut(&pid).map(|process| &mut process.state) {
             // Parts of an aborted departure are dropped: its guest continued to run.
             Some(State::Returning(returning)) if returning.has_departed => {
                 returning.bytes += bytes.len() as u64;
@@ -251,7 +254,7 @@ impl Shim {
                 self.with_process(pid, |process, stopped| process.drop_pages(stopped, runs))
             }
             Message::Pages(runs) => {
-                self.processes.get_mut(&pid).map_or(Ok(()), |m| m.write_pages(runs, bytes))
+                self.processes.get_mut(&pid).map_or(Ok(()), |process| process.write_pages(runs, bytes))
             }
             Message::Object { file, offset } => {
                 self.take_object(pid, *file, |objects, file| objects.write(file, *offset, bytes))
@@ -259,7 +262,7 @@ impl Shim {
             Message::Hole { file, offset, length } => {
                 self.take_object(pid, *file, |objects, file| objects.punch_hole(file, *offset, *length))
             }
-            Message::Image(image, talk) => return self.handle_arrival(pid, image, talk),
+            Message::Image(image, sync) => return self.handle_arrival(pid, image, sync),
             _ => Ok(()),
         };
         match done {

@@ -65,7 +65,7 @@ impl Peer {
 
     /// For a peer to which no process refers: sends what is queued on its link, and tells whether it
     /// can be removed, which closes the link.
-    pub(crate) fn is_closed(&mut self) -> bool {
+    pub(crate) fn flush_and_check_removable(&mut self) -> bool {
         let since = *self.unused_since.get_or_insert_with(Instant::now);
         let Some(link) = &mut self.link else { return true };
         // Ok(true): all is sent.

@@ -12,7 +12,7 @@ use tern_ids::{Epoch, HomePid};
 use tern_migrate::message::Message;
 use tern_wire::{Link, Preamble};
 
-/// How often a beat is sent on each link.
+/// Interval between heartbeats on each link.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a guest shim may take for the handshake.
@@ -50,10 +50,10 @@ impl Shim {
         let silent = Duration::from_secs(u64::from(self.start.suspend_after));
         let in_use: BTreeSet<PeerId> = self.processes.values().flat_map(Process::peers).collect();
         for at in self.peers.ids() {
-            let needed = self.processes.values().any(|m| m.peer == at && m.is_away());
+            let needed = self.processes.values().any(|process| process.peer == at && process.is_away());
             let Some(peer) = self.peers.get_mut(at) else { continue };
             if !in_use.contains(&at) {
-                if peer.is_closed() {
+                if peer.flush_and_check_removable() {
                     self.peers.remove(at);
                 }
                 continue;
@@ -123,8 +123,12 @@ impl Shim {
 
     /// Kills the deputies whose guests this peer held, because the guests are lost.
     pub(crate) fn kill_deputies_of(&mut self, at: PeerId, why: &str) {
-        let lost: Vec<HomePid> =
-            self.processes.values().filter(|m| m.peer == at && m.is_away()).map(|m| m.pid).collect();
+        let lost: Vec<HomePid> = self
+            .processes
+            .values()
+            .filter(|process| process.peer == at && process.is_away())
+            .map(|process| process.pid)
+            .collect();
         for pid in lost {
             tracing::error!(%pid, why, "a process is lost; its deputy is killed");
             self.abort_task(pid, why);
@@ -134,7 +138,7 @@ impl Shim {
 
     /// Handles the report of a guest shim, on a new link, that it still has this thread. The first
     /// thread of a process comes last; after it everything unacknowledged is sent again.
-    pub(crate) fn handle_present(
+    pub(crate) fn handle_reattach(
         &mut self,
         pid: HomePid,
         tid: HomePid,

@@ -14,13 +14,13 @@ const TERND_TIMEOUT: Duration = Duration::from_secs(20);
 /// # Errors
 /// ternd's refusal, or one that says that ternd cannot be reached.
 pub(crate) fn request(run_dir: &Path, message: &Request) -> Result<Reply, Refusal> {
-    let talk = || -> io::Result<Reply> {
+    let exchange = || -> io::Result<Reply> {
         let mut daemon = UnixStream::connect(run_dir.join("control"))?;
         daemon.set_read_timeout(Some(TERND_TIMEOUT))?;
         stream::write(&mut daemon, message)?;
         stream::read(&mut daemon)
     };
-    match talk() {
+    match exchange() {
         Ok(Reply::Refused(refusal)) => Err(refusal),
         Ok(reply) => Ok(reply),
         Err(error) => Err(Refusal::new(RefusalKind::Unavailable, format!("ternd does not answer: {error}"))),

@@ -57,19 +57,19 @@ impl Shim {
 
     /// Whether it is frozen and stopped. It must not be waited for: no further stop will come.
     pub(crate) fn is_frozen(&self, pid: HomePid) -> bool {
-        self.processes.get(&pid).is_some_and(|m| matches!(m.frozen, Some(Frozen::Stopped(..))))
+        self.processes.get(&pid).is_some_and(|process| matches!(process.frozen, Some(Frozen::Stopped(..))))
     }
 
     /// Continues a frozen process.
     pub(crate) fn continue_frozen(&mut self, pid: HomePid, caller: PendingRequest) {
-        let frozen = self.processes.get_mut(&pid).and_then(|m| m.frozen.take());
+        let frozen = self.processes.get_mut(&pid).and_then(|process| process.frozen.take());
         let Some(frozen) = frozen else {
             let refusal = Refusal::new(RefusalKind::BadRequest, format!("process {pid} is not frozen"));
             return caller.reply(&ShimReply::Refused(refusal));
         };
         // If it is not stopped yet it just continues what it does: it comes home, or ends its last
         // call.
-        let drains = self.processes.get(&pid).is_some_and(|m| matches!(m.state, State::Draining));
+        let drains = self.processes.get(&pid).is_some_and(|process| matches!(process.state, State::Draining));
         if let Frozen::Stopped(tid, signal) = frozen {
             match self.processes.get_mut(&pid).map(Process::undo_prepare) {
                 Some(Ok(())) => self.detach_with_signal(pid, tid, signal),

@@ -10,9 +10,9 @@
 //!    ─▶ shared memory is sent once ─▶ images
 //!  all have arrived ─▶ GoGroup, one message ─▶ if one runs, all do
 //! ```
-//! Until then, a failure of one aborts the move of all. Away the group follows from the objects
-//! that the processes map ([`tern_image::object`]), which children inherit. On the way home each
-//! image waits until the last one has arrived.
+//! Until `GoGroup` is sent, a failure of one process aborts the move of all. Away the group follows
+//! from the objects that the processes map ([`tern_image::object`]), which children inherit. On the
+//! way home each image waits until the last one has arrived.
 //!
 //! Home keeps each object as it was when they left, so nothing may access it. If a process outside
 //! the group maps the object or has it open, the group does not move. If one of the group reads or
@@ -75,6 +75,11 @@ pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
     (Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}")), procfs::is_alive(pid.0))
 }
 
+/// Whether a process runs at home and is neither moved nor frozen.
+fn is_idle(process: &Process) -> bool {
+    matches!(process.state, State::Resident) && process.task.is_none() && process.frozen.is_none()
+}
+
 impl Shim {
     /// Seizes a process at home that is to leave and those that share memory with it, and opens the
     /// shared memory.
@@ -128,9 +133,7 @@ impl Shim {
     /// Detaches from processes at home that were seized in vain.
     fn detach_idle(&mut self, all: &[HomePid]) {
         for pid in all {
-            let idle =
-                |m: &Process| matches!(m.state, State::Resident) && m.task.is_none() && m.frozen.is_none();
-            if !self.processes.get(pid).is_some_and(idle) {
+            if !self.processes.get(pid).is_some_and(is_idle) {
                 continue;
             }
             match self.quiesce_resident(*pid) {
@@ -143,10 +146,7 @@ impl Shim {
 
     /// Seizes a process at home so that it leaves with another one whose memory it shares.
     fn join_group(&mut self, pid: HomePid, other: HomePid) -> Result<(), (Refusal, bool)> {
-        let known = self.processes.get(&pid);
-        let is_busy =
-            |m: &Process| !matches!(m.state, State::Resident) || m.task.is_some() || m.frozen.is_some();
-        let busy = known.is_some_and(is_busy);
+        let busy = self.processes.get(&pid).is_some_and(|process| !is_idle(process));
         let status = |pid: HomePid| procfs::status(pid.0).map_err(|_gone| not_found(pid));
         let (own, others) = (status(pid)?, status(other)?);
         if busy || own.uid != others.uid || own.gid != others.gid {
@@ -266,14 +266,14 @@ impl Shim {
         if let Some(watch) = &mut self.open_watch {
             watch.retain(in_use);
         }
-        if let Some(open_guard) = &mut self.open_guard {
-            open_guard.retain(in_use);
+        if let Some(open_blocker) = &mut self.open_blocker {
+            open_blocker.retain(in_use);
         }
     }
 
     /// The group that a process moves with, including itself: those with the same migration.
     pub(crate) fn group_of(&self, pid: HomePid) -> Vec<HomePid> {
-        match self.processes.get(&pid).and_then(|m| m.task.as_ref()) {
+        match self.processes.get(&pid).and_then(|process| process.task.as_ref()) {
             Some(task) => self.processes_in_migration(task.migration),
             None => vec![pid],
         }
@@ -281,15 +281,16 @@ impl Shim {
 
     /// The processes of a migration.
     pub(crate) fn processes_in_migration(&self, migration: MigrationId) -> Vec<HomePid> {
-        let concerned = |m: &&Process| m.task.as_ref().is_some_and(|t| t.migration == migration);
-        let mut all: Vec<HomePid> = self.processes.values().filter(concerned).map(|m| m.pid).collect();
+        let concerned = |process: &&Process| process.task.as_ref().is_some_and(|t| t.migration == migration);
+        let mut all: Vec<HomePid> = self.processes.values().filter(concerned).map(|one| one.pid).collect();
         all.sort_unstable();
         all
     }
 
     /// The progress of the group that this process leaves with, as seen from it.
     pub(crate) fn group_progress(&self, pid: HomePid) -> GroupProgress {
-        let migration = self.processes.get(&pid).and_then(|m| m.task.as_ref()).map(|task| task.migration);
+        let migration =
+            self.processes.get(&pid).and_then(|process| process.task.as_ref()).map(|task| task.migration);
         let is_complete = migration.is_some() && self.complete_group == migration;
         let others = self.group_of(pid);
         let (is_alone, carried_by_others) = (others.len() == 1, HashSet::new());
@@ -351,7 +352,7 @@ impl Shim {
         migration: MigrationId,
         peer: PeerId,
     ) -> Result<(), Unopened> {
-        let live_objects = |pid: &HomePid| match self.processes.get(pid).map(|m| &m.state) {
+        let live_objects = |pid: &HomePid| match self.processes.get(pid).map(|process| &process.state) {
             Some(State::Outgoing(outgoing)) => outgoing.live_objects.clone(),
             _ => HashSet::new(),
         };
@@ -391,8 +392,10 @@ impl Shim {
     /// they are young enough.
     pub(crate) fn requeue_group(&mut self, migration: MigrationId) {
         for pid in self.processes_in_migration(migration) {
-            let moves = |m: &&Process| matches!(m.state, State::Outgoing(_) | State::Returning(_));
-            if self.processes.get(&pid).filter(moves).is_some() {
+            let process = self.processes.get(&pid);
+            if process
+                .is_some_and(|process| matches!(process.state, State::Outgoing(_) | State::Returning(_)))
+            {
                 self.requeue_task(pid);
             }
         }
@@ -460,9 +463,9 @@ impl Shim {
         }
         let mut objects = process.files.objects.clone();
         loop {
-            let shares = |m: &&Process| {
-                let other = m.is_away() && !m.in_parent_memory && !all.contains(&m.pid);
-                other && !m.files.objects.is_disjoint(&objects)
+            let shares = |process: &&Process| {
+                let other = process.is_away() && !process.in_parent_memory && !all.contains(&process.pid);
+                other && !process.files.objects.is_disjoint(&objects)
             };
             let Some(other) = self.processes.values().find(shares) else { break };
             all.push(other.pid);

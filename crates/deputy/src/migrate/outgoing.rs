@@ -141,7 +141,7 @@ impl Shim {
     }
 
     pub(crate) fn handle_accepted(&mut self, pid: HomePid) {
-        match self.processes.get(&pid).map(|m| &m.state) {
+        match self.processes.get(&pid).map(|process| &process.state) {
             Some(State::Remigrating(next)) => return self.depart_to_next_node(pid, *next),
             Some(State::Outgoing(outgoing)) => {
                 // The peer reports with its first `Accepted` whether it mounts home's files.
@@ -168,7 +168,7 @@ impl Shim {
         }
     }
 
-    pub(crate) fn handle_want(&mut self, pid: HomePid, indices: &[u32]) {
+    pub(crate) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) {
         self.with_outgoing(pid, |outgoing, source, _link| match &mut outgoing.sending {
             Some(sending) => sending.handle_file_request(indices, source).map(|()| false),
             None => Ok(false),
@@ -180,8 +180,8 @@ impl Shim {
         let outgoing: Vec<HomePid> = self
             .processes
             .values()
-            .filter(|m| matches!(m.state, State::Outgoing(_)))
-            .map(|m| m.pid)
+            .filter(|process| matches!(process.state, State::Outgoing(_)))
+            .map(|process| process.pid)
             .collect();
         for pid in outgoing {
             self.check_group_complete(pid);
@@ -217,7 +217,9 @@ impl Shim {
 
     /// Hands over the group of a process if the last one has arrived.
     pub(crate) fn hand_over_group(&mut self, pid: HomePid) {
-        let Some(State::Outgoing(outgoing)) = self.processes.get(&pid).map(|m| &m.state) else { return };
+        let Some(State::Outgoing(outgoing)) = self.processes.get(&pid).map(|process| &process.state) else {
+            return;
+        };
         let peer = outgoing.peer;
         let group = self.group_of(pid);
         let mut epochs = Vec::with_capacity(group.len());
@@ -229,8 +231,7 @@ impl Shim {
             }
             epochs.push((*pid, process.offered_epoch));
         }
-        let is_ready =
-            |m: &Process| matches!(&m.state, State::Outgoing(o) if o.image.is_some() && m.is_stopped());
+        let is_ready = |process: &Process| matches!(&process.state, State::Outgoing(o) if o.image.is_some() && process.is_stopped());
         if !group.iter().filter_map(|pid| self.processes.get(pid)).all(is_ready) {
             return self.cancel_outgoing(pid, "its node reported it ready before it was sent");
         }

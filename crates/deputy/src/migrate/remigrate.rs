@@ -23,7 +23,11 @@ impl Shim {
     }
 
     pub(crate) fn depart_to_next_node(&mut self, pid: HomePid, next: PeerId) {
-        let Some(epoch) = self.processes.get(&pid).filter(|m| m.task.is_some()).map(|m| m.offered_epoch)
+        let Some(epoch) = self
+            .processes
+            .get(&pid)
+            .filter(|process| process.task.is_some())
+            .map(|process| process.offered_epoch)
         else {
             return;
         };
@@ -77,7 +81,9 @@ impl Shim {
 
     /// Fetches a process home for an operation that only home can do.
     pub(crate) fn fetch_home(&mut self, pid: HomePid, why: &str) {
-        let Some(process) = self.processes.get_mut(&pid).filter(|m| matches!(m.state, State::Away)) else {
+        let Some(process) =
+            self.processes.get_mut(&pid).filter(|process| matches!(process.state, State::Away))
+        else {
             return;
         };
         let stays = process.record_forced_return();
@@ -119,8 +125,8 @@ impl Shim {
 
     /// Asks guests that were busy to depart again.
     pub(crate) fn retry_busy_guests(&mut self) {
-        let due = |m: &&mut Process| m.retry_at.is_some_and(|at| at <= Instant::now());
-        let due: Vec<HomePid> = self.processes.values_mut().filter(due).map(|m| m.pid).collect();
+        let due = |process: &&mut Process| process.retry_at.is_some_and(|at| at <= Instant::now());
+        let due: Vec<HomePid> = self.processes.values_mut().filter(due).map(|process| process.pid).collect();
         for pid in due {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             process.retry_at = None;
@@ -134,18 +140,17 @@ impl Shim {
     }
 
     /// A process on its way home has arrived completely. It waits for the rest of its group.
-    pub(crate) fn handle_arrival(&mut self, pid: HomePid, image: &ProcessImage, talk: &ProcessSync) {
+    pub(crate) fn handle_arrival(&mut self, pid: HomePid, image: &ProcessImage, sync: &ProcessSync) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let State::Returning(returning) = &mut process.state else { return };
-        returning.arrived = Some(Box::new((image.clone(), talk.clone())));
+        returning.arrived = Some(Box::new((image.clone(), sync.clone())));
         self.restore_group(pid);
     }
 
     /// Restores the group of a process at home if the last one has arrived.
     pub(crate) fn restore_group(&mut self, pid: HomePid) {
         let group = self.group_of(pid);
-        let arrived =
-            |m: &Process| matches!(&m.state, State::Returning(returning) if returning.arrived.is_some());
+        let arrived = |process: &Process| matches!(&process.state, State::Returning(returning) if returning.arrived.is_some());
         if group.iter().filter_map(|pid| self.processes.get(pid)).all(arrived) {
             group.into_iter().for_each(|pid| self.finish_return(pid));
         }
@@ -155,26 +160,26 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let State::Returning(returning) = &mut process.state else { return };
         let Some(arrived) = returning.arrived.take() else { return };
-        let (image, talk) = (&arrived.0, &arrived.1);
+        let (image, sync) = (&arrived.0, &arrived.1);
         if let Some(task) = &mut process.task {
             task.bytes = returning.bytes;
-            task.frozen_at = Instant::now().checked_sub(Duration::from_micros(talk.frozen_us));
+            task.frozen_at = Instant::now().checked_sub(Duration::from_micros(sync.frozen_us));
         }
         fault::point("home", Phase::HandOver);
         // If the clock was set back here while the process was away, the process sees it go back,
         // like all others on this node.
-        if let Err(behind) = tern_migrate::wall::wait_until(talk.wall) {
+        if let Err(behind) = tern_migrate::wall::wait_until(sync.wall) {
             tracing::warn!(%pid, %behind);
         }
         // The point of no return of a journey home: the guest's epoch ends here. None of its calls
         // is performed any more, whether or not the `Drop` below arrives.
         process.epoch = process.epoch.next();
         process.in_parent_memory = false;
-        process.usage_away = talk.used;
+        process.usage_away = sync.used;
         process.thread_usage =
-            image.threads.iter().zip(&talk.threads).map(|(thread, talk)| (thread.tid, talk.used)).collect();
+            image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used)).collect();
         let peer = process.peer;
-        let home = self.restore_process(pid, image, talk);
+        let home = self.restore_process(pid, image, sync);
         self.send_to_peer(peer, pid, &Message::Drop);
         match home {
             Ok(Some(remainders)) => {

@@ -46,13 +46,13 @@ impl Shim {
             match caller.request().clone() {
                 ShimRequest::Processes => caller.reply(&ShimReply::Processes(self.rows())),
                 ShimRequest::Owns { pid } => {
-                    let is_ours =
-                        self.processes.contains_key(&pid) || self.detached.iter().any(|h| h.row.pid == pid);
+                    let is_ours = self.processes.contains_key(&pid)
+                        || self.detached.iter().any(|detached| detached.row.pid == pid);
                     caller.reply(&if is_ours { ShimReply::Done } else { control_socket::not_held() });
                 }
-                ShimRequest::Awaits { pid, epoch } => {
-                    let awaits = self.processes.get(&pid).is_some_and(|m| m.awaits(epoch));
-                    caller.reply(&if awaits { ShimReply::Done } else { control_socket::not_held() });
+                ShimRequest::IsGuestAwaited { pid, epoch } => {
+                    let is_awaited = self.processes.get(&pid).is_some_and(|process| process.awaits(epoch));
+                    caller.reply(&if is_awaited { ShimReply::Done } else { control_socket::not_held() });
                 }
                 ShimRequest::Migrate { pid, to } => self.begin_migration(pid, to, caller, Instant::now()),
                 ShimRequest::AtExec { pid, candidates, .. } => self.hold_at_exec(pid, &candidates, caller),
@@ -64,31 +64,34 @@ impl Shim {
     }
 
     pub(crate) fn rows(&self) -> Vec<ProcessRow> {
-        let detached =
-            self.detached.iter().filter(|h| !self.processes.contains_key(&h.row.pid)).map(|h| h.row.clone());
-        self.processes.values().map(|m| self.row(m)).chain(detached).collect()
+        let detached = self
+            .detached
+            .iter()
+            .filter(|detached| !self.processes.contains_key(&detached.row.pid))
+            .map(|detached| detached.row.clone());
+        self.processes.values().map(|process| self.row(process)).chain(detached).collect()
     }
 
     /// The row of a process as `mps` shows it.
-    pub(crate) fn row(&self, m: &Process) -> ProcessRow {
-        let suspended = m.is_away() && self.peers.link(m.peer).is_none();
-        let at_home = procfs::stat(m.pid.0).map_or(0.0, |s| s.cpu_seconds());
+    pub(crate) fn row(&self, process: &Process) -> ProcessRow {
+        let suspended = process.is_away() && self.peers.link(process.peer).is_none();
+        let at_home = procfs::stat(process.pid.0).map_or(0.0, |s| s.cpu_seconds());
         ProcessRow {
-            pid: m.pid,
-            uid: m.uid,
-            r#where: Some(self.current_node(m)),
+            pid: process.pid,
+            uid: process.uid,
+            r#where: Some(self.current_node(process)),
             from: None,
-            state: if suspended { "suspended" } else { m.state_name() }.into(),
-            cpu_seconds: at_home + m.usage_away.seconds(),
-            migrations: m.migrations,
-            reason: m.reason.clone(),
-            command: m.command.clone(),
+            state: if suspended { "suspended" } else { process.state_name() }.into(),
+            cpu_seconds: at_home + process.usage_away.seconds(),
+            migrations: process.migrations,
+            reason: process.reason.clone(),
+            command: process.command.clone(),
             usage: Usage {
-                memory: if m.is_away() { m.demand.memory } else { 0 },
-                waited_seconds: m.demand.cpu_wait_ns as f64 / 1e9,
-                calls: m.call_count,
-                call_bytes: m.call_bytes,
-                local_bytes: if m.is_away() { m.demand.local_io } else { 0 },
+                memory: if process.is_away() { process.demand.memory } else { 0 },
+                waited_seconds: process.demand.cpu_wait_ns as f64 / 1e9,
+                calls: process.call_count,
+                call_bytes: process.call_bytes,
+                local_bytes: if process.is_away() { process.demand.local_io } else { 0 },
             },
             started: None,
         }
@@ -104,9 +107,9 @@ impl Shim {
         if !seize_threads(&mut process, false)? {
             tern_tracee::reap::with_reaper(pid.0, || seize_threads(&mut process, true))?;
         }
-        let before = self.detached.iter().find(|h| h.row.pid == pid && h.is_alive());
+        let before = self.detached.iter().find(|detached| detached.row.pid == pid && detached.is_alive());
         let mut process = Process {
-            forced_returns: before.map(|h| h.forced_returns.clone()).unwrap_or_default(),
+            forced_returns: before.map(|detached| detached.forced_returns.clone()).unwrap_or_default(),
             ..process
         };
         if let Some(saved_usage) = self.usage_store.take(pid, process.started) {
@@ -148,10 +151,10 @@ impl Shim {
             return;
         }
         let away = known.is_some_and(Process::is_away);
-        let from = known.map_or(home, |m| self.current_node(m));
+        let from = known.map_or(home, |process| self.current_node(process));
         match (to, away) {
             (Destination::Balance, _) => {
-                refuse(caller, RefusalKind::BadRequest, "the balancer does not choose yet");
+                refuse(caller, RefusalKind::BadRequest, "internal error: ternd must choose the node first");
             }
             (Destination::Home, false) => {
                 refuse(caller, RefusalKind::BadRequest, &format!("process {pid} is at home already"));
@@ -291,7 +294,9 @@ impl Shim {
         let (run_dir, key) = (self.start.run_dir.clone(), Arc::clone(&self.key));
         let process = self.processes.get(&pid);
         // When a process moves from node to node its current guest shim sends it.
-        let source = process.filter(|m| m.is_away()).and_then(|m| Some(self.peers.get(m.peer)?.fingerprint));
+        let source = process
+            .filter(|process| process.is_away())
+            .and_then(|process| Some(self.peers.get(process.peer)?.fingerprint));
         let status = procfs::status(pid.0).unwrap_or_default();
         let started = self.start_helper(move || {
             let mut accept = vec![key.fingerprint()];
@@ -381,7 +386,8 @@ impl Shim {
                 }
                 break;
             }
-            let unbegun = |m: &Process| matches!(m.state, State::Resident) && m.task.is_some();
+            let unbegun =
+                |process: &Process| matches!(process.state, State::Resident) && process.task.is_some();
             if self.processes.get(&pid).is_some_and(unbegun) {
                 self.abort_task(pid, "busy: it cannot be stopped; try again");
             }

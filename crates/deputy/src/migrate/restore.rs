@@ -308,7 +308,7 @@ impl Shim {
         &mut self,
         pid: HomePid,
         image: &ProcessImage,
-        talk: &ProcessSync,
+        sync: &ProcessSync,
     ) -> Result<Option<Vec<(HomePid, CallRequest)>>> {
         let inconsistent = |what: &str| Error::Inconsistent { what: what.into(), pid: pid.0 };
         image.check().map_err(inconsistent)?;
@@ -316,18 +316,18 @@ impl Shim {
         let known = process.live_threads().all(|thread| image.threads.iter().any(|t| t.tid == thread.tid));
         if !known
             || image.threads.len() != process.live_threads().count()
-            || image.threads.len() != talk.threads.len()
+            || image.threads.len() != sync.threads.len()
         {
             return Err(inconsistent("its node sent a different set of threads"));
         }
         self.interrupt_all(pid)?;
         let mut resolutions = Vec::with_capacity(image.threads.len());
-        for (thread, talk) in image.threads.iter().zip(&talk.threads) {
+        for (thread, sync) in image.threads.iter().zip(&sync.threads) {
             resolutions.push(loop {
                 let Some(stopped) = self.quiesce_thread(thread.tid)? else { return Ok(None) };
                 self.take_result(pid, thread.tid);
                 let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
-                match process.resolve_call(stopped, thread, talk)? {
+                match process.resolve_call(stopped, thread, sync)? {
                     CallResolution::Retry => std::thread::yield_now(),
                     resolution => break resolution,
                 }
@@ -335,13 +335,13 @@ impl Shim {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
         let (mut home, mut draining_stops, mut remainders) = (Vec::new(), Vec::new(), Vec::new());
-        for ((thread, talk), resolution) in image.threads.iter().zip(&talk.threads).zip(resolutions) {
+        for ((thread, sync), resolution) in image.threads.iter().zip(&sync.threads).zip(resolutions) {
             // Signals that the guest has received but not delivered, then those it has not
             // received.
             let unacked = process.thread(thread.tid)?.unacked.drain(..);
-            let unacked = unacked.filter(|(count, _)| *count > talk.signals).map(|(_, info)| info);
+            let unacked = unacked.filter(|(count, _)| *count > sync.signals).map(|(_, info)| info);
             let mut pending_signals: Vec<Siginfo> =
-                talk.pending_signals.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
+                sync.pending_signals.iter().filter_map(|i| i.as_slice().try_into().ok()).collect();
             pending_signals.extend(unacked);
             let (stopped, registers, rest, partial) = match resolution {
                 CallResolution::Registers(stopped, registers) => {
@@ -349,7 +349,7 @@ impl Shim {
                     home.push(RestoredThread { injection, image: thread, registers, pending_signals });
                     continue;
                 }
-                CallResolution::Drain(stopped, registers) => (stopped, registers, false, talk.partial),
+                CallResolution::Drain(stopped, registers) => (stopped, registers, false, sync.partial),
                 CallResolution::Remainder(stopped, registers, partial) => {
                     (stopped, registers, true, Some(partial))
                 }
@@ -357,7 +357,7 @@ impl Shim {
             };
             if rest {
                 remainders
-                    .push((thread.tid, process.remainder_request(&registers, talk.call, talk.signals)?));
+                    .push((thread.tid, process.remainder_request(&registers, sync.call, sync.signals)?));
             }
             let image = ThreadImage { registers, ..thread.clone() };
             process.thread(thread.tid)?.draining =

@@ -123,7 +123,7 @@ impl MigrationSource for OutgoingSource<'_> {
         let image = captured?;
         finished?;
         self.image = Some(Box::new(image.clone()));
-        let talk = |thread: &ThreadImage| {
+        let sync = |thread: &ThreadImage| {
             let known = process.threads.get(&thread.tid);
             let registers = &thread.registers;
             let code = registers
@@ -137,8 +137,8 @@ impl MigrationSource for OutgoingSource<'_> {
                 ..ThreadSync::default()
             }
         };
-        let talks = image.threads.iter().map(talk).collect();
-        Ok((image, ProcessSync { threads: talks, used: process.usage_away, ..ProcessSync::default() }))
+        let thread_syncs = image.threads.iter().map(sync).collect();
+        Ok((image, ProcessSync { threads: thread_syncs, used: process.usage_away, ..ProcessSync::default() }))
     }
 }
 

@@ -52,48 +52,48 @@ impl Process {
         &mut self,
         stopped: Stopped,
         image: &ThreadImage,
-        talk: &ThreadSync,
+        sync: &ThreadSync,
     ) -> Result<CallResolution> {
         let memory = Memory::open(self.memory.pid())?;
         let now = stopped.registers()?;
         let in_call = self.is_in_call(&now);
         let thread = self.thread(image.tid)?;
         let mut registers = image.registers;
-        let rest = talk.partial.is_some() && !thread.has_seen(talk.call);
-        if !talk.call_pending && !rest {
+        let rest = sync.partial.is_some() && !thread.has_seen(sync.call);
+        if !sync.call_pending && !rest {
             return Ok(CallResolution::Registers(stopped, registers));
         }
         if registers.call().is_none() {
             // The guest's kernel had already rewound it for a restart: undo that.
             (registers.orig_rax, registers.rip) = (registers.rax, registers.rip + 2);
         }
-        let resumes = talk.restart_code.filter(|code| restart::is(*code));
+        let resumes = sync.restart_code.filter(|code| restart::is(*code));
         registers.rax = resumes.unwrap_or(restart::NOINTR).cast_unsigned();
-        if rest && let Some(partial) = talk.partial {
+        if rest && let Some(partial) = sync.partial {
             // The rest of a transfer was not requested here yet: only the deputy can add up the
             // counts.
             return Ok(CallResolution::Remainder(stopped, registers, partial));
         }
         let signals_wait =
-            !talk.pending_signals.is_empty() || thread.unacked.iter().any(|(count, _)| *count > talk.signals);
+            !sync.pending_signals.is_empty() || thread.unacked.iter().any(|(count, _)| *count > sync.signals);
         let under_mask = signals_wait && carries_mask(&memory, &registers);
         // Whether all pending signals are blocked by a handler's mask, which the deputy does not
         // know. Natively they would not have interrupted the call.
         let new =
-            thread.unacked.iter().filter(|(count, _)| *count > talk.signals).map(|(_, info)| signal_of(info));
-        let carried = talk.pending_signals.iter().filter_map(|info| info.as_slice().try_into().ok());
+            thread.unacked.iter().filter(|(count, _)| *count > sync.signals).map(|(_, info)| signal_of(info));
+        let carried = sync.pending_signals.iter().filter_map(|info| info.as_slice().try_into().ok());
         let mut waiting = new.chain(carried.map(|info| signal_of(&info)));
         let in_vain = signals_wait && waiting.all(|signal| image.sigmask >> ((signal - 1) & 63) & 1 == 1);
-        if let Some(last) = thread.last_result.take_if(|last| last.number == talk.call) {
+        if let Some(last) = thread.last_result.take_if(|last| last.number == sync.call) {
             if is_interruption(last.outcome.ret) && (under_mask || in_vain) {
                 return Ok(CallResolution::Registers(stopped, registers));
             }
-            if let Some(partial) = deliver_piece(&memory, &mut registers, &last.outcome, talk.partial)? {
+            if let Some(partial) = deliver_piece(&memory, &mut registers, &last.outcome, sync.partial)? {
                 return Ok(CallResolution::Remainder(stopped, registers, partial));
             }
             return Ok(CallResolution::Registers(stopped, registers));
         }
-        let Some(current) = thread.current.as_ref().filter(|c| c.request.number == talk.call) else {
+        let Some(current) = thread.current.as_ref().filter(|c| c.request.number == sync.call) else {
             return Ok(CallResolution::Registers(stopped, registers));
         };
         let code = now.rax.cast_signed();
@@ -109,7 +109,7 @@ impl Process {
             thread.current = None;
             return Ok(CallResolution::Registers(stopped, registers));
         }
-        let whole = current.partial.is_none() && talk.partial.is_none();
+        let whole = current.partial.is_none() && sync.partial.is_none();
         if interrupted && whole && has_no_timeout(&current.request.call) {
             // The kernel can make the call anew, natively, without losing anything. But the program
             // is in the call: a signal that arrives now must interrupt it before its handler runs.

@@ -19,7 +19,7 @@ impl Shim {
     /// Fetches a process home for a call that is only correct there. The caller repeats the call.
     pub(crate) fn redirect_home(&mut self, tid: HomePid, pid: HomePid, request: &CallRequest) {
         let name = tern_syscall::row(request.call.nr).map_or("a call", |row| row.name);
-        self.fetch_home(pid, &format!("shared memory: {name} of what it maps is done at home only"));
+        self.fetch_home(pid, &format!("shared memory: {name} is made at home only"));
         let mut again = rejected(request.number, 0);
         again.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);
         self.send(tid, &Message::Result(Box::new(again)));
@@ -57,7 +57,7 @@ impl Shim {
         if self.inodes.is_empty() || !TOUCHING.contains(&i64::from(call.nr)) {
             return None;
         }
-        let process = self.processes.values().find(|m| m.threads.contains_key(&tid))?;
+        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
         let Some(Arguments::Fixed(shapes)) = tern_syscall::row(call.nr).map(|row| row.arguments) else {
             return None;
         };
@@ -68,7 +68,7 @@ impl Shim {
             let inode = (meta.dev(), meta.ino());
             self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
         })?;
-        let shares = |m: &&Process| m.is_away() && m.files.objects.contains(&touched);
+        let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&touched);
         let sharer = Some(process).filter(shares).or_else(|| self.processes.values().find(shares));
         sharer.map(|process| process.pid)
     }
@@ -82,18 +82,22 @@ impl Shim {
         if self.inodes.is_empty() || !ALL.contains(&nr) && nr != libc::SYS_exit {
             return None;
         }
-        let process = self.processes.values().find(|m| m.threads.contains_key(&tid))?;
+        let process = self.processes.values().find(|process| process.threads.contains_key(&tid))?;
         if process.in_parent_memory || nr == libc::SYS_exit && process.live_threads().count() > 1 {
             return None;
         }
         // Processes that end at the same time do not count for each other.
-        let ends = |m: &Process| {
-            let mut calls = m.threads.values().filter_map(|thread| thread.current.as_ref());
+        let ends = |process: &Process| {
+            let mut calls = process.threads.values().filter_map(|thread| thread.current.as_ref());
             calls.any(|current| ALL.contains(&i64::from(current.request.call.nr)))
         };
         let others = |id: &ObjectId| {
-            let has =
-                |m: &&Process| m.is_away() && !m.in_parent_memory && m.files.objects.contains(id) && !ends(m);
+            let has = |process: &&Process| {
+                process.is_away()
+                    && !process.in_parent_memory
+                    && process.files.objects.contains(id)
+                    && !ends(process)
+            };
             self.processes.values().filter(has).any(|other| other.pid != process.pid)
         };
         let exits = nr == libc::SYS_exit || nr == libc::SYS_exit_group;

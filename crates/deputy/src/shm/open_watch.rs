@@ -82,13 +82,15 @@ impl Shim {
         let Some(watch) = self.open_watch.as_mut().filter(|watch| !watch.objects.is_empty()) else { return };
         watch.read();
         for id in watch.opened.clone() {
-            let sharers = || self.processes.values().filter(|m| m.files.objects.contains(&id));
-            let moves = |m: &Process| !matches!(m.state, State::Resident | State::Draining | State::Away);
+            let sharers = || self.processes.values().filter(|process| process.files.objects.contains(&id));
+            let moves =
+                |process: &Process| !matches!(process.state, State::Resident | State::Draining | State::Away);
             if sharers().any(moves) {
                 continue;
             }
-            let these: BTreeSet<i32> = sharers().map(|m| m.pid.0).collect();
-            let away = sharers().find(|m| matches!(m.state, State::Away)).map(|m| m.pid);
+            let these: BTreeSet<i32> = sharers().map(|process| process.pid.0).collect();
+            let away =
+                sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
             let files: HashSet<(u64, u64)> = self.inodes.get(&id).copied().into_iter().collect();
             let maps = |these: &BTreeSet<i32>| {
                 shared_maps().into_iter().find(|(pid, maps)| !these.contains(pid) && maps.contains(&id))

@@ -121,7 +121,8 @@ impl Shim {
         let timeout = if running.is_some() { Duration::ZERO } else { OPENER_TIMEOUT };
         let scan = running.or_else(|| {
             let (wanted, left_out) = (files.clone(), these.clone());
-            let found = self.scanner.start(move |deadline| find_opener(&wanted, &left_out, deadline))?;
+            let found =
+                self.descriptor_scanner.start(move |deadline| find_opener(&wanted, &left_out, deadline))?;
             Some(OpenerScan { files, these, found })
         });
         // Another scan is running.

@@ -146,7 +146,7 @@ impl Shim {
 
     /// SIGCONT after a group stop shows up as an unrequested interrupt stop.
     pub(crate) fn handle_continue(&mut self, pid: HomePid) {
-        if self.processes.get_mut(&pid).is_some_and(|m| std::mem::take(&mut m.job_stopped)) {
+        if self.processes.get_mut(&pid).is_some_and(|process| std::mem::take(&mut process.job_stopped)) {
             self.send(pid, &Message::Stop(false));
         }
     }

@@ -1,9 +1,9 @@
 //! Checks the CPU-time timers and RLIMIT_CPU of a process that is away, and reacts to their expiry.
 //!
 //! Home can measure the deputy's CPU time and has the guest's as of its last report. It asks the
-//! guest shim to report as soon as the remainder has been used there (`Watch`), and updates that
-//! threshold with each report, since the deputy uses CPU time as well. It also checks when a call
-//! of the deputy finishes: a program that mostly makes calls uses its time at home.
+//! guest shim to report as soon as the remainder has been used there (`WatchUsage`), and updates
+//! that threshold with each report, since the deputy uses CPU time as well. It also checks when a
+//! call of the deputy finishes: a program that mostly makes calls uses its time at home.
 
 use crate::process::Process;
 use crate::shim::Shim;
@@ -202,7 +202,9 @@ impl Shim {
     /// Fires expired timers and limits and sends the next thresholds. Not while job control has
     /// stopped the process: it uses no CPU time then.
     pub(crate) fn check_timers(&mut self, pid: HomePid, of: ClockScope) {
-        let Some(process) = self.processes.get_mut(&pid).filter(|m| m.is_away() && !m.job_stopped) else {
+        let Some(process) =
+            self.processes.get_mut(&pid).filter(|process| process.is_away() && !process.job_stopped)
+        else {
             return;
         };
         let untimed = process.timers.all.is_empty() && process.cpu_thresholds.is_empty();

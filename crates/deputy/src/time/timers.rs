@@ -2,8 +2,8 @@
 //!
 //! Home's kernel sees only the CPU time of the deputy. So while a process is away these timers are
 //! disarmed in that kernel and kept in this table, with the expiry of each as CPU time used at home
-//! and away together. The guest shim is sent the threshold that corresponds to it (`Watch`) and
-//! reports when it is reached. Then home's kernel is made to raise the signal
+//! and away together. The guest shim is sent the threshold that corresponds to it (`WatchUsage`)
+//! and reports when it is reached. Then home's kernel is made to raise the signal
 //! ([`crate::time::expiry`], [`crate::time::fire`]). From there on it is a signal like any other at
 //! home: blocked, waited for, read from a signalfd, handled at the guest, or fatal, with its
 //! siginfo and the right wait status. No move loses it. A timer in the guest's kernel would be

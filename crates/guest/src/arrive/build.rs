@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  offer   checked; a process with the right pid is made in the sandbox         → Accepted
-//!  crew    the tids of its threads
+//!  threads their tids
 //!  space   its own memory is removed, the filter installed, regions mapped,
-//!          threads created                                                      → Want
+//!          threads created                                                      → RequestFiles
 //!  pages   written, round by round
 //!  image   bounds, actions, threads                                             → Ready
 //!  go      registers; it runs                                                   → Running

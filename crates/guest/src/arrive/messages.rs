@@ -69,7 +69,7 @@ impl Shim {
     }
 
     pub(crate) fn decline_arrival(&mut self, pid: HomePid, why: &str) {
-        let handle_offer = match self.guests.get(&pid).map(|m| &m.process) {
+        let handle_offer = match self.guests.get(&pid).map(|guest| &guest.process) {
             Some(process) if matches!(process.state, State::Arriving(_)) => process.epoch,
             _ => return,
         };
@@ -89,14 +89,14 @@ impl Shim {
         arrived: ReceivedMessage,
         source: Option<&mut Link>,
     ) -> GuestResult {
-        let pid = arrived.pid;
+        let pid = arrived.tag;
         if let Message::Image(image, _) = &arrived.message
             && image.threads.iter().any(|t| self.by_home_tid.get(&t.tid).is_some_and(|of| *of != pid))
         {
             let what = "its source sent a thread that another guest has".into();
             return Err(tern_tracee::Error::Inconsistent { what, pid: pid.0 }.into());
         }
-        let Some(guest) = self.guests.get_mut(&pid).map(|m| &mut m.process) else { return Ok(()) };
+        let Some(guest) = self.guests.get_mut(&pid).map(|guest| &mut guest.process) else { return Ok(()) };
         let State::Arriving(arriving) = &mut guest.state else { return Ok(()) };
         let bytes_at = arrived.bytes();
         match &arrived.message {

@@ -179,7 +179,9 @@ impl Thread {
             crate::time::cpu::add_to_result(pending.trap.nr, &pending.trap.args, used, &mut result.outcome);
         }
         let local = match route(pending.trap.nr, &pending.trap.args) {
-            Route::Both(special) => result.outcome.ret >= 0 && crate::calls::split::has_local_part(special),
+            Route::Both(special) => {
+                result.outcome.ret >= 0 && crate::calls::split::has_local_part_after_home(special)
+            }
             _ => false,
         };
         if local {

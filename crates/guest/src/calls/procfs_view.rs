@@ -152,7 +152,7 @@ mod tests {
             hash,
             shareable: true,
             is_object: false,
-            place: None,
+            location: None,
         };
         let mapped_files = MappedFiles::from([((0x2a, 77), file)]);
         let seen = String::from_utf8(mappings(text.as_bytes(), reserve, &mapped_files)).unwrap();

@@ -1,4 +1,4 @@
-//! Calls with a local part: home's part and this node's part must agree.
+//! Calls in which both halves take part: home's part and this node's part must agree.
 //!
 //! Home goes first; a call that home refuses has no effect here either. The local part is the
 //! guest's own call, let through, which affects only the guest whatever its arguments are, or an
@@ -22,9 +22,9 @@ use tern_wire::Link;
 
 /// Whether a local part follows after home has succeeded.
 #[must_use]
-pub(crate) fn has_local_part(special: SplitCall) -> bool {
+pub(crate) fn has_local_part_after_home(split_call: SplitCall) -> bool {
     matches!(
-        special,
+        split_call,
         SplitCall::Mmap
             | SplitCall::RtSigaction
             | SplitCall::RtSigprocmask
@@ -36,21 +36,21 @@ pub(crate) fn has_local_part(special: SplitCall) -> bool {
 }
 
 impl Thread {
-    /// Handles a call with a local part.
+    /// Handles a call in which both halves take part.
     ///
     /// # Errors
     /// As [`handle_trap`](Self::handle_trap).
     pub(crate) fn handle_split(
         &mut self,
         trap: Notification,
-        special: SplitCall,
+        split_call: SplitCall,
         process: &mut Process,
         home: Option<&mut Link>,
     ) -> GuestResult {
-        if special == SplitCall::RtSigreturn {
+        if split_call == SplitCall::RtSigreturn {
             return self.handle_sigreturn(trap, process, home);
         }
-        if matches!(special, SplitCall::Exec | SplitCall::Exit)
+        if matches!(split_call, SplitCall::Exec | SplitCall::Exit)
             && let Some(home) = home
         {
             // After an exec the process is the same, and keeps this program's CPU time; after an
@@ -58,10 +58,10 @@ impl Thread {
             send(home, process.pid, &Message::Usage(process.cpu_meter.used(), process.demand), &[])?;
             return self.forward(trap, process, Some(home));
         }
-        if special == SplitCall::CpuTimer {
+        if split_call == SplitCall::CpuTimer {
             return self.forward_timer_call(trap, process, home);
         }
-        let asks_only = match special {
+        let asks_only = match split_call {
             SplitCall::RtSigaction | SplitCall::RtSigprocmask => trap.args[1] == 0,
             _ => false,
         };
@@ -225,7 +225,7 @@ impl Thread {
         process: &mut Process,
         cache: &ContentCache,
     ) -> tern_tracee::Result<()> {
-        // `open` is no longer pending, so stopping the thread does not restart it.
+        // `self.pending` is empty, so stopping the thread does not restart the call.
         let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let mut registers = *injection.saved_registers();
@@ -243,11 +243,10 @@ impl Thread {
         }
         if let Some(file) = file.filter(|_| at > 0) {
             let maps = tern_tracee::procfs::maps(self.host_tid)?;
-            let mapped_files =
-                maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
+            let mapping = maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
             // Another thread may have unmapped it since, or mapped private memory there.
-            if let Some(m) = mapped_files.filter(|m| !m.is_anonymous()) {
-                process.mapped_files.insert((m.device, m.inode), file);
+            if let Some(mapping) = mapping.filter(|mapping| !mapping.is_anonymous()) {
+                process.mapped_files.insert((mapping.device, mapping.inode), file);
             }
         }
         registers.rax = at.cast_unsigned();
@@ -334,7 +333,7 @@ impl Guest {
         }
         let Self { process, threads } = self;
         let Some(thread) = threads.get_mut(&tid) else { return Ok(false) };
-        process.is_back();
+        process.end_native_call();
         if waits {
             process.queued_traps.push_back(trap);
         } else {
@@ -441,7 +440,7 @@ impl Guest {
         if action[0] == SIG_IGN || action[0] == SIG_DFL && is_ignored_by_default(signal) {
             for thread in self.threads.values_mut() {
                 thread.raised.remove(&signal);
-                thread.deferred_signals.retain(|is_suspended| *is_suspended != signal);
+                thread.deferred_signals.retain(|deferred| *deferred != signal);
                 thread.unraised_signals.retain(|unraised| *unraised != signal);
             }
         }

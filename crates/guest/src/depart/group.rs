@@ -35,7 +35,8 @@ impl Shim {
     /// The progress of the group that this guest departs with, as seen from it.
     pub(crate) fn group_progress(&self, pid: HomePid) -> GroupProgress {
         let mut group = GroupProgress::alone();
-        let Some(State::Departing(departing)) = self.guests.get(&pid).map(|m| &m.process.state) else {
+        let Some(State::Departing(departing)) = self.guests.get(&pid).map(|guest| &guest.process.state)
+        else {
             return group;
         };
         for other in departing.group.iter().filter(|other| **other != pid) {

@@ -15,7 +15,8 @@ use tern_wire::Link;
 impl Shim {
     pub(crate) fn handle_depart(&mut self, pid: HomePid, departure: &Departure) -> GuestResult {
         if let Departure::Home { group: together, .. } = departure
-            && let Some(State::Departing(departing)) = self.guests.get_mut(&pid).map(|m| &mut m.process.state)
+            && let Some(State::Departing(departing)) =
+                self.guests.get_mut(&pid).map(|guest| &mut guest.process.state)
         {
             // A member of the group has forked meanwhile.
             departing.group.clone_from(together);
@@ -224,7 +225,7 @@ impl Shim {
         let pids: Vec<HomePid> = self.guests.keys().copied().collect();
         for pid in pids {
             while let Some(State::Departing(departing)) =
-                self.guests.get_mut(&pid).map(|m| &mut m.process.state)
+                self.guests.get_mut(&pid).map(|guest| &mut guest.process.state)
             {
                 let Some(link) = &mut departing.link else { break };
                 match link.receive() {
@@ -242,8 +243,9 @@ impl Shim {
     }
 
     pub(crate) fn advance_departures(&mut self) {
-        let departing = |m: &&Guest| matches!(m.process.state, State::Departing(_));
-        let pids: Vec<HomePid> = self.guests.values().filter(departing).map(|m| m.process.pid).collect();
+        let departing = |guest: &&Guest| matches!(guest.process.state, State::Departing(_));
+        let pids: Vec<HomePid> =
+            self.guests.values().filter(departing).map(|guest| guest.process.pid).collect();
         for pid in pids {
             self.with_departing(pid, |sending, guest_source, link| sending.advance(guest_source, link));
         }
@@ -255,7 +257,7 @@ impl Shim {
         let mut failed = Vec::new();
         let (guests, timeout) = (&self.guests, self.link_timeout());
         self.draining_links.retain_mut(|draining| {
-            if !guests.get(&draining.pid).is_some_and(|m| matches!(m.process.state, State::Frozen)) {
+            if !guests.get(&draining.pid).is_some_and(|guest| matches!(guest.process.state, State::Frozen)) {
                 return false;
             }
             let why = match draining.drain() {

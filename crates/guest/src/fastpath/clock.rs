@@ -29,9 +29,9 @@ impl CpuClock {
 }
 
 impl Fastpath {
-    /// Publishes the process's CPU time: what this node's kernel has counted plus `more`
-    /// nanoseconds. The thread is in a trap.
-    pub(crate) fn reply_cpu_time(
+    /// Publishes the process's CPU time: what this node's kernel has counted plus `offset`
+    /// nanoseconds, until `until`. The thread is in a trap.
+    pub(crate) fn publish_cpu_time(
         &mut self,
         (offset, until): (i64, Instant),
         memory: &Memory,
@@ -94,6 +94,6 @@ impl Process {
         }
         self.fastpath.count_call(trap.ip, trap.nr, &self.memory, self.reserve)?;
         let offset = self.cpu_meter.excess_over_counted().saturating_add_unsigned(home);
-        self.fastpath.reply_cpu_time((offset, until), &self.memory, self.reserve)
+        self.fastpath.publish_cpu_time((offset, until), &self.memory, self.reserve)
     }
 }

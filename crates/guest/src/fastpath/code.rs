@@ -341,8 +341,8 @@ pub(crate) fn bytes() -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(&raw const tern_fastpath_begin, len) }
 }
 
-/// The offset in the code at which a call's body begins; `asks` selects the body that tests the
-/// thread flag first.
+/// The offset in the code at which a call's body begins; `thread_flag` selects the body that tests
+/// the thread flag first.
 pub(crate) fn entry(nr: u32, thread_flag: bool) -> Option<u64> {
     Some(match i64::from(nr) {
         libc::SYS_read if thread_flag => 0,

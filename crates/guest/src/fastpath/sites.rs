@@ -64,7 +64,7 @@ pub(super) struct CodePattern {
 }
 
 impl CodePattern {
-    /// Recognises the code that has just made call `nr`, with return address `behind`.
+    /// Recognises the code that has just made call `nr`, which returns to `return_addr`.
     pub(super) fn of(memory: &Memory, return_addr: u64, nr: u32) -> Result<Option<Self>> {
         let mut bytes = [0; PATTERN_LEN];
         let Some(from) = return_addr.checked_sub(LEN_BEFORE as u64 + 2) else { return Ok(None) };

@@ -75,7 +75,7 @@ pub(crate) struct DelegatedFile {
     is_returning: bool,
     /// The file is on this node, or on a file system shared with it.
     pub(crate) local_file: Option<LocalFile>,
-    /// When the call was sent whose result reported that the file is unchanged; none if that is no
+    /// Time at which the latest call was sent that found the file unchanged; none if that is no
     /// longer valid.
     validated_at: Option<Instant>,
     /// Its offset and newest writes are in the fast path's table only (`cache/publish.rs`).
@@ -314,8 +314,8 @@ impl FileCache {
             // already.
             let new_file =
                 self.files.get_mut(fd).filter(|file| file.local_file.is_none() && !file.is_returning);
-            if let (FileNotice::LocalFile(place), Some(file)) = (notice, new_file) {
-                file.local_file = LocalFile::offered(place, local_node);
+            if let (FileNotice::LocalFile(location), Some(file)) = (notice, new_file) {
+                file.local_file = LocalFile::offered(location, local_node);
             }
             self.receive_shared_notice(*fd, notice, sent_at, local_node);
             let read_ahead = self.files.get_mut(fd).map(|file| &mut file.read_ahead);
@@ -329,8 +329,8 @@ impl FileCache {
                 {
                     self.accept_delegation(*fd, *delegation);
                 }
-                (FileNotice::Prefetched(begins), _) => {
-                    sent_at.iter().for_each(|sent_at| self.store_prefetched(*fd, begins, *sent_at));
+                (FileNotice::Prefetched(prefetch), _) => {
+                    sent_at.iter().for_each(|sent_at| self.store_prefetched(*fd, prefetch, *sent_at));
                 }
                 _ => {}
             }

@@ -4,7 +4,8 @@
 //! returned, its offset is kept here, reads are served from read-ahead, and writes are written
 //! behind. Home's kernel still makes each transfer, by the deputy; only the time is chosen here:
 //! * Every other call that goes home is preceded by the pending writes and seeks
-//!   (`CallRequest::before`). So an effect that follows a write is never visible without the write.
+//!   (`CallRequest::prelude`). So an effect that follows a write is never visible without the
+//!   write.
 //! * Read-ahead is valid until home reports, with the result of any call, that the file has
 //!   changed, until a signal arrives, and for one second at most without a report from home. So the
 //!   program never observes an effect that follows a change while still reading pre-change data.

@@ -44,7 +44,7 @@ use std::time::Duration;
 use tern_control::control_socket;
 use tern_control::shim::ShimRequest;
 use tern_ids::NodeId;
-use tern_image::content::OpenGuard;
+use tern_image::content::OpenFileConnection;
 use tern_image::node_file::NodeFile;
 use tern_migrate::message::{FileDelegation, SharedFileRef};
 use tern_tracee::listener::Notification;
@@ -80,25 +80,25 @@ impl LocalNode {
     /// or of its home by the remote map.
     pub(crate) fn file_opener(&self, home: NodeId) -> tern_image::content::OpenNodeFile {
         let Self { node, socket, remote_map, .. } = self.clone();
-        Box::new(move |place| {
+        Box::new(move |location| {
             let log = |error: &io::Error| tracing::info!(%error, "a file cannot be opened here; home sends its content");
-            if place.node == home {
+            if location.node == home {
                 return remote_map
-                    .open(place)
+                    .open(location)
                     .inspect_err(log)
-                    .map(|(file, tree)| (file, OpenGuard::Tree(tree)));
+                    .map(|(file, tree)| (file, OpenFileConnection::Tree(tree)));
             }
-            if place.node != node {
+            if location.node != node {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            let request = request_to_open(place, OFlags::RDONLY);
+            let request = request_to_open(location, OFlags::RDONLY);
             let (file, server) =
                 control_socket::request_fd(&socket, &request, OPEN_TIMEOUT).inspect_err(log)?;
             // Home may allow execution where this mount does not.
             if rustix::fs::fstatvfs(&file)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }
-            Ok((file, OpenGuard::Server(server)))
+            Ok((file, OpenFileConnection::Server(server)))
         })
     }
 }
@@ -115,16 +115,16 @@ pub(crate) enum LocalFile {
 }
 
 impl LocalFile {
-    /// The file at this place, if that is on this node.
-    pub(crate) fn offered(place: &NodeFile, local_node: &LocalNode) -> Option<Self> {
-        (place.node == local_node.node)
-            .then(|| Self::Offered(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    /// The file at this location, if that is on this node.
+    pub(crate) fn offered(location: &NodeFile, local_node: &LocalNode) -> Option<Self> {
+        (location.node == local_node.node)
+            .then(|| Self::Offered(Box::new(location.clone()), Arc::clone(&local_node.socket)))
     }
 
-    /// The shared file at this place, if this node shares it.
-    pub(crate) fn shared(place: &SharedFileRef, local_node: &LocalNode) -> Option<Self> {
-        let is_ours = local_node.shared.iter().any(|root| root.as_os_str().as_bytes() == &**place.root);
-        is_ours.then(|| Self::Shared(Box::new(place.clone()), Arc::clone(&local_node.socket)))
+    /// The shared file at this location, if this node shares it.
+    pub(crate) fn shared(location: &SharedFileRef, local_node: &LocalNode) -> Option<Self> {
+        let is_ours = local_node.shared.iter().any(|root| root.as_os_str().as_bytes() == &**location.root);
+        is_ours.then(|| Self::Shared(Box::new(location.clone()), Arc::clone(&local_node.socket)))
     }
 
     /// Whether it is on a shared file system.
@@ -165,9 +165,9 @@ impl LocalFile {
             (true, true) => OFlags::RDWR,
         };
         let (socket, request) = match self {
-            Self::Offered(place, socket) => (socket, request_to_open(place, flags)),
-            Self::Shared(place, socket) => {
-                let SharedFileRef { root, path, file, credentials } = &**place;
+            Self::Offered(location, socket) => (socket, request_to_open(location, flags)),
+            Self::Shared(location, socket) => {
+                let SharedFileRef { root, path, file, credentials } = &**location;
                 let (root, path, file, credentials) =
                     (root.to_vec(), path.to_vec(), file.clone(), credentials.clone());
                 (socket, ShimRequest::OpenShared { root, path, file, credentials })
@@ -243,8 +243,8 @@ impl Opening {
     }
 }
 
-fn request_to_open(place: &NodeFile, flags: OFlags) -> ShimRequest {
-    let (path, number, credentials) = (place.path.clone(), place.number, place.credentials.clone());
+fn request_to_open(location: &NodeFile, flags: OFlags) -> ShimRequest {
+    let (path, number, credentials) = (location.path.clone(), location.number, location.credentials.clone());
     ShimRequest::OpenFile { path, number, credentials, flags: flags.bits() }
 }
 

@@ -114,17 +114,17 @@ impl NameCache {
             }
             (PathQuery::ReadLink(_), _) => Some(NameReply::Number(-i64::from(libc::EINVAL))),
             (_, EntryKind::File(_)) if directory.listed_at.elapsed() >= CACHE_TERM => None,
-            (_, EntryKind::File(about)) => attribute_reply(about, asks, args),
+            (_, EntryKind::File(attributes)) => attribute_reply(attributes, asks, args),
             _ => None,
         }
     }
 }
 
 /// The reply to a call that asks for these attributes.
-fn attribute_reply(about: &FileAttributes, asks: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
+fn attribute_reply(attributes: &FileAttributes, asks: PathQuery, args: &[u64; 6]) -> Option<NameReply> {
     match asks {
-        PathQuery::Stat(at, _) => Some(NameReply::Bytes(args[at], about.stat(), 0)),
-        PathQuery::Statx(_) => Some(NameReply::Bytes(args[4], about.statx(), 0)),
+        PathQuery::Stat(at, _) => Some(NameReply::Bytes(args[at], attributes.stat(), 0)),
+        PathQuery::Statx(_) => Some(NameReply::Bytes(args[4], attributes.statx(), 0)),
         _ => None,
     }
 }
@@ -137,7 +137,7 @@ impl CachedDir {
         self.attributes
             .as_ref()
             .filter(|_| self.path_is_no_symlink || !by_name)
-            .and_then(|about| attribute_reply(about, asks, args))
+            .and_then(|attributes| attribute_reply(attributes, asks, args))
     }
 }
 
@@ -188,19 +188,19 @@ mod tests {
         ByteBuf::from(of.as_bytes().to_vec())
     }
 
-    fn about() -> Box<FileAttributes> {
+    fn attributes() -> Box<FileAttributes> {
         Box::new(cache::tests::attributes(3))
     }
 
     fn cached_names() -> NameCache {
         let mut names = NameCache::default();
         let listed = vec![
-            (bytes("file"), EntryKind::File(about())),
+            (bytes("file"), EntryKind::File(attributes())),
             (bytes("link"), EntryKind::Link(bytes("file"))),
             (bytes("directory"), EntryKind::Other),
         ];
         let (directory, attributes) =
-            (bytes("/d/"), Box::new(FileAttributes { mode: 0o040_755, ..*about() }));
+            (bytes("/d/"), Box::new(FileAttributes { mode: 0o040_755, ..*attributes() }));
         let listing = Listing { directory, attributes, is_direct: false, entries: listed, age_us: 0 };
         names.handle_notice(NameNotice::Listed(Box::new(listing)));
         names.confirm(Instant::now());
@@ -220,8 +220,14 @@ mod tests {
         assert_eq!(of(PathQuery::Exists, "/d/link"), None, "its target may not be cached");
         assert_eq!(of(PathQuery::ReadLink(1), "/d/file"), number(libc::EINVAL));
         assert_eq!(of(PathQuery::ReadLink(2), "/d/link"), Some(NameReply::Bytes(200, b"fi".to_vec(), 2)));
-        assert_eq!(of(PathQuery::Stat(1, true), "/d/file"), Some(NameReply::Bytes(100, about().stat(), 0)));
-        assert_eq!(of(PathQuery::Statx(false), "/d/file"), Some(NameReply::Bytes(500, about().statx(), 0)));
+        assert_eq!(
+            of(PathQuery::Stat(1, true), "/d/file"),
+            Some(NameReply::Bytes(100, attributes().stat(), 0))
+        );
+        assert_eq!(
+            of(PathQuery::Statx(false), "/d/file"),
+            Some(NameReply::Bytes(500, attributes().statx(), 0))
+        );
         assert_eq!(of(PathQuery::Stat(1, true), "/d/link"), None);
         assert_eq!(of(PathQuery::Stat(1, true), "/d/directory"), None);
         assert_eq!(of(PathQuery::Open, "/e/none"), None);

@@ -73,11 +73,11 @@ impl RemoteMap {
 
     /// Opens a file of home for reading, with the credentials that home names. Returns it with the
     /// connection to its server, which closes when the server ends.
-    pub(crate) fn open(&self, place: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
+    pub(crate) fn open(&self, location: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
         if self.timed_out_at.get().is_some_and(|timed_out_at| timed_out_at.elapsed() < RETRY_INTERVAL) {
             return Err(ErrorKind::TimedOut.into());
         }
-        let opened = self.try_to_open(place);
+        let opened = self.try_to_open(location);
         if let Err(error) = &opened {
             if error.kind() == ErrorKind::TimedOut {
                 self.timed_out_at.set(Some(Instant::now()));
@@ -86,21 +86,23 @@ impl RemoteMap {
             let of_the_file = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::InvalidInput];
             if !of_the_file.contains(&error.kind()) {
                 // If this fails, each shim detects the problem by itself.
-                let _unwritable = File::create(failure_mark(&self.run_dir, place.node));
+                let _unwritable = File::create(failure_mark(&self.run_dir, location.node));
             }
         }
         opened
     }
 
-    fn try_to_open(&self, place: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
-        let (run_dir, connected, place) = (self.run_dir.clone(), self.tree.borrow().clone(), place.clone());
+    fn try_to_open(&self, location: &NodeFile) -> io::Result<(OwnedFd, UnixStream)> {
+        let (run_dir, connected, location) =
+            (self.run_dir.clone(), self.tree.borrow().clone(), location.clone());
         let connected = connected.filter(|tree| !control_socket::is_closed(&tree.server));
         let timeout = if connected.is_some() { OPEN_TIMEOUT } else { MOUNT_TIMEOUT };
         let (sender, receiver) = mpsc::sync_channel(1);
         // In a thread, which changes its credentials for good and may be left blocked.
         let work = move || {
-            let tree = connected.map_or_else(|| MountedTree::connect(&run_dir, place.node).map(Arc::new), Ok);
-            let opened = tree.and_then(|tree| Ok((open_as(&tree.root, &place)?, tree)));
+            let tree =
+                connected.map_or_else(|| MountedTree::connect(&run_dir, location.node).map(Arc::new), Ok);
+            let opened = tree.and_then(|tree| Ok((open_as(&tree.root, &location)?, tree)));
             let _timed_out = sender.send(opened);
         };
         std::thread::Builder::new().name("homes".into()).stack_size(256 << 10).spawn(work)?;
@@ -130,23 +132,23 @@ impl MountedTree {
 }
 
 /// Sets this thread's credentials to those that home names, and opens the file.
-fn open_as(root: &OwnedFd, place: &NodeFile) -> io::Result<OwnedFd> {
-    let Credentials { uid, gid, groups } = &place.credentials;
+fn open_as(root: &OwnedFd, location: &NodeFile) -> io::Result<OwnedFd> {
+    let Credentials { uid, gid, groups } = &location.credentials;
     let is_valid = groups.iter().chain([uid, gid]).all(|number| *number != u32::MAX);
     // The path must stay within that node's part of the tree.
-    if !is_valid || place.path.split(|byte| *byte == b'/').any(|name| name == b"..") {
+    if !is_valid || location.path.split(|byte| *byte == b'/').any(|name| name == b"..") {
         return Err(ErrorKind::InvalidInput.into());
     }
     let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
     set_thread_groups(&groups)?;
     set_thread_res_gid(None, Some(Gid::from_raw(*gid)), None)?;
     set_thread_res_uid(None, Some(Uid::from_raw(*uid)), None)?;
-    let path = [place.node.to_string().as_bytes(), b"/", &place.path].concat();
+    let path = [location.node.to_string().as_bytes(), b"/", &location.path].concat();
     let how = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let file = openat2(root, path, how, Mode::empty(), resolve)?;
     let is = fstat(&file)?;
-    if is.st_ino != place.number || FileType::from_raw_mode(is.st_mode) != FileType::RegularFile {
+    if is.st_ino != location.number || FileType::from_raw_mode(is.st_mode) != FileType::RegularFile {
         return Err(ErrorKind::NotFound.into());
     }
     Ok(file)

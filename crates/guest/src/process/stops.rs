@@ -52,7 +52,8 @@ impl Shim {
             _ => libc::SIGKILL,
         };
         self.send_home(pid, &Message::KilledBySignal(signal));
-        // It can no longer come home to dump core there.
+        // Home answers the first report of a core-dumping signal with `Depart`. The second states
+        // that this process cannot depart.
         self.send_home(pid, &Message::KilledBySignal(signal));
         // The first thread's exit is reported when there are no others, and frees its pid.
         if all { self.remove(pid) } else { self.kill(pid) }
@@ -102,7 +103,7 @@ impl Shim {
                     Err(error) => self.handle_error(pid, &error),
                 }
                 // A thread with a pending call cannot trap. If all have one, no trap can follow.
-                let mut threads = self.guests.values().flat_map(|m| m.threads.values());
+                let mut threads = self.guests.values().flat_map(|guest| guest.threads.values());
                 if threads.all(|t| t.pending.is_some()) && !listener.has_deferred_call() {
                     break;
                 }
@@ -112,10 +113,12 @@ impl Shim {
 
     /// Notifies home of guests that a signal is to end.
     pub(crate) fn report_fatal_signals(&mut self) {
-        let unreported = |m: &&Guest| {
-            m.is_active() && m.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
+        let unreported = |guest: &&Guest| {
+            guest.is_active()
+                && guest.process.fatal_signal.is_some_and(|fatal_signal| !fatal_signal.is_reported)
         };
-        let pids: Vec<HomePid> = self.guests.values().filter(unreported).map(|m| m.process.pid).collect();
+        let pids: Vec<HomePid> =
+            self.guests.values().filter(unreported).map(|guest| guest.process.pid).collect();
         for pid in pids {
             // A guest that departs because of its fatal signal was reported before. This one had
             // none when its departure began.
@@ -130,7 +133,8 @@ impl Shim {
                 }
                 _ => {}
             }
-            let Some(fatal_signal) = self.guests.get_mut(&pid).and_then(|m| m.process.fatal_signal.as_mut())
+            let Some(fatal_signal) =
+                self.guests.get_mut(&pid).and_then(|guest| guest.process.fatal_signal.as_mut())
             else {
                 continue;
             };
@@ -147,7 +151,7 @@ impl Shim {
     /// Asks home to fetch guests with a thread that cannot continue here.
     pub(crate) fn request_fetches(&mut self) {
         let mut to_report = Vec::new();
-        for guest in self.guests.values_mut().filter(|m| m.is_active()) {
+        for guest in self.guests.values_mut().filter(|guest| guest.is_active()) {
             if let Some((tid, was_reported)) = &mut guest.process.needs_home
                 && !std::mem::replace(was_reported, true)
             {
@@ -164,8 +168,10 @@ impl Shim {
 
     /// Stops the threads of guests that must stay stopped, as each thread becomes able to.
     pub(crate) fn continue_quiesce(&mut self) {
-        let moves = |m: &&mut Guest| {
-            matches!(m.process.state, State::Running) && m.process.must_stay_stopped() && !m.are_all_stopped()
+        let moves = |guest: &&mut Guest| {
+            matches!(guest.process.state, State::Running)
+                && guest.process.must_stay_stopped()
+                && !guest.are_all_stopped()
         };
         let mut failed = Vec::new();
         for guest in self.guests.values_mut().filter(moves) {
@@ -180,7 +186,7 @@ impl Shim {
 }
 
 fn handle_stop(thread: &mut Thread, process: &mut Process, stopped: Stopped) -> tern_tracee::Result<()> {
-    process.is_back();
+    process.end_native_call();
     if stopped.stop == Stop::Syscall
         && let Some(vfork_wait) = thread.vfork_wait.take()
     {

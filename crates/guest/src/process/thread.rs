@@ -132,7 +132,7 @@ impl Thread {
         let Some(pending) = &self.pending else { return true };
         let has_two_parts = match tern_syscall::route(pending.trap.nr, &pending.trap.args) {
             Route::Both(SplitCall::Exec | SplitCall::Exit) => true,
-            Route::Both(split_call) => crate::calls::split::has_local_part(split_call),
+            Route::Both(split_call) => crate::calls::split::has_local_part_after_home(split_call),
             _ => false,
         };
         let in_trampolines = process

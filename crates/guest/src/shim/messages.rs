@@ -50,11 +50,11 @@ impl Shim {
             for _ in 0..64 {
                 match source.link.receive() {
                     Ok(Some(frame)) => match source.inbox.take(frame) {
-                        Ok(Some(ReceivedMessage { pid, message: Message::TransferFor(epoch), .. })) => {
-                            source.sends = Some((pid, epoch));
+                        Ok(Some(ReceivedMessage { tag, message: Message::TransferFor(epoch), .. })) => {
+                            source.sends = Some((tag, epoch));
                         }
                         Ok(Some(arrived)) => {
-                            let pid = arrived.pid;
+                            let pid = arrived.tag;
                             let current = self.guests.get(&pid).map(|guest| (pid, guest.process.epoch));
                             // If the program has executed another one meanwhile, that one arrives
                             // from home, and this link may still carry parts of the old one.
@@ -82,14 +82,14 @@ impl Shim {
         if arrived.message.is_per_thread() {
             // Messages for threads that have ended or never existed are dropped.
             if let Some(pid) =
-                self.process_of_thread(arrived.pid).or_else(|| self.arriving_with_thread(arrived.pid))
+                self.process_of_thread(arrived.tag).or_else(|| self.arriving_with_thread(arrived.tag))
                 && let Err(error) = self.handle_thread_message(pid, arrived)
             {
                 self.handle_error(pid, &error);
             }
             return;
         }
-        let pid = arrived.pid;
+        let pid = arrived.tag;
         let failed = match &arrived.message {
             Message::Offer(offer) => self.handle_offer(offer),
             Message::Threads(_)
@@ -145,7 +145,7 @@ impl Shim {
 
     /// Handles a message for one thread of a guest.
     fn handle_thread_message(&mut self, pid: HomePid, arrived: ReceivedMessage) -> GuestResult {
-        let tid = arrived.pid;
+        let tid = arrived.tag;
         match &arrived.message {
             Message::Result(_) => self.handle_result(pid, arrived),
             Message::PreludeDone(number, returned) => {
@@ -200,7 +200,7 @@ impl Shim {
     }
 
     fn handle_result(&mut self, pid: HomePid, arrived: ReceivedMessage) -> GuestResult {
-        let tid = arrived.pid;
+        let tid = arrived.tag;
         let Message::Result(result) = arrived.message else { return Ok(()) };
         let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
         if guest.receive_notices(tid, &result, &self.local_node) {

@@ -43,14 +43,14 @@ impl Shim {
     fn kill_all(&mut self, why: &str) {
         for pid in self.guests.keys().copied().collect::<Vec<_>>() {
             tracing::warn!(%pid, why, "a guest is killed by this node");
-            let word = match self.guests.get(&pid).map(|m| &m.process) {
+            let message = match self.guests.get(&pid).map(|guest| &guest.process) {
                 // It can still be resumed where it comes from.
                 Some(Process { state: State::Arriving(_), epoch, .. }) => {
                     Message::Declined(*epoch, why.to_owned())
                 }
                 _ => Message::KilledByNode(why.to_owned()),
             };
-            self.send_home(pid, &word);
+            self.send_home(pid, &message);
             self.kill(pid);
         }
         if let Some(home) = &mut self.home {
@@ -59,8 +59,8 @@ impl Shim {
     }
 
     pub(crate) fn process_rows(&mut self) -> Vec<ProcessRow> {
-        let usage = |m: &mut Guest| {
-            let demand = m.measure_demand();
+        let usage = |guest: &mut Guest| {
+            let demand = guest.measure_demand();
             Usage {
                 memory: demand.memory,
                 waited_seconds: demand.cpu_wait_ns as f64 / 1e9,
@@ -69,22 +69,22 @@ impl Shim {
             }
         };
         let (uid, from) = (self.identity.0, Some(self.home_node));
-        let row = |m: &mut Guest| ProcessRow {
-            pid: m.process.pid,
+        let row = |guest: &mut Guest| ProcessRow {
+            pid: guest.process.pid,
             uid,
             r#where: None,
             from,
-            state: match m.process.state {
+            state: match guest.process.state {
                 State::Arriving(_) | State::Departing(_) | State::Frozen => "migrating",
-                State::Running if m.process.is_suspended => "suspended",
+                State::Running if guest.process.is_suspended => "suspended",
                 State::Running => "running",
             }
             .into(),
-            cpu_seconds: procfs::stat(m.process.host_pid).map_or(0.0, |s| s.cpu_seconds()),
-            migrations: u32::try_from(m.process.epoch.0).unwrap_or(u32::MAX),
-            reason: m.homeward_reason().unwrap_or_default().to_owned(),
-            command: m.command(),
-            usage: usage(m),
+            cpu_seconds: procfs::stat(guest.process.host_pid).map_or(0.0, |s| s.cpu_seconds()),
+            migrations: u32::try_from(guest.process.epoch.0).unwrap_or(u32::MAX),
+            reason: guest.homeward_reason().unwrap_or_default().to_owned(),
+            command: guest.command(),
+            usage: usage(guest),
             started: None,
         };
         self.guests.values_mut().map(row).collect()
@@ -93,7 +93,7 @@ impl Shim {
     pub(crate) fn handle_worker_events(&mut self) {
         for event in self.workers.events() {
             match event {
-                WorkerEvent::Accepted(caller, link) => self.accept_link(caller, *link),
+                WorkerEvent::Accepted(connection, link) => self.accept_link(connection, *link),
                 WorkerEvent::Connected(pid, epoch, link) => self.handle_connected(pid, epoch, link),
                 WorkerEvent::Opened(pid, number, opened) => self.handle_opened(pid, number, opened),
                 WorkerEvent::NotAwaited(epochs) => self.end_not_awaited(&epochs),
@@ -121,17 +121,17 @@ impl Shim {
         }
     }
 
-    pub(crate) fn accept_link(&mut self, caller: u64, link: Link) {
+    pub(crate) fn accept_link(&mut self, connection: u64, link: Link) {
         if link.peer_fingerprint() != self.accept.first().copied() {
             self.source_links.push(SourceLink { link, inbox: Reassembler::default(), sends: None });
             return;
         }
-        if caller < self.home_connection {
+        if connection < self.home_connection {
             return;
         }
         // Whatever the previous link had in flight is lost, as if it had broken first.
         self.drop_home_link();
-        self.home_connection = caller;
+        self.home_connection = connection;
         tracing::debug!("home is connected");
         self.home = Some(link);
         // Home waits for this heartbeat, which shows that the shim is ready.

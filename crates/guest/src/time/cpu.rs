@@ -26,7 +26,7 @@ pub(crate) struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// Begins to count for a guest that has used `before` away in earlier epochs.
+    /// Begins to count for a guest that has used `earlier` away in earlier epochs.
     ///
     /// # Errors
     /// If it is gone.
@@ -142,7 +142,7 @@ fn split_by_samples(counted: CpuCounters, reported: CpuTime) -> CpuTime {
     CpuTime { user: total - system, system }
 }
 
-/// Adds the time used away to home's result of a call about it (see [`whose`]).
+/// Adds the time used away to home's result of a call about it (see [`call_target`]).
 pub(crate) fn add_to_result(nr: u32, args: &[u64; 6], used: CpuTime, outcome: &mut Outcome) {
     let Some(out) = outcome.outs.first_mut() else { return };
     match i64::from(nr) {
@@ -169,7 +169,7 @@ impl HomeCpuTime {
     /// For how long it is valid.
     const TTL: Duration = Duration::from_millis(250);
 
-    /// Stores home's result for a call that was sent at `asked`, if it is about this time.
+    /// Stores home's result for a call that was sent at `sent_at`, if it is about this time.
     pub(crate) fn store(&mut self, nr: u32, args: &[u64; 6], outcome: &Outcome, sent_at: Instant) {
         if Self::is_asked_for(nr, args) && outcome.ret == 0 {
             self.0 = outcome.outs.first().map(|time| (time.clone(), sent_at));

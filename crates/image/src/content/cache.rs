@@ -15,7 +15,7 @@ use tern_ids::{ContentHash, HomePid};
 
 /// A connection that stays open as long as a file is open.
 #[derive(Debug)]
-pub enum OpenGuard {
+pub enum OpenFileConnection {
     /// To the MFS server of the node that stores the file.
     Server(UnixStream),
     /// To the process that shows files of home. When it closes the connection, the file is
@@ -23,8 +23,8 @@ pub enum OpenGuard {
     Tree(UnixStream),
 }
 
-/// Opens a file with a place on behalf of a guest.
-pub type OpenNodeFile = Box<dyn Fn(&NodeFile) -> io::Result<(OwnedFd, OpenGuard)>>;
+/// Opens a file with a location on behalf of a guest.
+pub type OpenNodeFile = Box<dyn Fn(&NodeFile) -> io::Result<(OwnedFd, OpenFileConnection)>>;
 
 /// Maximum number of files per family that are registered as open with the node's MFS server.
 const MAX_SERVED_FILES: usize = 64;
@@ -55,7 +55,7 @@ impl std::fmt::Debug for ContentCache {
 struct Incoming {
     file: File,
     /// Temporary and final path; none for content that is kept in memory.
-    place: Option<(PathBuf, PathBuf)>,
+    paths: Option<(PathBuf, PathBuf)>,
     hasher: blake3::Hasher,
     at: u64,
     size: u64,
@@ -69,26 +69,26 @@ impl ContentCache {
         Self { dir: dir.join("content"), opener: None, served, open, trees, incoming, objects }
     }
 
-    /// Sets the function that opens files with a place.
+    /// Sets the function that opens files with a location.
     #[must_use]
     pub fn with_opener(mut self, open: OpenNodeFile) -> Self {
         self.opener = Some(open);
         self
     }
 
-    /// Opens a file that has a place.
+    /// Opens a file that has a location.
     fn open_direct(&mut self, file: &FileRef) -> bool {
-        let (Some(open), Some(place)) = (&self.opener, &file.place) else { return false };
-        match open(place) {
+        let (Some(open), Some(location)) = (&self.opener, &file.location) else { return false };
+        match open(location) {
             Ok((fd, holder)) => {
                 match holder {
                     // The oldest file stays mapped. Once its connection is closed, the server no
                     // longer recalls other nodes' cached data before writes to it.
-                    OpenGuard::Server(server) => {
+                    OpenFileConnection::Server(server) => {
                         self.served.truncate(MAX_SERVED_FILES - 1);
                         self.served.push_front(server);
                     }
-                    OpenGuard::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
+                    OpenFileConnection::Tree(tree) => drop(self.trees.insert(file.hash, tree)),
                 }
                 self.open.insert(file.hash, fd);
                 true
@@ -162,7 +162,7 @@ impl ContentCache {
             self.incoming.insert(key, incoming);
             return Ok(false);
         }
-        if file.place.is_none() && incoming.hasher.finalize().as_bytes() != &file.hash.0 {
+        if file.location.is_none() && incoming.hasher.finalize().as_bytes() != &file.hash.0 {
             incoming.discard();
             return Err(bad("file content does not match its hash"));
         }
@@ -183,29 +183,29 @@ impl Incoming {
         if !file.shareable {
             let flags = rustix::fs::MemfdFlags::CLOEXEC;
             let memory = File::from(rustix::fs::memfd_create("tern-content", flags)?);
-            return Ok(Self { file: memory, place: None, hasher, at, size });
+            return Ok(Self { file: memory, paths: None, hasher, at, size });
         }
         fs::create_dir_all(dir)?;
         // Two families may fetch the same content at once, so each uses its own temporary name.
         let temporary = dir.join(format!(".{}.{}.{to}", file.hash, std::process::id()));
-        let place = Some((temporary.clone(), dir.join(file.hash.to_string())));
+        let paths = Some((temporary.clone(), dir.join(file.hash.to_string())));
         let _stale = fs::remove_file(&temporary);
         let file = File::options().write(true).read(true).create_new(true).mode(0o444).open(&temporary)?;
-        Ok(Self { file, place, hasher, at, size })
+        Ok(Self { file, paths, hasher, at, size })
     }
 
     /// Moves it to its final path and opens it read-only, so that guests cannot get a writable
     /// descriptor.
     fn commit(self) -> io::Result<OwnedFd> {
-        if let Some((temporary, place)) = &self.place {
-            fs::rename(temporary, place)?;
-            return Ok(File::open(place)?.into());
+        if let Some((temporary, path)) = &self.paths {
+            fs::rename(temporary, path)?;
+            return Ok(File::open(path)?.into());
         }
         Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
     }
 
     fn discard(&self) {
-        if let Some((temporary, _)) = &self.place {
+        if let Some((temporary, _)) = &self.paths {
             let _gone = fs::remove_file(temporary);
         }
     }
@@ -232,7 +232,7 @@ mod tests {
             hash,
             shareable: true,
             is_object: false,
-            place: None,
+            location: None,
         }
     }
 
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn node_file_is_opened_directly_or_received() {
         let dir = directory("own");
-        let place = |node| NodeFile {
+        let location = |node| NodeFile {
             node: NodeId(node),
             path: b"a".to_vec(),
             number: 7,
@@ -271,13 +271,13 @@ mod tests {
         let file = |node| FileRef {
             hash: ContentHash([node as u8; 32]),
             shareable: false,
-            place: Some(Box::new(place(node))),
+            location: Some(Box::new(location(node))),
             ..reference(b"hello world")
         };
-        let open: OpenNodeFile = Box::new(|place| {
+        let open: OpenNodeFile = Box::new(|location| {
             let (ours, _theirs) = UnixStream::pair()?;
-            if place.node == NodeId(2) {
-                Ok((File::open("/dev/null")?.into(), OpenGuard::Server(ours)))
+            if location.node == NodeId(2) {
+                Ok((File::open("/dev/null")?.into(), OpenFileConnection::Server(ours)))
             } else {
                 Err(io::ErrorKind::NotFound.into())
             }
@@ -292,18 +292,19 @@ mod tests {
 
     #[test]
     fn shown_file_is_unusable_after_its_tree_ended() {
-        let place = NodeFile {
+        let location = NodeFile {
             node: NodeId(1),
             path: b"a".to_vec(),
             number: 7,
             credentials: Credentials { uid: 0, gid: 0, groups: Vec::new() },
         };
-        let file = FileRef { shareable: false, place: Some(Box::new(place)), ..reference(b"hello world") };
+        let file =
+            FileRef { shareable: false, location: Some(Box::new(location)), ..reference(b"hello world") };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let shown = std::cell::Cell::new(Some(ours));
         let open: OpenNodeFile = Box::new(move |_place| {
             let tree = shown.take().ok_or(io::ErrorKind::NotFound)?;
-            Ok((File::open("/dev/null")?.into(), OpenGuard::Tree(tree)))
+            Ok((File::open("/dev/null")?.into(), OpenFileConnection::Tree(tree)))
         });
         let mut cache = ContentCache::new(&directory("shown")).with_opener(open);
         assert!(cache.has(&file) && cache.is_shown(&file) && cache.has(&file));

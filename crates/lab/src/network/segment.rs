@@ -45,7 +45,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// A segment of these ports. `header` bytes precede the Ethernet header of each frame.
+    /// A segment of these ports. `prefix_len` bytes precede the Ethernet header of each frame.
     pub(crate) fn new(link: &LinkSpec, ports: Vec<usize>, seed: u64, prefix_len: usize) -> Self {
         let loss_rngs =
             ports.iter().map(|&p| (p, StdRng::seed_from_u64(seed.wrapping_add(p as u64)))).collect();

@@ -6,7 +6,7 @@
 //!         ◀─ HELLO    {"tern": 1, "nonce": HEX}
 //!  PROOF {"tern": 1, "client": NAME, "proof": HEX} ─▶  HMAC-SHA256, see tern_wire::secret
 //!         ◀─ ADMITTED {}                 or, here or later, REFUSED {"message": TEXT}: the end
-//!  ORDER {"argv": […], …} ─▶
+//!  JOB_REQUEST {"argv": […], …} ─▶
 //!         ◀─ STARTED  {}
 //!         ◀═ streams, credit, heartbeats ═▶  as messages::kind, with the stream in the tag
 //!  SIGNAL NAME ─▶                        INT, TERM …: numbers differ between systems

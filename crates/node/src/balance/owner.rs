@@ -25,7 +25,7 @@ const REOPEN_DELAY_MS: u64 = 20_000;
 const REQUEST_INTERVAL_MS: u64 = 2_000;
 
 /// The command name of the process from which all placed commands of one home descend.
-const PLACED_ROOT: &str = "tern-room";
+const PLACED_ROOT: &str = "tern-container";
 
 /// Command names of programs that work for all users, besides ternd and its shims.
 const HELPERS: [&str; 4] = ["tern-exec", PLACED_ROOT, "tern-mfs", "tern-admin"];

@@ -137,8 +137,8 @@ impl Profiles {
 }
 
 /// The row, if the process runs on another node; it is then more accurate than `/proc` here.
-fn is_away(row: Option<&ProcessRow>, me: NodeId) -> Option<&ProcessRow> {
-    row.filter(|row| row.r#where.is_some_and(|place| place != me))
+fn row_if_away(row: Option<&ProcessRow>, me: NodeId) -> Option<&ProcessRow> {
+    row.filter(|row| row.r#where.is_some_and(|node| node != me))
 }
 
 fn update_profile(
@@ -171,7 +171,7 @@ fn update_profile(
         profile.remote_files.clear_reports();
     }
     let decay = decay(advice.decay, context.decay);
-    match is_away(row, context.me) {
+    match row_if_away(row, context.me) {
         Some(row) => profile.add_counters(ShimCounters::of(row), decay, context.now_ms),
         None => {
             profile.memory = found.resident as f64;
@@ -287,7 +287,7 @@ fn describe(
     context: &HomeContext<'_>,
 ) -> balancer::ProcessSnapshot {
     let advice = &started.registration.advice;
-    let away = is_away(row, context.me);
+    let away = row_if_away(row, context.me);
     let cpu_s = away.map_or(found.used.as_secs_f64(), |row| row.cpu_seconds);
     let moving = row.is_some_and(|row| matches!(&*row.state, "migrating" | "suspended" | "frozen"));
     let refused = profile

@@ -8,7 +8,7 @@ use tern_balancer::{Explanation, Obstacle, PlacementRequest, ProcessSnapshot, ex
 use tern_control::{Advice, Refusal, RefusalKind};
 use tern_ids::{HomePid, NodeId};
 
-/// Explanation a process is where it is, and how each node rates for it.
+/// Explains why a process is where it is, and how each node rates for it.
 pub(crate) fn why(node: &Node, pid: HomePid) -> Result<(ProcessSnapshot, Explanation), Refusal> {
     let candidates = lock(&node.balancing.candidates);
     let Some(candidate) = candidates.iter().find(|candidate| candidate.process.pid == pid) else {

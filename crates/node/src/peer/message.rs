@@ -52,7 +52,7 @@ pub(crate) enum PeerRequest {
         gid: u32,
     },
     /// Does this shim run?
-    ShimAlive {
+    IsShimAlive {
         /// The shim.
         shim: ShimId,
     },
@@ -83,7 +83,7 @@ pub(crate) enum PeerRequest {
         pids: Vec<HomePid>,
     },
     /// Does this shim run, and does it wait for this epoch of this process, a guest of the sender?
-    Awaited {
+    IsGuestAwaited {
         /// The shim.
         shim: ShimId,
         /// The process.
@@ -121,8 +121,8 @@ pub(crate) enum PeerReply {
         /// The fingerprint of its key.
         fingerprint: Fingerprint,
     },
-    /// To `ShimAlive` and `Awaited`.
-    Alive(bool),
+    /// To `IsShimAlive` and `IsGuestAwaited`.
+    YesOrNo(bool),
     /// To `Processes`.
     Processes(Vec<ProcessRow>),
     /// To `GetMap`.
@@ -161,7 +161,7 @@ pub(crate) struct JoinRequest {
     pub(crate) secret: [u8; 16],
     /// Its new public key.
     pub(crate) public_key: Vec<u8>,
-    /// The signature of [`Challenge::to_sign`].
+    /// The signature of [`Challenge::signed_bytes`].
     pub(crate) signature: Vec<u8>,
     /// The node number that it asks for.
     pub(crate) node: Option<NodeId>,

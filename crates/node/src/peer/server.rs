@@ -87,9 +87,11 @@ fn handle(node: &Arc<Node>, peer: NodeId, request: PeerRequest) -> Result<PeerRe
             tracing::info!(%shim, uid, "a shim for a guest has started");
             Ok(PeerReply::GuestShimStarted { shim, fingerprint })
         }
-        PeerRequest::ShimAlive { shim } => Ok(PeerReply::Alive(shim::is_alive(&node.config.run_dir, shim))),
-        PeerRequest::Awaited { shim, pid, epoch } => {
-            Ok(PeerReply::Alive(shim::awaits(&node.config.run_dir, shim, pid, epoch)))
+        PeerRequest::IsShimAlive { shim } => {
+            Ok(PeerReply::YesOrNo(shim::is_alive(&node.config.run_dir, shim)))
+        }
+        PeerRequest::IsGuestAwaited { shim, pid, epoch } => {
+            Ok(PeerReply::YesOrNo(shim::is_guest_awaited(&node.config.run_dir, shim, pid, epoch)))
         }
         PeerRequest::Gossip(bytes) => match gossip::receive_gossip(node, peer, &bytes) {
             Ok(()) => Ok(PeerReply::Done),

@@ -63,7 +63,7 @@ fn serve(start: &ShimStart, own: &Ephemeral, mut socket: UnixStream) {
         (ShimRequest::Processes, _) => ShimReply::Processes(vec![row(start)]),
         (ShimRequest::Owns { pid }, ShimRole::Deputy { pid: held }) if pid == *held => ShimReply::Done,
         // Its first epoch is over.
-        (ShimRequest::Awaits { pid, epoch }, ShimRole::Deputy { pid: held })
+        (ShimRequest::IsGuestAwaited { pid, epoch }, ShimRole::Deputy { pid: held })
             if pid == *held && epoch.0 > 1 =>
         {
             ShimReply::Done

@@ -181,7 +181,7 @@ fn lost_peer_is_located() {
         .unwrap()
         .find_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".sock")?.parse::<ShimId>().ok());
     let awaited = |shim, pid, epoch| {
-        let request = Request::Awaited { node: NodeId(1), shim, pid, epoch: Epoch(epoch) };
+        let request = Request::IsGuestAwaited { node: NodeId(1), shim, pid, epoch: Epoch(epoch) };
         match cluster.nodes[1].ask(&request) {
             Reply::Located { alive, .. } => alive,
             other => panic!("{other:?}"),

@@ -31,7 +31,7 @@ fn plain_user_cannot_change_the_node() {
         Request::Locate { node: NodeId(1), shim: ShimId([0; 16]) },
         Request::Tune { node: NodeId(2) },
         Request::KeepCosts(costs(2)),
-        Request::Awaited { node: NodeId(1), shim: ShimId([0; 16]), pid: HomePid(1), epoch: Epoch(1) },
+        Request::IsGuestAwaited { node: NodeId(1), shim: ShimId([0; 16]), pid: HomePid(1), epoch: Epoch(1) },
         Request::For { uid: 0, gid: 0, request: Box::new(Request::Status) },
         Request::For { uid: 54_321, gid: 54_321, request: Box::new(Request::Status) },
         Request::Switch { switch: Switch::NoMfs, on: true },

@@ -13,8 +13,8 @@ pub(super) const fn away(reason: &'static str) -> Rule {
     Rule::Always(Route::Homeward(reason))
 }
 
-pub(super) const fn both(special: SplitCall) -> Rule {
-    Rule::Always(Route::Both(special))
+pub(super) const fn both(split_call: SplitCall) -> Rule {
+    Rule::Always(Route::Both(split_call))
 }
 
 /// A number that the kernel does not dereference.

@@ -88,7 +88,7 @@ def order(words, then=lambda line: None):
     own = key()
     line = client.Line(own)
     line.introduce(own)
-    line.send(client.ORDER, 0, words if isinstance(words, bytes) else json.dumps(words).encode())
+    line.send(client.JOB_REQUEST, 0, words if isinstance(words, bytes) else json.dumps(words).encode())
     then(line)
     while True:
         kind, _, payload = line.receive(20)
@@ -126,7 +126,7 @@ name = key().client
 report("garbage", garbage)
 report("silence", silence)
 report("TLS 1.2", old_tls)
-report("order first", lambda: before_proof(client.ORDER, json.dumps(RUN).encode()))
+report("order first", lambda: before_proof(client.JOB_REQUEST, json.dumps(RUN).encode()))
 report("long proof", lambda: before_proof(client.PROOF, b" " * 2000))
 report("no proof", lambda: proof({"tern": 1, "client": name, "proof": ""}))
 report("zeros", lambda: proof({"tern": 1, "client": name, "proof": "00" * 32}))

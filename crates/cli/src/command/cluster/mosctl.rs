@@ -124,7 +124,7 @@ pub(crate) fn describe() -> Command {
     let command = Options::augment_args(help::command("mosctl"))
         .about("Control this node: which processes may come and leave, and its speed for balancing")
         .long_about(
-            "Control this node: which processes may come and leave, and its speed for balancing. NodeSettings hold \
+            "Control this node: which processes may come and leave, and its speed for balancing. Settings hold \
              until the machine reboots, also across restarts of ternd. migrate still moves processes on request, \
              to any node that accepts guests.\n\nThe same settings can be read and written as files below \
              /run/mosix/admin; the state of other nodes is below /run/mosix/nodes, that of processes below \

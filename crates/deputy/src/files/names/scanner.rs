@@ -6,7 +6,7 @@
 
 use super::access::{DirHandle, LIST, LookupCredentials, SEARCH};
 use super::watcher::DirWatch;
-use crate::calls::prefetch::file_about;
+use crate::calls::prefetch::file_attributes;
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, ioctl_getflags, openat2, readlinkat};
 use rustix::io::Errno;
@@ -113,7 +113,7 @@ pub(crate) struct DirListing {
     pub(crate) watched: DirWatch,
 }
 
-pub(super) struct Scanner {
+pub(super) struct DirectoryScanner {
     pub(super) events: Arc<OwnedFd>,
     /// Number of users of each watch: the kernel has one for each directory.
     pub(super) uses: HashMap<i32, u32>,
@@ -139,7 +139,7 @@ struct Scan<'a> {
     watched: DirWatch,
 }
 
-impl Scanner {
+impl DirectoryScanner {
     pub(super) fn release(&mut self, watches: &[i32]) {
         for watch in watches {
             let Some(uses) = self.uses.get_mut(watch) else { continue };
@@ -156,17 +156,18 @@ impl Scanner {
     /// reported.
     fn watch(
         &mut self,
-        place: &DirHandle,
+        directory: &DirHandle,
         rights: u16,
         scan: &Scan<'_>,
     ) -> Result<(i32, OwnedFd), ScanError> {
-        if !scan.local.contains(&place.status.stx_mnt_id) || !scan.credentials.permits(place, rights) {
+        if !scan.local.contains(&directory.status.stx_mnt_id) || !scan.credentials.permits(directory, rights)
+        {
             return Err(ScanError::Never);
         }
         if self.uses.len() >= MAX_WATCHES {
             return Err(ScanError::Retry);
         }
-        let read = place.read()?;
+        let read = directory.read()?;
         if ioctl_getflags(&read).is_ok_and(|flags| flags.bits() & UNSUPPORTED_INODE_FLAGS != 0) {
             return Err(ScanError::Never);
         }
@@ -190,14 +191,8 @@ impl Scanner {
         scan.watched.dir = dir;
         let seen_at = Instant::now();
         let names = list_names(&read, request.max_names)?;
-        let about = file_about(&at.fd).map(Box::new).ok_or(ScanError::Retry)?;
-        Ok(DirListing {
-            attributes: about,
-            is_direct: direct,
-            entries: names,
-            at: seen_at,
-            watched: scan.watched,
-        })
+        let attributes = file_attributes(&at.fd).map(Box::new).ok_or(ScanError::Retry)?;
+        Ok(DirListing { attributes, is_direct: direct, entries: names, at: seen_at, watched: scan.watched })
     }
 
     /// Traverses the path to a directory. Also returns whether its last step is not a link.
@@ -273,15 +268,15 @@ fn list_names(read: &OwnedFd, max_names: usize) -> Result<Vec<(ByteBuf, EntryKin
 /// it can change by a name elsewhere. Nor is that of a recently changed file: a call that is still
 /// running may be writing it.
 fn describe_name(file: &OwnedFd, now: Duration) -> Result<EntryKind, ScanError> {
-    let about = file_about(file).ok_or(ScanError::Retry)?;
-    let [_, _, changed, modified] = about.times.map(|(seconds, _)| u64::try_from(seconds).unwrap_or(0));
+    let attributes = file_attributes(file).ok_or(ScanError::Retry)?;
+    let [_, _, changed, modified] = attributes.times.map(|(seconds, _)| u64::try_from(seconds).unwrap_or(0));
     let is_settled = changed.max(modified) + MIN_CHANGE_AGE < now.as_secs();
-    Ok(match u32::from(about.mode) & libc::S_IFMT {
+    Ok(match u32::from(attributes.mode) & libc::S_IFMT {
         libc::S_IFLNK => match readlinkat(file, "", Vec::new())?.into_bytes() {
             to if to.len() <= MAX_LINK_TARGET => EntryKind::Link(ByteBuf::from(to)),
             _ => EntryKind::Unknown,
         },
-        libc::S_IFREG if about.nlink == 1 && is_settled => EntryKind::File(Box::new(about)),
+        libc::S_IFREG if attributes.nlink == 1 && is_settled => EntryKind::File(Box::new(attributes)),
         _ => EntryKind::Other,
     })
 }

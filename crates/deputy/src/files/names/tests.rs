@@ -109,7 +109,7 @@ fn scan_lists_directory_content() {
             let found = listing.entries.iter().find(|(found, _)| found.as_slice() == name.as_bytes());
             found.map(|(_, named)| named.clone())
         };
-        assert!(matches!(of("single"), Some(EntryKind::File(about)) if about.size == 4));
+        assert!(matches!(of("single"), Some(EntryKind::File(attributes)) if attributes.size == 4));
         assert_eq!(of("link"), Some(EntryKind::Link(ByteBuf::from(b"file".to_vec()))));
         assert_eq!((of("er"), of("twin")), (Some(EntryKind::Other), Some(EntryKind::Other)));
     }
@@ -251,10 +251,10 @@ fn only_permitted_lookups_name_a_directory() {
     assert_eq!(of(&call(libc::SYS_lstat, "a/b"), -i64::from(libc::EACCES)), None);
     assert_eq!(of(&call(libc::SYS_readlink, "b"), -i64::from(libc::EINVAL)), Some((Vec::new(), true)));
     assert_eq!(of(&call(libc::SYS_unlink, "b"), 0), None);
-    let about = crate::calls::prefetch::file_about(&fs::File::open("/").unwrap().into()).unwrap();
-    let like = Outcome { ret: 0, outs: vec![ByteBuf::from(about.stat())] };
+    let attributes = crate::calls::prefetch::file_attributes(&fs::File::open("/").unwrap().into()).unwrap();
+    let like = Outcome { ret: 0, outs: vec![ByteBuf::from(attributes.stat())] };
     assert_eq!(directory_used(&call(libc::SYS_stat, "/a/b"), &like), Some((b"/a/b/".to_vec(), true)));
-    let like = Outcome { ret: 0, outs: vec![ByteBuf::from(about.statx())] };
+    let like = Outcome { ret: 0, outs: vec![ByteBuf::from(attributes.statx())] };
     let mut wide = call(libc::SYS_statx, "");
     wide.args.swap(0, 1);
     (wide.args[0], wide.args[1]) = (Arg::Value(0), Arg::Bytes(ByteBuf::from(b"/a/b\0".to_vec())));

@@ -1,6 +1,6 @@
 //! The inotify(7) instance that watches directories, and its events.
 
-use super::scanner::{ScanReply, ScanRequest, Scanner, WatchCmd};
+use super::scanner::{DirectoryScanner, ScanReply, ScanRequest, WatchCmd};
 use crate::waker::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader};
@@ -106,7 +106,7 @@ impl Watcher {
         let (request, commands) = channel();
         let (replies, scanned) = channel();
         let mut scanner =
-            Scanner { events: Arc::clone(&events), uses: HashMap::new(), release: request.clone() };
+            DirectoryScanner { events: Arc::clone(&events), uses: HashMap::new(), release: request.clone() };
         let work = move || {
             while let Ok(command) = commands.recv() {
                 match command {

@@ -42,7 +42,8 @@ impl Conflict {
             | libc::SYS_copy_file_range
             | libc::SYS_setrlimit => Self::All,
             libc::SYS_prlimit64 if args[2] != 0 => Self::All,
-            // They move the offset themselves, or concern the file, or only the descriptor.
+            // No conflict: the shim keeps the offset up to date for these calls, or they use only
+            // the file's inode or the descriptor's flags.
             libc::SYS_read
             | libc::SYS_write
             | libc::SYS_readv

@@ -56,10 +56,10 @@ impl FileCache {
                 file.stop_sharing();
                 self.detach_local();
             }
-            FileNotice::Shared(place)
+            FileNotice::Shared(location)
                 if file.local_file.is_none() && !file.delegation.can_write && !has_used_locks =>
             {
-                (file.local_file, file.validated_at) = (LocalFile::shared(place, local_node), sent_at);
+                (file.local_file, file.validated_at) = (LocalFile::shared(location, local_node), sent_at);
             }
             _ => {}
         }

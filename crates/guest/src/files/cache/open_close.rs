@@ -51,15 +51,15 @@ impl FileCache {
     }
 
     /// Stores the data that came with a file, which was requested at `sent_at`.
-    pub(super) fn store_prefetched(&mut self, fd: i32, begins: &OpenPrefetch, sent_at: Instant) {
+    pub(super) fn store_prefetched(&mut self, fd: i32, prefetch: &OpenPrefetch, sent_at: Instant) {
         // A signal may have announced a later change.
         let is_current = self.request_generation == self.generation;
         let fresh = |file: &&mut super::DelegatedFile| {
             !file.is_returning && file.read_ahead.is_none() && file.offset() == 0
         };
         let Some(file) = self.files.get_mut(&fd).filter(fresh).filter(|_| is_current) else { return };
-        file.attributes = Some((begins.attributes, sent_at));
-        let content = begins.content.as_ref().filter(|content| content.bytes.len() as u64 <= MAX_PREFETCH);
+        file.attributes = Some((prefetch.attributes, sent_at));
+        let content = prefetch.content.as_ref().filter(|content| content.bytes.len() as u64 <= MAX_PREFETCH);
         if let Some(content) = content.filter(|_| file.delegation.can_read && !file.delegation.can_write) {
             self.fill_count += 1;
             file.read_ahead = Some(ReadAhead {

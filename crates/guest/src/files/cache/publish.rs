@@ -42,7 +42,7 @@ impl ReadAhead {
 }
 
 impl FileCache {
-    /// The part of a file that can be published, if `taken` bytes are published for writing
+    /// The part of a file that can be published, if `published_len` bytes are published for writing
     /// already; none if it is not delegated. The file then counts as published.
     pub(crate) fn publish(&mut self, fd: i32, published_len: u64) -> Option<Publishable<'_>> {
         let pending_writes: usize =

@@ -252,7 +252,7 @@ pub(crate) fn attributes(size: u64) -> FileAttributes {
     }
 }
 
-fn begins(content: &[u8]) -> OpenPrefetch {
+fn prefetch(content: &[u8]) -> OpenPrefetch {
     let attributes = attributes(content.len() as u64);
     OpenPrefetch {
         attributes,
@@ -265,7 +265,7 @@ fn open_file(files: &mut FileCache, number: u64, content: &[u8], interrupt: impl
     let before = files.prelude_for_call(number, OPENAT, &args(-100));
     files.confirm(number, &vec![0; before.len()]);
     interrupt(files);
-    let notice = (ME, FileNotice::Prefetched(Box::new(begins(content))));
+    let notice = (ME, FileNotice::Prefetched(Box::new(prefetch(content))));
     files.receive_notices(
         &[delegated(ME, 7, true, false), notice],
         Some(Instant::now()),
@@ -429,13 +429,13 @@ fn only_declared_directories_are_shared() {
     };
     let notice = |root: &str| {
         let [root, path] = [root, "a"].map(|text| ByteBuf::from(text.as_bytes().to_vec()));
-        let place = tern_migrate::message::SharedFileRef {
+        let location = tern_migrate::message::SharedFileRef {
             root,
             path,
             file: file.clone(),
             credentials: Credentials { uid: 1, gid: 1, groups: vec![] },
         };
-        (ME, FileNotice::Shared(Box::new(place)))
+        (ME, FileNotice::Shared(Box::new(location)))
     };
     let local_node = LocalNode::new(tern_ids::NodeId(2), "/nowhere".as_ref(), &["/nfs".into()]);
     for (root, writes, shares) in [("/nfs", false, true), ("/nfs/a", false, false), ("/nfs", true, false)] {

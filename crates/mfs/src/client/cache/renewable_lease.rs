@@ -78,10 +78,10 @@ impl LeaseRenewal {
 
     /// Waits until recalls up to this number were processed. False on timeout.
     fn wait_for_recalls(&self, recalls: u64) -> bool {
-        let backing =
+        let is_behind =
             |callback: &mut CallbackState| callback.is_connected && callback.processed_recalls < recalls;
         let callback = lock(&self.callback);
-        let waited = self.recalls_processed.wait_timeout_while(callback, RECALL_TIMEOUT, backing);
+        let waited = self.recalls_processed.wait_timeout_while(callback, RECALL_TIMEOUT, is_behind);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// After this time a scan gives up. A million descriptors take some two seconds.
+/// After this time a scan ends without a result. A million descriptors take some two seconds.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Starts the scans of a shim, one at a time.
 #[derive(Debug)]
-pub(crate) struct Scanner {
+pub(crate) struct DescriptorScanner {
     is_busy: Arc<AtomicBool>,
     waker: Waker,
 }
 
-impl Scanner {
+impl DescriptorScanner {
     /// Wakes the main loop by `waker` when a scan has ended.
     pub(crate) fn new(waker: Waker) -> Self {
         Self { is_busy: Arc::default(), waker }

@@ -31,7 +31,7 @@ use tern_image::object::ObjectId;
 use tern_tracee::procfs;
 
 /// How long an open is blocked at most. Less than the time after which a guest without contact to
-/// home is frozen: home may be waiting for the blocked process, to stop it.
+/// home is suspended: home may be waiting for the blocked process, to stop it.
 const MAX_BLOCK_TIME: Duration = Duration::from_secs(3);
 /// The same for a process that another shim traces. That shim may be waiting for the process, with
 /// its whole family, and this shim perhaps for a process that is blocked there meanwhile.
@@ -41,13 +41,13 @@ const EXPIRY_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_0
 
 /// The blocker, as seen by the main loop.
 #[derive(Debug)]
-pub(crate) struct OpenGuard {
-    thread_state: Arc<GuardThread>,
+pub(crate) struct OpenBlocker {
+    thread_state: Arc<BlockerThread>,
     watched: HashMap<ObjectId, File>,
 }
 
 #[derive(Debug)]
-struct GuardThread {
+struct BlockerThread {
     fanotify: Fanotify,
     waiting: Mutex<Vec<BlockedOpen>>,
 }
@@ -61,7 +61,7 @@ struct BlockedOpen {
     until: Instant,
 }
 
-impl OpenGuard {
+impl OpenBlocker {
     /// A blocker that watches nothing yet.
     ///
     /// # Errors
@@ -72,9 +72,9 @@ impl OpenGuard {
             | InitFlags::FAN_NONBLOCK
             | InitFlags::FAN_REPORT_TID;
         let fanotify = Fanotify::init(init, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)?;
-        let thread_state = Arc::new(GuardThread { fanotify, waiting: Mutex::default() });
+        let thread_state = Arc::new(BlockerThread { fanotify, waiting: Mutex::default() });
         let thread = Arc::clone(&thread_state);
-        std::thread::Builder::new().name("open-guard".into()).spawn(move || thread.run(&waker))?;
+        std::thread::Builder::new().name("open-blocker".into()).spawn(move || thread.run(&waker))?;
         Ok(Self { thread_state, watched: HashMap::new() })
     }
 
@@ -109,7 +109,7 @@ impl OpenGuard {
     }
 }
 
-impl GuardThread {
+impl BlockerThread {
     fn waiting(&self) -> MutexGuard<'_, Vec<BlockedOpen>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,13 +180,13 @@ fn may_write(tid: HomePid) -> bool {
 impl Shim {
     /// Blocks opens of an object, if possible.
     pub(crate) fn guard_object(&mut self, id: ObjectId, file: &File) {
-        if self.open_guard.is_none() {
-            match OpenGuard::new(self.waker.clone()) {
-                Ok(open_guard) => self.open_guard = Some(open_guard),
+        if self.open_blocker.is_none() {
+            match OpenBlocker::new(self.waker.clone()) {
+                Ok(open_blocker) => self.open_blocker = Some(open_blocker),
                 Err(error) => return tracing::info!(%error, "opens of shared memory cannot be blocked"),
             }
         }
-        if let Some(Err(error)) = self.open_guard.as_mut().map(|open_guard| open_guard.add(id, file)) {
+        if let Some(Err(error)) = self.open_blocker.as_mut().map(|open_blocker| open_blocker.add(id, file)) {
             tracing::info!(%error, "opens of this shared file cannot be blocked");
         }
     }
@@ -194,15 +194,16 @@ impl Shim {
     /// Fetches the processes home that blocked opens wait for, and lets an open pass when they are.
     pub(crate) fn release_blocked_opens(&mut self) {
         let Some(thread_state) =
-            self.open_guard.as_ref().map(|open_guard| Arc::clone(&open_guard.thread_state))
+            self.open_blocker.as_ref().map(|open_blocker| Arc::clone(&open_blocker.thread_state))
         else {
             return;
         };
         let all: Vec<_> = thread_state.waiting().iter().map(|one| (one.inode, one.tid)).collect();
         for (inode, tid) in all {
             let same = |id: &ObjectId| self.inodes.get(id) == Some(&inode);
-            let sharers = || self.processes.values().filter(|m| m.files.objects.iter().any(same));
-            let is_home = |m: &Process| !m.is_away() && !matches!(m.state, State::Outgoing(_));
+            let sharers = || self.processes.values().filter(|process| process.files.objects.iter().any(same));
+            let is_home =
+                |process: &Process| !process.is_away() && !matches!(process.state, State::Outgoing(_));
             if sharers().all(is_home) {
                 thread_state.waiting().retain(|one| {
                     let is_this = (one.inode, one.tid) == (inode, tid);
@@ -214,7 +215,8 @@ impl Shim {
                 continue;
             }
             // Processes that are moving are fetched when they have arrived.
-            let there = sharers().find(|m| matches!(m.state, State::Away)).map(|m| m.pid);
+            let there =
+                sharers().find(|process| matches!(process.state, State::Away)).map(|process| process.pid);
             if let Some(pid) = there {
                 self.fetch_home(pid, &format!("shared memory: process {tid} opens what it shares"));
             }
