@@ -66,7 +66,7 @@ impl Shim {
         };
         thread.acknowledge_signals(request.signals);
         if let Some(mask) = thread.release_signals() {
-            // What the deputy then takes comes before this call.
+            // The deputy takes the held signals before it makes this call.
             thread.set_mask(mask);
             if thread.current.is_some() {
                 thread.queued_call = Some(request);

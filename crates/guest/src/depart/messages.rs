@@ -127,7 +127,7 @@ impl Shim {
         }
     }
 
-    /// Lets threads fork for whose departure home has not asked again.
+    /// Lets threads fork if home has not repeated its request to depart in time.
     pub(crate) fn release_forks(&mut self) {
         let released = self.guests.values_mut().map(|guest| (guest.process.pid, guest.release_forks()));
         let failed: Vec<_> = released.filter_map(|(pid, done)| Some((pid, done.err()?))).collect();

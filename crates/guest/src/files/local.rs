@@ -202,7 +202,7 @@ impl OpenRequest {
 #[derive(Debug)]
 pub(crate) struct Opening {
     fd: i32,
-    /// Tells it from an earlier one, whose file a worker may still open.
+    /// The number of this opening. A worker may still open the file of an earlier one.
     pub(crate) number: u64,
     progress: OpenProgress,
 }
@@ -220,7 +220,7 @@ impl Opening {
         !matches!(self.progress, OpenProgress::Done(_))
     }
 
-    /// What a worker is to do, if none was told yet.
+    /// The request for a worker, the first time.
     pub(crate) fn start(&mut self) -> Option<OpenRequest> {
         match std::mem::replace(&mut self.progress, OpenProgress::Started) {
             OpenProgress::Wanted(request) => Some(request),
