@@ -1,7 +1,7 @@
 /* Proves: the calls of one process take no longer because of what a relative of it does. With the argument
- * "transfers" the parent meanwhile reads its standard input, a file, again and again. With "opens" and names of files
- * it opens them, prints a line, waits for a line, reads once from each, and prints another line. The child prints its
- * slowest call to standard error if that took longer than TERN_SLOWEST seconds. */
+ * "transfers" the parent meanwhile reads a file again and again: its standard input, or the one that it is given. With
+ * "opens" and names of files it opens them, prints a line, waits for a line, reads once from each, and prints another
+ * line. The child prints its slowest call to standard error if that took longer than TERN_SLOWEST seconds. */
 #include "program.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -46,10 +46,12 @@ int main(int argc, char **argv)
 		child();
 	if (argc > 1 && strcmp(argv[1], "opens") == 0)
 		opens(argc - 2, argv + 2);
+	int file = transfers && argc > 2 ? open(argv[2], O_RDONLY) : 0;
+	CHECK(file >= 0);
 	while (going()) {
 		char block[64];
 		if (transfers)
-			CHECK_IS(pread(0, block, sizeof block, 0), sizeof block);
+			CHECK_IS(pread(file, block, sizeof block, 0), sizeof block);
 		rest_ms(5);
 	}
 	int status;

@@ -5,3 +5,4 @@ pub(crate) mod delegation;
 mod exclusive;
 pub(crate) mod names;
 pub(crate) mod shared_fs;
+pub(crate) mod timed_worker;

@@ -18,7 +18,7 @@ mod cache;
 pub use cache::{ContentCache, OpenFileConnection, OpenNodeFile};
 
 use crate::layout::{FileIdentifier, FileRef, writes_are_visible_to_others};
-use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, fs_credentials};
+use crate::node_file::{FUSE_SUPER_MAGIC, MfsMounts, NodeFile, allows_direct, fs_credentials};
 use crate::object::{self, ObjectId};
 use crate::process::Unmovable;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -241,6 +241,7 @@ impl HomeFiles {
             self.pid,
             (&link, OsStr::from_bytes(&m.name).as_ref()),
             (meta.dev(), meta.ino()),
+            |link| Some(allows_direct(&link)),
         );
         location.filter(|location| Some(location.node) == self.guest)
     }

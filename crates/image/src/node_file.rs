@@ -16,6 +16,24 @@ pub const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
 /// The type of MFS mounts in /proc/PID/mountinfo.
 const MFS_FSTYPE: &str = "fuse.mfs";
 
+/// The types of file systems that only this kernel changes, with change times that it sets, in
+/// /proc/PID/mountinfo.
+const LOCAL_FSTYPES: [&str; 13] = [
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "tmpfs", "devtmpfs", "ramfs",
+    "rootfs", "overlay",
+];
+
+/// How home treats the files of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountKind {
+    /// An MFS tree.
+    Mfs,
+    /// Only this kernel changes its files, and sets their change times.
+    Local,
+    /// Any other.
+    Other,
+}
+
 /// A file of a node, as another node sees it through MFS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFile {
@@ -36,14 +54,18 @@ pub fn fs_credentials(pid: i32) -> Option<Credentials> {
     Some(Credentials { uid: status.uid[3], gid: status.gid[3], groups: status.groups })
 }
 
-/// The MFS mounts that a process sees, cached until its mount table changes: finding them is slow
-/// (statfs asks the other node, and the table is long), and programs open many files of one tree.
+/// The mounts that a process sees, cached until its mount table changes: the table is long, and
+/// programs open many files of one tree. statfs(2) would ask the server of a file system, which may
+/// not answer.
 /// The mount table is kept open. As long as it is, its mounts stay alive, even if the process
 /// changes to another mount namespace. So no other file system gets a tree's device number.
 #[derive(Debug, Default)]
 pub struct MfsMounts {
     table: Option<File>,
+    /// MFS trees, by device.
     mounts: BTreeMap<u64, Tree>,
+    /// The other mounts in the table, by mount id, and whether each is local.
+    others: BTreeMap<u64, bool>,
 }
 
 #[derive(Debug, Default)]
@@ -66,9 +88,24 @@ impl MfsMounts {
 
     /// Whether a device is a tree. Reads the mount table of the process if it is not cached.
     pub fn find(&mut self, pid: i32, device: u64) -> bool {
-        if self.is_cached(device) {
-            return true;
+        self.is_cached(device) || self.read(pid) && self.mounts.contains_key(&device)
+    }
+
+    /// The kind of a mount that has this id, of which the process has a file on this device open.
+    pub fn kind(&mut self, pid: i32, device: u64, mount: u64) -> MountKind {
+        let known = self.is_cached(device) || self.others.contains_key(&mount);
+        if !known && !self.read(pid) {
+            return MountKind::Other;
         }
+        match self.others.get(&mount) {
+            _ if self.mounts.contains_key(&device) => MountKind::Mfs,
+            Some(true) => MountKind::Local,
+            _ => MountKind::Other,
+        }
+    }
+
+    /// Reads the mount table of a process. Returns whether that was possible.
+    fn read(&mut self, pid: i32) -> bool {
         // The process may have other mounts now.
         *self = Self::default();
         let Ok(mut table) = File::open(format!("/proc/{pid}/mountinfo")) else { return false };
@@ -76,15 +113,20 @@ impl MfsMounts {
         if table.rewind().and_then(|()| table.read_to_string(&mut text)).is_err() {
             return false;
         }
-        for (device, at) in text.lines().filter_map(parse_mfs_mount) {
-            self.mounts.entry(device).or_default().at.push(at);
+        for line in text.lines() {
+            if let Some((device, at)) = parse_mfs_mount(line) {
+                self.mounts.entry(device).or_default().at.push(at);
+            } else if let Some((mount, is_local)) = parse_other_mount(line) {
+                self.others.insert(mount, is_local);
+            }
         }
         self.table = Some(table);
-        self.mounts.contains_key(&device)
+        true
     }
 
     /// The location of a file in a cached tree, given a link under /proc that leads to it, and its
-    /// path. `None` if the tree does not let guests open its files directly, or if the path does
+    /// path. `ask` calls [`allows_direct`] for that link, or returns `None` if there is no answer in
+    /// time. `None` if the tree does not let guests open its files directly, or if the path does
     /// not tell where the file is: it may have been removed, or the process may have another root
     /// directory.
     pub fn locate(
@@ -92,15 +134,13 @@ impl MfsMounts {
         pid: i32,
         (link, path): (&Path, &Path),
         (device, number): (u64, u64),
+        ask: impl FnOnce(PathBuf) -> Option<bool>,
     ) -> Option<NodeFile> {
         let tree = self.mounts.get_mut(&device)?;
-        // The MFS client answers this attribute itself, with the same value for all files of the
-        // tree.
-        let ask = || {
-            let mut reply = [0; 1];
-            rustix::fs::getxattr(link, "system.mfs_dfsa", &mut reply) == Ok(1) && reply == *b"1"
-        };
-        if !*tree.allows_direct.get_or_insert_with(ask) {
+        if tree.allows_direct.is_none() {
+            tree.allows_direct = ask(link.to_owned());
+        }
+        if tree.allows_direct != Some(true) {
             return None;
         }
         let (node, path) = tree.at.iter().find_map(|at| split_node(at, path))?;
@@ -108,12 +148,26 @@ impl MfsMounts {
         Some(NodeFile { node, path, number, credentials })
     }
 
-    /// The location of a file that the process has open.
-    pub fn locate_fd(&mut self, pid: i32, fd: i32, id: (u64, u64)) -> Option<NodeFile> {
+    /// The location of a file that the process has open, as [`locate`](Self::locate).
+    pub fn locate_fd(
+        &mut self,
+        pid: i32,
+        fd: i32,
+        id: (u64, u64),
+        ask: impl FnOnce(PathBuf) -> Option<bool>,
+    ) -> Option<NodeFile> {
         let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
         let path = std::fs::read_link(&link).ok()?;
-        self.locate(pid, (&link, &path), id)
+        self.locate(pid, (&link, &path), id, ask)
     }
+}
+
+/// Asks the MFS client whether guests may open this file of a tree directly. It answers without
+/// another node, with the same value for all files of the tree; if it is stopped this waits.
+#[must_use]
+pub fn allows_direct(link: &Path) -> bool {
+    let mut reply = [0; 1];
+    rustix::fs::getxattr(link, "system.mfs_dfsa", &mut reply) == Ok(1) && reply == *b"1"
 }
 
 /// Whether the mount table has changed since it was read or last polled; poll(2) reports it.
@@ -134,6 +188,13 @@ fn parse_mfs_mount(line: &str) -> Option<(u64, PathBuf)> {
     }
     let (major, minor) = device.split_once(':')?;
     Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), at.into()))
+}
+
+/// The id of a mount, and whether its file system is local.
+fn parse_other_mount(line: &str) -> Option<(u64, bool)> {
+    let (mount, fstype) = line.split_once(" - ")?;
+    let is_local = LOCAL_FSTYPES.contains(&fstype.split(' ').next()?);
+    Some((mount.split(' ').next()?.parse().ok()?, is_local))
 }
 
 /// The node, and the path on it, of a path below the mount point `at`.
@@ -161,6 +222,20 @@ mod tests {
         {
             assert_eq!(parse_mfs_mount(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn mounts_have_kinds() {
+        let mut mounts = MfsMounts::default();
+        let mut kind_of = |path: &str| {
+            use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+            let found = statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).unwrap();
+            let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+            mounts.kind(std::process::id().cast_signed(), device, found.stx_mnt_id)
+        };
+        assert_eq!(kind_of("/proc/self/status"), MountKind::Other);
+        assert_eq!(kind_of("/dev/shm"), MountKind::Local);
+        assert_eq!(parse_other_mount("90 24 0:50 / /mnt rw - fuse.sshfs h: rw"), Some((90, false)));
     }
 
     #[test]

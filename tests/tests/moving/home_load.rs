@@ -60,6 +60,32 @@ fn descriptors_of_another_user_delay_no_call() -> Result<()> {
     Ok(())
 }
 
+/// Home checks with each call of a program whether the files that it reads have changed. If one is
+/// on a node that does not answer, no other program waits for that.
+#[test]
+fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
+    let program = named("siblings", Flavour::Static)?;
+    let cluster = Cluster::without_quotas("cut-file", 3)?;
+    cluster.mount(1, "timeout=30,dfsa=1")?;
+    cluster.run(3, &["sh", "-c", "head -c 4096 /dev/zero > /tmp/block"])?;
+    let until = "/tmp/until-siblings";
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).args(["transfers", "/mfs/3/tmp/block"]);
+    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.3");
+    let mut running = Running::start(&mut command, false)?;
+    let is_checked = "ls -l /proc/$(pgrep -x tern-shim)/fd | grep -q /tmp/block";
+    let delegated = || cluster.run(1, &["sh", "-c", is_checked]).is_ok();
+    wait_until("home checks the file", Duration::from_secs(20), delegated)?;
+    cluster.lab().cut(Cable::Node(3))?;
+    // Longer than what home has cached is valid.
+    std::thread::sleep(Duration::from_secs(8));
+    cluster.lab().heal(Cable::Node(3))?;
+    cluster.touch(until)?;
+    let outcome = running.finish(RUN_TIMEOUT)?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
 /// A deputy that waits for a CPU has not taken a timer's signal yet when the shim, which does not
 /// wait, answers the call that stops the timer: the signal must still come before that answer.
 #[test]

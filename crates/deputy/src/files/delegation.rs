@@ -4,34 +4,22 @@
 //! qualifies, and whether its content has changed.
 
 use crate::calls::prefetch;
-use crate::files::shared_fs::{SharedFilesystems, StatWorker};
+use crate::files::shared_fs::SharedFilesystems;
+use crate::files::timed_worker::TimedWorker;
 use crate::process::Process;
 use crate::process::thread::CurrentCall;
 use crate::shim::Shim;
-use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, open};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags, fstat, makedev, open, statx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_ids::{Epoch, HomePid};
-use tern_image::node_file::{self, MfsMounts, NodeFile};
+use tern_image::node_file::{MfsMounts, MountKind, NodeFile, allows_direct};
 use tern_migrate::message::{CallResult, FileDelegation, FileNotice, MAX_DELEGATED_IO};
 use tern_migrate::prefetch::{FileAttributes, OpenPrefetch};
 use tern_syscall::{Call, Outcome};
 use tern_tracee::procfs;
-
-/// File systems that only this kernel changes, with change times that it sets.
-const LOCAL_FS_MAGIC: [u32; 9] = [
-    0xef53,      // ext2, ext3, ext4
-    0x5846_5342, // XFS
-    0x9123_683e, // Btrfs
-    0xca45_1a4e, // bcachefs
-    0xf2f5_2010, // F2FS
-    0x2fc1_2fc1, // ZFS
-    0x0102_1994, // tmpfs
-    0x8584_58f6, // ramfs
-    0x794c_7630, // overlayfs
-];
 
 /// Two changes within this time may get the same timestamp: a tick at most.
 const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(15);
@@ -64,8 +52,8 @@ pub(crate) struct Delegations {
     epoch: Epoch,
     /// Delegated for reading, by descriptor.
     pub(crate) read_delegations: BTreeMap<i32, ReadDelegation>,
-    /// Stats files on file systems that nodes share.
-    stat_worker: StatWorker,
+    /// Makes the calls on files of MFS and of file systems that nodes share, which may wait.
+    worker: TimedWorker,
     /// Delegated for writing, by descriptor.
     write_delegations: BTreeMap<i32, WriteDelegation>,
     /// The MFS trees that it has files of.
@@ -111,6 +99,8 @@ pub(crate) struct ReadDelegation {
     pub(crate) device: u64,
     /// It is on a file system that nodes share, so its times are from a server's clock.
     pub(crate) is_shared: bool,
+    /// A call on it may wait for another node or a server.
+    may_wait: bool,
     /// Since when this version has been observed.
     observed_since: SystemTime,
     /// Its location has been sent, for this version.
@@ -118,11 +108,6 @@ pub(crate) struct ReadDelegation {
 }
 
 impl ReadDelegation {
-    /// Its status; none if a server does not answer in time, and an inner none if the stat failed.
-    fn stat(&self, worker: &mut StatWorker) -> Option<Option<Stat>> {
-        if self.is_shared { worker.stat(&self.file) } else { Some(fstat(&self.file).ok()) }
-    }
-
     /// Whether every change since that time has changed its version. If its times are from a
     /// server's clock, that holds once this version has been observed for longer than the timestamp
     /// granularity.
@@ -242,21 +227,23 @@ impl Process {
         const SPECIAL: u64 = (libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_PATH) as u64;
         let pid = self.memory.pid();
         let path = format!("/proc/{pid}/fd/{fd}");
-        let file = open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let stat = fstat(&file).ok()?;
-        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        let file = Arc::new(open(&*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?);
+        // Without DONT_SYNC this would ask a file server.
+        let identity = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found =
+            statx(&file, "", identity, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID).ok()?;
+        if u32::from(found.stx_mode) & libc::S_IFMT != libc::S_IFREG {
             return None;
         }
-        let id = (stat.st_dev, stat.st_ino);
-        let is_shared = shared_filesystems.locate(pid, fd, stat.st_dev).is_some();
-        let mut elsewhere = is_shared || self.delegations.trees.is_cached(stat.st_dev);
-        if !elsewhere {
-            let kind = fstatfs(&file).ok()?.f_type as u32;
-            elsewhere = kind == node_file::FUSE_SUPER_MAGIC && self.delegations.trees.find(pid, stat.st_dev);
-            if !elsewhere && !LOCAL_FS_MAGIC.contains(&kind) {
-                return None;
-            }
-        }
+        let device = makedev(found.stx_dev_major, found.stx_dev_minor);
+        let id = (device, found.stx_ino);
+        let is_shared = shared_filesystems.locate(pid, fd, device).is_some();
+        let elsewhere = is_shared
+            || match self.delegations.trees.kind(pid, device, found.stx_mnt_id) {
+                MountKind::Mfs => true,
+                MountKind::Local => false,
+                MountKind::Other => return None,
+            };
         let (offset, flags) = procfs::descriptor_state(pid, fd).ok()?;
         let access = (flags & libc::O_ACCMODE as u64) as i32;
         // O_SYNC includes O_DSYNC.
@@ -274,27 +261,31 @@ impl Process {
         if !elsewhere && memory() || writes && bound() {
             return None;
         }
+        let shows_attributes = is_new && !is_shared && self.shares_user_namespace();
+        let Delegations { trees, worker, .. } = &mut self.delegations;
+        let opened = Arc::clone(&file);
+        let examine = move || {
+            let attributes = shows_attributes.then(|| prefetch::file_attributes(&opened)).flatten();
+            fstat(&*opened).ok().map(|stat| (stat, attributes))
+        };
+        let (stat, attributes) = if elsewhere { worker.run(examine)?? } else { examine()? };
         // A file opened for reading and writing is not prefetched; a long one is worth opening at
         // once.
         let worth_opening =
             reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
         let location = if elsewhere && worth_opening && !is_shared {
-            self.delegations.trees.locate_fd(pid, fd, id)
+            trees.locate_fd(pid, fd, id, |link| worker.run(move || allows_direct(&link)))
         } else {
             None
         };
-        let attributes = if is_new && location.is_none() && !is_shared && self.shares_user_namespace() {
-            prefetch::file_attributes(&file)
-        } else {
-            None
-        };
+        let attributes = attributes.filter(|_| location.is_none());
         if !writes {
             let granularity = if elsewhere {
                 TIMESTAMP_GRANULARITY + MAX_NODE_CLOCK_DIFFERENCE
             } else {
                 TIMESTAMP_GRANULARITY
             };
-            let (file, version, device) = (Arc::new(file), FileVersion::of(&stat), stat.st_dev);
+            let version = FileVersion::of(&stat);
             let observed_since = SystemTime::now();
             let watched = ReadDelegation {
                 file,
@@ -302,6 +293,7 @@ impl Process {
                 granularity,
                 device,
                 is_shared,
+                may_wait: elsewhere,
                 observed_since,
                 location_sent: false,
             };
@@ -406,11 +398,12 @@ impl Delegations {
 
     /// The location of a file of which enough was written that it is worth opening there.
     fn offer_written_location(&mut self, pid: i32) -> Option<(i32, FileNotice)> {
-        let Self { write_delegations, trees, .. } = self;
+        let Self { write_delegations, trees, worker, .. } = self;
         let (fd, written) = write_delegations
             .iter_mut()
             .find(|(_, written)| written.bytes >= MIN_LOCAL_OPEN_SIZE && written.elsewhere.is_some())?;
-        let location = trees.locate_fd(pid, *fd, written.elsewhere.take()?)?;
+        let ask = |link: std::path::PathBuf| worker.run(move || allows_direct(&link));
+        let location = trees.locate_fd(pid, *fd, written.elsewhere.take()?, ask)?;
         Some((*fd, FileNotice::LocalFile(location)))
     }
 
@@ -421,9 +414,12 @@ impl Delegations {
     }
 
     /// The size of a file delegated for reading, if it has not changed since it was last checked.
-    pub(crate) fn length_if_unchanged(&self, fd: i32) -> Option<u64> {
-        let ReadDelegation { file, version, .. } = self.read_delegations.get(&fd)?;
-        let same = fstat(file).is_ok_and(|stat| FileVersion::of(&stat) == *version);
+    pub(crate) fn length_if_unchanged(&mut self, fd: i32) -> Option<u64> {
+        let ReadDelegation { file, version, may_wait, .. } = self.read_delegations.get(&fd)?;
+        let file = Arc::clone(file);
+        let check = move || fstat(&*file).ok();
+        let stat = if *may_wait { self.worker.run(check)? } else { check() };
+        let same = stat.is_some_and(|stat| FileVersion::of(&stat) == *version);
         same.then(|| u64::try_from(version.size).unwrap_or_default())
     }
 
@@ -432,10 +428,23 @@ impl Delegations {
     /// changing then.
     fn revalidate(&mut self, read: Option<i32>, began_at: SystemTime) -> Vec<(i32, FileNotice)> {
         let mut notices = Vec::new();
-        let Self { read_delegations, stat_worker, .. } = self;
+        let Self { read_delegations, worker, .. } = self;
+        // One job for all, since it costs a wake-up of the worker.
+        let waiting = read_delegations.iter().filter(|(_, watched)| watched.may_wait);
+        let waiting: Vec<_> = waiting.map(|(fd, watched)| (*fd, Arc::clone(&watched.file))).collect();
+        let stat_all = move || -> BTreeMap<i32, Option<Stat>> {
+            waiting.into_iter().map(|(fd, file)| (fd, fstat(&*file).ok())).collect()
+        };
+        let is_any_waiting = read_delegations.values().any(|watched| watched.may_wait);
+        let answers = if is_any_waiting { worker.run(stat_all) } else { None };
         for (fd, watched) in read_delegations {
-            // The server has not answered, so no notice is sent.
-            let Some(found) = watched.stat(stat_worker) else { continue };
+            let found = if watched.may_wait {
+                answers.as_ref().and_then(|answers| answers.get(fd).copied())
+            } else {
+                Some(fstat(&*watched.file).ok())
+            };
+            // A server has not answered, so no notice is sent.
+            let Some(found) = found else { continue };
             let Some(stat) = found else {
                 notices.push((*fd, FileNotice::Changed));
                 continue;

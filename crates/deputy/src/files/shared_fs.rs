@@ -3,15 +3,12 @@
 //! (docs/design/delegation.md, "Files that nodes share").
 
 use crate::files::delegation::{Delegations, MIN_LOCAL_OPEN_SIZE};
-use rustix::fs::{Stat, fstat};
+use crate::files::timed_worker::TimedWorker;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 use tern_control::shared::{SharedDir, stat_file};
 use tern_ids::SharedFile;
@@ -27,6 +24,8 @@ pub(crate) struct SharedFilesystems {
     table: Option<File>,
     /// The device of each directory examined so far; none if it must not be used.
     devices: BTreeMap<PathBuf, Option<u64>>,
+    /// Examines them, which may wait for their server.
+    worker: TimedWorker,
 }
 
 impl SharedFilesystems {
@@ -60,62 +59,14 @@ impl SharedFilesystems {
             });
             self.table = table.ok();
         }
-        let open = || SharedDir::open(root).ok().filter(|root| !root.is_nocto).map(|root| root.device);
-        *self.devices.entry(root.to_owned()).or_insert_with(open)
-    }
-}
-
-/// How long a stat may take. A status cached by this kernel is available at once; otherwise it asks
-/// the server.
-const STAT_TIMEOUT: Duration = Duration::from_millis(50);
-
-type StatRequests = Sender<Arc<OwnedFd>>;
-type StatReplies = Receiver<Option<Stat>>;
-
-/// Stats files in a thread of its own. If the server is unreachable, the caller can neither be
-/// interrupted nor killed, and a shim that blocks would be taken for dead.
-#[derive(Debug, Default)]
-pub(crate) struct StatWorker {
-    thread: Option<(StatRequests, StatReplies)>,
-    /// A reply is outstanding.
-    is_pending: bool,
-}
-
-impl StatWorker {
-    /// Stats a file. Returns none if there is no reply in time, and an inner none if the stat
-    /// failed.
-    pub(crate) fn stat(&mut self, file: &Arc<OwnedFd>) -> Option<Option<Stat>> {
-        if self.thread.is_none() {
-            let (requests, queue) = channel::<Arc<OwnedFd>>();
-            let (reply, replies) = channel();
-            let work = move || {
-                // Until the requests' sender is dropped.
-                while let Ok(file) = queue.recv() {
-                    if reply.send(fstat(&file).ok()).is_err() {
-                        break;
-                    }
-                }
-            };
-            let worker = std::thread::Builder::new().name("stat".into()).stack_size(64 << 10).spawn(work);
-            self.thread = worker.is_ok().then_some((requests, replies));
+        if let Some(known) = self.devices.get(root) {
+            return *known;
         }
-        let (requests, replies) = self.thread.as_ref()?;
-        if self.is_pending && replies.try_recv().is_err() {
-            return None;
-        }
-        self.is_pending = true;
-        requests.send(file.clone()).ok()?;
-        match replies.recv_timeout(STAT_TIMEOUT) {
-            Ok(stat) => {
-                self.is_pending = false;
-                Some(stat)
-            }
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                *self = Self::default();
-                None
-            }
-        }
+        let examined = root.to_owned();
+        let open = move || SharedDir::open(&examined).ok().filter(|dir| !dir.is_nocto).map(|dir| dir.device);
+        let device = self.worker.run(open)?;
+        self.devices.insert(root.to_owned(), device);
+        device
     }
 }
 
@@ -201,7 +152,7 @@ mod tests {
         std::fs::create_dir_all(place.join("deep")).unwrap();
         let file = File::create(place.join("deep/a")).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let device = fstat(&file).unwrap().st_dev;
+        let device = rustix::fs::fstat(&file).unwrap().st_dev;
         let me = std::process::id().cast_signed();
         let found = |declared: &[&str], device| {
             let declared = declared.iter().map(|below| place.join(below)).collect();
@@ -214,24 +165,5 @@ mod tests {
         assert_eq!(found(&["dee", "deep/a"], device), None);
         assert_eq!(found(&[], device), None);
         std::fs::remove_dir_all(&place).unwrap();
-    }
-
-    #[test]
-    fn stat_without_reply_stays_pending() {
-        let mut stat_worker = StatWorker::default();
-        let file = Arc::new(OwnedFd::from(File::open("/proc/self/exe").unwrap()));
-        let size = fstat(&*file).unwrap().st_size;
-        assert_eq!(stat_worker.stat(&file).flatten().map(|stat| stat.st_size), Some(size));
-        // As if the server had not answered.
-        let (requests, _queue) = channel();
-        let (reply, replies) = channel();
-        stat_worker.thread = Some((requests, replies));
-        assert!(stat_worker.stat(&file).is_none());
-        assert!(stat_worker.stat(&file).is_none(), "no second request is sent");
-        reply.send(fstat(&*file).ok()).unwrap();
-        assert!(
-            stat_worker.stat(&file).is_none() && stat_worker.is_pending,
-            "that was the reply to an old request"
-        );
     }
 }
