@@ -77,7 +77,7 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     let delegated = || cluster.run(1, &["sh", "-c", is_checked]).is_ok();
     wait_until("home checks the file", Duration::from_secs(20), delegated)?;
     cluster.lab().cut(Cable::Node(3))?;
-    // Longer than what home has cached is valid.
+    // The attributes that home has cached are valid for a shorter time.
     std::thread::sleep(Duration::from_secs(8));
     cluster.lab().heal(Cable::Node(3))?;
     cluster.touch(until)?;
