@@ -197,6 +197,8 @@ fn lost_node_is_reported_or_command_is_repeated() {
     assert!(code == Some(255) && err.contains("node 2 was lost"), "{code:?} {err}");
     wait_until("its command is ended there", || cluster.count(2, "^sleep 1006") == 0);
     cluster.lab().heal(Cable::Node(2)).unwrap();
+    // If it is not up yet when node 3 is lost, no node is left to repeat the command on.
+    wait_until("node 2 is up again", || cluster.run(1, &["mosctl", "isup", "2"]).is_ok());
     // It records each node where it starts; the second run ends.
     let line = "hostname >> /tmp/where; [ $(wc -l < /tmp/where) -gt 1 ] || sleep 1007; echo once";
     let mut again = cluster.command(1, "mexec");
