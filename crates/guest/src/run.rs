@@ -122,9 +122,7 @@ impl Shim {
         self.receive_from_home();
         self.handle_traps();
         self.start_openings();
-        self.flush_due_writes();
-        self.release_forks();
-        self.raise_signals_again();
+        self.do_due_work();
         self.return_delegations();
         self.advance_departures();
         self.drain_links();

@@ -19,9 +19,12 @@ const MFS_FSTYPE: &str = "fuse.mfs";
 /// The types of file systems that only this kernel changes, with change times that it sets, in
 /// /proc/PID/mountinfo.
 const LOCAL_FSTYPES: [&str; 13] = [
-    "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "tmpfs", "devtmpfs", "ramfs",
-    "rootfs", "overlay",
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", ZFS, "tmpfs", "devtmpfs", "ramfs", "rootfs",
+    "overlay",
 ];
+
+/// The local file system whose names need not match exactly.
+pub const ZFS: &str = "zfs";
 
 /// How home treats the files of a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,8 +119,8 @@ impl MfsMounts {
         for line in text.lines() {
             if let Some((device, at)) = parse_mfs_mount(line) {
                 self.mounts.entry(device).or_default().at.push(at);
-            } else if let Some((mount, is_local)) = parse_other_mount(line) {
-                self.others.insert(mount, is_local);
+            } else if let Some((mount, fstype)) = parse_mount(line) {
+                self.others.insert(mount, is_local(fstype));
             }
         }
         self.table = Some(table);
@@ -190,11 +193,18 @@ fn parse_mfs_mount(line: &str) -> Option<(u64, PathBuf)> {
     Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), at.into()))
 }
 
-/// The id of a mount, and whether its file system is local.
-fn parse_other_mount(line: &str) -> Option<(u64, bool)> {
+/// The id of a mount and the type of its file system, in a line of /proc/PID/mountinfo.
+#[must_use]
+pub fn parse_mount(line: &str) -> Option<(u64, &str)> {
     let (mount, fstype) = line.split_once(" - ")?;
-    let is_local = LOCAL_FSTYPES.contains(&fstype.split(' ').next()?);
-    Some((mount.split(' ').next()?.parse().ok()?, is_local))
+    Some((mount.split(' ').next()?.parse().ok()?, fstype.split(' ').next()?))
+}
+
+/// Whether only this kernel changes the files of file systems of this type, and sets their change
+/// times.
+#[must_use]
+pub fn is_local(fstype: &str) -> bool {
+    LOCAL_FSTYPES.contains(&fstype)
 }
 
 /// The node, and the path on it, of a path below the mount point `at`.
@@ -235,7 +245,8 @@ mod tests {
         };
         assert_eq!(kind_of("/proc/self/status"), MountKind::Other);
         assert_eq!(kind_of("/dev/shm"), MountKind::Local);
-        assert_eq!(parse_other_mount("90 24 0:50 / /mnt rw - fuse.sshfs h: rw"), Some((90, false)));
+        assert_eq!(parse_mount("90 24 0:50 / /mnt rw - fuse.sshfs h: rw"), Some((90, "fuse.sshfs")));
+        assert!(!is_local("fuse.sshfs") && is_local(ZFS));
     }
 
     #[test]

@@ -64,7 +64,8 @@ fn file_mapping_survives_moves_home_and_away() -> Result<()> {
 /// undone by the mask with which the process arrives on its next node.
 #[test]
 fn own_signals_survive_moves() -> Result<()> {
-    move_all_flavours_around("ownsignals", "ownsignals", &["2", "3", "2", "home"].repeat(25))
+    let places = [["2", "home"].repeat(75), ["2", "3"].repeat(12)].concat();
+    move_all_flavours_around("ownsignals", "ownsignals", &places)
 }
 
 /// Every few milliseconds the process makes a call that can only be made at home, and is brought

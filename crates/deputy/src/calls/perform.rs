@@ -37,6 +37,7 @@ impl Shim {
         if request.epoch != epoch || !away || thread.is_exiting {
             return;
         }
+        thread.acknowledge_signals(request.signals);
         if thread.current.as_ref().is_some_and(|c| c.request.number == INTERNAL_CALL_NUMBER) {
             // The deputy is making an internal call; this one is made when that has finished.
             thread.queued_call = Some(request);
@@ -64,15 +65,6 @@ impl Shim {
         else {
             return;
         };
-        thread.acknowledge_signals(request.signals);
-        if let Some(mask) = thread.release_signals() {
-            // The deputy takes the held signals before it makes this call.
-            thread.set_mask(mask);
-            if thread.current.is_some() {
-                thread.queued_call = Some(request);
-                return;
-            }
-        }
         if !thread.unacked.is_empty() {
             let mut crossed = rejected(number, 0);
             crossed.outcome.ret = request.restart_code.filter(|c| restart::is(*c)).unwrap_or(restart::NOINTR);

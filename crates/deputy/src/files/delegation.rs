@@ -432,10 +432,10 @@ impl Delegations {
         // One job for all, since it costs a wake-up of the worker.
         let waiting = read_delegations.iter().filter(|(_, watched)| watched.may_wait);
         let waiting: Vec<_> = waiting.map(|(fd, watched)| (*fd, Arc::clone(&watched.file))).collect();
+        let is_any_waiting = !waiting.is_empty();
         let stat_all = move || -> BTreeMap<i32, Option<Stat>> {
             waiting.into_iter().map(|(fd, file)| (fd, fstat(&*file).ok())).collect()
         };
-        let is_any_waiting = read_delegations.values().any(|watched| watched.may_wait);
         let answers = if is_any_waiting { worker.run(stat_all) } else { None };
         for (fd, watched) in read_delegations {
             let found = if watched.may_wait {

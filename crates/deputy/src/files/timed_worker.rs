@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-/// How long an operation may take. What this kernel has cached is available at once.
+/// How long an operation may take. Cached data is available at once.
 const TIMEOUT: Duration = Duration::from_millis(50);
 
 type Operation = Box<dyn FnOnce() + Send>;
@@ -49,7 +49,7 @@ impl TimedWorker {
         let work = move || {
             let result = operation();
             over.fetch_add(1, Ordering::Release);
-            // After the timeout nobody receives it.
+            // After the timeout it is dropped.
             let _unwanted = reply.send(result);
         };
         self.thread.as_ref()?.send(Box::new(work)).ok()?;

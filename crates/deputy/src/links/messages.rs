@@ -134,9 +134,6 @@ impl Shim {
             Message::SignalAck(signals) if holds => {
                 if let Ok(thread) = process.thread(tag) {
                     thread.acknowledge_signals(signals);
-                    if let Some(mask) = thread.release_signals() {
-                        thread.set_mask(mask);
-                    }
                 }
             }
             Message::Mask(mask) if holds => {

@@ -159,9 +159,6 @@ impl Shim {
         }
         if let Ok(thread) = process.thread(tid) {
             thread.acknowledge_signals(signals);
-            if let Some(mask) = thread.release_signals() {
-                thread.set_mask(mask);
-            }
         }
         if tid != pid {
             return;

@@ -125,11 +125,13 @@ impl Thread {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
     }
 
-    /// The guest has received this many signals.
+    /// The guest has received this many signals. The deputy may then be making an internal call, for
+    /// signals that were held.
     pub(crate) fn acknowledge_signals(&mut self, signals: u64) {
         while self.unacked.front().is_some_and(|(count, _)| *count <= signals) {
             self.unacked.pop_front();
         }
+        self.release_signals();
     }
 
     /// Clears its state as a deputy.
@@ -140,30 +142,34 @@ impl Thread {
         self.held_signals = 0;
     }
 
-    /// Has its deputy, stopped for a signal, block the signals with handlers if the guest has not
-    /// acknowledged very many. Not in a call with a mask of its own, which the kernel would forget;
-    /// that call is over with this signal.
+    /// Whether its deputy, stopped for a signal, is to leave further ones in the kernel, because the
+    /// guest has not acknowledged very many. Not in a call with a mask of its own, which the kernel
+    /// would forget; that call is over with this signal.
+    pub(crate) fn has_excess_signals(&self) -> bool {
+        let in_masked_call = || self.current.as_ref().is_some_and(|call| call.request.call.mask().is_some());
+        self.unacked.len() >= MAX_UNACKED_SIGNALS && self.held_signals == 0 && !in_masked_call()
+    }
+
+    /// Has its stopped deputy block the signals with handlers.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn hold_excess_signals(&mut self, stopped: &Stopped, handled: u64) -> Result<()> {
-        let in_masked_call =
-            self.current.as_ref().is_some_and(|current| current.request.call.mask().is_some());
-        if self.unacked.len() < MAX_UNACKED_SIGNALS || self.held_signals != 0 || in_masked_call {
-            return Ok(());
-        }
+    pub(crate) fn hold_signals(&mut self, stopped: &Stopped, handled: u64) -> Result<()> {
         let mask = stopped.sigmask()?;
         self.held_signals = handled & !mask;
         stopped.set_sigmask(mask | handled)
     }
 
-    /// The mask that the deputy is to set now that the guest has acknowledged most signals, if some
-    /// are held.
-    pub(crate) fn release_signals(&mut self) -> Option<u64> {
+    /// Has an idle deputy take the held signals again, once the guest has acknowledged most of the
+    /// others.
+    fn release_signals(&mut self) {
         if self.held_signals == 0 || self.unacked.len() > MAX_UNACKED_SIGNALS / 2 || self.current.is_some() {
-            return None;
+            return;
         }
-        let blocked = self.pending_mask.or_else(|| Some(procfs::status(self.tid.0).ok()?.blocked))?;
-        Some(blocked & !std::mem::take(&mut self.held_signals))
+        let blocked = self.pending_mask.or_else(|| Some(procfs::status(self.tid.0).ok()?.blocked));
+        if let Some(blocked) = blocked {
+            let held = std::mem::take(&mut self.held_signals);
+            self.set_mask(blocked & !held);
+        }
     }
 }

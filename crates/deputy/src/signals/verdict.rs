@@ -79,8 +79,10 @@ impl Process {
                     (registers.rax, registers.orig_rax) = (restart::NOINTR.cast_unsigned(), u64::MAX);
                     stopped.set_registers(&registers)?;
                 }
-                let handled = self.handled_signals();
-                self.thread(tid)?.hold_excess_signals(&stopped, handled)?;
+                if self.thread(tid)?.has_excess_signals() {
+                    let handled = self.handled_signals();
+                    self.thread(tid)?.hold_signals(&stopped, handled)?;
+                }
                 stopped.resume(0)?;
                 // The guest resets a one-shot handler when it is invoked; the record here follows.
                 self.handler_invoked(signal);

@@ -143,16 +143,16 @@ impl Thread {
 
     /// Records home's new signal mask. The kernel sets it here when the call is let through.
     fn record_sigmask(&mut self, pending: &PendingCall) -> GuestResult {
-        let Some(request) = &pending.request else { return Ok(()) };
-        let [Arg::Value(how), Arg::Bytes(set), ..] = &request.call.args else {
-            return Ok(self.let_through(pending.trap.id)?);
-        };
-        let set = set.as_slice().try_into().map_or(0, u64::from_le_bytes);
-        self.deputy_sigmask = match *how as i32 {
-            libc::SIG_BLOCK => self.deputy_sigmask | set,
-            libc::SIG_UNBLOCK => self.deputy_sigmask & !set,
-            _ => set,
-        };
+        if let Some([Arg::Value(how), Arg::Bytes(set), ..]) =
+            pending.request.as_ref().map(|sent| &sent.call.args)
+        {
+            let set = set.as_slice().try_into().map_or(0, u64::from_le_bytes);
+            self.deputy_sigmask = match *how as i32 {
+                libc::SIG_BLOCK => self.deputy_sigmask | set,
+                libc::SIG_UNBLOCK => self.deputy_sigmask & !set,
+                _ => set,
+            };
+        }
         Ok(self.let_through(pending.trap.id)?)
     }
 

@@ -67,14 +67,15 @@ impl Shim {
             self.returning.insert(pid, (departure, link));
             return Ok(());
         }
-        if guest.is_forking() && guest.process.forks_wait_until.is_some() {
+        let must_await_fork = guest.process.forks_wait_until.is_some() && guest.is_forking();
+        if must_await_fork {
             guest.process.hold_forks();
         }
         let result = match guest.check_movable() {
             _ if !guest.can_depart(matches!(departure, Departure::Home { .. })) => {
                 Err("busy: it is forking; try again".into())
             }
-            _ if guest.is_forking() && guest.process.forks_wait_until.is_some() => {
+            _ if must_await_fork => {
                 // That fork would cancel this departure too.
                 Err("busy: it is forking; try again".into())
             }
@@ -104,35 +105,14 @@ impl Shim {
         }
     }
 
-    /// Flushes writes that are due.
-    pub(crate) fn flush_due_writes(&mut self) {
+    /// Does what is due for guests without an event.
+    pub(crate) fn do_due_work(&mut self) {
         let due = self.guests.values().filter(|guest| guest.due().is_some());
         for pid in due.map(|guest| guest.process.pid).collect::<Vec<_>>() {
             let Some(guest) = self.guests.get_mut(&pid) else { continue };
-            if let Err(error) = guest.flush_due(self.home.as_mut()) {
+            if let Err(error) = guest.do_due_work(self.home.as_mut()) {
                 self.handle_error(pid, &error);
             }
-        }
-    }
-
-    /// Raises again the signals that this kernel has refused.
-    pub(crate) fn raise_signals_again(&mut self) {
-        let all = self.guests.values_mut().flat_map(|guest| {
-            let pid = guest.process.pid;
-            guest.threads.values_mut().map(move |thread| (pid, thread.raise_again()))
-        });
-        let failed: Vec<_> = all.filter_map(|(pid, done)| Some((pid, done.err()?))).collect();
-        for (pid, error) in failed {
-            self.handle_error(pid, &error.into());
-        }
-    }
-
-    /// Lets threads fork if home has not repeated its request to depart in time.
-    pub(crate) fn release_forks(&mut self) {
-        let released = self.guests.values_mut().map(|guest| (guest.process.pid, guest.release_forks()));
-        let failed: Vec<_> = released.filter_map(|(pid, done)| Some((pid, done.err()?))).collect();
-        for (pid, error) in failed {
-            self.handle_error(pid, &error.into());
         }
     }
 

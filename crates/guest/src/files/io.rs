@@ -400,11 +400,13 @@ impl Guest {
         write_due.into_iter().chain(self.publication_deadline()).chain(forks).chain(signals).min()
     }
 
-    /// Flushes pending writes that are due.
+    /// Does what is due of [`due`](Self::due).
     ///
     /// # Errors
-    /// If home is unreachable.
-    pub(crate) fn flush_due(&mut self, home: Option<&mut Link>) -> GuestResult {
+    /// If the guest is gone, or home is unreachable.
+    pub(crate) fn do_due_work(&mut self, home: Option<&mut Link>) -> GuestResult {
+        self.release_forks()?;
+        self.threads.values_mut().try_for_each(Thread::raise_again)?;
         self.reclaim_due()?;
         let due = self.process.files.due().is_some_and(|due| due <= Instant::now());
         let Self { process, threads } = self;

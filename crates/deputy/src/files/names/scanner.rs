@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tern_ids::HomePid;
+use tern_image::node_file::{ZFS, is_local, parse_mount};
 use tern_migrate::names::EntryKind;
 use tern_migrate::prefetch::FileAttributes;
 use tern_syscall::ByteBuf;
@@ -26,13 +27,6 @@ use tern_syscall::ByteBuf;
 /// encryption key (linux/fs.h).
 const UNSUPPORTED_INODE_FLAGS: u32 = 0x4000_0000 | 0x800;
 
-/// File systems of which this kernel sees all changes, and that match names exactly: those of
-/// `delegation.rs` except ZFS. They are identified by the mount table's names, since a statfs may
-/// wait for a server.
-const LOCAL_FS_TYPES: [&str; 12] = [
-    "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "tmpfs", "devtmpfs", "ramfs", "rootfs",
-    "overlay",
-];
 /// Upper bound on steps of a path, links included.
 const MAX_PATH_STEPS: usize = 64;
 /// Upper bound on watches of a shim; the user's limit is shared with other programs.
@@ -120,15 +114,13 @@ pub(super) struct DirectoryScanner {
     pub(super) release: Sender<WatchCmd>,
 }
 
-/// The mounts of which this kernel sees all changes.
+/// The mounts of which this kernel sees all changes, and which match names exactly. They are
+/// identified by the mount table, since a statfs may wait for a server.
 fn local_mounts() -> io::Result<HashSet<u64>> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let local = |line: &str| {
-        let (mount, kind) = line.split_once(" - ")?;
-        let is_local = LOCAL_FS_TYPES.contains(&kind.split(' ').next()?);
-        mount.split(' ').next()?.parse().ok().filter(|_| is_local)
-    };
-    Ok(table.lines().filter_map(local).collect())
+    let local =
+        table.lines().filter_map(parse_mount).filter(|(_, fstype)| is_local(fstype) && *fstype != ZFS);
+    Ok(local.map(|(mount, _)| mount).collect())
 }
 
 /// The state of one scan.
