@@ -81,6 +81,10 @@ pub(crate) struct Home {
     jobs: Arc<JobTable>,
 }
 
+/// How long a node whose executor has ended is not asked again: it is usually restarted at once, for
+/// example after an upgrade.
+const RESTART_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The outcome of an attempt to run a command on a node.
 pub(crate) enum RunOutcome {
     /// The command has ended, and the caller has all replies.
@@ -96,17 +100,21 @@ pub(crate) enum RunOutcome {
     Cut,
 }
 
-/// Nodes that a command is not sent to for a while.
+/// Nodes that a command is not sent to for a while, and until when.
 #[derive(Debug, Default)]
 struct ExcludedNodes(HashMap<NodeId, Instant>);
 
 impl ExcludedNodes {
     fn insert(&mut self, node: NodeId) {
-        self.0.insert(node, Instant::now());
+        self.0.insert(node, Instant::now() + RETRY_INTERVAL);
+    }
+
+    fn insert_ended(&mut self, node: NodeId) {
+        self.0.insert(node, Instant::now() + RESTART_INTERVAL);
     }
 
     fn contains(&self, node: NodeId) -> bool {
-        self.0.get(&node).is_some_and(|since| since.elapsed() < RETRY_INTERVAL)
+        self.0.get(&node).is_some_and(|until| Instant::now() < *until)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Queued commands: none waits for ever, and none for a resource that only others need.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use tern_tests::cluster::Cluster;
 use tern_tests::cluster::fault_injection;
@@ -75,8 +76,15 @@ fn queue_for_a_named_node_does_not_block_others() {
 fn queued_command_survives_executor_restart() {
     let cluster = Cluster::with_nodes("mexecanew", 2).unwrap();
     let mut full = fill(&cluster);
-    let queued = mexec(&cluster, &["-n", "2", "true"]);
-    wait_until("it waits", || waiting(&cluster) == 1);
+    // Before it has reported that the node is full, a command may have been sent there, and is lost with the executor.
+    let mut queued = cluster.command(1, "script");
+    let queued = queued.args(["-qec", "exec mexec -n 2 true", "/dev/null"]).env("SHELL", "/bin/sh");
+    let mut queued = queued.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut terminal = BufReader::new(queued.stdout.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("node 2 is full") {
+        assert_ne!(terminal.read_line(&mut said).unwrap(), 0, "it does not wait: {said}");
+    }
     cluster.run(2, &["pkill", "-KILL", "-f", "tern-exec.* serve"]).unwrap();
     assert!(exits_successfully(queued), "it does not run");
     full.iter_mut().for_each(|one| drop(one.wait()));

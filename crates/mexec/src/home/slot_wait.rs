@@ -79,7 +79,7 @@ impl Home {
                     }
                     // The executor there may be back in a moment, for example after an upgrade.
                     _ => {
-                        excluded.insert(waiting.swap_remove(at).0);
+                        excluded.insert_ended(waiting.swap_remove(at).0);
                         closed = Some(Instant::now());
                     }
                 }
