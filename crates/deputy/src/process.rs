@@ -11,7 +11,7 @@ use crate::links::peers::PeerId;
 use crate::migrate::frozen::Frozen;
 use crate::migrate::hollow::Outgoing;
 use crate::migrate::restore::Returning;
-use crate::process::mailbox::MailboxArea;
+use crate::process::mailbox::{Mailbox, MailboxArea};
 use crate::process::thread::Thread;
 use crate::time::rusage::EndedChild;
 use crate::time::timers::Timers;
@@ -236,6 +236,11 @@ impl Process {
         })
     }
 
+    /// Whether it runs at home and does not leave yet.
+    pub(crate) fn is_at_home(&self) -> bool {
+        matches!(self.state, State::Resident | State::Draining)
+    }
+
     /// Whether its program runs on another node.
     pub(crate) fn is_away(&self) -> bool {
         !matches!(self.state, State::Resident | State::AtExec | State::Outgoing(_) | State::Draining)
@@ -266,9 +271,15 @@ impl Process {
         self.timers.thread_exited(tid);
         self.stop_reading_through(tid);
         if let Some(mailbox) = self.threads.remove(&tid).and_then(|thread| thread.mailbox) {
-            self.orphaned_mappings.extend(mailbox.large_range());
-            self.free_areas.extend(Some(mailbox.area()).filter(|area| area.is_secondary()));
+            self.drop_mailbox(&mailbox);
         }
+    }
+
+    /// Records that a mailbox is not used any more. It stays mapped until another thread uses its
+    /// area, or the reserved range is released.
+    pub(crate) fn drop_mailbox(&mut self, mailbox: &Mailbox) {
+        self.orphaned_mappings.extend(mailbox.large_range());
+        self.free_areas.extend(Some(mailbox.area()).filter(|area| area.is_secondary()));
     }
 
     /// Stops reading the process's memory through this thread, which is exiting: a thread without

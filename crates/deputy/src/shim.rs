@@ -258,6 +258,10 @@ impl Shim {
         }
         process.threads.retain(|_, thread| thread.draining.is_some());
         if let Some(draining) = process.threads.keys().next().map(|tid| tid.0) {
+            // Those that were stopped for a departure continue their calls.
+            if let Err(error) = process.resume_all() {
+                tracing::warn!(%pid, %error, "a thread whose call is pending is not resumed");
+            }
             // A detached thread may exit unnoticed, so read memory through one that is still
             // traced.
             if let Ok(memory) = tern_tracee::Memory::open(draining) {

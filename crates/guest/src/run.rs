@@ -41,7 +41,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
     let tern_control::ShimRole::Guest { home, accept, uid, gid, .. } = start.role.clone() else {
         anyhow::bail!("this shim is not a guest shim");
     };
-    tern_tracee::call_timeout::kill_after(INJECTED_CALL_TIMEOUT_SECS, Duration::from_secs(1));
+    tern_tracee::call_timeout::kill_after(INJECTED_CALL_TIMEOUT_SECS, Duration::from_secs(1))?;
     let me = std::process::id() as i32;
     let machine = tern_migrate::machine::describe(&Memory::open(me)?, &procfs::maps(me)?)?;
     let local_node = LocalNode::new(start.node, &start.run_dir, &start.shared);

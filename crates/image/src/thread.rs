@@ -1,6 +1,5 @@
 //! A thread: its numbers, registers, and the kernel's per-thread state that refers to its memory.
 
-use crate::reserve::Reserve;
 use serde::{Deserialize, Serialize};
 use tern_ids::HomePid;
 use tern_tracee::batch::{BatchArea, BatchResult, InjectBatch, MAX_BATCH_CALLS, run_batches};
@@ -38,7 +37,7 @@ const PR_GET_TID_ADDRESS: u64 = 40;
 const SS_AUTODISARM: u64 = 1 << 31;
 
 /// Captures threads under injection; all threads of the process are stopped. `numbers` has each
-/// thread's number at home and its own.
+/// thread's number at home and its own; `area` is memory of the process for the calls.
 ///
 /// If a thread is in a critical section of rseq, the section is aborted, as the kernel does at a
 /// preemption. (The kernel has not done that yet when the thread is in a ptrace stop.)
@@ -49,21 +48,21 @@ pub fn capture(
     injections: &mut [Injection],
     numbers: &[(HomePid, i32)],
     memory: &Memory,
-    reserve: Reserve,
+    area: BatchArea,
 ) -> Result<Vec<ThreadImage>> {
     let mut rseq_areas = Vec::with_capacity(injections.len());
     for injection in injections.iter_mut() {
-        let area = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
-        if area.0 != 0 {
+        let rseq = injection.stopped()?.rseq().unwrap_or((0, 0, 0));
+        if rseq.0 != 0 {
             // Before the thread makes an injected call: the kernel then finds it outside of the
             // section, and clears it.
             let mut registers = *injection.saved_registers();
-            leave_critical_section(memory, area.0, &mut registers)?;
+            leave_critical_section(memory, rseq.0, &mut registers)?;
             injection.set_saved_registers(registers);
         }
-        rseq_areas.push(area);
+        rseq_areas.push(rseq);
     }
-    let results = run_batches(injections, memory, reserve.large_batch_area(), &|_, data| InjectBatch {
+    let results = run_batches(injections, memory, area, &|_, data| InjectBatch {
         calls: vec![
             (libc::SYS_sigaltstack, [0, data, 0, 0, 0, 0]),
             (libc::SYS_get_robust_list, [0, data + 24, data + 32, 0, 0, 0]),
@@ -151,18 +150,18 @@ impl ThreadImage {
 ///
 /// # Errors
 /// If the process is gone.
-pub fn clear_kernel_pointers(injections: &mut [Injection], memory: &Memory, reserve: Reserve) -> Result<()> {
+pub fn clear_kernel_pointers(injections: &mut [Injection], memory: &Memory, area: BatchArea) -> Result<()> {
     let mut rseq_areas = Vec::with_capacity(injections.len());
     for injection in injections.iter() {
         rseq_areas.push(injection.stopped()?.rseq().unwrap_or((0, 0, 0)));
     }
-    let done = run_batches(injections, memory, reserve.large_batch_area(), &|at, _| {
+    let done = run_batches(injections, memory, area, &|at, _| {
         // sizeof(struct robust_list_head)
         let mut calls =
             vec![(libc::SYS_set_robust_list, [0, 24, 0, 0, 0, 0]), (libc::SYS_set_tid_address, [0; 6])];
-        let (area, size, signature) = rseq_areas[at];
-        if area != 0 {
-            let args = [area, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
+        let (rseq, size, signature) = rseq_areas[at];
+        if rseq != 0 {
+            let args = [rseq, u64::from(size), RSEQ_FLAG_UNREGISTER, u64::from(signature), 0, 0];
             calls.push((libc::SYS_rseq, args));
         }
         InjectBatch { calls, ..InjectBatch::default() }

@@ -151,6 +151,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("sigorder", Kind::Calls),
     entry("threadactions", Kind::Calls),
     entry("threadcalls", Kind::Calls),
+    entry("waiting", Kind::Calls),
     entry("threadfork", Kind::Calls),
     entry("threadexec", Kind::Execs),
     entry("threadmany", Kind::Calls),

@@ -116,3 +116,31 @@ fn process_that_forks_all_the_time_moves() -> Result<()> {
 fn signal_order_between_threads_survives_moves() -> Result<()> {
     move_all_flavours_around("sigordered", "sigorder", &["2", "3"].repeat(75))
 }
+
+/// A call with a time limit that was pending when the process came home is pending for the process,
+/// not for home: it leaves again at once, and the call lasts as long as it should. Both a process
+/// whose only thread waits and one with a thread in each kind of call.
+#[test]
+fn process_that_waits_leaves_home_again() -> Result<()> {
+    let cluster = &Cluster::with_nodes("waiting", 3)?;
+    let program = &named("waiting", Flavour::Static)?;
+    let wait = |words: &'static [&str]| -> Result<()> {
+        let mut command = cluster.command(1, "mosrun");
+        command.args(["-L", "-2", "sh", "-c", ANNOUNCE, "sh"]).arg(program).args(words);
+        let mut running = Running::start(&mut command, false)?;
+        running.await_output("waiting")?;
+        for to in ["home", "2", "home", "3", "2", "home", "2"] {
+            let moved = cluster.migrate(running.pid, to).map_err(|refused| anyhow::anyhow!(refused.message));
+            moved.with_context(|| format!("to {to}\n{}", cluster.diagnostics(running.pid)))?;
+        }
+        let end =
+            running.finish(Duration::from_secs(60)).with_context(|| cluster.diagnostics(running.pid))?;
+        ensure!(end.status == 0 && end.out == b"waiting\nPASS\n", "{end:?}");
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let modes: [&[&str]; 2] = [&["15", "one"], &["15"]];
+        let waiting = modes.map(|words| scope.spawn(move || wait(words)));
+        waiting.into_iter().try_for_each(|one| one.join().map_err(|_panic| anyhow::anyhow!("a panic"))?)
+    })
+}

@@ -33,7 +33,8 @@ impl Shim {
             _ => (None, None),
         };
         // A node is being prepared for it, which makes its previous location irrelevant.
-        let prepared_soon = matches!(process.state, State::Resident | State::Away) && process.task.is_some();
+        let is_settled = process.is_at_home() || matches!(process.state, State::Away);
+        let prepared_soon = is_settled && process.task.is_some();
         if was_away {
             executed::record(
                 &self.start.run_dir,

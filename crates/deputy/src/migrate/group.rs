@@ -77,7 +77,7 @@ pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
 
 /// Whether a process runs at home and is neither moved nor frozen.
 fn is_idle(process: &Process) -> bool {
-    matches!(process.state, State::Resident) && process.task.is_none() && process.frozen.is_none()
+    process.is_at_home() && process.task.is_none() && process.frozen.is_none()
 }
 
 impl Shim {
@@ -87,7 +87,7 @@ impl Shim {
     /// # Errors
     /// Why they cannot leave. Processes that were not seized before are then detached again.
     pub(crate) fn seize_group(&mut self, pid: HomePid) -> Result<Vec<HomePid>, GroupRefusal> {
-        let sharers = Sharers::of(pid.0).map_err(|_gone| not_found(pid))?;
+        let sharers = Sharers::of(pid.0, &|pid| self.program_maps(pid)).map_err(|_gone| not_found(pid))?;
         let all: Vec<HomePid> = sharers.pids.iter().map(|pid| HomePid(*pid)).collect();
         // If two shims each hold some of the group one must detach, so neither waits while it holds
         // any.
@@ -110,7 +110,7 @@ impl Shim {
     fn seize_sharers(&mut self, pid: HomePid, sharers: &Sharers) -> Result<(), (Refusal, bool)> {
         if !sharers.objects.is_empty() {
             // The better reason, and such memory must not be opened.
-            if let Some(why) = find_unmovable(pid.0) {
+            if let Some(why) = find_unmovable(&self.program_maps(pid.0).unwrap_or_default()) {
                 return Err((Refusal::new(RefusalKind::CannotMove, why.to_string()), false));
             }
         }
@@ -154,7 +154,7 @@ impl Shim {
             return Err(shared_refusal(format!("process {pid}, with which it shares memory, {what}"), busy));
         }
         // Checked before it is seized: it may be a display server.
-        if let Some(why) = find_unmovable(pid.0) {
+        if let Some(why) = find_unmovable(&self.program_maps(pid.0).unwrap_or_default()) {
             let why = format!("process {pid}, with which it shares memory, does not move: {why}");
             return Err(shared_refusal(why, false));
         }
@@ -438,7 +438,7 @@ impl Shim {
                 self.abort_task(pid, why);
                 self.send(pid, &Message::Thaw);
             }
-            State::Resident => {
+            State::Resident | State::Draining => {
                 self.abort_task(pid, why);
                 match self.quiesce_resident(pid) {
                     Ok(true) => self.detach(pid),
@@ -530,7 +530,8 @@ mod tests {
         let pid = HomePid(child.id() as i32);
         let mut attempts = 0;
         let ended = loop {
-            if Sharers::of(pid.0).is_err() && !not_found(pid).1 {
+            let maps = |pid: i32| procfs::smaps(procfs::live_thread(pid));
+            if Sharers::of(pid.0, &maps).is_err() && !not_found(pid).1 {
                 break child.try_wait().unwrap();
             }
             // A process that has exited and is not waited for shares nothing.

@@ -21,9 +21,10 @@ use tern_image::object::ObjectId;
 use tern_image::pages::PageFinder;
 use tern_image::process::{Action, SIG_IGN, Unmovable, check_registers, is_ignored_by_default};
 use tern_image::{ProcessImage, Reserve, ThreadImage};
-use tern_migrate::message::Offer;
+use tern_migrate::message::{Offer, ProcessSync};
 use tern_migrate::source::{MemorySender, ProcessSender};
 use tern_migrate::target;
+use tern_tracee::batch::BatchArea;
 use tern_tracee::inject::{self, Injection, Site};
 use tern_tracee::procfs;
 use tern_tracee::siginfo::{Siginfo, signal_of};
@@ -44,8 +45,8 @@ pub(crate) struct Outgoing {
     /// Address range of its vDSO. No thread may be stopped in it, since the destination may have
     /// another.
     pub(crate) vdso: std::ops::Range<u64>,
-    /// The captured image.
-    pub(crate) image: Option<Box<ProcessImage>>,
+    /// The captured image, and the state of its calls and signals.
+    pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
     /// It is ready to be frozen.
     pub(crate) ready: bool,
     /// The shared memory whose content is sent with it.
@@ -84,11 +85,22 @@ impl Process {
     /// If it is gone or has no free address range; it is then unchanged.
     pub(crate) fn prepare(&mut self, peer: PeerId, home: (NodeId, ShimId)) -> Result<Offer> {
         let pid = self.memory.pid();
-        let (reserve, tracker) = self.inject(|_process, injection| {
-            let reserve = Reserve::map_new(injection)?;
-            // A child that it forks before it leaves must not inherit the reserved range.
-            let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
-            injection.must("keep the reserved range out of children", libc::SYS_madvise, dont_fork)?;
+        let (reserve, tracker) = self.inject(|process, injection| {
+            // With draining threads it still has the range of its last journey.
+            let reserve = match process.reserve {
+                Some(reserve) => reserve,
+                None => {
+                    let reserve = Reserve::map_new(injection)?;
+                    // A child that it forks before it leaves must not inherit the reserved range.
+                    let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
+                    injection.must(
+                        "keep the reserved range out of children",
+                        libc::SYS_madvise,
+                        dont_fork,
+                    )?;
+                    reserve
+                }
+            };
             let mut tracker = None;
             if procfs::status(pid)?.resident_kib >= MIN_TRACKED_KIB {
                 tracker = WriteTracker::begin(pid, &mut |nr, args| injection.call(nr, args)).ok();
@@ -129,15 +141,20 @@ impl Process {
         self.resume_all()
     }
 
-    /// Resumes all stopped threads.
+    /// Resumes all stopped threads. Draining ones continue their calls.
     ///
     /// # Errors
     /// If one was in an inconsistent state. Threads that are gone are ignored.
     pub(crate) fn resume_all(&mut self) -> Result<()> {
+        let mut stopped = Vec::new();
         for thread in self.threads.values_mut() {
             thread.stop_wanted = false;
-            match thread.stopped.take().map(resume_natively) {
-                Some(Err(error)) if !error.is_gone() => return Err(error),
+            stopped.extend(thread.stopped.take().map(|stopped| (stopped, thread.draining.is_some())));
+        }
+        for (stopped, is_draining) in stopped {
+            let resumed = if is_draining { self.resume_unnoticed(stopped) } else { resume_natively(stopped) };
+            match resumed {
+                Err(error) if !error.is_gone() => return Err(error),
                 _ => {}
             }
         }
@@ -191,14 +208,14 @@ impl Process {
                 stopped.set_registers(&registers)?;
             }
         }
-        let Some(reserve) = self.reserve.take() else { return Ok(()) };
+        let Some(reserve) = self.reserve else { return Ok(()) };
         let tids: Vec<HomePid> = self.threads.keys().copied().collect();
         let memory = Memory::open(self.memory.pid())?;
         self.inject(|process, injection| {
             for tid in tids {
                 process.raise_unacked((&mut *injection, &memory), reserve, tid)?;
             }
-            reserve.release(injection)
+            if process.has_draining_threads() { Ok(()) } else { process.release_reserve(injection, reserve) }
         })
     }
 
@@ -231,11 +248,31 @@ impl Process {
         }
     }
 
-    /// Begins an injection into each of its threads, which are stopped.
+    /// Begins an injection into each of its threads, which are stopped. The draining ones come last.
     pub(crate) fn injections(&mut self) -> Result<Vec<Injection>> {
-        let tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
+        let mut tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
+        tids.sort_by_key(|tid| self.is_draining(*tid));
         let site = Site::in_vdso(&self.memory, &procfs::maps(self.memory.pid())?)?;
         tids.into_iter().map(|tid| Injection::begin(self.take_stopped(tid)?, site)).collect()
+    }
+
+    /// The number of these injections that come before those of draining threads.
+    pub(crate) fn count_home(&self, injections: &[Injection]) -> usize {
+        injections.partition_point(|injection| !self.is_draining(HomePid(injection.pid())))
+    }
+
+    fn is_draining(&self, tid: HomePid) -> bool {
+        self.threads.get(&tid).is_some_and(|thread| thread.draining.is_some())
+    }
+
+    /// Space for batched calls: much, unless a draining thread's mailbox is in the reserved range.
+    pub(crate) fn batch_area(&self, reserve: Reserve) -> BatchArea {
+        if self.uses_primary_area() { reserve.small_batch_area() } else { reserve.large_batch_area() }
+    }
+
+    fn uses_primary_area(&self) -> bool {
+        let mailboxes = self.threads.values().filter_map(|thread| thread.mailbox.as_ref());
+        mailboxes.map(Mailbox::area).any(|area| !area.is_secondary())
     }
 
     fn set_up_deputy(
@@ -247,16 +284,24 @@ impl Process {
     ) -> Result<()> {
         let memory = Memory::open(self.memory.pid())?;
         memory.write_forced(reserve.start, blob::code())?;
-        (self.area_count, self.free_areas, self.orphaned_mappings) = (0, Vec::new(), Vec::new());
-        tern_image::thread::clear_kernel_pointers(injections, &memory, reserve)?;
+        let home = self.count_home(injections);
+        let area = self.batch_area(reserve);
+        tern_image::thread::clear_kernel_pointers(&mut injections[..home], &memory, area)?;
         self.take_timers(injections, &memory, reserve)?;
-        let others: Vec<MailboxArea> = injections.iter().skip(1).map(|_| self.next_area()).collect();
+        // Draining threads keep their mailboxes.
+        let primary = (!self.uses_primary_area()).then(|| MailboxArea::primary(reserve));
+        let mut areas: Vec<MailboxArea> = primary.into_iter().take(home).collect();
+        let reused = self.free_areas.len().min(home - areas.len());
+        areas.extend(self.free_areas.drain(..reused));
+        let others: Vec<MailboxArea> = (areas.len()..home).map(|_| self.next_area()).collect();
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
         first.must("let children inherit the reserved range", libc::SYS_madvise, do_fork)?;
         self.reset_handlers(first, &memory, reserve, image)?;
-        let mut mailboxes =
-            vec![Mailbox::create(first, reserve, MailboxArea::primary(reserve), waker.clone())?];
+        let mut mailboxes = Vec::with_capacity(home);
+        for area in areas {
+            mailboxes.push(Mailbox::create(first, reserve, area, waker.clone())?);
+        }
         mailboxes.extend(Mailbox::create_all(first, reserve, &others, waker.clone())?);
         for (injection, mailbox) in injections.iter().zip(mailboxes) {
             self.thread(HomePid(injection.pid()))?.mailbox = Some(mailbox);
@@ -274,12 +319,18 @@ impl Process {
         })
     }
 
-    /// Starts the blob in deputy threads under injection.
+    /// Starts the blob in deputy threads under injection. Draining ones continue their calls, for
+    /// their guest threads now.
     fn start_blobs(&mut self, injections: Vec<Injection>, reserve: Reserve) -> Result<()> {
         for injection in injections {
             let tid = HomePid(injection.pid());
             let thread = self.thread(tid)?;
             (thread.stop_wanted, thread.partial) = (false, None);
+            if thread.draining.take().is_some() {
+                let stopped = injection.finish()?;
+                self.resume_unnoticed(stopped)?;
+                continue;
+            }
             let area = thread.mailbox.as_ref().map_or(MailboxArea::primary(reserve), Mailbox::area);
             let registers = Self::blob_registers(injection.saved_registers(), reserve, area);
             let mask = injection.saved_mask();
@@ -294,8 +345,8 @@ impl Process {
         stopped.map(|stopped| stopped.stop).any(|stop| matches!(stop, Stop::Group(_)))
     }
 
-    /// Undoes a partial or complete change into a deputy. The process stays stopped, without the
-    /// reserved range.
+    /// Undoes a partial change into a deputy. The process stays stopped, without the reserved range
+    /// if no thread is draining.
     fn undo_deputy(
         &mut self,
         mut injections: Vec<Injection>,
@@ -303,11 +354,12 @@ impl Process {
         image: &ProcessImage,
     ) -> Result<()> {
         let memory = Memory::open(self.memory.pid())?;
-        let tids = injections.iter().map(|injection| HomePid(injection.pid()));
-        let images = tids.map(|tid| thread_image(image, tid)).collect::<Result<Vec<&ThreadImage>>>()?;
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
         image.restore(&mut HomeSpace::new(first, &memory, reserve, &[]), &memory, reserve, None)?;
         self.restore_timers(first, &memory, reserve)?;
+        let draining = injections.split_off(self.count_home(&injections));
+        let tids = injections.iter().map(|injection| HomePid(injection.pid()));
+        let images = tids.map(|tid| thread_image(image, tid)).collect::<Result<Vec<&ThreadImage>>>()?;
         tern_image::thread::restore(&mut injections, &images, &memory, reserve.small_batch_area())?;
         for injection in &mut injections {
             let tid = HomePid(injection.pid());
@@ -316,13 +368,18 @@ impl Process {
             self.raise_unacked((injection, &memory), reserve, tid)?;
         }
         let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
-        let last = injections.len().saturating_sub(1);
+        let last = injections.len().checked_sub(1).filter(|_| draining.is_empty());
         for ((at, mut injection), thread) in injections.into_iter().enumerate().zip(images) {
-            if at == last {
+            if Some(at) == last {
                 injection.set_site(vdso);
                 self.release_reserve(&mut injection, reserve)?;
+            } else if let Some(mailbox) = self.thread(thread.tid)?.mailbox.take() {
+                self.drop_mailbox(&mailbox);
             }
             self.set_stopped(injection.finish_with(&thread.registers, thread.sigmask)?)?;
+        }
+        for injection in draining {
+            self.set_stopped(injection.finish()?)?;
         }
         Ok(())
     }
@@ -371,24 +428,6 @@ impl Process {
             tern_image::process::set_signal_action(&mut space, memory, reserve, at as u64 + 1, &default)?;
         }
         Ok(())
-    }
-
-    /// Turns a stopped deputy back into the stopped process. Its guest cannot have begun.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn revoke(&mut self, image: &ProcessImage) -> Result<()> {
-        let inconsistent =
-            || Error::Inconsistent { what: "revoked before it was handed over".into(), pid: self.pid.0 };
-        let reserve = self.reserve.ok_or_else(inconsistent)?;
-        let tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
-        let site = Site(reserve.start + blob::call_site());
-        let mut injections = Vec::with_capacity(tids.len());
-        for tid in tids {
-            injections.push(Injection::begin(self.take_stopped(tid)?, site)?);
-        }
-        self.state = State::Resident;
-        self.undo_deputy(injections, reserve, image)
     }
 
     /// Frees the memory of a deputy whose guest runs, through one stopped thread, and resumes that:

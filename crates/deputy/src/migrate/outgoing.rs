@@ -288,7 +288,7 @@ impl Shim {
         };
         let Some(image) = outgoing.image.take() else { return };
         let peer = outgoing.peer;
-        if let Err((error, back)) = process.become_deputy(&image, &waker) {
+        if let Err((error, back)) = process.become_deputy(&image.0, &waker) {
             tracing::error!(%pid, %error, "a deputy could not be made");
             process.epoch = process.epoch.next();
             self.send_to_peer(peer, pid, &Message::Drop);
@@ -320,7 +320,7 @@ impl Shim {
                 self.complete_task(pid);
                 self.resend_thresholds(pid);
                 let Some(image) = outgoing.image else { return };
-                let freed = self.with_process(pid, |process, stopped| process.free_memory(stopped, &image));
+                let freed = self.with_process(pid, |process, stopped| process.free_memory(stopped, &image.0));
                 if let Err(error) = freed {
                     self.handle_error(pid, &error);
                 }
@@ -343,22 +343,20 @@ impl Shim {
         }
         // From here on all messages of its guest are ignored.
         process.epoch = process.epoch.next();
-        let back = self.quiesce_deputy(pid).and_then(|stopped| {
-            let Some(process) = self.processes.get_mut(&pid).filter(|_| stopped) else { return Ok(false) };
-            let State::HandedOver(outgoing) = std::mem::replace(&mut process.state, State::Resident) else {
-                return Ok(false);
-            };
-            let inconsistent =
-                || tern_tracee::Error::Inconsistent { what: "revoked without an image".into(), pid: pid.0 };
-            let image = outgoing.image.ok_or_else(inconsistent)?;
-            process.revoke(&image).map(|()| true)
-        });
-        match back {
-            Ok(true) => {
+        let State::HandedOver(outgoing) =
+            std::mem::replace(&mut process.state, State::Returning(Box::default()))
+        else {
+            return;
+        };
+        let inconsistent =
+            || tern_tracee::Error::Inconsistent { what: "revoked without an image".into(), pid: pid.0 };
+        let back = outgoing.image.ok_or_else(inconsistent);
+        match back.and_then(|image| self.restore_process(pid, &image.0, &image.1)) {
+            Ok(Some(remainders)) => {
                 self.abort_task(pid, why);
-                self.detach(pid);
+                self.detach_with_remainders(pid, remainders);
             }
-            Ok(false) => {}
+            Ok(None) => {}
             Err(error) => self.handle_error(pid, &error),
         }
     }

@@ -184,10 +184,7 @@ impl Shim {
         match home {
             Ok(Some(remainders)) => {
                 self.complete_task(pid);
-                self.detach(pid);
-                for (tid, request) in remainders {
-                    self.post_remainder(tid, request);
-                }
+                self.detach_with_remainders(pid, remainders);
             }
             Ok(None) => {}
             Err(error) => self.handle_error(pid, &error),

@@ -99,7 +99,11 @@ impl Shim {
 
     /// Seizes all threads of a process that runs at home.
     pub(crate) fn seize(&mut self, pid: HomePid) -> tern_tracee::Result<()> {
-        if self.processes.contains_key(&pid) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            // The threads that are home with their last call were detached.
+            if matches!(process.state, State::Draining) {
+                tern_tracee::reap::with_reaper(pid.0, || seize_threads(process, true))?;
+            }
             return Ok(());
         }
         let mut process = Process::new_resident(pid, &self.start.cache_dir)?;
@@ -140,7 +144,7 @@ impl Shim {
                 let refusal = Refusal::new(kind, why).hint(format!("migrate {pid} continue"));
                 return caller.reply(&ShimReply::Refused(refusal));
             }
-            if to == Destination::Frozen && matches!(process.state, State::Draining) {
+            if to == Destination::Frozen && matches!(process.state, State::Draining) && !is_busy(process) {
                 process.frozen = Some(Frozen::Requested);
                 return caller.reply(&ShimReply::Done);
             }
@@ -234,7 +238,7 @@ impl Shim {
             } else if since.elapsed() < RETRY_TIMEOUT {
                 self.queued_moves.push((since, pid, to, caller));
             } else {
-                let why = "busy: it is on its way, or a call of it is still under way at home; try again";
+                let why = "busy: it is on its way; try again";
                 caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, why)));
             }
         }
@@ -386,8 +390,7 @@ impl Shim {
                 }
                 break;
             }
-            let unbegun =
-                |process: &Process| matches!(process.state, State::Resident) && process.task.is_some();
+            let unbegun = |process: &Process| process.is_at_home() && process.task.is_some();
             if self.processes.get(&pid).is_some_and(unbegun) {
                 self.abort_task(pid, "busy: it cannot be stopped; try again");
             }
@@ -429,6 +432,7 @@ fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Resul
             if !with_reaper && tid != pid {
                 return Ok(false);
             }
+            let is_first = process.threads.values().all(|thread| thread.draining.is_some());
             let seized = match ended {
                 Some(false) => return Err(tern_tracee::Error::Gone { pid: pid.0 }),
                 Some(true) => Ok(()),
@@ -440,7 +444,7 @@ fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Resul
                     process.threads.insert(tid, Thread { is_exiting: ended.is_some(), ..thread });
                     new = true;
                 }
-                Err(error) if tid == pid && process.threads.is_empty() => return Err(error),
+                Err(error) if tid == pid && is_first => return Err(error),
                 // It has exited; or an unseized thread executes a program, which is checked below.
                 Err(_) => {}
             }
@@ -466,9 +470,9 @@ fn exited_before_others(tid: HomePid) -> Option<bool> {
     Some(status.threads > 1)
 }
 
-/// Whether its last call is still pending at home, or a move of it.
+/// Whether a move of it is in progress.
 fn is_busy(process: &Process) -> bool {
-    matches!(process.state, State::Draining) || process.task.is_some()
+    process.task.is_some()
 }
 
 /// Whether these clock samples suffice: the fastest is fast enough, or several are about as fast.

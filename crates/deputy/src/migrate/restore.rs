@@ -4,8 +4,9 @@
 //! with content are transferred. Then each thread's last call is resolved
 //! ([`crate::migrate::syscall_restart`]). Threads whose call the deputy must finish are draining.
 
+use crate::migrate::draining::Draining;
 use crate::migrate::hollow::raise_natively;
-use crate::migrate::syscall_restart::{CallResolution, deliver_piece, deliver_result};
+use crate::migrate::syscall_restart::CallResolution;
 use crate::process::blob;
 use crate::process::space::HomeSpace;
 use crate::process::{Process, State};
@@ -13,10 +14,9 @@ use crate::shim::Shim;
 use std::collections::{BTreeSet, HashMap};
 use tern_ids::HomePid;
 use tern_image::layout::Layout;
-use tern_image::process::{SIG_DFL, SIG_IGN};
 use tern_image::{ProcessImage, Reserve, ThreadImage, apply};
 use tern_migrate::message::{CallRequest, ProcessSync};
-use tern_migrate::{Partial, target};
+use tern_migrate::target;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::pagemap::Run;
 use tern_tracee::procfs::{self, Mapping};
@@ -40,32 +40,12 @@ pub(crate) struct Returning {
     pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
 }
 
-/// The state of a draining thread: it is home except for its last call.
-#[derive(Debug)]
-pub(crate) struct Draining {
-    image: ThreadImage,
-    pending_signals: Vec<Siginfo>,
-    partial: Option<Partial>,
-}
-
-/// The outcome for a draining thread.
-#[derive(Default)]
-enum DrainOutcome {
-    /// It is home.
-    Done,
-    /// It is still draining; this call is to be made next, if any.
-    Pending(Option<Box<CallRequest>>),
-    /// It is gone.
-    #[default]
-    Gone,
-}
-
 /// A thread that is home, under injection, and the state that it continues with.
-struct RestoredThread<'a> {
-    injection: Injection,
-    image: &'a ThreadImage,
-    registers: Registers,
-    pending_signals: Vec<Siginfo>,
+pub(super) struct RestoredThread<'a> {
+    pub(super) injection: Injection,
+    pub(super) image: &'a ThreadImage,
+    pub(super) registers: Registers,
+    pub(super) pending_signals: Vec<Siginfo>,
 }
 
 impl Process {
@@ -90,11 +70,9 @@ impl Process {
             layout.files.iter().enumerate().map(|(at, f)| ((f.device, f.inode), at as u32)).collect();
         let identify = |m: &Mapping| files.get(&(m.device, m.inode)).copied();
         let mut steps = apply::plan(&now, layout, Some(reserve), &identify);
-        // Mailboxes are not part of the program, nor are mappings for large calls.
-        let mut own_ranges: Vec<(u64, u64)> = self.mailbox_ranges_outside(reserve).collect();
-        // Nor are mappings that keep files for the return: a later layout may need them. They are
-        // unmapped with the reserved range.
-        own_ranges.extend(self.placeholders.iter().copied().chain(self.pending_placeholders()));
+        // A later layout may need the mappings that keep files. They are unmapped with the reserved
+        // range.
+        let own_ranges: Vec<(u64, u64)> = self.own_ranges(reserve).collect();
         let is_ours = |start: u64, end: u64| own_ranges.iter().any(|(a, b)| start < *b && *a < end);
         steps.retain(|s| !matches!(s, apply::MapStep::Unmap { start, end } if is_ours(*start, *end)));
         let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &layout.files);
@@ -117,6 +95,14 @@ impl Process {
             return Err(inconsistent("its node sent a layout that covers the reserved range"));
         }
         Ok(reserve)
+    }
+
+    /// The address ranges outside of the reserved range that are not part of the program: mailboxes,
+    /// mappings for large calls, and mappings that keep files for the return.
+    pub(crate) fn own_ranges(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
+        let kept = self.placeholders.iter().chain(&self.orphaned_mappings).copied();
+        let dropped = self.free_areas.iter().map(|area| area.range());
+        self.mailbox_ranges_outside(reserve).chain(kept).chain(dropped).chain(self.pending_placeholders())
     }
 
     /// The address ranges of its mailboxes that are not in the reserved range.
@@ -202,7 +188,7 @@ impl Process {
 
     /// Restores the state of threads, which stay stopped. With the last ones the reserved range is
     /// unmapped.
-    fn finish_threads(&mut self, home: Vec<RestoredThread<'_>>, last: bool) -> Result<()> {
+    pub(super) fn finish_threads(&mut self, home: Vec<RestoredThread<'_>>, last: bool) -> Result<()> {
         let pid = self.pid.0;
         let reserve = self.reserve.ok_or_else(|| Error::Inconsistent { what: "not a deputy".into(), pid })?;
         // Other threads may be home already, and gone.
@@ -220,7 +206,9 @@ impl Process {
         {
             // Draining threads may need their large mailboxes longer than this one.
             let mailbox = self.thread(image.tid)?.mailbox.take();
-            self.orphaned_mappings.extend(mailbox.and_then(|mailbox| mailbox.large_range()));
+            if let Some(mailbox) = mailbox {
+                self.drop_mailbox(&mailbox);
+            }
             let own = (self.own_pid, image.own_tid);
             raise_natively(&mut injection, &memory, reserve, own, &pending_signals)?;
             if last && at + 1 == count {
@@ -234,66 +222,6 @@ impl Process {
             thread.stopped = Some(stopped);
         }
         Ok(())
-    }
-
-    /// Restores a thread that was draining, with these registers.
-    fn finish_drained(&mut self, stopped: Stopped, draining: &Draining, registers: &Registers) -> Result<()> {
-        let last = !self.threads.values().any(|t| t.tid != draining.image.tid && t.draining.is_some());
-        let injection = self.injection(stopped)?.0;
-        let (image, pending_signals) = (&draining.image, draining.pending_signals.clone());
-        self.finish_threads(
-            vec![RestoredThread { injection, image, registers: *registers, pending_signals }],
-            last,
-        )
-    }
-
-    /// The call of a draining thread may have finished. Then the thread is restored, or the
-    /// request for the rest of its transfer is returned.
-    ///
-    /// # Errors
-    /// If it is gone.
-    fn drained_call_ended(&mut self, stopped: Stopped) -> Result<DrainOutcome> {
-        let memory = Memory::open(stopped.pid())?;
-        let thread = self.thread(HomePid(stopped.pid()))?;
-        let ended = thread.mailbox.as_ref().is_some_and(crate::process::mailbox::Mailbox::is_done);
-        let current = if ended { thread.current.take() } else { None };
-        let (Some(mailbox), Some(current)) = (&mut thread.mailbox, current) else {
-            return self.resume_unnoticed(stopped).map(|()| DrainOutcome::Pending(None));
-        };
-        let outcome = mailbox.collect(&current.layout, current.partial);
-        let inconsistent = || Error::Inconsistent { what: "it is not draining".into(), pid: stopped.pid() };
-        let mut draining = thread.draining.take().ok_or_else(inconsistent)?;
-        let mut registers = draining.image.registers;
-        let (number, signals) = (current.request.number, current.request.signals);
-        if let Some(partial) = deliver_piece(&memory, &mut registers, &outcome, draining.partial)? {
-            (draining.image.registers, draining.partial) = (registers, Some(partial));
-            thread.draining = Some(draining);
-            let rest = self.remainder_request(&registers, number, signals)?;
-            return self.resume_unnoticed(stopped).map(|()| DrainOutcome::Pending(Some(Box::new(rest))));
-        }
-        // No signal is forwarded from here on: there is no guest.
-        self.finish_drained(stopped, &draining, &registers).map(|()| DrainOutcome::Done)
-    }
-
-    /// A draining thread gets a signal that the program handles. It is restored with the kernel's
-    /// restart code for the interrupted call, and then gets the signal natively.
-    fn interrupt_drained(&mut self, stopped: Stopped) -> Result<()> {
-        let now = stopped.registers()?;
-        let info = stopped.siginfo()?;
-        let in_call = self.is_in_call(&now);
-        let memory = Memory::open(stopped.pid())?;
-        let thread = self.thread(HomePid(stopped.pid()))?;
-        let inconsistent = || Error::Inconsistent { what: "it is not draining".into(), pid: stopped.pid() };
-        let mut draining = thread.draining.take().ok_or_else(inconsistent)?;
-        let mut registers = draining.image.registers;
-        if in_call && let (Some(mailbox), Some(current)) = (&mut thread.mailbox, thread.current.take()) {
-            // Output of the call so far, such as the remaining time of a sleep, is delivered.
-            let outcome =
-                mailbox.collect_interrupted(&current.layout, current.partial, now.rax.cast_signed());
-            deliver_result(&memory, &mut registers, &outcome, draining.partial)?;
-        }
-        draining.pending_signals.push(info);
-        self.finish_drained(stopped, &draining, &registers)
     }
 }
 
@@ -385,53 +313,5 @@ impl Shim {
         }
         process.state = if drains { State::Draining } else { State::Resident };
         Ok(Some(remainders))
-    }
-
-    /// Has the deputy of a draining thread make the call for the rest of its transfer.
-    pub(crate) fn post_remainder(&mut self, tid: HomePid, request: CallRequest) {
-        match self.post(tid, request, false) {
-            Ok(true) => self.finish_draining(tid),
-            Ok(false) => {}
-            Err(errno) => {
-                let what = format!("the rest of its transfer cannot be made here: error {errno}");
-                self.handle_error(tid, &Error::Inconsistent { what, pid: tid.0 });
-            }
-        }
-    }
-
-    /// The call of a draining thread has finished.
-    pub(crate) fn finish_draining(&mut self, tid: HomePid) {
-        let Some(pid) = self.process_of_thread(tid).map(|process| process.pid) else { return };
-        match self.with_deputy(tid, Process::drained_call_ended) {
-            Ok(DrainOutcome::Done) => self.detach(pid),
-            Ok(DrainOutcome::Pending(None) | DrainOutcome::Gone) => {}
-            Ok(DrainOutcome::Pending(Some(rest))) => self.post_remainder(tid, *rest),
-            Err(error) => self.handle_error(tid, &error),
-        }
-    }
-
-    /// A draining thread is stopped for a signal.
-    pub(crate) fn signal_draining(&mut self, tid: HomePid, stopped: Stopped, signal: i32) -> Result<()> {
-        let Some(process) = self.process_of_thread(tid) else { return stopped.resume(signal) };
-        // The program's other threads, which are home, may have changed the action since.
-        let status = procfs::status(tid.0)?;
-        let of = |set: u64| set >> (signal - 1) & 1 == 1;
-        let action = if of(status.ignored) {
-            SIG_IGN
-        } else if of(status.caught) {
-            SIG_IGN + 1
-        } else {
-            SIG_DFL
-        };
-        match crate::signals::verdict::judge(action, signal) {
-            crate::signals::verdict::Verdict::Ignored => process.resume_unnoticed(stopped),
-            crate::signals::verdict::Verdict::Default => stopped.resume(signal),
-            crate::signals::verdict::Verdict::Forward => {
-                process.interrupt_drained(stopped)?;
-                let pid = process.pid;
-                self.detach(pid);
-                Ok(())
-            }
-        }
     }
 }

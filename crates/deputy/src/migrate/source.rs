@@ -13,7 +13,7 @@ use tern_migrate::message::{ProcessSync, ThreadSync};
 use tern_migrate::source::{MigrationSource, SendError, SharedObject};
 use tern_syscall::waits_here;
 use tern_tracee::inject::Injection;
-use tern_tracee::procfs;
+use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Error, Memory, Result};
 
 /// Upper bound on how often the maps of a running process are read again while they are
@@ -23,7 +23,7 @@ const MAX_MAP_READS: u32 = 5;
 /// A process at home as the source of a migration.
 pub(crate) struct OutgoingSource<'a> {
     pub(crate) process: &'a mut Process,
-    pub(crate) image: Option<Box<ProcessImage>>,
+    pub(crate) image: Option<Box<(ProcessImage, ProcessSync)>>,
     /// The group that it leaves with.
     pub(crate) group: GroupProgress,
     /// The memory that they share.
@@ -53,7 +53,7 @@ impl MigrationSource for OutgoingSource<'_> {
         // last.
         let expected = self.process.machine.as_ref().map_or(0, |m| m.vdso.lengths.len());
         for _ in 0..MAX_MAP_READS {
-            let maps = procfs::smaps(pid)?;
+            let maps = self.process.program_part(procfs::smaps(pid)?);
             let layout = Layout::describe(&maps, self.process.reserve, &mut self.process.files);
             if is_stopped {
                 let layout = layout?;
@@ -122,27 +122,45 @@ impl MigrationSource for OutgoingSource<'_> {
         }
         let image = captured?;
         finished?;
-        self.image = Some(Box::new(image.clone()));
         let sync = |thread: &ThreadImage| {
             let known = process.threads.get(&thread.tid);
+            let signals = known.map_or(0, |known| known.signals_sent);
+            let used = process.thread_usage.get(&thread.tid).copied().unwrap_or_default();
+            if let Some(known) = known
+                && let Some(draining) = &known.draining
+            {
+                let current = known.current.as_ref().map(|current| current.request.number);
+                return ThreadSync { signals, used, ..draining.sync(current) };
+            }
             let registers = &thread.registers;
             let code = registers
                 .restart_code()
                 .filter(|_| !waits_here(registers.orig_rax as u32, &registers.arguments()));
             ThreadSync {
-                signals: known.map_or(0, |known| known.signals_sent),
+                signals,
                 restart_code: code,
                 partial: known.and_then(|known| known.partial),
-                used: process.thread_usage.get(&thread.tid).copied().unwrap_or_default(),
+                used,
                 ..ThreadSync::default()
             }
         };
-        let thread_syncs = image.threads.iter().map(sync).collect();
-        Ok((image, ProcessSync { threads: thread_syncs, used: process.usage_away, ..ProcessSync::default() }))
+        let threads = image.threads.iter().map(sync).collect();
+        let sync = ProcessSync { threads, used: process.usage_away, ..ProcessSync::default() };
+        self.image = Some(Box::new((image.clone(), sync.clone())));
+        Ok((image, sync))
     }
 }
 
 impl Process {
+    /// These mappings without those that are not part of the program.
+    pub(crate) fn program_part(&self, maps: Vec<Mapping>) -> Vec<Mapping> {
+        let Some(reserve) = self.reserve else { return maps };
+        let own: Vec<(u64, u64)> = self.own_ranges(reserve).collect();
+        let mut maps = Reserve::exclude(Some(reserve), &maps);
+        maps.retain(|m| !own.iter().any(|(start, end)| m.start < *end && *start < m.end));
+        maps
+    }
+
     fn capture(
         &self,
         injections: &mut [Injection],
@@ -150,12 +168,16 @@ impl Process {
         reserve: Reserve,
         layout: Layout,
     ) -> Result<ProcessImage> {
-        let numbers = injections.iter().map(|injection| {
+        let home = self.count_home(injections);
+        let numbers = injections[..home].iter().map(|injection| {
             let tid = HomePid(injection.pid());
             (tid, self.threads.get(&tid).map_or(0, |thread| thread.own_tid))
         });
         let numbers: Vec<(HomePid, i32)> = numbers.collect();
-        let mut threads = tern_image::thread::capture(injections, &numbers, memory, reserve)?;
+        let area = self.batch_area(reserve);
+        let mut threads = tern_image::thread::capture(&mut injections[..home], &numbers, memory, area)?;
+        threads
+            .extend(self.live_threads().filter_map(|thread| Some(thread.draining.as_ref()?.image.clone())));
         // The first thread comes first, unless it has exited.
         threads.sort_by_key(|thread| thread.tid != self.pid);
         let gone = || Error::Gone { pid: self.pid.0 };

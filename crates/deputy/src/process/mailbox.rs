@@ -74,6 +74,11 @@ impl MailboxArea {
         (Self::secondary(1).at, Self::secondary(count + 1).at)
     }
 
+    /// Its address range.
+    pub(crate) fn range(self) -> (u64, u64) {
+        (self.at, self.at + self.len as u64)
+    }
+
     fn is_in(self, reserve: Reserve) -> bool {
         reserve.overlaps(self.at, self.at + 1)
     }
@@ -156,7 +161,7 @@ impl Mailbox {
     /// The address ranges of this mailbox in the deputy that are not in the reserved range.
     pub(crate) fn ranges_outside(&self, reserve: Reserve) -> impl Iterator<Item = (u64, u64)> {
         let area = self.area();
-        let own = (!area.is_in(reserve)).then_some((area.at, area.at + area.len as u64));
+        let own = (!area.is_in(reserve)).then_some(area.range());
         own.into_iter().chain(self.large_range())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::calls::compound::Compound;
 use crate::calls::prefetch::Prefetch;
-use crate::migrate::restore::Draining;
+use crate::migrate::draining::Draining;
 use crate::process::mailbox::Mailbox;
 use std::collections::VecDeque;
 use std::time::Instant;

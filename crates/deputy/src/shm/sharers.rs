@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use tern_control::Refusal;
+use tern_ids::HomePid;
 use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
-use tern_tracee::procfs;
+use tern_tracee::procfs::{self, Mapping};
 
 /// The shared memory that each process maps, by pid.
 pub(crate) type SharedMaps = HashMap<i32, HashSet<ObjectId>>;
@@ -24,14 +25,17 @@ pub(crate) struct Sharers {
 }
 
 impl Sharers {
-    /// Scans all processes.
-    pub(crate) fn of(pid: i32) -> tern_tracee::Result<Self> {
+    /// Scans all processes. `program_maps` returns the mappings of a process that its program has made.
+    pub(crate) fn of(
+        pid: i32,
+        program_maps: &dyn Fn(i32) -> tern_tracee::Result<Vec<Mapping>>,
+    ) -> tern_tracee::Result<Self> {
         let mut found = Self { pids: [pid].into(), objects: HashSet::new() };
         // Most processes share nothing.
         if !procfs::maps(procfs::live_thread(pid))?.iter().any(|m| m.shared) {
             return Ok(found);
         }
-        found.objects.extend(writable(pid)?);
+        found.objects.extend(writable(&program_maps(pid)?));
         if found.objects.is_empty() {
             return Ok(found);
         }
@@ -47,16 +51,15 @@ impl Sharers {
             for pid in new {
                 found.pids.insert(pid);
                 // A process that is gone by now shares nothing.
-                found.objects.extend(writable(pid).unwrap_or_default());
+                found.objects.extend(writable(&program_maps(pid).unwrap_or_default()));
             }
         }
     }
 }
 
-/// The shared memory that a process may write.
-fn writable(pid: i32) -> tern_tracee::Result<HashSet<ObjectId>> {
-    let maps = procfs::smaps(procfs::live_thread(pid))?;
-    Ok(maps.iter().filter(|m| writes_are_visible_to_others(m) && !m.is_anonymous()).map(object::id).collect())
+/// The shared memory that a process with these mappings may write.
+fn writable(maps: &[Mapping]) -> HashSet<ObjectId> {
+    maps.iter().filter(|m| writes_are_visible_to_others(m) && !m.is_anonymous()).map(object::id).collect()
 }
 
 /// The pids of all processes.
@@ -114,6 +117,16 @@ pub(crate) struct OpenerScan {
 const OPENER_TIMEOUT: Duration = Duration::from_millis(30);
 
 impl Shim {
+    /// The mappings that the program of a process at home has made. A process that has come home
+    /// with a pending call also has mailboxes.
+    pub(crate) fn program_maps(&self, pid: i32) -> tern_tracee::Result<Vec<Mapping>> {
+        let maps = procfs::smaps(procfs::live_thread(pid))?;
+        Ok(match self.processes.get(&HomePid(pid)) {
+            Some(process) => process.program_part(maps),
+            None => maps,
+        })
+    }
+
     /// A process other than `these` that has one of these files open.
     pub(crate) fn find_opener(&mut self, files: HashSet<(u64, u64)>, these: BTreeSet<i32>) -> Opener {
         let running = self.opener_scan.take_if(|scan| scan.files == files && scan.these == these);
@@ -171,8 +184,7 @@ pub(crate) fn is_shim(pid: i32) -> bool {
     own.is_some() && program(&pid.to_string()) == own
 }
 
-/// Why the memory of a process cannot be moved, regardless of other sharers.
-pub(crate) fn find_unmovable(pid: i32) -> Option<Unmovable> {
-    let maps = procfs::smaps(procfs::live_thread(pid)).unwrap_or_default();
+/// Why the memory of a process with these mappings cannot be moved, regardless of other sharers.
+pub(crate) fn find_unmovable(maps: &[Mapping]) -> Option<Unmovable> {
     maps.iter().filter(|m| !m.is_kernel_mapping()).find_map(|m| layout::check(m).err())
 }

@@ -99,14 +99,16 @@ impl Process {
         let (State::Outgoing(outgoing), Some(reserve)) = (&self.state, self.reserve) else {
             return Ok(Vec::new());
         };
-        let Some(actions) = outgoing.image.as_ref().map(|image| image.actions.clone()) else {
+        let Some(actions) = outgoing.image.as_ref().map(|image| image.0.actions.clone()) else {
             return Ok(Vec::new());
         };
         let mut messages = Vec::new();
         for tid in self.live_tids() {
             let thread = self.thread(tid)?;
-            // A signal that interrupts a transfer cut short by the shim must end it, by the deputy.
-            let Some(stopped) = thread.stopped.as_ref().filter(|_| thread.partial.is_none()) else {
+            // A signal that interrupts a transfer cut short by the shim must end it, by the deputy; so
+            // must one that interrupts the call of a draining thread.
+            let is_taken_here = thread.partial.is_none() && thread.draining.is_none();
+            let Some(stopped) = thread.stopped.as_ref().filter(|_| is_taken_here) else {
                 continue;
             };
             let signals = pending_for_handlers(stopped, &actions)?;

@@ -103,7 +103,7 @@ impl Shim {
                 let message = process.handle_signal(stopped, signal)?;
                 message.into_iter().for_each(|m| self.send(tid, &m));
             }
-            (Stop::Signal(signal), true) => return self.signal_draining(tid, stopped, signal),
+            (Stop::Signal(signal), true) => self.signal_draining(tid, stopped, signal)?,
             (Stop::Signal(signal), false) => {
                 // Untraced, an ignored signal would not have interrupted the call.
                 if is_ignored(tid, signal) {
@@ -114,7 +114,8 @@ impl Shim {
             _ => stopped.resume(0)?,
         }
         // At this stop the kernel has dropped the pending interrupt request.
-        if wanted && self.process_of_thread(tid).is_some() {
+        let runs = |process: &mut Process| process.threads.get(&tid).is_some_and(|t| t.stopped.is_none());
+        if wanted && self.process_of_thread(tid).is_some_and(runs) {
             interrupt_thread(tid)?;
         }
         Ok(())

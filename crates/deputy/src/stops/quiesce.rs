@@ -128,24 +128,6 @@ impl Shim {
         Ok(())
     }
 
-    /// Stops all threads of a deputy. Returns false if it is not a deputy any more.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(crate) fn quiesce_deputy(&mut self, pid: HomePid) -> Result<bool> {
-        self.interrupt_all(pid)?;
-        let Some(process) = self.processes.get(&pid) else { return Ok(false) };
-        let tids: Vec<HomePid> = process.live_threads().map(|thread| thread.tid).collect();
-        for tid in tids {
-            let Some(stopped) = self.quiesce_thread(tid)? else { return Ok(false) };
-            match self.processes.get_mut(&pid) {
-                Some(process) => process.set_stopped(stopped)?,
-                None => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-
     /// Stops a deputy thread and runs `work` on it.
     pub(crate) fn with_deputy<T: Default>(
         &mut self,

@@ -182,8 +182,8 @@ impl MigrationSource for GuestSource<'_> {
             let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: thread.host_tid })?;
             injections.push(Injection::begin(stopped, Site(process.reserve.start))?);
         }
-        let mut captured =
-            tern_image::thread::capture(&mut injections, &numbers, &process.memory, process.reserve);
+        let area = process.reserve.large_batch_area();
+        let mut captured = tern_image::thread::capture(&mut injections, &numbers, &process.memory, area);
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
             let listener = &order[0].listener;
             let mut space = GuestSpace { injection, listener, cache: self.cache, files: &[] };

@@ -51,7 +51,11 @@ pub(crate) fn empty(
     memory.write(reserve.start, &SYSCALL)?;
     reserve.protect_code(injection)?;
     injection.set_site(Site(reserve.start));
-    tern_image::thread::clear_kernel_pointers(std::slice::from_mut(injection), memory, reserve)?;
+    tern_image::thread::clear_kernel_pointers(
+        std::slice::from_mut(injection),
+        memory,
+        reserve.large_batch_area(),
+    )?;
     for (start, end) in [
         (0, reserve.start.min(away)),
         (reserve.end().min(at), reserve.start.max(away)),

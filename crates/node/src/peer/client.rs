@@ -194,10 +194,17 @@ pub(crate) fn ping_all(node: &Arc<Node>, limit: Duration) -> Vec<(NodeId, Result
     let answers: Vec<_> = thread::scope(|scope| {
         let asking: Vec<_> = others
             .iter()
-            .map(|peer| (*peer, scope.spawn(|| call(node, *peer, &PeerRequest::Ping, limit))))
+            .map(|peer| {
+                let ping = || call(node, *peer, &PeerRequest::Ping, limit);
+                (*peer, thread::Builder::new().spawn_scoped(scope, ping))
+            })
             .collect();
-        let lost = |_panic| Err(Refusal::new(RefusalKind::Internal, "the ping failed"));
-        asking.into_iter().map(|(peer, thread)| (peer, thread.join().unwrap_or_else(lost))).collect()
+        let failed = |why: &str| Err(Refusal::new(RefusalKind::Unavailable, why));
+        let answer = |thread: std::io::Result<thread::ScopedJoinHandle<'_, _>>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_panic| failed("the ping failed")),
+            Err(error) => failed(&format!("cannot start a thread for the ping: {error}")),
+        };
+        asking.into_iter().map(|(peer, thread)| (peer, answer(thread))).collect()
     });
     let own = node.map().version();
     let versions =
@@ -246,11 +253,14 @@ pub(crate) fn send_map(node: &Arc<Node>, to: Vec<NodeId>) {
         thread::scope(|scope| {
             for peer in to {
                 let (node, request) = (&node, &request);
-                scope.spawn(move || {
+                let send = move || {
                     if let Err(error) = call(node, peer, request, MAP_TIMEOUT) {
                         tracing::info!(%peer, %error, "cannot send the new map");
                     }
-                });
+                };
+                if let Err(error) = thread::Builder::new().spawn_scoped(scope, send) {
+                    tracing::warn!(%peer, %error, "cannot start a thread to send the map");
+                }
             }
         });
     };

@@ -17,8 +17,11 @@ static KILLED_WAIT: AtomicU64 = AtomicU64::new(0);
 
 /// Starts a thread that kills a tracee whose injected call has not ended after this many pauses. It
 /// counts pauses instead of time, since time also passes while the whole machine is suspended.
-pub fn kill_after(pauses: u32, pause: Duration) {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// If no thread can be started.
+pub fn kill_after(pauses: u32, pause: Duration) -> std::io::Result<()> {
+    let watch = move || {
         let (mut last_wait, mut pauses_in_wait) = (0, 0);
         loop {
             std::thread::sleep(pause);
@@ -31,7 +34,8 @@ pub fn kill_after(pauses: u32, pause: Duration) {
                 crate::pidfd::kill(pid);
             }
         }
-    });
+    };
+    std::thread::Builder::new().name("call timeout".into()).spawn(watch).map(drop)
 }
 
 /// Marks a wait for a process's call, as long as it exists.

@@ -5,6 +5,7 @@
 //! them, which it does not do while it attaches. So another thread of the tracer's process reaps
 //! them meanwhile.
 
+use crate::{Error, Result};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
@@ -14,13 +15,18 @@ const REAP_INTERVAL: Duration = Duration::from_millis(20);
 /// Runs `work`, which attaches to threads of a process while some of its threads are already
 /// attached. Those that exit meanwhile because of an execve are reaped, and their exit is not
 /// reported.
-pub fn with_reaper<T>(pid: i32, work: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// Those of `work`, or if no thread can be started; nothing is attached to in that case.
+pub fn with_reaper<T>(pid: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let (done, finished) = mpsc::channel::<()>();
-    let reaper = std::thread::spawn(move || {
+    let reap = move || {
         while finished.recv_timeout(REAP_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             reap_exited(pid);
         }
-    });
+    };
+    let refused = |source| Error::Refused { operation: "start a thread that reaps its threads", pid, source };
+    let reaper = std::thread::Builder::new().name("reaper".into()).spawn(reap).map_err(refused)?;
     let result = work();
     drop(done);
     let _it_does_not_panic = reaper.join();
