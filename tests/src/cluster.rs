@@ -8,9 +8,11 @@ use crate::cluster::fault_injection::wait_until;
 use crate::programs;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+use tern_control::turn_watch::REPORTS;
 use tern_control::{MigrationReport, ProcessRow};
 use tern_lab::{Lab, LabOptions};
 
@@ -283,6 +285,27 @@ impl Cluster {
             }
         }
         text
+    }
+}
+
+impl Drop for Cluster {
+    /// Collects the steps of shims' main loops that took too long in `TARGET/tern-tests/slow-turns`,
+    /// with the name of the lab.
+    fn drop(&mut self) {
+        let Ok(collection) = programs::build_directory().map(|folder| folder.join(REPORTS)) else { return };
+        for node in self.lab.nodes() {
+            let reports =
+                node.path(&format!("/run/tern/{REPORTS}")).ok().and_then(|p| std::fs::read_to_string(p).ok());
+            let lines: String = reports
+                .iter()
+                .flat_map(|text| text.lines())
+                .map(|line| format!("{} node {}: {line}\n", self.lab.name(), node.number()))
+                .collect();
+            if let Ok(mut file) = File::options().append(true).create(true).open(&collection) {
+                // A report is lost if the disk is full; the test is not about that.
+                let _unreported = file.write_all(lines.as_bytes());
+            }
+        }
     }
 }
 

@@ -32,6 +32,7 @@ pub mod shim;
 pub mod stream;
 mod symbolic_node;
 mod traffic;
+pub mod turn_watch;
 mod why;
 
 pub use advice::{Advice, DecayClass, Workload};

@@ -17,6 +17,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
+use tern_control::turn_watch::TurnWatch;
 use tern_image::object::SharedObjects;
 use tern_wire::Ephemeral;
 
@@ -30,6 +31,7 @@ const EMPTY_TIMEOUT: Duration = Duration::from_secs(1);
 pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> anyhow::Result<()> {
     let usage_store = UsageStore::new(&start.run_dir);
     let waker = Waker::new()?;
+    let turn_watch = TurnWatch::new("home shim", &start.run_dir);
     let mut shim = Shim {
         descriptor_scanner: DescriptorScanner::new(waker.clone()),
         opener_scan: None,
@@ -56,6 +58,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         usage_store,
         test_freeze: tern_migrate::fault::FreezeRequest::from_env(),
         empty_since: Instant::now(),
+        turn_watch,
     };
     // The first request arrives right after the start; allow for a slow one.
     shim.empty_since += Duration::from_secs(10);
@@ -85,21 +88,42 @@ impl Shim {
 
     pub(crate) fn run_once(&mut self) -> anyhow::Result<()> {
         self.wait()?;
+        self.turn_watch.begin();
         self.handle_requests();
+        self.step_ended("handle_requests");
         self.handle_events();
+        self.step_ended("handle_events");
         self.handle_stops();
+        self.step_ended("handle_stops");
         self.handle_messages();
+        self.step_ended("handle_messages");
         self.collect_finished_calls();
+        self.step_ended("collect_finished_calls");
         self.collect_scans();
+        self.step_ended("collect_scans");
         self.handle_opens();
+        self.step_ended("handle_opens");
         self.continue_sending();
+        self.step_ended("continue_sending");
         self.continue_content_transfers();
+        self.step_ended("continue_content_transfers");
         self.retry_busy_guests();
+        self.step_ended("retry_busy_guests");
         // Before moves continue: an open that is released here is noticed by them.
         self.release_blocked_opens();
+        self.step_ended("release_blocked_opens");
         self.retry_queued_moves();
+        self.step_ended("retry_queued_moves");
         self.keep_alive();
+        self.step_ended("keep_alive");
         Ok(())
+    }
+
+    /// A step of this turn of the main loop has ended.
+    fn step_ended(&mut self, step: &str) {
+        if let Some(took) = self.turn_watch.step(step) {
+            tracing::warn!(step, ?took, "a step of the main loop took long");
+        }
     }
 
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::{ShimReply, ShimStart};
+use tern_control::turn_watch::TurnWatch;
 use tern_control::{Destination, MigrationReport, ProcessRow, Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId, NodeId};
 use tern_image::object::{ObjectId, SharedObjects};
@@ -111,6 +112,8 @@ pub(crate) struct Shim {
     pub(crate) test_freeze: Option<fault::FreezeRequest>,
     /// When the last process left. The shim ends a moment later.
     pub(crate) empty_since: Instant,
+    /// Reports steps of the main loop that take too long.
+    pub(crate) turn_watch: TurnWatch,
 }
 
 impl Shim {

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
+use tern_control::turn_watch::TurnWatch;
 use tern_ids::{Epoch, HomePid};
 use tern_image::content::ContentCache;
 use tern_migrate::message::{Message, Reassembler};
@@ -74,6 +75,7 @@ pub fn run(start: ShimStart, key: Ephemeral, control_socket: ControlSocket) -> a
         has_had_guest: false,
         is_home_readable: true,
         is_trap_pending: true,
+        turn_watch: TurnWatch::new("guest shim", &start.run_dir),
         start,
     };
     while !shim.is_finished() {
@@ -113,25 +115,48 @@ impl Shim {
 
     pub(crate) fn run_once(&mut self) -> anyhow::Result<()> {
         self.poll()?;
+        self.turn_watch.begin();
         if !self.guests.is_empty() {
             self.empty_since = Instant::now();
         }
         self.serve_node();
+        self.step_ended("serve_node");
         self.handle_worker_events();
+        self.step_ended("handle_worker_events");
         self.handle_stops();
+        self.step_ended("handle_stops");
         self.receive_from_home();
+        self.step_ended("receive_from_home");
         self.handle_traps();
+        self.step_ended("handle_traps");
         self.start_openings();
+        self.step_ended("start_openings");
         self.do_due_work();
+        self.step_ended("do_due_work");
         self.return_delegations();
+        self.step_ended("return_delegations");
         self.advance_departures();
+        self.step_ended("advance_departures");
         self.drain_links();
+        self.step_ended("drain_links");
         self.report_fatal_signals();
+        self.step_ended("report_fatal_signals");
         self.request_fetches();
+        self.step_ended("request_fetches");
         self.report_cpu_thresholds();
+        self.step_ended("report_cpu_thresholds");
         self.keep_alive();
+        self.step_ended("keep_alive");
         self.continue_quiesce();
+        self.step_ended("continue_quiesce");
         Ok(())
+    }
+
+    /// A step of this turn of the main loop has ended.
+    fn step_ended(&mut self, step: &str) {
+        if let Some(took) = self.turn_watch.step(step) {
+            tracing::warn!(step, ?took, "a step of the main loop took long");
+        }
     }
 
     pub(crate) fn poll(&mut self) -> anyhow::Result<()> {

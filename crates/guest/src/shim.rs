@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 use tern_control::control_socket::ControlSocket;
 use tern_control::shim::ShimStart;
+use tern_control::turn_watch::TurnWatch;
 use tern_ids::{Epoch, Fingerprint, HomePid, NodeId, ShimId};
 use tern_image::content::ContentCache;
 use tern_migrate::message::{Departure, Machine, Message, Reassembler, send};
@@ -77,6 +78,8 @@ pub(crate) struct Shim {
     /// Whether the last poll found the link to home readable, and a trap pending.
     pub(crate) is_home_readable: bool,
     pub(crate) is_trap_pending: bool,
+    /// Reports steps of the main loop that take too long.
+    pub(crate) turn_watch: TurnWatch,
 }
 
 impl Shim {

@@ -1,0 +1,100 @@
+//! A watch on the turns of a main loop, in test builds.
+//!
+//! A loop that serves others must not wait. In a build with debug assertions each step of a turn
+//! that takes longer than [`MAX_STEP`] is reported in the loop's log and in `RUN/slow-turns`, where
+//! the tests find it. The time for which the thread could run and waited for a CPU does not count.
+//! In other builds nothing is measured.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The longest time that a step may take.
+pub const MAX_STEP: Duration = Duration::from_millis(50);
+
+/// The name of the file of reports in the runtime directory.
+pub const REPORTS: &str = "slow-turns";
+
+/// The watch of one loop. It belongs to the loop's thread.
+#[derive(Debug)]
+pub struct TurnWatch {
+    name: &'static str,
+    reports: PathBuf,
+    /// `/proc/thread-self/schedstat`; none if nothing is measured.
+    schedstat: Option<File>,
+    began: Instant,
+    waited: Duration,
+}
+
+impl TurnWatch {
+    /// The watch of the loop of this name in the calling thread.
+    #[must_use]
+    pub fn new(name: &'static str, run_dir: &Path) -> Self {
+        let schedstat = cfg!(debug_assertions).then(|| File::open("/proc/thread-self/schedstat").ok());
+        let (reports, schedstat) = (run_dir.join(REPORTS), schedstat.flatten());
+        let mut watch = Self { name, reports, schedstat, began: Instant::now(), waited: Duration::ZERO };
+        watch.begin();
+        watch
+    }
+
+    /// A turn begins: the loop has waited for events until now.
+    pub fn begin(&mut self) {
+        if self.schedstat.is_some() {
+            self.waited = self.waited_for_cpu();
+            self.began = Instant::now();
+        }
+    }
+
+    /// A step of the turn has ended. Returns the time that it took if that was too long.
+    pub fn step(&mut self, what: &str) -> Option<Duration> {
+        self.schedstat.as_ref()?;
+        let now = Instant::now();
+        let elapsed = now.duration_since(self.began);
+        self.began = now;
+        if elapsed <= MAX_STEP {
+            return None;
+        }
+        let waited = self.waited_for_cpu();
+        let took = elapsed.saturating_sub(waited.saturating_sub(self.waited));
+        self.waited = waited;
+        if took <= MAX_STEP {
+            return None;
+        }
+        let line = format!("{} {} {what} {} ms\n", self.name, std::process::id(), took.as_millis());
+        let reports = File::options().append(true).create(true).open(&self.reports);
+        // The report serves tests only.
+        let _unreported = reports.and_then(|mut file| file.write_all(line.as_bytes()));
+        Some(took)
+    }
+
+    /// How long the thread has been waiting for a CPU in all.
+    fn waited_for_cpu(&self) -> Duration {
+        let mut text = [0; 96];
+        let length = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+        let text = std::str::from_utf8(&text[..length.unwrap_or(0)]).unwrap_or_default();
+        let waited = text.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok());
+        Duration::from_nanos(waited.unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_step_is_reported_with_its_name() {
+        let folder = std::env::temp_dir().join(format!("tern-turns-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut watch = TurnWatch::new("loop", &folder);
+        assert_eq!(watch.step("quick"), None);
+        std::thread::sleep(2 * MAX_STEP);
+        assert!(watch.step("slow").is_some_and(|took| took >= 2 * MAX_STEP));
+        assert_eq!(watch.step("next"), None);
+        let reports = std::fs::read_to_string(folder.join(REPORTS)).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(reports.starts_with("loop ") && reports.contains(" slow "), "{reports}");
+        assert_eq!(reports.lines().count(), 1);
+    }
+}
