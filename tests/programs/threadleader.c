@@ -8,6 +8,8 @@
 
 static pthread_t first;
 static pid_t process;
+/* Memory that a move must find without the first thread. */
+static int *shared;
 
 static void *count(void *argument)
 {
@@ -30,6 +32,7 @@ static void look_at_own_file(void)
 
 static void *rest(void *argument)
 {
+	int rounds = 0;
 	CHECK_IS(pthread_join(first, NULL), 0);
 	do {
 		_Atomic int sum = 0;
@@ -40,6 +43,8 @@ static void *rest(void *argument)
 		rest_ms(1);
 		CHECK_IS(pthread_join(thread, NULL), 0);
 		CHECK_IS(sum, 1000);
+		CHECK_IS(*shared, rounds);
+		*shared = ++rounds;
 		look_at_own_file();
 		pid_t child = fork();
 		if (child == 0)
@@ -57,6 +62,9 @@ int main(void)
 	pthread_t thread;
 	process = getpid();
 	first = pthread_self();
+	shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(shared != MAP_FAILED);
+	CHECK_IS(madvise(shared, 4096, MADV_DONTFORK), 0);
 	/* If moved at once, it is away by then. */
 	if (getenv("TERN_UNTIL"))
 		rest_ms(700);

@@ -6,6 +6,7 @@
 //! * [`run()`]: the main loop; `shim`: the state of the shim
 //! * `links`: connections to guest shims and to ternd
 //! * `waker`: wakes the main loop from helper threads
+//! * `inotify`: inotify instances, charged to the program's user
 //! * `descriptor_scanner`: scans of all processes of this machine, in a thread
 //! * `process`: one process, its threads, and the mailboxes and code by which deputies make calls
 //! * `stops`: wait statuses, and quiescing a process
@@ -21,6 +22,7 @@
 mod calls;
 mod descriptor_scanner;
 mod files;
+mod inotify;
 mod links;
 mod migrate;
 mod process;

@@ -88,10 +88,10 @@ impl NameTracker {
         since
     }
 
-    fn request_scan(&mut self, request: ScanRequest, waker: &Waker) -> bool {
+    fn request_scan(&mut self, request: ScanRequest, waker: &Waker, uid: u32) -> bool {
         if self.watcher.is_none() {
             // If this fails it is tried again with the next scan.
-            let opened = Watcher::open(waker.clone());
+            let opened = Watcher::open(waker.clone(), uid);
             self.watcher =
                 opened.inspect_err(|error| tracing::info!(%error, "directories cannot be watched")).ok();
         }
@@ -223,7 +223,7 @@ impl Shim {
         self.invalidate_if_resolution_changes(pid, &current.request.call);
         let Some((path, counts)) = directory_used(&current.request.call, outcome) else { return };
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let (epoch, same_users) = (process.epoch, process.shares_user_namespace());
+        let (epoch, uid, same_users) = (process.epoch, process.uid, process.shares_user_namespace());
         if std::mem::replace(&mut process.names.epoch, epoch) != epoch {
             process.names.forget();
         }
@@ -259,6 +259,7 @@ impl Shim {
             directory.is_being_scanned = names.request_scan(
                 ScanRequest { pid, tid, directory: path, max_names, generation, changes },
                 waker,
+                uid,
             );
         }
     }

@@ -209,7 +209,7 @@ impl Shim {
     fn open_object_of(&mut self, sharers: &Sharers, id: ObjectId) -> Result<Option<(u64, u64)>, String> {
         for pid in &sharers.pids {
             let Some(process) = self.processes.get(&HomePid(*pid)) else { continue };
-            let maps = procfs::smaps(*pid).unwrap_or_default();
+            let maps = self.program_maps(*pid).unwrap_or_default();
             // Only a writable mapping: on some file systems another file has the same device and
             // inode.
             let writes = |m: &&Mapping| layout::writes_are_visible_to_others(m) && object::id(m) == id;
@@ -240,9 +240,10 @@ impl Shim {
             return Err(std::io::Error::other("it is sealed against writing"));
         }
         if meta.nlink() > 0 {
+            let owner = self.processes.values().next().map_or(0, |process| process.uid);
             let watch = match &mut self.open_watch {
                 Some(watch) => watch,
-                none => none.insert(OpenWatch::new()?),
+                none => none.insert(OpenWatch::new(owner)?),
             };
             watch.add(id, &file)?;
             self.guard_object(id, &file);

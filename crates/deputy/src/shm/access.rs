@@ -4,11 +4,12 @@
 use crate::calls::result::rejected;
 use crate::process::Process;
 use crate::shim::Shim;
-use crate::shm::sharers::Opener;
+use crate::shm::sharers::{Opener, file_id};
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use tern_ids::HomePid;
 use tern_image::object::ObjectId;
 use tern_migrate::message::{CallRequest, Message};
@@ -64,8 +65,9 @@ impl Shim {
         let descriptors = call.args.iter().zip(shapes).filter(|(_, shape)| matches!(shape, Shape::Fd));
         let touched = descriptors.into_iter().find_map(|(arg, _)| {
             let Arg::Value(fd) = arg else { return None };
-            let meta = std::fs::metadata(format!("/proc/{}/fd/{}", process.pid, *fd as i32)).ok()?;
-            let inode = (meta.dev(), meta.ino());
+            // Not by its pid: the first thread may have exited.
+            let link = format!("/proc/{}/fd/{}", process.memory.pid(), *fd as i32);
+            let inode = file_id(Path::new(&link))?;
             self.inodes.iter().find(|(_, known)| **known == inode).map(|(id, _)| *id)
         })?;
         let shares = |process: &&Process| process.is_away() && process.files.objects.contains(&touched);

@@ -8,7 +8,7 @@
 use crate::process::{Process, State};
 use crate::shim::Shim;
 use crate::shm::sharers::{Opener, shared_maps};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{self, ReadFlags, Reader, WatchFlags};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -27,8 +27,12 @@ pub(crate) struct OpenWatch {
 }
 
 impl OpenWatch {
-    pub(crate) fn new() -> io::Result<Self> {
-        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    /// A watch for processes of this user.
+    ///
+    /// # Errors
+    /// If the user's inotify instances are used up.
+    pub(crate) fn new(uid: u32) -> io::Result<Self> {
+        let fd = crate::inotify::new_instance(uid)?;
         Ok(Self { fd, objects: HashMap::new(), opened: HashSet::new() })
     }
 

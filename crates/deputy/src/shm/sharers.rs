@@ -169,7 +169,7 @@ fn find_opener(files: &HashSet<(u64, u64)>, these: &BTreeSet<i32>, deadline: Ins
 
 /// The device and inode of the file behind a link in /proc/PID/fd, as far as the kernel knows them
 /// without asking a server: another user's file may be on one that does not answer.
-fn file_id(link: &Path) -> Option<(u64, u64)> {
+pub(super) fn file_id(link: &Path) -> Option<(u64, u64)> {
     let found = statx(rustix::fs::CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     Some((rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }

@@ -19,7 +19,7 @@ impl Fixture {
         fs::write(at.join("deep/file"), "abc").unwrap();
         std::os::unix::fs::symlink("file", at.join("deep/link")).unwrap();
         std::os::unix::fs::symlink(at.join("deep"), at.join("way")).unwrap();
-        Self { at, watcher: Watcher::open(Waker::new().unwrap()).unwrap() }
+        Self { at, watcher: Watcher::open(Waker::new().unwrap(), 0).unwrap() }
     }
 
     fn path(&self, below: &str) -> Vec<u8> {

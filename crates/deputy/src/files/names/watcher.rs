@@ -3,7 +3,7 @@
 use super::scanner::{DirectoryScanner, ScanReply, ScanRequest, WatchCmd};
 use crate::waker::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader};
+use rustix::fs::inotify::{ReadFlags, Reader};
 use rustix::fs::{Mode, OFlags, open};
 use std::collections::HashMap;
 use std::io;
@@ -93,12 +93,13 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the scanner thread, which wakes the main loop after each scan.
+    /// Starts the scanner thread, which wakes the main loop after each scan. The inotify instance
+    /// counts for this user.
     ///
     /// # Errors
     /// If the user has too many threads or inotify instances.
-    pub(crate) fn open(waker: Waker) -> io::Result<Self> {
-        let begin = || inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
+    pub(crate) fn open(waker: Waker, uid: u32) -> io::Result<Self> {
+        let begin = || crate::inotify::new_instance(uid);
         // inotify instances are limited per user: leave spares.
         drop((0..SPARE_INOTIFY_INSTANCES).map(|_| begin()).collect::<Result<Vec<_>, _>>()?);
         let events = Arc::new(begin()?);
