@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tern_ids::{HomePid, NodeId};
 
-/// A process whose memory grows by this many bytes in `calm_growth_s` counts as growing; less is a
+/// A process whose memory grows by this many bytes in `ordinary_growth_s` counts as growing; less is a
 /// program starting up.
 const MIN_GROWTH: f64 = 64.0 * (1 << 20) as f64;
 
@@ -23,7 +23,7 @@ pub struct MoveOffer {
     pub home: NodeId,
     /// The process.
     pub pid: HomePid,
-    /// Average number of its threads that run or wait.
+    /// Average number of its threads that run or wait for a CPU.
     pub threads: f64,
     /// Bytes that it will need.
     pub memory: u64,
@@ -53,7 +53,8 @@ pub struct OfferRefusal {
     pub obstacle: Obstacle,
     /// The node's load, including accepted arrivals.
     pub load: f64,
-    /// The node's free memory, less that of accepted arrivals.
+    /// The node's free memory, less what accepted arrivals need, and less the growth of memory in use
+    /// for which room must be left.
     pub mem_free: u64,
 }
 
@@ -63,7 +64,7 @@ pub struct OfferRefusal {
 #[derive(Debug, Clone, Default)]
 pub struct PendingChanges {
     changes: BTreeMap<(NodeId, HomePid), Change>,
-    /// Threads of local processes that run or wait, as of the last scan, without growing
+    /// Threads of local processes that run or wait for a CPU, as of the last scan, without growing
     /// processes.
     local_threads: f64,
     trend: Trend,
@@ -95,8 +96,8 @@ impl PendingChanges {
     }
 
     /// The process runs here now. Both its home's message and the next scan of the guests report
-    /// this; the first one counts. Otherwise the load would include it twice for a while: in the
-    /// sample, and as missing from the sample.
+    /// this. Only the first report counts: the second would restart the correction for a process
+    /// that the sampled load already includes in part.
     pub fn record_arrived(&mut self, home: NodeId, pid: HomePid, now_ms: u64) {
         let change = self.changes.get_mut(&(home, pid)).filter(|change| change.state == Progress::Accepted);
         if let Some(change) = change {
@@ -126,8 +127,9 @@ impl PendingChanges {
     /// seconds later. Growing processes are left out: if they were spread this early, several would
     /// go to one node before it could measure how fast its memory fills.
     pub fn set_local<'a>(&mut self, here: impl Iterator<Item = &'a ProcessSnapshot>, policy: &Policy) {
-        let calm = here.filter(|process| process.growth as f64 * policy.calm_growth_s < MIN_GROWTH);
-        self.local_threads = calm.map(ProcessSnapshot::threads).sum::<f64>().min(65_536.0);
+        let not_growing =
+            here.filter(|process| process.growth as f64 * policy.ordinary_growth_s < MIN_GROWTH);
+        self.local_threads = not_growing.map(ProcessSnapshot::threads).sum::<f64>().min(65_536.0);
     }
 
     /// One of the node's own processes has left or ended since the last scan.
@@ -159,9 +161,9 @@ impl PendingChanges {
     }
 
     /// The node's expected load, which it publishes. `own.load` was sampled `own.age_ms` ago, so
-    /// how much of a change the sample still misses is computed for the time of the sample, not for
-    /// now. Otherwise two arrivals just before a sample would be half forgotten when the next
-    /// sample is due, and a third process would follow them.
+    /// the part of a change that the sample misses is computed for the time of the sample, not for
+    /// now. Otherwise half of the correction for arrivals just before a sample would have decayed
+    /// before the next sample shows them, and another home would send a process too many.
     #[must_use]
     pub fn expected_load(&self, own: &NodeSnapshot, policy: &Policy, now_ms: u64) -> f64 {
         let sampled_ms = now_ms.saturating_sub(own.age_ms);
@@ -185,8 +187,9 @@ impl PendingChanges {
         own.mem_free.saturating_sub(self.arriving_bytes())
     }
 
-    /// The same, less what local processes will have allocated by the time a process can arrive in
-    /// response; the node publishes this. No more is subtracted, because homes also detect from it
+    /// The free memory that the node publishes: [`expected_free`](Self::expected_free), less what
+    /// local processes will have allocated by the time a process that is sent because of this
+    /// figure can arrive. No further reserve is subtracted, because homes also detect by this figure
     /// that the node is about to be full.
     #[must_use]
     pub fn advertised_free(&self, own: &NodeSnapshot, policy: &Policy) -> u64 {
@@ -198,8 +201,9 @@ impl PendingChanges {
     }
 }
 
-/// Whether a node accepts an offer; `own` is as sampled. After an acceptance, call
-/// [`PendingChanges::record_accepted`] before the next offer is checked.
+/// Whether a node accepts an offer. `own` is its sample, which does not include the `pending`
+/// changes. After an acceptance, call [`PendingChanges::record_accepted`] before the next offer is
+/// checked.
 #[must_use]
 pub fn reply_to_offer(
     own: &NodeSnapshot,
@@ -209,7 +213,7 @@ pub fn reply_to_offer(
     now_ms: u64,
 ) -> OfferReply {
     // An urgent move is accepted with less room for growth.
-    let seconds = if offer.reason.is_urgent() { policy.usher_growth_s } else { policy.calm_growth_s };
+    let seconds = if offer.reason.is_urgent() { policy.usher_growth_s } else { policy.ordinary_growth_s };
     let (load, mem_free) = (pending.expected_load(own, policy, now_ms), pending.free_after(own, seconds));
     let refuse = |obstacle| OfferReply::Refuse(OfferRefusal { obstacle, load, mem_free });
     if !own.takes_guests {

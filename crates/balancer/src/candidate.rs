@@ -63,7 +63,7 @@ pub struct Candidate {
     pub node: NodeId,
     /// Wall seconds for one standard CPU second of work on that node.
     pub pace: f64,
-    /// The same on the node where it runs.
+    /// The pace on the node where it runs.
     pub pace_here: f64,
     /// The part of `pace` spent waiting for calls to home and for files of other nodes.
     pub remote_wait: f64,
@@ -178,7 +178,7 @@ impl<'a> Mover<'a> {
             relief,
             obstacle: None,
         };
-        let room = self.memory_left(view, to, view.policy.calm_growth_s);
+        let room = self.memory_left(view, to, view.policy.ordinary_growth_s);
         candidate.obstacle = self
             .hard_obstacle(view, state, to)
             .or_else(|| room.is_some_and(|room| room < 0.0).then_some(Obstacle::NoMemory))

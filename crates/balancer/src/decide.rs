@@ -284,7 +284,7 @@ impl Round<'_> {
         let best = open.iter().map(|candidate| self.score(candidate)).fold(f64::NEG_INFINITY, f64::max);
         let equivalent: Vec<&Candidate> = open
             .into_iter()
-            .filter(|candidate| self.score(candidate) >= best - policy.equivalent_pace * best.abs())
+            .filter(|candidate| self.score(candidate) >= best - policy.equivalent_gain * best.abs())
             .collect();
         if let Some(at_home) = equivalent.iter().find(|candidate| candidate.node == home) {
             return Ok((*at_home).clone());

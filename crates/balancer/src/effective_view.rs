@@ -15,7 +15,7 @@ const MIN_COST_BASE: usize = 64;
 /// The adjusted state of one node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EffectiveNode {
-    /// Number of threads that run or wait.
+    /// Number of threads that run or wait for a CPU.
     pub(crate) runnable: f64,
     /// Bytes free once departing processes have left; negative if more has been promised than there
     /// is.

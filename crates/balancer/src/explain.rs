@@ -1,4 +1,5 @@
-//! `migrate --why`: the candidates of one process on each node, and the last decision about it.
+//! `migrate --why`: each node as a candidate for one process, and the last decision about the
+//! process.
 
 use crate::candidate::{Candidate, Mover};
 use crate::decide::eligible;
@@ -17,9 +18,9 @@ pub struct Explanation {
     pub pid: HomePid,
     /// Where it runs.
     pub at: NodeId,
-    /// The reason that excludes it now, if there is one.
-    pub stay: Option<StayReason>,
-    /// Each node as a candidate as of now, the fastest first.
+    /// Why it is not considered for a move now; `None` if it is.
+    pub ineligible: Option<StayReason>,
+    /// Each node as a candidate now, the fastest first.
     pub candidates: Vec<Candidate>,
     /// The last decision, and how many milliseconds ago it was made.
     pub last: Option<(u64, Decision)>,
@@ -56,7 +57,7 @@ pub fn explain(
     Explanation {
         pid: process.pid,
         at: process.at,
-        stay: eligible(&view, state, process).err(),
+        ineligible: eligible(&view, state, process).err(),
         candidates,
         last: last.map(|(at, decision)| (now_ms.saturating_sub(*at), decision.clone())),
     }

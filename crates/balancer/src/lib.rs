@@ -15,7 +15,7 @@
 //!  memory          ushering: a process leaves a node before its memory runs out
 //!  place           the best node for a program that starts
 //!  admit           the target's side: answers to offers, and the expected load
-//!  explain         `migrate --why`: the candidates of one process, and the last decision
+//!  explain         `migrate --why`: each node as a candidate, and the last decision
 //!  decay           decaying statistics of a process
 //!  trend           how fast a node's memory fills
 //! ```

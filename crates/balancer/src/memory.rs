@@ -139,10 +139,10 @@ fn choose_target(round: &Round<'_>, mover: &Mover<'_>, rng: &mut Rng) -> Option<
         if mover.process.hint == Hint::Io && candidate.node != view.cluster.me() {
             continue;
         }
-        let room_when_calm = mover.memory_left(view, to, policy.calm_growth_s).filter(|room| *room >= 0.0);
+        let ordinary_room = mover.memory_left(view, to, policy.ordinary_growth_s).filter(|room| *room >= 0.0);
         let size = room.max(1.0).log2().floor();
-        let fit_key = if room_when_calm.is_some() && mover.process.growth == 0 { size } else { -size };
-        let key = (room_when_calm.is_none(), view.moves_to(candidate.node), fit_key);
+        let fit_key = if ordinary_room.is_some() && mover.process.growth == 0 { size } else { -size };
+        let key = (ordinary_room.is_none(), view.moves_to(candidate.node), fit_key);
         open.push((key, Candidate { obstacle: None, ..candidate }));
     }
     let first =

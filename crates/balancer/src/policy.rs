@@ -29,7 +29,7 @@ pub struct Policy {
     /// worth it. On a crowded node the threshold shrinks in proportion to the waiting there, down
     /// to `min_crowded_cpu_s`.
     pub min_cpu_s: f64,
-    /// Lower bound of that threshold.
+    /// Lower bound of `min_cpu_s` on a crowded node.
     pub min_crowded_cpu_s: f64,
     /// Seconds of residence before the next move (ALG-25). Doubles with each recent move.
     pub residence_s: f64,
@@ -50,12 +50,13 @@ pub struct Policy {
     pub min_gain_s: f64,
     /// The expected remaining CPU time must be this many times the CPU time that the move costs.
     pub min_rest_per_cost: f64,
-    /// The same for a process that goes home without being faster there.
+    /// The same factor for a process that goes home without being faster there.
     pub min_rest_per_home_cost: f64,
-    /// Targets whose pace is within this fraction of the best are equivalent, and one of them is
+    /// Targets whose gain is within this fraction of the best gain are equivalent, and one of them is
     /// chosen at random, so that not all processes go to the same one (ALG-23).
-    pub equivalent_pace: f64,
-    /// The same for programs that start, in units of load (ALG-23).
+    pub equivalent_gain: f64,
+    /// For a program that starts: nodes whose load is within this many units of the least are
+    /// equivalent (ALG-23).
     pub equivalent_load: f64,
     /// A target refuses if the process's pace there would be worse by this fraction than its home
     /// estimated.
@@ -66,7 +67,8 @@ pub struct Policy {
     pub max_moves: u32,
     /// A move without any report for this long is dropped (milliseconds).
     pub move_timeout_ms: u64,
-    /// Time constant of the sampled load: milliseconds to 63% of a step.
+    /// Time constant of the nodes' sampled load: milliseconds to 63% of a step. It must be that of
+    /// the sampler.
     pub load_time_constant_ms: u64,
     /// Seconds that a forwarded call takes besides the round trip: trap, deputy, path to the link.
     /// docs/benchmarks.md: 46 µs.
@@ -78,17 +80,18 @@ pub struct Policy {
     pub bytes_per_cpu_s: f64,
     /// Fraction of its memory that a node keeps free.
     pub reserve_fraction: f64,
-    /// Lower bound of that, in bytes.
+    /// Lower bound of the memory that a node keeps free, in bytes.
     pub min_reserve: u64,
     /// PSI memory pressure, in percent, above which a node counts as full.
     pub max_pressure: f64,
-    /// Seconds by which a memory move must start early: one decision, and the age of the
-    /// information.
+    /// Seconds by which a memory move (ushering) must start before the node is full: one decision,
+    /// and the age of the information.
     pub usher_ahead_s: f64,
-    /// Seconds of growth that must fit on the target of a memory move.
+    /// Seconds of growth that must fit on the target of an urgent move: a memory move (ushering) or
+    /// an eviction.
     pub usher_growth_s: f64,
-    /// The same for all other moves.
-    pub calm_growth_s: f64,
+    /// Seconds of growth that must fit on the target of any other move.
+    pub ordinary_growth_s: f64,
 }
 
 impl Default for Policy {
@@ -107,13 +110,13 @@ impl Default for Policy {
             min_gain_s: 0.1,
             min_rest_per_cost: 2.0,
             min_rest_per_home_cost: 100.0,
-            equivalent_pace: 0.05,
+            equivalent_gain: 0.05,
             equivalent_load: 5.0,
             max_estimate_error: 0.25,
             max_moves_per_pair: 2,
             max_moves: 8,
             move_timeout_ms: 600_000,
-            load_time_constant_ms: 1_500,
+            load_time_constant_ms: 1_250,
             per_call_s: 50e-6,
             freeze_s: 0.015,
             bytes_per_cpu_s: 600e6,
@@ -122,7 +125,7 @@ impl Default for Policy {
             max_pressure: 10.0,
             usher_ahead_s: 3.0,
             usher_growth_s: 10.0,
-            calm_growth_s: 60.0,
+            ordinary_growth_s: 60.0,
         }
     }
 }

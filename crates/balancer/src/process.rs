@@ -48,14 +48,15 @@ pub struct ProcessSnapshot {
     pub growth: u64,
     /// How fast it rewrites pages already sent, in bytes a second.
     pub dirty: u64,
-    /// Calls to home a second; for a process at home, those that would go there if it were away.
+    /// Calls to home a second; for a process at home, those that it would send home if it were
+    /// away.
     pub calls_per_s: f64,
     /// Data that these calls carry, in bytes a second.
     pub bytes_per_s: f64,
-    /// Its use of files of other nodes, which neither of these includes: what home requests from
-    /// that node; if the process runs on that node, what home would request.
+    /// Its use of files of other nodes, which `calls_per_s` and `bytes_per_s` do not include: what
+    /// home requests from each node, or would request if the process did not run on that node.
     pub files: BTreeMap<NodeId, Traffic>,
-    /// Bytes that it will need (`mosrun -m`); 0: what it has.
+    /// Bytes that it will need (`mosrun -m`); 0 if it needs no more than it has.
     pub claim: u64,
     /// The user's advice.
     pub hint: Hint,
@@ -107,7 +108,7 @@ impl ProcessSnapshot {
                 && self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&node))
     }
 
-    /// Average number of its threads that run or wait.
+    /// Average number of its threads that run or wait for a CPU.
     pub(crate) fn threads(&self) -> f64 {
         if self.demand.is_finite() { (self.demand / 100.0).clamp(0.0, 65_536.0) } else { 0.0 }
     }

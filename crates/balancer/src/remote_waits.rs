@@ -2,8 +2,8 @@
 //! its own work.
 //!
 //! Home performs its calls. For files of a third node, home sends requests to that node. So access
-//! to such files waits for no round trip where the files are, for one at home, and for two
-//! elsewhere.
+//! to such files waits for no round trip on the node of the files, for one at home, and for two on
+//! any other node.
 
 use crate::effective_view::EffectiveView;
 use crate::process::{ProcessSnapshot, Traffic};
@@ -20,7 +20,7 @@ pub(crate) struct RemoteWaits {
 }
 
 impl RemoteWaits {
-    /// Those of a process that does `work` standard CPU seconds of work a second.
+    /// The waits of a process that does `work` standard CPU seconds of work a second.
     pub(crate) fn of(process: &ProcessSnapshot, work: f64) -> Self {
         let per_work = |rate: f64| if rate.is_finite() { rate.clamp(0.0, 1e12) / work } else { 0.0 };
         let traffic = |each: &Traffic| Traffic {

@@ -43,7 +43,7 @@ pub enum StayReason {
         /// Seconds required.
         needed_s: f64,
     },
-    /// No node is better; what rules out the best of them.
+    /// No node is better. The obstacle is that of the fastest other node.
     NoBetter(Option<Obstacle>),
     /// A better node exists, but other processes of this home move first.
     Queued,

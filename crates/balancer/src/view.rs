@@ -37,7 +37,7 @@ pub struct NodeSnapshot {
     /// [`PendingChanges::expected_load`](crate::PendingChanges::expected_load), including accepted
     /// arrivals.
     pub load: f64,
-    /// Bytes that an arriving process could have, less those of accepted arrivals.
+    /// Bytes that an arriving process could have, less what accepted arrivals need.
     pub mem_free: u64,
     /// Bytes of memory in total.
     pub mem_total: u64,
@@ -49,8 +49,8 @@ pub struct NodeSnapshot {
     pub mem_pressure: f64,
     /// Whether it takes guests (not blocked, not shutting down, trusts this home).
     pub takes_guests: bool,
-    /// Age of this entry, in milliseconds; for the node itself, the time since it was sampled, and
-    /// 0 in a view.
+    /// Age of this entry, in milliseconds. For the node itself: 0 in a view; elsewhere the time
+    /// since the sample was taken.
     pub age_ms: u64,
     /// Whether it is known to be alive; false also while it is suspected.
     pub alive: bool,
@@ -59,7 +59,7 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
-    /// Average number of threads that run or wait there.
+    /// Average number of threads that run or wait for a CPU there.
     #[must_use]
     pub fn runnable(&self) -> f64 {
         self.load * f64::from(self.speed) * self.cpus / (BUSY_LOAD * STANDARD_SPEED)

@@ -51,7 +51,7 @@ fn stay(
     assert!(decided.is_empty(), "{decided:?}");
     let why = explain(&cluster, &process, &state, &Policy::default(), 100_000);
     assert!(why.last.is_some());
-    (why.stay, why.candidates.iter().map(|candidate| (candidate.node.0, candidate.obstacle)).collect())
+    (why.ineligible, why.candidates.iter().map(|candidate| (candidate.node.0, candidate.obstacle)).collect())
 }
 
 #[test]

@@ -83,8 +83,8 @@ pub enum Evacuation {
     Expel,
     /// Processes whose home is this node come back, and stay: `lstay`.
     Bring,
-    /// Both.
+    /// Expel and bring.
     Isolate,
-    /// Both, and the node does not publish its load any more: `quiet`.
+    /// Expel and bring, and the node does not publish its load any more: `quiet`.
     Shutdown,
 }

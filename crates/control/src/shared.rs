@@ -59,8 +59,7 @@ impl SharedDirId {
     }
 }
 
-/// Those of the declared directories in which several nodes can work at once. May block on their
-/// servers.
+/// The declared directories in which several nodes can work at once. May block on their servers.
 pub fn coherent_dirs(declared: &[PathBuf]) -> Vec<SharedDirId> {
     declared.iter().filter_map(|path| SharedDir::open(path).ok()?.coherent_id(path)).collect()
 }
@@ -98,7 +97,8 @@ impl SharedDir {
         })
     }
 
-    /// Opens a regular file below it for reading, if it is `file` in the same state.
+    /// Opens the regular file at `path` below the directory for reading, if it is `file`,
+    /// unchanged.
     ///
     /// # Errors
     /// `ESTALE` if it is another file or has changed; `ELOOP` and `EXDEV` if a link or a mount

@@ -1,5 +1,5 @@
-//! Scans of all processes of this machine. They take as long as other users make them take, by the
-//! number of descriptors that they hold, so a thread makes them and the main loop never waits.
+//! Scans of all processes of this machine. A scan takes longer, the more descriptors the processes
+//! of all users hold, so a thread makes the scans and the main loop never waits.
 
 use crate::waker::Waker;
 use std::sync::Arc;

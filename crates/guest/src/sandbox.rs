@@ -8,7 +8,7 @@
 //! ```
 //! The helper is traced with EXITKILL: when the shim dies the helper dies, and with the first
 //! process of a pid namespace all others in it. It holds a second descriptor of each seccomp
-//! notification fd, so that until then no trapped call fails with ENOSYS.
+//! notification fd, so that no trapped call of a guest that still lives fails with ENOSYS.
 
 #![allow(unsafe_code, reason = "namespaces and the helper's bare system calls")]
 

@@ -6,8 +6,8 @@
 //!        ◀─ ExecReply                 ◀─ ExecReply
 //!        ◀════ streams, credit, signals: relayed unchanged ════▶
 //! ```
-//! A link between nodes carries one command at a time, and is reused after a command that ended
-//! normally. A stream's bytes are sent within a credit ([`STREAM_CREDIT`]), so that a slow reader
+//! A link between nodes carries one command at a time, and is reused if the command's end was
+//! reported. A stream's bytes are sent within a credit ([`STREAM_CREDIT`]), so that a slow reader
 //! of one stream blocks neither the other streams nor signals.
 
 use serde::{Deserialize, Serialize};
@@ -95,8 +95,8 @@ pub struct Task {
     pub nice: i32,
     /// The ignored and the blocked signals, as bit masks: bit 0 is signal 1.
     pub signals: (u64, u64),
-    /// Its pid, if it is free: that of its caller. 0: the pid of its init outside its pid
-    /// namespace, which is unique on the node.
+    /// Its pid, if the kernel allows it: that of its caller. 0: the pid that its init has outside
+    /// the pid namespace, which is unique on the node.
     pub pid: i32,
     /// The size of its terminal, if it gets one.
     pub terminal: Option<WindowSize>,

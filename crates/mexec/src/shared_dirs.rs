@@ -37,8 +37,8 @@ impl SharedDirs {
         Self { declared: config.file.shared.clone().unwrap_or_default(), cache: Arc::default() }
     }
 
-    /// Those in which several nodes can work at once. Empty if their servers do not respond in
-    /// time.
+    /// The directories in which several nodes can work at once. Empty if their servers do not
+    /// respond in time.
     pub(crate) fn all(&self) -> Vec<SharedDirId> {
         if self.declared.is_empty() {
             return Vec::new();

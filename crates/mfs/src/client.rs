@@ -1,5 +1,6 @@
 //! The client: a FUSE file system that shows the files of all nodes as one tree. It runs in a
-//! process of its own and does not need ternd.
+//! process of its own, and needs ternd only for the names `home`, `selected`, `lastexec` and
+//! `magic`.
 //!
 //! ```text
 //!  kernel ─▶ fuse         a thread reads a request from /dev/fuse
@@ -40,9 +41,8 @@ use tern_wire::Identity;
 use tree::Tree;
 
 /// Threads that read FUSE requests. Each waits for its request's reply, so this also bounds the
-/// requests in flight. A build has fewer processes than this, so requests for other nodes still
-/// find a thread when one node is unresponsive. fuser starts threads on demand
-/// (third_party/fuser/TERN.md).
+/// requests in flight. A build has had 48 calls to a lost node in flight; requests for other nodes
+/// must still find a thread then. fuser starts threads on demand (third_party/fuser/TERN.md).
 const THREADS: usize = 128;
 
 /// How a tree is mounted.
@@ -57,7 +57,8 @@ pub struct MountOptions {
     /// How long a call waits for a node that does not respond.
     pub timeout: Duration,
     /// The use of the tree. A container's tree caches under renewable leases until they are
-    /// recalled, and `fsync` of its root makes all earlier changes visible.
+    /// recalled. `fsync` of its root renews them: after that the tree shows all changes that were
+    /// made before, on any node.
     pub purpose: Purpose,
 }
 
@@ -78,8 +79,8 @@ pub fn mount(config: &Config, at: &Path, options: &MountOptions) -> Result<Sessi
     let (tree, mut fuser) = prepare(config, options)?;
     let failure = || format!("cannot mount at {}", at.display());
     let session = if rustix::process::geteuid().is_root() {
-        // ternd ignores reports from a plain user's tree. Without dfsa no process gains by
-        // migrating to its files.
+        // The balancer moves processes to the files that they use by these reports. ternd ignores
+        // reports from a plain user's tree, and without dfsa no process gains by such a move.
         if options.dfsa {
             traffic::start_reporting(&tree);
         }
@@ -102,6 +103,7 @@ pub fn mount(config: &Config, at: &Path, options: &MountOptions) -> Result<Sessi
     if options.purpose == Purpose::Container {
         crate::raise_descriptor_limit();
         let at = at.to_owned();
+        // In a thread of its own, since the open sends requests to the tree, which is not served yet.
         let open_mount = move || tree.pins.set_mount_point(&at);
         std::thread::Builder::new().name("pins".into()).spawn(open_mount).context("cannot start a thread")?;
     }

@@ -109,7 +109,7 @@ pub(crate) struct Running {
     pub(crate) memory: f64,
     /// Fraction of time in which it runs or waits for a CPU.
     pub(crate) busy: f64,
-    /// The same, smoothed, as sampled once a second.
+    /// `busy`, smoothed, as sampled once a second.
     pub(crate) demand: f64,
     /// Wall seconds for a second of work, as of now; 0 while it is frozen or rests.
     pub(crate) pace: f64,

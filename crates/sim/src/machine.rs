@@ -36,9 +36,9 @@ pub(crate) struct Machine {
     pub(crate) here: Vec<usize>,
     /// Jobs whose home this is.
     pub(crate) own: Vec<usize>,
-    /// Number of threads that run or wait.
+    /// Number of threads that run or wait for a CPU.
     pub(crate) runnable: f64,
-    /// The same, smoothed like a sampler does.
+    /// `runnable`, smoothed as a sampler does.
     pub(crate) sampled_runnable: f64,
     /// Bytes of memory in use.
     pub(crate) used: f64,
@@ -48,8 +48,8 @@ pub(crate) struct Machine {
     pub(crate) moves: u32,
 }
 
-/// Time constant of the sampled load, in seconds. tern-load's is 1.25 s. The expected results of
-/// the simulator's tests were determined with this value.
+/// Time constant of the simulated nodes' sampled load, in seconds; the policy's is set to the same.
+/// tern-load's is 1.25 s. The results in docs/design/balancing.md were measured with this value.
 pub(crate) const SAMPLER_S: f64 = 1.5;
 
 impl Machine {

@@ -35,7 +35,7 @@ pub struct Deaths {
 pub struct Fairness {
     /// Fair work divided by actual work of the job and window where this is largest.
     pub worst: f64,
-    /// The same, without the largest hundredth.
+    /// The 99th percentile of this ratio.
     pub p99: f64,
 }
 

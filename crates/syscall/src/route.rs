@@ -125,10 +125,12 @@ pub mod reason {
 pub enum Rule {
     /// The same for all arguments.
     Always(Route),
-    /// [`Route::Here`] if the test holds, which the filter decides by itself. Otherwise as the
-    /// function returns, which is never Here. The text describes this in the documentation.
+    /// [`Route::Here`] if the test holds, which the filter decides by itself. Otherwise the route
+    /// that the function returns, which is never Here. The text describes the rule in the
+    /// documentation.
     HereIf(ArgTest, fn(&[u64; 6]) -> Route, &'static str),
-    /// As the function returns, which is never Here. The text describes this in the documentation.
+    /// The route that the function returns, which is never Here. The text describes the rule in the
+    /// documentation.
     By(fn(&[u64; 6]) -> Route, &'static str),
 }
 

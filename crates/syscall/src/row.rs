@@ -68,7 +68,8 @@ pub enum Timeout {
     Millis(u8),
     /// In a struct timespec that the argument points to; NULL means no timeout.
     Timespec(u8),
-    /// The same, but the kernel writes the remaining time to it.
+    /// In a struct that the argument points to, and to which the kernel writes the remaining time;
+    /// NULL means no timeout.
     TimeLeft(u8),
     /// An absolute time, which needs no correction.
     Absolute(u8),

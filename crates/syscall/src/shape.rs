@@ -118,8 +118,8 @@ pub struct EmbeddedLen {
     pub zero: u32,
     /// Maximum number of bytes.
     pub max: u32,
-    /// Number of bytes to send if there would be more: the kernel refuses the number once it has
-    /// read these. 0 if it might not; it then gets a pointer that faults.
+    /// Number of bytes to send if the length exceeds `max`: the kernel reads these and then refuses
+    /// the number. 0 if it might not refuse; it then gets a pointer that faults.
     pub beyond: u32,
 }
 

@@ -1,5 +1,6 @@
 //! Internal calls: those that a deputy makes for its shim, not for the program. Their results are
-//! not sent to the guest. A call of the guest that arrives meanwhile waits for the end of one.
+//! not sent to the guest. A call of the guest that arrives meanwhile waits until the internal call
+//! has ended.
 
 use crate::calls::compound::Compound;
 use crate::process::thread::{CurrentCall, Thread};

@@ -1,9 +1,9 @@
 //! Open-time prefetch: with the result of an open, home sends the file's status and its first
 //! bytes, which the program usually asks for next (docs/design/delegation.md).
 //!
-//! The open is complete by then and its result recorded. Only its sending is delayed by one
-//! internal call, by which the deputy reads the bytes. If the process comes home meanwhile, or the
-//! link breaks, the recorded result is used, without the bytes.
+//! The open is complete by then and its result recorded. Only sending the result is delayed, by one
+//! internal call, with which the deputy reads the bytes. If the process comes home meanwhile, or
+//! the link breaks, the recorded result is used, without the bytes.
 
 use crate::calls::compound::Compound;
 use crate::calls::internal::internal_call;

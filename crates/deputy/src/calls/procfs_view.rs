@@ -2,8 +2,8 @@
 //! the text.
 //!
 //! After the deputy has opened such a file, its descriptor is replaced by a memfd with the text
-//! that the guest's node reports. The content is of the time of the open, and stays the same if it
-//! is read again. Lines that are not about memory are the deputy's.
+//! that the guest's node reports. The text is a snapshot made at the open: reading it again gives the
+//! same. Lines that are not about memory are the deputy's.
 
 use crate::process::Process;
 use std::fs::{self, File};
@@ -12,14 +12,14 @@ use tern_tracee::stop::Stopped;
 use tern_tracee::{Memory, Result};
 
 impl Process {
-    /// Replaces the file that a stopped deputy has just opened by this view, if it is one of
-    /// /proc's files about memory, and resumes the deputy. If that fails (no free descriptor) the
+    /// A stopped deputy has just opened a file. If it is one of /proc's files about memory, puts
+    /// `view` in its place. Then resumes the deputy. If there is no free descriptor for this, the
     /// program sees the deputy's file.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the deputy is gone.
     pub(crate) fn install_procfs_view(&mut self, stopped: Stopped, opened: i64, view: &[u8]) -> Result<()> {
-        // The first thread may have exited: use this one.
+        // The tid of this thread: the first thread may have exited, and shows no files then.
         let pid = stopped.pid();
         let path = format!("/proc/{pid}/fd/{opened}");
         let Some((name, text)) = view_for(&path, view) else { return self.resume_unnoticed(stopped) };

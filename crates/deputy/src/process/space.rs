@@ -24,7 +24,7 @@ pub(crate) struct HomeSpace<'a> {
     scratch: u64,
     /// The files that regions refer to.
     files: &'a [FileRef],
-    /// Those of them that the shim has open, by index.
+    /// The files that the shim has open, by index into `files`.
     opened: HashMap<u32, File>,
 }
 

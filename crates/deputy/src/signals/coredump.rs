@@ -1,9 +1,9 @@
 //! Core dumps. A deputy's memory is empty, so a core of it would be wrong.
 //!
 //! A program that faults away and is to dump core is fetched home first. There it executes the same
-//! instruction again and its own kernel dumps core. One that is killed by a signal from elsewhere,
-//! or by its own abort, cannot be fetched: the kernel at home kills it at once. It leaves no core,
-//! and its wait status says so.
+//! instruction again and its own kernel dumps core. A program that is killed by a signal from
+//! elsewhere, or by its own abort, cannot be fetched: the kernel at home kills it at once. It
+//! leaves no core, and its wait status says so.
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 

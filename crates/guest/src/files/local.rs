@@ -2,11 +2,11 @@
 //! them.
 //!
 //! Home has such a file open through MFS, and reports that when it delegates the file
-//! ([`FileNotice::LocalFile`](tern_migrate::message::FileNotice)). When the guest first reads or writes
-//! it, this node's file server opens it with the credentials that home names, and verifies that it
-//! is that file. The guest gets a descriptor for it under its own number, and calls on it are let
-//! through. The descriptor of a trapped call cannot change meanwhile: it is in a register, and the
-//! process has one thread.
+//! ([`FileNotice::LocalFile`](tern_migrate::message::FileNotice)). When the guest first reads or
+//! writes it, this node's file server opens it with the credentials that home names, and verifies
+//! that it is the file that home has open. The guest gets a descriptor for it under its own number,
+//! and calls on it are let through. The descriptor of a trapped call cannot change meanwhile: it is
+//! in a register, and the process has one thread.
 //!
 //! With the fast path ([`crate::fastpath`]) frequent calls on it do not even trap.
 //!
@@ -22,8 +22,9 @@
 //!
 //! Local files need no read-ahead and no write-behind, and are never stale. The offset is the
 //! kernel's, and goes home in the prelude of each call, as that of other delegated files. After its
-//! delegation has ended, a descriptor stays open in the guest until its next call goes home: then
-//! /dev/null replaces it, before that call can give it to a child. Until then calls on it go home.
+//! delegation has ended, a descriptor stays open in the guest, but calls on it are no longer let
+//! through. Before the guest's next call is sent home, /dev/null replaces the descriptor, so that
+//! no child can inherit the file.
 
 use crate::error::GuestResult;
 use crate::files::cache::FileCache;

@@ -8,14 +8,15 @@ use std::time::Instant;
 use tern_ids::Fingerprint;
 use tern_wire::{Link, Nonce, nonce};
 
-/// The reply to every failed proof. It does not reveal which part was wrong.
+/// The reply to every wrong proof. It does not reveal whether the name or the secret was wrong.
 const UNKNOWN_KEY: &str = "this key is not known to the gatekeeper";
 
 /// Returns the name of a client that has proved its secret. Whether the key is still valid is
 /// checked later.
 ///
 /// # Errors
-/// If the proof fails. The client receives a refusal.
+/// If no valid proof arrives. The client receives a refusal if its proof is of another version or
+/// wrong, and no reply to anything else.
 pub(super) fn authenticate(
     link: &mut Link,
     keys: &ClientKeys,
@@ -23,15 +24,15 @@ pub(super) fn authenticate(
     deadline: Instant,
 ) -> Result<String> {
     let nonce = nonce()?;
-    let hello = serde_json::to_vec(&Hello { tern: VERSION, nonce: HEXLOWER.encode(&nonce) })?;
+    let hello = serde_json::to_vec(&Hello { version: VERSION, nonce: HEXLOWER.encode(&nonce) })?;
     link.send(kind::HELLO, 0, &[&hello], deadline)?;
     let frame = link.recv(deadline)?;
     if frame.kind != kind::PROOF {
         bail!("a frame of kind {} instead of a proof", frame.kind);
     }
     let proof: Proof = serde_json::from_slice(&frame.payload).context("its proof cannot be read")?;
-    let problem = if proof.tern != VERSION {
-        format!("the gatekeeper speaks version {VERSION}, the client {}", proof.tern)
+    let problem = if proof.version != VERSION {
+        format!("the gatekeeper speaks version {VERSION}, the client {}", proof.version)
     } else if is_proved(keys, &proof, fingerprint, &nonce) {
         return Ok(proof.client);
     } else {

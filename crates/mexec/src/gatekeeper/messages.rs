@@ -43,7 +43,9 @@ pub(super) mod kind {
 /// The gatekeeper's first message.
 #[derive(Debug, Serialize)]
 pub(super) struct Hello {
-    pub(super) tern: u16,
+    /// The version of this protocol.
+    #[serde(rename = "tern")]
+    pub(super) version: u16,
     pub(super) nonce: String,
 }
 
@@ -51,7 +53,9 @@ pub(super) struct Hello {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Proof {
-    pub(super) tern: u16,
+    /// The version of this protocol.
+    #[serde(rename = "tern")]
+    pub(super) version: u16,
     pub(super) client: String,
     pub(super) proof: String,
 }

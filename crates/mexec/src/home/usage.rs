@@ -36,7 +36,7 @@ struct State {
     recent_cpu: HashMap<u32, f64>,
     /// The expected CPU rate of a running command in standard CPUs, learned from ended ones.
     expected_rate: f64,
-    /// CPU seconds charged so far to a command that had run all the time.
+    /// CPU seconds that a command that has run since the tracker began would have been charged.
     charged_s: f64,
     /// When the state was last advanced.
     since: Instant,

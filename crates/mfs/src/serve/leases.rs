@@ -8,8 +8,8 @@
 //! writing writes without further recalls, since no other session can get a lease meanwhile.
 //!
 //! The client counts the term from before its request, the server from its reply, so the client's
-//! term ends first. A server that replaces an earlier one does not know the leases which that one
-//! granted, and makes all changes wait until they have ended (NFS's grace period).
+//! term ends first. A server that replaces an earlier one does not know the leases that the earlier
+//! one granted, and makes all changes wait until these leases have ended (NFS's grace period).
 //!
 //! Programs on this node take no leases. Their changes are seen by the next open or lookup, which
 //! always reach the server. For files that are already open, fanotify reports the change and the

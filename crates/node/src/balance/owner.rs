@@ -30,7 +30,7 @@ const PLACED_ROOT: &str = "tern-container";
 /// Command names of programs that work for all users, besides ternd and its shims.
 const HELPERS: [&str; 4] = ["tern-exec", PLACED_ROOT, "tern-mfs", "tern-admin"];
 
-/// Those of these processes that descend from a process with this command name.
+/// The processes that descend from a process with this command name.
 pub(crate) fn descendants_of(holder: &str, all: &[ProcessSample]) -> HashSet<i32> {
     let parents: HashMap<i32, (i32, bool)> =
         all.iter().map(|one| (one.pid, (one.parent, one.command == holder))).collect();

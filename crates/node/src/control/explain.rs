@@ -18,7 +18,7 @@ pub(crate) fn report(node: &Node, pid: HomePid) -> Result<Reply, Refusal> {
         memory: process.rss,
         calls_per_s: process.calls_per_s,
         files: process.files.iter().map(files).collect(),
-        stays: refused.or_else(|| why.stay.as_ref().map(stay_text)),
+        stays: refused.or_else(|| why.ineligible.as_ref().map(stay_text)),
         nodes: why.candidates.iter().map(row).collect(),
         last,
         last_ms,

@@ -11,7 +11,7 @@ const TIMERSPEC: u32 = 2 * PAIR;
 
 /// Realtime, monotonic, raw, both coarse ones, boottime, TAI.
 const NATIVE_CLOCK: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 4, 5, 6, 7, 11] };
-/// The same and the CPU clocks: their resolution is the same on all nodes.
+/// The clocks of `NATIVE_CLOCK`, and the CPU clocks: their resolution is the same on all nodes.
 const NATIVE_RESOLUTION: ArgTest = ArgTest::OneOf { arg: 0, values: &[0, 1, 2, 3, 4, 5, 6, 7, 11] };
 
 /// CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID, or the CPU clock of a process or thread.

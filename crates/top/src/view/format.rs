@@ -18,7 +18,7 @@ pub fn bytes_of(part: u64, whole: u64) -> String {
     }
 }
 
-/// Formats bytes in at most five columns: `12.3M`.
+/// Formats bytes: `12.3M`. Below 10,000 TB this takes at most five columns.
 #[must_use]
 pub fn short_bytes(count: u64) -> String {
     let (figure, unit) = scaled(count);
@@ -39,7 +39,8 @@ fn scaled(count: u64) -> (String, &'static str) {
     (count.to_string(), "")
 }
 
-/// Formats a value in at most four columns, with as many decimals as fit, but at most two.
+/// Formats a value from 0 to 999 million in at most four columns, with as many decimals as fit, but
+/// at most two.
 #[must_use]
 pub fn four_columns(value: f64) -> String {
     match value {

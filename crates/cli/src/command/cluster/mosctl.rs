@@ -43,9 +43,9 @@ enum Verb {
     Expel(WaitLimit),
     /// Bring all processes of this node home and keep them; return when they are there
     Bring(WaitLimit),
-    /// Do both: expel and bring
+    /// Expel and bring
     Isolate(WaitLimit),
-    /// Do both, and stop reporting this node to other nodes
+    /// Expel and bring, and stop reporting this node to other nodes
     Shutdown(WaitLimit),
     /// Undo isolate and shutdown: clear stay, lstay, block and quiet
     Rejoin,

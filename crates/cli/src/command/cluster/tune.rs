@@ -21,9 +21,12 @@ use tern_ids::{HomePid, NodeId};
 /// The name (argv\[0\]) under which this program runs as the process that is moved.
 pub(crate) const PROBE_NAME: &str = "tern-tune-probe";
 
-/// MiB by which the process grows for the large migration: more than the variation of the fixed
-/// cost.
+/// MiB by which the process grows for the large migration: so many that sending them takes longer
+/// than the fixed cost varies.
 const GROWTH_MIB: usize = 32;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
 
 /// The number of system calls that are measured.
 const CALL_COUNT: u32 = 1000;
@@ -219,8 +222,7 @@ pub(crate) fn run_probe() -> u8 {
                 u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
             }
             "grow" => {
-                // Each page has different content.
-                memory.extend((0..GROWTH_MIB << 20).map(|at| (at >> 12) as u8 | 1));
+                memory.extend(distinct_pages((GROWTH_MIB << 20) / PAGE));
                 memory.len() as u64
             }
             _ => 0,
@@ -231,6 +233,11 @@ pub(crate) fn run_probe() -> u8 {
         }
     }
     0
+}
+
+/// The content of this many pages, no two of which are equal or zero.
+fn distinct_pages(count: usize) -> impl Iterator<Item = u8> {
+    (1..=count).flat_map(|page| std::iter::repeat_n(page.to_le_bytes(), PAGE / size_of::<usize>()).flatten())
 }
 
 /// The measurements, one node per line.
@@ -285,6 +292,14 @@ mod tests {
         assert_eq!(cost, Some(MigrationCosts { fixed_us: 27_500, us_per_mib: 2_500 }));
         assert_eq!(migration_costs(&report(1 << 20, 30.0), &report(33 << 20, 20.0)), None);
         assert_eq!(migration_costs(&report(1 << 20, 30.0), &report(1 << 20, 40.0)), None);
+    }
+
+    #[test]
+    fn pages_of_the_large_migration_differ() {
+        let memory: Vec<u8> = distinct_pages(8192).collect();
+        let pages: std::collections::HashSet<&[u8]> = memory.chunks(PAGE).collect();
+        assert_eq!((memory.len(), pages.len()), (8192 * PAGE, 8192));
+        assert!(!pages.contains(&[0; PAGE][..]));
     }
 
     #[test]

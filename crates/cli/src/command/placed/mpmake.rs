@@ -25,7 +25,7 @@ use crate::tool::Invocation;
 use crate::{Failure, client, help};
 use build::Build;
 use clap::{Arg, Command};
-use event_log::{BuildEvent, BuildStart, CommandRecord, NodeInfo, PLACED};
+use event_log::{BuildEvent, BuildStart, CommandRecord, LOG_VARIABLE, NodeInfo};
 use live::LiveBuild;
 use options::Options;
 use sampler::Sampler;
@@ -114,15 +114,15 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     make.args(&make_args);
     let log = EventLog::open(&options)?;
     if let Some(log) = &log {
-        make.env(PLACED, &log.file);
-        let _full =
+        make.env(LOG_VARIABLE, &log.file);
+        let _disk_full =
             event_log::append(&log.file, &BuildEvent::Build(build_start(invocation, jobs, cluster.ok())));
     }
     let status = run_make(&mut make, log.as_ref(), options.report.is_some())?;
     let Some(log) = log else { return end_as(status) };
     let exit = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
     let over = BuildEvent::Over { at: event_log::now(), exit: u8::try_from(exit).unwrap_or(u8::MAX) };
-    let _full = event_log::append(&log.file, &over);
+    let _disk_full = event_log::append(&log.file, &over);
     let build = Build::read(&std::fs::read(&log.file).unwrap_or_default());
     drop(log);
     if io::stderr().is_terminal() {
@@ -200,7 +200,7 @@ pub(super) fn report_of(file: &Path) -> Result<(), Failure> {
     let text = std::fs::read(file).map_err(|error| {
         let text = format!("{} cannot be read: {}", file.display(), crate::output::error_text(&error));
         Failure::new(RefusalKind::NotFound, text)
-            .hint(format!("set {PLACED}={} for the commands that run mexec", file.display()))
+            .hint(format!("set {LOG_VARIABLE}={} for the commands that run mexec", file.display()))
     })?;
     crate::output::print(&report::page(&Build::read(&text)))
 }
@@ -213,10 +213,10 @@ struct EventLog {
 }
 
 impl EventLog {
-    /// `None` if neither a report nor a terminal needs it. Inside another mpmake, that one keeps
-    /// the log.
+    /// `None` if no log is needed: no report is wanted, standard error is no terminal, and no log is
+    /// named. Also `None` if an outer mpmake keeps the log and no report is wanted.
     fn open(options: &Options) -> Result<Option<Self>, Failure> {
-        let named = std::env::var_os(PLACED).filter(|name| !name.is_empty());
+        let named = std::env::var_os(LOG_VARIABLE).filter(|name| !name.is_empty());
         let is_nested = std::env::var_os("MAKELEVEL").is_some_and(|level| level != "0");
         match named {
             Some(_) if is_nested && options.report.is_none() => return Ok(None),
@@ -241,7 +241,8 @@ impl Drop for EventLog {
     }
 }
 
-/// `mpsh …`. Returns only if nothing was run, or when a command that ran elsewhere has ended.
+/// `mpsh …`. Returns only if nothing was run, or when a command has ended that ran elsewhere or
+/// whose end is recorded.
 ///
 /// # Errors
 /// As the shell or mexec, or the command's own status.

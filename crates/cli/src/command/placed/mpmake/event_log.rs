@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tern_mexec::messages::PlacementReason;
 
-/// The environment variable that names the file.
-pub(crate) const PLACED: &str = "TERN_PLACED";
+/// The environment variable that names the event log.
+pub(crate) const LOG_VARIABLE: &str = "TERN_PLACED";
 
 /// The maximum length of a line, in bytes.
 const MAX_LINE: usize = 4000;
@@ -159,7 +159,7 @@ pub(crate) struct CommandRecord {
 impl CommandRecord {
     /// Records that a command is to be placed. `None` if no log is wanted.
     pub(crate) fn requested(command: &str) -> Option<Self> {
-        let file = PathBuf::from(std::env::var_os(PLACED).filter(|name| !name.is_empty())?);
+        let file = PathBuf::from(std::env::var_os(LOG_VARIABLE).filter(|name| !name.is_empty())?);
         let at = now();
         let id = format!("{}-{at}", std::process::id());
         append(&file, &BuildEvent::Asked { at, id: id.clone(), command: command.to_owned() }).ok()?;
@@ -168,7 +168,7 @@ impl CommandRecord {
 
     /// Records where the command runs; `None` is this node.
     pub(crate) fn started(&self, node: Option<u16>, why: &str) {
-        let _full =
+        let _disk_full =
             append(&self.file, &BuildEvent::Begun { at: now(), id: self.id.clone(), node, why: why.into() });
     }
 
@@ -177,7 +177,7 @@ impl CommandRecord {
         let code =
             if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
         let exit = u8::try_from(code).unwrap_or(u8::MAX);
-        let _full = append(&self.file, &BuildEvent::Ended { at: now(), id: self.id.clone(), exit, cpu });
+        let _disk_full = append(&self.file, &BuildEvent::Ended { at: now(), id: self.id.clone(), exit, cpu });
     }
 
     /// Records the exit code of a command that was not run, or whose end is unknown.
