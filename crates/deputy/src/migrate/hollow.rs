@@ -71,7 +71,7 @@ impl Process {
         work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
     ) -> Result<T> {
         let tid = self.any_thread()?;
-        let (mut injection, _, _) = inject::through_vdso(self.take_stopped(tid)?)?;
+        let (mut injection, _) = inject::through_vdso(self.take_stopped(tid)?)?;
         let done = work(self, &mut injection);
         self.set_stopped(injection.finish()?)?;
         done
@@ -234,7 +234,7 @@ impl Process {
     /// Begins an injection into each of its threads, which are stopped.
     pub(crate) fn injections(&mut self) -> Result<Vec<Injection>> {
         let tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
-        let site = Site::in_vdso(&self.memory, &procfs::maps(self.memory.pid())?)?;
+        let site = Site::in_vdso(&self.memory)?;
         tids.into_iter().map(|tid| Injection::begin(self.take_stopped(tid)?, site)).collect()
     }
 
@@ -315,7 +315,7 @@ impl Process {
             // Signals that were sent to a guest that never ran.
             self.raise_unacked((injection, &memory), reserve, tid)?;
         }
-        let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
+        let vdso = Site::in_vdso(&memory)?;
         let last = injections.len().saturating_sub(1);
         for ((at, mut injection), thread) in injections.into_iter().enumerate().zip(images) {
             if at == last {

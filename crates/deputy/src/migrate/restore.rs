@@ -213,7 +213,7 @@ impl Process {
             home.into_iter().map(|home| (home.injection, (home.registers, home.pending_signals))).unzip();
         let desk = if last { reserve.large_batch_area() } else { reserve.small_batch_area() };
         tern_image::thread::restore(&mut injections, &images, &memory, desk)?;
-        let vdso = Site::in_vdso(&memory, &procfs::maps(memory.pid())?)?;
+        let vdso = Site::in_vdso(&memory)?;
         let count = injections.len();
         for (at, ((mut injection, image), (registers, pending_signals))) in
             injections.into_iter().zip(images).zip(rest).enumerate()

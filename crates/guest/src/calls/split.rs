@@ -242,8 +242,7 @@ impl Thread {
             tracing::warn!(pid = %process.pid, errno = -at, args = ?pending.trap.args, "a file could not be mapped here");
         }
         if let Some(file) = file.filter(|_| at > 0) {
-            let maps = tern_tracee::procfs::maps(self.host_tid)?;
-            let mapping = maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
+            let mapping = tern_tracee::procfs::mapping_at(self.host_tid, at.cast_unsigned())?;
             // Another thread may have unmapped it since, or mapped private memory there.
             if let Some(mapping) = mapping.filter(|mapping| !mapping.is_anonymous()) {
                 process.mapped_files.insert((mapping.device, mapping.inode), file);
