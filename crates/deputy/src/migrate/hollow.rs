@@ -16,7 +16,6 @@ use crate::process::{Process, State};
 use crate::waker::Waker;
 use std::collections::HashSet;
 use tern_ids::{HomePid, NodeId, ShimId};
-use tern_image::apply::subtract;
 use tern_image::object::ObjectId;
 use tern_image::pages::PageFinder;
 use tern_image::process::{Action, SIG_IGN, Unmovable, check_registers, is_ignored_by_default};
@@ -400,16 +399,8 @@ impl Process {
         let keep = procfs::stat(stopped.pid())?.argument_pages();
         let Some(reserve) = self.reserve else { return self.resume_unnoticed(stopped) };
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
-        for region in image.layout.regions.iter().filter(|r| r.is_private()) {
-            for (start, end) in subtract(region.start, region.end, [keep].into_iter()) {
-                // Sealed memory stays, and before Linux 5.18 locked memory; that only costs memory.
-                for how in [target::MADV_DONTNEED_LOCKED, libc::MADV_DONTNEED as u64] {
-                    if injection.call(libc::SYS_madvise, [start, end - start, how, 0, 0, 0])? == 0 {
-                        break;
-                    }
-                }
-            }
-        }
+        let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &[]);
+        target::free_pages(&mut space, &image.layout, keep)?;
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)
     }

@@ -95,7 +95,11 @@ impl Process {
         // Nor are mappings that keep files for the return: a later layout may need them. They are
         // unmapped with the reserved range.
         own_ranges.extend(self.placeholders.iter().copied().chain(self.pending_placeholders()));
-        let is_ours = |start: u64, end: u64| own_ranges.iter().any(|(a, b)| start < *b && *a < end);
+        let own_ranges = apply::joined(own_ranges);
+        let is_ours = |start: u64, end: u64| {
+            let at = own_ranges.partition_point(|range| range.1 <= start);
+            own_ranges.get(at).is_some_and(|range| range.0 < end)
+        };
         steps.retain(|s| !matches!(s, apply::MapStep::Unmap { start, end } if is_ours(*start, *end)));
         let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &layout.files);
         space.open_files(&steps, &now, &self.files);

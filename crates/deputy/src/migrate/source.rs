@@ -166,6 +166,5 @@ impl Process {
 
 /// Opens the content of a file that a process maps.
 pub(crate) fn open_mapped(process: &Process, file: &FileRef) -> std::io::Result<File> {
-    let maps = procfs::maps(process.memory.pid()).map_err(std::io::Error::other)?;
-    process.files.content(file, &maps)
+    process.files.content(file, || procfs::maps(process.memory.pid()).map_err(std::io::Error::other))
 }

@@ -186,7 +186,8 @@ impl MigrationSource for GuestSource<'_> {
             tern_image::thread::capture(&mut injections, &numbers, &process.memory, process.reserve);
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
             let listener = &order[0].listener;
-            let mut space = GuestSpace { injection, listener, cache: self.cache, files: &[] };
+            let mut space =
+                GuestSpace { injection, listener, cache: self.cache, files: &[], batch_area: None };
             captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
         }
         // Also after a failure: the guest then continues here.
@@ -214,7 +215,13 @@ impl Thread {
         let stopped = self.stopped.take();
         let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: self.host_tid })?;
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
-        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let mut space = GuestSpace {
+            injection: &mut injection,
+            listener: &self.listener,
+            cache,
+            files: &[],
+            batch_area: None,
+        };
         let result = act(&mut space);
         // Also after a failure: the guest then continues here.
         self.stopped = Some(injection.finish()?);
