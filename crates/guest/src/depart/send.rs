@@ -231,11 +231,16 @@ impl Thread {
 
 impl Guest {
     /// Prepares a guest for its departure: starts tracking its writes if that is worthwhile. It
-    /// keeps running, unless it is stopped already.
+    /// keeps running, unless it is stopped already. `to_new_process` says that the receiver is a new
+    /// process, and not the deputy.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn prepare_departure(&mut self, cache: &ContentCache) -> Result<MemorySender> {
+    pub(crate) fn prepare_departure(
+        &mut self,
+        cache: &ContentCache,
+        to_new_process: bool,
+    ) -> Result<MemorySender> {
         let Self { process, threads } = self;
         let mut tracker = None;
         // A child in its parent's memory needs no tracker of its own: the parent's covers it.
@@ -262,7 +267,7 @@ impl Guest {
             }
             break;
         }
-        let finder = PageFinder::new(process.memory.pid(), tracker, false)?;
+        let finder = PageFinder::new(process.memory.pid(), tracker, to_new_process)?;
         Ok(MemorySender::new(process.pid, Memory::open(process.memory.pid())?, finder))
     }
 
