@@ -7,6 +7,8 @@
 use crate::advice::MemoryAdvice;
 use crate::layout::{Backing, Layout, Region};
 use crate::reserve::Reserve;
+use std::borrow::Borrow;
+use tern_tracee::batch::InjectedCall;
 use tern_tracee::inject::Injection;
 use tern_tracee::procfs::Mapping;
 use tern_tracee::{Error, Result};
@@ -54,11 +56,18 @@ pub trait InjectedSpace {
     /// If the process is gone, or the call fails.
     fn call(&mut self, operation: &'static str, nr: i64, args: [u64; 6]) -> Result<u64>;
 
-    /// Maps a part of a file at a fixed address. `region.backing` is `File`.
+    /// Makes these calls in order, with few stops of the process. Returns the results, errors as
+    /// negative numbers. A call that fails does not keep the next ones from being made.
     ///
     /// # Errors
-    /// If the file is not available, or cannot be mapped.
-    fn map_file(&mut self, region: &Region, file: u32, offset: u64) -> Result<()>;
+    /// If the process is gone.
+    fn call_all(&mut self, calls: &[InjectedCall]) -> Result<Vec<i64>>;
+
+    /// Maps parts of files at fixed addresses, in order. The backing of each region is `File`.
+    ///
+    /// # Errors
+    /// If a file is not available, or cannot be mapped.
+    fn map_files(&mut self, regions: &[Region]) -> Result<()>;
 }
 
 /// The steps that turn a space with the mappings `now` into one with the layout `then`.
@@ -109,17 +118,17 @@ pub fn plan(
     // mapped over it.
     let mut last = Vec::new();
     for p in &present {
-        let kept =
-            wanted.iter().filter(|w| is_compatible(p, w) && keeps_mapping(p, w)).map(|w| (w.start, w.end));
+        let kept = overlapping(&wanted, p.start, p.end)
+            .filter(|w| is_compatible(p, w) && keeps_mapping(p, w))
+            .map(|w| (w.start, w.end));
         let is_object = matches!(p.backing, Backing::File { file, .. }
             if then.files.get(file as usize).is_some_and(|file| file.is_object));
         let removed = if is_object { &mut last } else { &mut steps };
         removed.extend(subtract(p.start, p.end, kept).map(|(start, end)| MapStep::Unmap { start, end }));
     }
     for w in &wanted {
-        let there: Vec<&Region> = present
-            .iter()
-            .filter(|p| is_compatible(p, w) && keeps_mapping(p, w) && p.start < w.end && w.start < p.end)
+        let there: Vec<&Region> = overlapping(&present, w.start, w.end)
+            .filter(|p| is_compatible(p, w) && keeps_mapping(p, w))
             .collect();
         for (start, end) in subtract(w.start, w.end, there.iter().map(|p| (p.start, p.end))) {
             steps.push(MapStep::Map(cut(w, start, end)));
@@ -134,10 +143,17 @@ pub fn plan(
     }
     for step in last {
         let MapStep::Unmap { start, end } = step else { continue };
-        let over = wanted.iter().map(|w| (w.start, w.end));
+        let over = overlapping(&wanted, start, end).map(|w| (w.start, w.end));
         steps.extend(subtract(start, end, over).map(|(start, end)| MapStep::Unmap { start, end }));
     }
     steps
+}
+
+/// The regions that overlap `[start, end)`, among regions that are sorted and do not overlap each
+/// other.
+fn overlapping<R: Borrow<Region>>(sorted: &[R], start: u64, end: u64) -> impl Iterator<Item = &Region> {
+    let first = sorted.partition_point(|region| region.borrow().end <= start);
+    sorted[first..].iter().map(Borrow::borrow).take_while(move |region| region.start < end)
 }
 
 fn advise(steps: &mut Vec<MapStep>, (start, end): (u64, u64), then: MemoryAdvice, now: MemoryAdvice) {
@@ -159,6 +175,27 @@ fn cut(region: &Region, start: u64, end: u64) -> Region {
         other => other,
     };
     Region { start, end, backing, ..*region }
+}
+
+/// The union of ranges, as ranges that are sorted and do not overlap.
+#[must_use]
+pub fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, before| {
+        let joins = next.0 <= before.1;
+        if joins {
+            before.1 = before.1.max(next.1);
+        }
+        joins
+    });
+    ranges
+}
+
+/// Whether `[start, end)` overlaps one of these ranges, which are [`joined`].
+#[must_use]
+pub fn overlaps(ranges: &[(u64, u64)], start: u64, end: u64) -> bool {
+    let at = ranges.partition_point(|range| range.1 <= start);
+    ranges.get(at).is_some_and(|range| range.0 < end)
 }
 
 /// `[start, end)` without the given ranges, which are sorted and do not overlap.
@@ -184,41 +221,84 @@ pub fn subtract(
 /// Carries out a plan. If a step fails, the address space is in an intermediate state: the caller
 /// abandons the process, or makes a new plan.
 ///
+/// The files are mapped after the first removals and before everything else, so that both the files
+/// and the other steps are batches. Only steps for different addresses change their order.
+///
 /// # Errors
 /// The error of the first step that fails.
 pub fn execute_plan(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<()> {
-    for step in steps {
-        match *step {
-            MapStep::Unmap { start, end } => {
-                space.call("unmap", libc::SYS_munmap, [start, end - start, 0, 0, 0, 0])?;
-            }
-            MapStep::Protect { start, end, prot } => {
-                space.call("protect", libc::SYS_mprotect, [start, end - start, u64::from(prot), 0, 0, 0])?;
-            }
-            MapStep::Advise { start, end, advice } => {
-                // Advice about huge pages is only a hint, which the kernel may not support.
-                let wish = matches!(advice, libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE);
-                let args = [start, end - start, advice as u64, 0, 0, 0];
-                match space.call("set memory advice", libc::SYS_madvise, args) {
-                    Err(Error::Refused { .. }) if wish => {}
-                    done => drop(done?),
-                }
-            }
-            MapStep::Map(r) => match r.backing {
-                Backing::File { file, offset } => space.map_file(&r, file, offset)?,
-                Backing::Anonymous => {
-                    let flags = mmap_flags(&r) | libc::MAP_ANONYMOUS as u64;
-                    let args = [r.start, r.len(), u64::from(r.prot), flags, u64::MAX, 0];
-                    let at = space.call("map memory", libc::SYS_mmap, args)?;
-                    if at != r.start {
-                        return Err(Error::Inconsistent { what: format!("mapped at {at:#x}"), pid: 0 });
-                    }
-                }
-                Backing::Kernel => {}
-            },
+    let removals = steps.iter().take_while(|step| matches!(step, MapStep::Unmap { .. })).count();
+    let (removals, rest) = steps.split_at(removals);
+    execute_calls(removals, space)?;
+    let files: Vec<Region> = rest.iter().filter_map(MapStep::mapped_file).copied().collect();
+    if !files.is_empty() {
+        space.map_files(&files)?;
+    }
+    execute_calls(rest, space)
+}
+
+/// Carries out the steps that map no file.
+fn execute_calls(steps: &[MapStep], space: &mut dyn InjectedSpace) -> Result<()> {
+    let made: Vec<(&MapStep, InjectedCall)> =
+        steps.iter().filter_map(|step| Some((step, step.call()?))).collect();
+    let calls: Vec<InjectedCall> = made.iter().map(|(_, call)| *call).collect();
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let results = space.call_all(&calls)?;
+    let pid = space.injection().pid();
+    made.iter().zip(results).try_for_each(|((step, _), result)| step.check(result, pid))
+}
+
+impl MapStep {
+    /// The region that is mapped, if it is a file's.
+    fn mapped_file(&self) -> Option<&Region> {
+        match self {
+            Self::Map(region) if matches!(region.backing, Backing::File { .. }) => Some(region),
+            _ => None,
         }
     }
-    Ok(())
+
+    /// The system call that carries it out. `None` if it needs a file, or nothing is to be done.
+    fn call(&self) -> Option<InjectedCall> {
+        Some(match *self {
+            Self::Unmap { start, end } => (libc::SYS_munmap, [start, end - start, 0, 0, 0, 0]),
+            Self::Protect { start, end, prot } => {
+                (libc::SYS_mprotect, [start, end - start, u64::from(prot), 0, 0, 0])
+            }
+            Self::Advise { start, end, advice } => {
+                (libc::SYS_madvise, [start, end - start, advice as u64, 0, 0, 0])
+            }
+            Self::Map(region) if region.backing == Backing::Anonymous => {
+                let flags = mmap_flags(&region) | libc::MAP_ANONYMOUS as u64;
+                let args = [region.start, region.len(), u64::from(region.prot), flags, u64::MAX, 0];
+                (libc::SYS_mmap, args)
+            }
+            Self::Map(_) => return None,
+        })
+    }
+
+    /// Checks the result of its call.
+    fn check(&self, result: i64, pid: i32) -> Result<()> {
+        let operation = match self {
+            Self::Unmap { .. } => "unmap",
+            Self::Protect { .. } => "protect",
+            // Advice about huge pages is only a hint, which the kernel may not support.
+            Self::Advise { advice: libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE, .. } => return Ok(()),
+            Self::Advise { .. } => "set memory advice",
+            Self::Map(_) => "map memory",
+        };
+        if (-4095..0).contains(&result) {
+            let source = std::io::Error::from_raw_os_error((-result) as i32);
+            return Err(Error::Refused { operation, pid, source });
+        }
+        match self {
+            Self::Map(region) if result.cast_unsigned() != region.start => {
+                Err(Error::Inconsistent { what: format!("mapped at {result:#x}"), pid })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The mmap flags of a region, without MAP_ANONYMOUS.
@@ -358,6 +438,12 @@ mod tests {
             let expected: Vec<MapStep> = [first, MapStep::Map(moved(to))].into_iter().chain(last).collect();
             assert_eq!(plan(&now, &then, None, &by_inode), expected);
         }
+    }
+
+    #[test]
+    fn ranges_are_joined() {
+        assert_eq!(joined(vec![(5, 6), (1, 4), (2, 3), (6, 9), (11, 12)]), [(1, 4), (5, 9), (11, 12)]);
+        assert!(joined(Vec::new()).is_empty());
     }
 
     #[test]

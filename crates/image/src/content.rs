@@ -76,6 +76,8 @@ pub struct HomeFiles {
 #[derive(Debug)]
 struct IdentifiedFile {
     file: FileRef,
+    /// The address range of a mapping of it.
+    mapped_at: (u64, u64),
     /// Shows whether the file has changed. `None` if it was written too recently to tell.
     stamp: Option<String>,
     /// A copy of a file that may still be written.
@@ -114,10 +116,14 @@ impl HomeFiles {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(&self, m: &Mapping) -> io::Result<File> {
-        let direct = File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, m.start, m.end));
+        self.open_mapped((m.start, m.end), &m.name, m.inode)
+    }
+
+    fn open_mapped(&self, (start, end): (u64, u64), name: &[u8], inode: u64) -> io::Result<File> {
+        let direct = File::open(format!("/proc/{}/map_files/{start:x}-{end:x}", self.pid));
         direct.or_else(|refused| match refused.kind() {
             // Without the privilege for map_files, open it by name.
-            io::ErrorKind::PermissionDenied => self.open_named(&m.name, m.inode),
+            io::ErrorKind::PermissionDenied => self.open_named(name, inode),
             _ => Err(refused),
         })
     }
@@ -140,28 +146,47 @@ impl HomeFiles {
         self.identified.values().map(|identified| &identified.file).filter(move |file| file.hash == hash)
     }
 
-    /// Opens the content of a file, as it was when it was identified.
+    /// Opens the content of a file, as it was when it was identified. `maps` reads the process's
+    /// current mappings, which is not needed if the file is still mapped where it was then.
     ///
     /// # Errors
     /// If no file has it any more.
-    pub fn content(&self, file: &FileRef, maps: &[Mapping]) -> io::Result<File> {
+    pub fn content(
+        &self,
+        file: &FileRef,
+        maps: impl FnOnce() -> io::Result<Vec<Mapping>>,
+    ) -> io::Result<File> {
+        if let Some(found) = self.unchanged_content(file) {
+            return Ok(found);
+        }
         let copy = self
             .identified
             .values()
             .filter(|identified| identified.file.hash == file.hash)
             .find_map(|k| k.copy.as_ref());
-        copy.map_or_else(|| self.open_like(file, maps), File::try_clone)
+        copy.map_or_else(|| self.open_like(file, &by_file(&maps()?)), File::try_clone)
+    }
+
+    /// The content of a file that was copied, or whose mapping and stamp are still the same.
+    fn unchanged_content(&self, file: &FileRef) -> Option<File> {
+        let known = self.identified.get(&(file.device, file.inode)).filter(|k| k.file.hash == file.hash)?;
+        if let Some(copy) = &known.copy {
+            return copy.try_clone().ok();
+        }
+        let expected = known.stamp.as_ref()?;
+        let found = self.open_mapped(known.mapped_at, &file.path, file.inode).ok()?;
+        found.metadata().is_ok_and(|now| stamp(&now) == *expected).then_some(found)
     }
 
     /// Opens a file, or another one with the same content, which neither the guest's node nor the
-    /// program can distinguish. `maps` are the process's current mappings.
+    /// program can distinguish. `mapped` are the process's current mappings, by file.
     ///
     /// # Errors
     /// If no file has it any more.
-    pub fn open_like(&self, file: &FileRef, maps: &[Mapping]) -> io::Result<File> {
+    pub fn open_like(&self, file: &FileRef, mapped: &HashMap<(u64, u64), &Mapping>) -> io::Result<File> {
         let one = |file: &FileRef| {
-            let is_it = |m: &&Mapping| (m.device, m.inode) == (file.device, file.inode);
-            maps.iter().find(is_it).map_or_else(|| self.open_by_name(file), |m| self.open(m))
+            let mapping = mapped.get(&(file.device, file.inode));
+            mapping.map_or_else(|| self.open_by_name(file), |m| self.open(m))
         };
         one(file).or_else(|error| self.by_hash(file.hash).find_map(|file| one(file).ok()).ok_or(error))
     }
@@ -292,6 +317,16 @@ impl HomeFiles {
     }
 }
 
+/// The first mapping of each file, by device and inode.
+#[must_use]
+pub fn by_file(maps: &[Mapping]) -> HashMap<(u64, u64), &Mapping> {
+    let mut mapped = HashMap::new();
+    for m in maps.iter().filter(|m| !m.is_anonymous()) {
+        mapped.entry((m.device, m.inode)).or_insert(m);
+    }
+    mapped
+}
+
 fn check_inode(file: File, inode: u64) -> io::Result<File> {
     if file.metadata()?.ino() == inode { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
 }
@@ -346,6 +381,7 @@ impl FileIdentifier for HomeFiles {
             |_e: io::Error| Unmovable::UnreadableFile(String::from_utf8_lossy(&m.name).into_owned());
         let file = if is_object { self.open_object(m) } else { self.open(m) }.map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
+        let mapped_at = (m.start, m.end);
         if is_object {
             let (path, hash) = (m.name.clone(), ContentHash([0; 32]));
             let (device, inode) = object::id(m);
@@ -359,8 +395,8 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location: None,
             };
-            self.identified
-                .insert((device, inode), IdentifiedFile { file: file.clone(), stamp: None, copy: None });
+            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: None, copy: None };
+            self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
         if meta.file_type().is_char_device() && meta.rdev() == DEV_ZERO {
@@ -386,7 +422,7 @@ impl FileIdentifier for HomeFiles {
                 is_object,
                 location,
             };
-            let identified = IdentifiedFile { file: file.clone(), stamp: stamped, copy: None };
+            let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy: None };
             self.identified.insert((device, inode), identified);
             return Ok(Some(file));
         }
@@ -407,8 +443,8 @@ impl FileIdentifier for HomeFiles {
             is_object,
             location: None,
         };
-        self.identified
-            .insert((m.device, m.inode), IdentifiedFile { file: file.clone(), stamp: stamped, copy });
+        let identified = IdentifiedFile { file: file.clone(), mapped_at, stamp: stamped, copy };
+        self.identified.insert((m.device, m.inode), identified);
         Ok(Some(file))
     }
 }

@@ -23,7 +23,7 @@
 use crate::layout::{Backing, FileRef, Layout, Region};
 use std::collections::BTreeMap;
 use tern_ids::ContentHash;
-use tern_tracee::pagemap::{Pagemap, Run};
+use tern_tracee::pagemap::{Pagemap, Run, push_run};
 use tern_tracee::write_tracker::WriteTracker;
 use tern_tracee::{Memory, PAGE, Result};
 
@@ -97,8 +97,7 @@ pub struct PageFinder {
 
 impl PageFinder {
     /// A finder for one process. Without a tracker every scan finds everything. `receiver_is_new`
-    /// says that the receiver is a new process. Otherwise it may have stale pages: it is a deputy,
-    /// or a guest after an aborted migration.
+    /// says that the receiver is a new process. Otherwise it may have stale pages: it is a deputy.
     ///
     /// # Errors
     /// If the process is gone.
@@ -194,8 +193,8 @@ impl PageFinder {
                 let Some(written) = self.pagemap.written(start, end)? else { continue };
                 self.begin(region, (at, start), scan, &mut parts)?;
                 parts.push((start, end, known.had_content || !written.content.is_empty()));
-                scan.discard.extend(written.dropped);
-                scan.send.extend(written.content);
+                written.dropped.into_iter().for_each(|run| push_run(&mut scan.discard, run));
+                written.content.into_iter().for_each(|run| push_run(&mut scan.send, run));
                 at = end;
             }
         }
@@ -217,7 +216,7 @@ impl PageFinder {
             return Ok(());
         }
         if self.scan_count > 0 || !self.receiver_is_new {
-            scan.discard.push((start, end - start));
+            push_run(&mut scan.discard, (start, end - start));
         }
         let populated = if end - start > SPARSE_BYTES {
             self.pagemap.populated(start, end)?

@@ -6,7 +6,7 @@
 
 use crate::journey::Phase;
 use crate::message::{Message, ProcessSync, send};
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use tern_ids::HomePid;
 use tern_image::object::{self, Extent, ObjectId, SharedObjects};
 use tern_image::pages::{self, NewPart, PageFinder};
 use tern_image::{FileRef, Layout, ProcessImage, content};
-use tern_tracee::pagemap::Run;
+use tern_tracee::pagemap::{Run, push_run};
 use tern_tracee::procfs::{self, Mapping};
 use tern_tracee::{Memory, Result};
 use tern_wire::Link;
@@ -33,7 +33,7 @@ const MIN_SHRINK_PERCENT: u64 = 75;
 
 #[derive(Debug)]
 enum Item {
-    File { file: u32, offset: u64 },
+    File { file: u32, offset: u64, size: (u64, bool) },
     Object { file: u32, object: File, offset: u64, size: u64 },
     Discard(Vec<Run>),
     NewPart(NewPart),
@@ -47,8 +47,9 @@ pub struct MemorySender {
     memory: Memory,
     finder: PageFinder,
     queue: VecDeque<Item>,
-    contents: Vec<Option<File>>,
-    sizes: Vec<(u64, bool)>,
+    /// The file whose content is being sent. Files are opened one by one, since a process may map
+    /// more files than a shim may have open.
+    open_file: Option<File>,
     /// Buffer for one piece.
     content: Vec<u8>,
     /// Bytes queued so far.
@@ -57,21 +58,26 @@ pub struct MemorySender {
     rounds: [u64; 2],
 }
 
+/// Opens a file of the layout, given its index.
+type OpenFile<'a> = dyn FnMut(u32) -> std::io::Result<File> + 'a;
+
 /// Result of [`MemorySender::pump`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum PumpStatus {
     /// The link is full. Pump again when it has room.
     Wait,
     /// Everything found so far is queued on the link.
     Drained,
+    /// A mapped file cannot be opened. It is still queued.
+    Unopened(std::io::Error),
 }
 
 impl MemorySender {
     /// A sender for the process that `memory` and `finder` read.
     #[must_use]
     pub fn new(pid: HomePid, memory: Memory, finder: PageFinder) -> Self {
-        let (queue, contents, sizes, content) = Default::default();
-        Self { pid, memory, finder, queue, contents, sizes, content, bytes: 0, rounds: [u64::MAX; 2] }
+        let (queue, open_file, content) = Default::default();
+        Self { pid, memory, finder, queue, open_file, content, bytes: 0, rounds: [u64::MAX; 2] }
     }
 
     /// Whether pre-copy is worthwhile: written pages can be tracked, so that scans after the first
@@ -83,15 +89,8 @@ impl MemorySender {
 
     /// Queues a file whose content the receiver needs. `size` is its length, and whether the file
     /// may be shorter by now.
-    pub(crate) fn queue_file(&mut self, index: u32, file: File, size: (u64, bool)) {
-        let at = index as usize;
-        if self.contents.len() <= at {
-            self.contents.resize_with(at + 1, || None);
-            self.sizes.resize(at + 1, (0, false));
-        }
-        self.contents[at] = Some(file);
-        self.sizes[at] = size;
-        self.queue.push_back(Item::File { file: index, offset: 0 });
+    pub(crate) fn queue_file(&mut self, index: u32, size: (u64, bool)) {
+        self.queue.push_back(Item::File { file: index, offset: 0, size });
     }
 
     /// Scans for pages to send, and queues them.
@@ -101,8 +100,6 @@ impl MemorySender {
     pub(crate) fn scan(&mut self, layout: &Layout) -> std::result::Result<(), SendError> {
         let found = self.finder.scan(layout)?;
         self.rounds = [found.send.iter().map(|r| r.1).sum(), self.rounds[0]];
-        // The pages are queued behind the files, without which the receiver cannot build the
-        // address space.
         self.queue.extend(found.discard.chunks(4096).map(|runs| Item::Discard(runs.to_vec())));
         let written = pages::cut(&found.send, PIECE_BYTES).into_iter();
         self.queue.extend(written.map(|runs| Item::Pages { runs, send_zeroes: false }));
@@ -128,7 +125,11 @@ impl MemorySender {
     ///
     /// # Errors
     /// If the process is gone, a file is unreadable, or the link is closed.
-    pub(crate) fn pump(&mut self, link: &mut Link) -> std::result::Result<PumpStatus, SendError> {
+    pub(crate) fn pump(
+        &mut self,
+        link: &mut Link,
+        open: &mut OpenFile<'_>,
+    ) -> std::result::Result<PumpStatus, SendError> {
         while link.unsent() < MAX_QUEUED_BYTES {
             let Some(item) = self.queue.pop_front() else { return Ok(PumpStatus::Drained) };
             match item {
@@ -146,18 +147,20 @@ impl MemorySender {
                     self.bytes += bytes.len() as u64;
                     send(link, self.pid, &Message::Pages(runs), bytes)?;
                 }
-                Item::NewPart(rest) => {
-                    let (found, left) = self.finder.scan_part(rest)?;
-                    self.rounds[0] += found.iter().map(|r| r.1).sum::<u64>();
-                    if let Some(left) = left {
-                        self.queue.push_front(Item::NewPart(left));
-                    }
-                    for runs in pages::cut(&found, PIECE_BYTES).into_iter().rev() {
-                        self.queue.push_front(Item::Pages { runs, send_zeroes: rest.send_zeroes });
-                    }
-                }
+                Item::NewPart(part) => self.scan_parts(part)?,
                 Item::Discard(runs) => send(link, self.pid, &Message::DiscardPages(runs), &[])?,
-                Item::File { file, offset } => self.send_file(file, offset, link)?,
+                Item::File { file, offset, size } => {
+                    if offset == 0 {
+                        match open(file) {
+                            Ok(opened) => self.open_file = Some(opened),
+                            Err(error) => {
+                                self.queue.push_front(Item::File { file, offset, size });
+                                return Ok(PumpStatus::Unopened(error));
+                            }
+                        }
+                    }
+                    self.send_file(file, offset, size, link)?;
+                }
                 Item::Object { file, object, offset, size } => {
                     self.send_object(file, object, (offset, size), link)?;
                 }
@@ -166,11 +169,48 @@ impl MemorySender {
         Ok(PumpStatus::Wait)
     }
 
+    /// Scans this new part, and those that follow it in the queue, until there is content for a
+    /// message: an address space may have very many small parts. Queues that content first.
+    fn scan_parts(&mut self, first: NewPart) -> Result<()> {
+        let send_zeroes = first.send_zeroes;
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        let mut next = Some(first);
+        while let Some(part) = next.filter(|_| bytes < PIECE_BYTES) {
+            let (content, rest) = self.finder.scan_part(part)?;
+            bytes += content.iter().map(|run| run.1).sum::<u64>();
+            content.into_iter().for_each(|run| push_run(&mut found, run));
+            next = rest.or_else(|| self.take_part(send_zeroes));
+        }
+        self.rounds[0] += bytes;
+        if let Some(part) = next {
+            self.queue.push_front(Item::NewPart(part));
+        }
+        for runs in pages::cut(&found, PIECE_BYTES).into_iter().rev() {
+            self.queue.push_front(Item::Pages { runs, send_zeroes });
+        }
+        Ok(())
+    }
+
+    /// Takes the first item of the queue if it is such a new part.
+    fn take_part(&mut self, send_zeroes: bool) -> Option<NewPart> {
+        match self.queue.front() {
+            Some(Item::NewPart(part)) if part.send_zeroes == send_zeroes => {
+                let part = *part;
+                self.queue.pop_front();
+                Some(part)
+            }
+            _ => None,
+        }
+    }
+
     /// Queues the content of shared memory. All processes that share it are stopped.
     fn queue_objects(&mut self, files: &[FileRef], shared: Vec<SharedObject>) {
+        let objects = files.iter().enumerate().filter(|(_, file)| file.is_object);
+        let indices: HashMap<ObjectId, u32> =
+            objects.map(|(at, file)| ((file.device, file.inode), at as u32)).collect();
         for SharedObject { file, object } in shared {
-            if let Some(at) = files.iter().position(|other| *other == file) {
-                self.queue.push_back(Item::Object { file: at as u32, object, offset: 0, size: file.size });
+            if let Some(&at) = indices.get(&(file.device, file.inode)) {
+                self.queue.push_back(Item::Object { file: at, object, offset: 0, size: file.size });
             }
         }
     }
@@ -214,17 +254,22 @@ impl MemorySender {
         Ok(())
     }
 
-    fn send_file(&mut self, index: u32, offset: u64, link: &mut Link) -> std::result::Result<(), SendError> {
-        let size = self.sizes[index as usize];
-        let Some(file) = self.contents.get(index as usize).and_then(Option::as_ref) else { return Ok(()) };
+    fn send_file(
+        &mut self,
+        index: u32,
+        offset: u64,
+        size: (u64, bool),
+        link: &mut Link,
+    ) -> std::result::Result<(), SendError> {
+        let Some(file) = &self.open_file else { return Ok(()) };
         let piece = content::read_piece(file, offset, PIECE_BYTES as usize, size).map_err(SendError::File)?;
         let next = offset + piece.len() as u64;
         self.bytes += piece.len() as u64;
         send(link, self.pid, &Message::File { file: index, offset }, &piece)?;
         if next < size.0 {
-            self.queue.push_front(Item::File { file: index, offset: next });
+            self.queue.push_front(Item::File { file: index, offset: next, size });
         } else {
-            self.contents[index as usize] = None;
+            self.open_file = None;
         }
         Ok(())
     }
@@ -309,6 +354,9 @@ pub struct ProcessSender {
     /// The list of mappings, read just before the layout was described.
     maps: Vec<Mapping>,
     awaits_file_request: bool,
+    /// The address space that the receiver builds is to be scanned once all files are sent, without
+    /// which it cannot be built.
+    scan_pending: bool,
     /// A changed address space, sent to the receiver once everything queued for the current one is
     /// sent.
     next: Option<Layout>,
@@ -340,6 +388,7 @@ impl ProcessSender {
             layout,
             maps,
             awaits_file_request: true,
+            scan_pending: false,
             next: None,
             frozen: None,
             vanished: 0,
@@ -363,40 +412,19 @@ impl ProcessSender {
     /// Handles the receiver's [`Message::RequestFiles`].
     ///
     /// # Errors
-    /// Those of [`advance`](Self::advance), and if the receiver requests a file that does not
-    /// exist.
-    pub fn handle_file_request(
-        &mut self,
-        indices: &[u32],
-        process: &mut dyn MigrationSource,
-    ) -> std::result::Result<(), SendError> {
+    /// If the receiver requests a file that does not exist.
+    pub fn handle_file_request(&mut self, indices: &[u32]) -> std::result::Result<(), SendError> {
         if !std::mem::take(&mut self.awaits_file_request) {
             return Ok(());
         }
-        // Each file once, however often the receiver names it: each is a descriptor.
+        // Each file once, however often the receiver names it.
         let indices: BTreeSet<u32> = indices.iter().copied().collect();
-        let mut found = Vec::with_capacity(indices.len().min(self.layout.files.len()));
         for index in indices {
             let none = || SendError::File(std::io::ErrorKind::NotFound.into());
             let file = self.layout.files.get(index as usize).ok_or_else(none)?;
-            match process.open_mapped_file(file) {
-                Ok(content) => found.push((index, content, (file.size, file.location.is_some()))),
-                // A process that runs may have unmapped the file meanwhile. Its address space,
-                // described again, no longer has the file.
-                Err(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
-                    self.vanished += 1;
-                    self.next = Some(process.describe()?);
-                    return Ok(());
-                }
-                Err(error) => return Err(SendError::File(error)),
-            }
+            self.source.queue_file(index, (file.size, file.location.is_some()));
         }
-        for (index, content, size) in found {
-            self.source.queue_file(index, content, size);
-        }
-        if self.frozen.is_some() || self.source.can_precopy() {
-            self.scan()?;
-        }
+        self.scan_pending = self.frozen.is_some() || self.source.can_precopy();
         Ok(())
     }
 
@@ -406,6 +434,12 @@ impl ProcessSender {
         self.source.scan(&self.layout)?;
         self.layout.regions.iter_mut().for_each(|region| region.remap = false);
         Ok(())
+    }
+
+    /// Reads the list of mappings, and compares it with the last one.
+    fn maps_have_changed(&mut self) -> Result<bool> {
+        let maps = procfs::maps(self.source.memory.pid())?;
+        Ok(std::mem::replace(&mut self.maps, maps) != self.maps)
     }
 
     /// Continues as far as the link has room. Returns true when the image is queued.
@@ -421,11 +455,30 @@ impl ProcessSender {
         while !self.awaits_file_request && !self.sent {
             // Everything queued for the receiver's address space is sent before a changed address
             // space.
-            let at_once = self.frozen.is_none() && self.next.is_none() && self.source.is_stagnating();
-            if !at_once && self.source.pump(link)? == PumpStatus::Wait {
-                return Ok(false);
+            let at_once = self.frozen.is_none()
+                && self.next.is_none()
+                && !self.scan_pending
+                && self.source.is_stagnating();
+            let files = &self.layout.files;
+            let open = &mut |index: u32| {
+                let none = || std::io::Error::from(std::io::ErrorKind::NotFound);
+                files.get(index as usize).ok_or_else(none).and_then(|file| process.open_mapped_file(file))
+            };
+            match if at_once { PumpStatus::Drained } else { self.source.pump(link, open)? } {
+                PumpStatus::Wait => return Ok(false),
+                // A process that runs may have unmapped the file meanwhile. Its address space,
+                // described again, no longer has the file. Only files are queued until all are sent.
+                PumpStatus::Unopened(_) if self.frozen.is_none() && self.vanished < MAX_ROUNDS => {
+                    self.vanished += 1;
+                    self.source.queue.clear();
+                    (self.scan_pending, self.next) = (false, Some(process.describe()?));
+                }
+                PumpStatus::Unopened(error) => return Err(SendError::File(error)),
+                PumpStatus::Drained => {}
             }
-            if let Some(mut layout) = self.next.take() {
+            if std::mem::take(&mut self.scan_pending) {
+                self.scan()?;
+            } else if let Some(mut layout) = self.next.take() {
                 self.source.finder.mark_remapped(&mut layout);
                 send_space(link, self.source.pid, process, &layout)?;
                 (self.layout, self.awaits_file_request) = (layout, true);
@@ -454,15 +507,12 @@ impl ProcessSender {
                 // To describe the address space, the kernel walks all its pages. While the process
                 // runs, an unchanged list of mappings counts as an unchanged layout; flags that the
                 // list does not show are read after the freeze.
-                let maps = procfs::maps(self.source.memory.pid())?;
-                let is_unchanged = self.frozen.is_none() && maps == self.maps;
-                self.maps = maps;
-                let layout = if is_unchanged { self.layout.clone() } else { process.describe()? };
-                if layout.is_same(&self.layout) {
+                let is_unchanged = self.frozen.is_none() && !self.maps_have_changed()?;
+                let changed = if is_unchanged { None } else { Some(process.describe()?) };
+                // The queued pages belong to the address space that the receiver has.
+                self.next = changed.filter(|layout| !layout.is_same(&self.layout));
+                if self.next.is_none() {
                     self.scan()?;
-                } else {
-                    // The queued pages belong to the address space that the receiver has.
-                    self.next = Some(layout);
                 }
             }
         }

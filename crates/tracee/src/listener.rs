@@ -5,6 +5,7 @@
 //! of the kernel's restart codes, *provided that a signal or a ptrace stop is pending on the
 //! thread*. The guest's kernel then restarts or fails the call exactly as it would natively.
 
+use crate::batch::{BatchArea, InjectedCall, run_calls, wait_briefly};
 use crate::call_timeout::WaitGuard;
 use crate::error::{Error, Result};
 use crate::inject::Injection;
@@ -45,6 +46,15 @@ pub struct Notification {
     pub ip: u64,
     /// Its arguments.
     pub args: [u64; 6],
+}
+
+/// A call to inject that the process's filter traps.
+#[derive(Debug, Clone, Copy)]
+pub struct TrappedCall<'a> {
+    /// The call.
+    pub call: InjectedCall,
+    /// A descriptor to install at that number in the process first.
+    pub new_fd: Option<(BorrowedFd<'a>, i32)>,
 }
 
 /// Whether a reply was delivered. The thread may have been killed meanwhile.
@@ -114,34 +124,70 @@ impl Listener {
             if let Some(ret) = injection.try_end_call()? {
                 return Ok(ret);
             }
-            let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one valid pollfd. The timeout only limits how late the end of an untrapped
-            // call is noticed.
-            unsafe { libc::poll(&raw mut poll, 1, 1) };
-            if poll.revents & libc::POLLIN == 0 {
-                if procfs::has_exited(pid) {
-                    return Err(Error::Gone { pid });
-                }
-                continue;
+            if self.allow_trapped(pid, (nr, args), new_fd)? {
+                return injection.end_call();
             }
-            let Some(call) = self.receive_from(pid)? else { continue };
-            if call.pid != pid {
-                self.defer_call(call);
-                continue;
-            }
-            if i64::from(call.nr) != nr || call.args != args {
-                self.reply_error(call.id, libc::EPERM)?;
-                return Err(Error::Inconsistent {
-                    what: format!("it made call {} instead of the injected call {nr}", call.nr),
-                    pid,
-                });
-            }
-            if let Some((fd, number)) = new_fd {
-                self.add_fd(call.id, fd, number).map_err(|e| Error::from_io("pass a descriptor", pid, e))?;
-            }
-            self.let_continue(call.id)?;
-            return injection.end_call();
         }
+    }
+
+    /// Makes a process under injection perform calls as one batch ([`run_calls`]), each of which its
+    /// filter traps, and allows exactly these calls, as [`call_through`](Self::call_through) does.
+    ///
+    /// # Errors
+    /// Those of [`run_calls`], and if the process makes another call.
+    pub fn run_calls_through(
+        &self,
+        injection: &mut Injection,
+        area: BatchArea,
+        calls: &[TrappedCall<'_>],
+    ) -> Result<Vec<i64>> {
+        let pid = injection.pid();
+        let memory = Memory::open(pid)?;
+        let list: Vec<InjectedCall> = calls.iter().map(|call| call.call).collect();
+        let mut allowed = 0;
+        run_calls(injection, &memory, area, &list, &mut || {
+            while let Some(next) = calls.get(allowed) {
+                if !self.allow_trapped(pid, next.call, next.new_fd)? {
+                    return Ok(());
+                }
+                allowed += 1;
+            }
+            wait_briefly()
+        })
+    }
+
+    /// If an injected call is trapped within a millisecond, installs the descriptor and lets the call
+    /// continue. Returns whether it was trapped.
+    fn allow_trapped(
+        &self,
+        pid: i32,
+        (nr, args): InjectedCall,
+        new_fd: Option<(BorrowedFd<'_>, i32)>,
+    ) -> Result<bool> {
+        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd. The timeout only limits how late the end of an untrapped call is
+        // noticed.
+        unsafe { libc::poll(&raw mut poll, 1, 1) };
+        if poll.revents & libc::POLLIN == 0 {
+            return if procfs::has_exited(pid) { Err(Error::Gone { pid }) } else { Ok(false) };
+        }
+        let Some(call) = self.receive_from(pid)? else { return Ok(false) };
+        if call.pid != pid {
+            self.defer_call(call);
+            return Ok(false);
+        }
+        if i64::from(call.nr) != nr || call.args != args {
+            self.reply_error(call.id, libc::EPERM)?;
+            return Err(Error::Inconsistent {
+                what: format!("it made call {} instead of the injected call {nr}", call.nr),
+                pid,
+            });
+        }
+        if let Some((fd, number)) = new_fd {
+            self.add_fd(call.id, fd, number).map_err(|e| Error::from_io("pass a descriptor", pid, e))?;
+        }
+        self.let_continue(call.id)?;
+        Ok(true)
     }
 
     /// Keeps a call of another thread, which [`receive`](Self::receive) returns later.

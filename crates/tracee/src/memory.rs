@@ -8,6 +8,14 @@ use crate::error::{Error, Result};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+/// Maximum number of runs that one system call transfers (at most `UIO_MAXIOV`).
+const MAX_RUNS: usize = 512;
+
+/// A run of another process's memory. Its address is not dereferenced here.
+fn remote_part((addr, len): (u64, u64)) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::without_provenance_mut(addr as usize), iov_len: len as usize }
+}
+
 /// The memory of a process, until it executes another program.
 #[derive(Debug)]
 pub struct Memory {
@@ -74,7 +82,7 @@ impl Memory {
     /// If a run is not readable.
     pub fn read_runs(&self, runs: &[(u64, u64)], into: &mut [u8]) -> Result<()> {
         let mut rest = into;
-        for some in runs.chunks(512) {
+        for some in runs.chunks(MAX_RUNS) {
             let total: u64 = some.iter().map(|r| r.1).sum();
             let Some((now, later)) = std::mem::take(&mut rest).split_at_mut_checked(total as usize) else {
                 return Err(Error::Inconsistent {
@@ -83,13 +91,7 @@ impl Memory {
                 });
             };
             rest = later;
-            let remote: Vec<libc::iovec> = some
-                .iter()
-                .map(|&(addr, len)| libc::iovec {
-                    iov_base: std::ptr::without_provenance_mut(addr as usize),
-                    iov_len: len as usize,
-                })
-                .collect();
+            let remote: Vec<libc::iovec> = some.iter().map(|run| remote_part(*run)).collect();
             let local = libc::iovec { iov_base: now.as_mut_ptr().cast(), iov_len: now.len() };
             // SAFETY: `local` describes `now`, which is as long as the runs together.
             let n = unsafe {
@@ -135,6 +137,46 @@ impl Memory {
             return Ok(());
         }
         self.file.write_all_at(data, to).map_err(|e| Error::from_io("write memory", self.pid, e))
+    }
+
+    /// Writes `data` to many runs `(address, length)`, one after the other, with few system calls
+    /// and as [`write_forced`](Self::write_forced).
+    ///
+    /// # Errors
+    /// If the runs are longer than `data`, or an address is not mapped.
+    pub fn write_runs_forced(&self, runs: &[(u64, u64)], data: &[u8]) -> Result<()> {
+        let (mut runs, mut data) = (runs, data);
+        while !runs.is_empty() {
+            let some = &runs[..runs.len().min(MAX_RUNS)];
+            let total = some.iter().map(|run| run.1).sum::<u64>() as usize;
+            let longer = || Error::Inconsistent { what: "runs longer than their data".into(), pid: self.pid };
+            let mut written = self.write_some(some, data.get(..total).ok_or_else(longer)?);
+            for &(to, length) in some {
+                let (now, rest) = data.split_at(length as usize);
+                (runs, data) = (&runs[1..], rest);
+                if written < now.len() {
+                    // The process may not write there.
+                    self.file
+                        .write_all_at(&now[written..], to + written as u64)
+                        .map_err(|e| Error::from_io("write memory", self.pid, e))?;
+                    break;
+                }
+                written -= now.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes to runs of the same length as `data` up to the first page that the process may not
+    /// write, and returns the number of bytes written.
+    fn write_some(&self, runs: &[(u64, u64)], data: &[u8]) -> usize {
+        let remote: Vec<libc::iovec> = runs.iter().map(|run| remote_part(*run)).collect();
+        let local = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
+        // SAFETY: the kernel only reads from `local`, which describes `data`.
+        let n = unsafe {
+            libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0)
+        };
+        usize::try_from(n).unwrap_or(0)
     }
 
     /// Reads a 64-bit word.

@@ -1,5 +1,9 @@
 //! Reads /proc. Everything is parsed from bytes, since names may hold any bytes.
 
+mod maps;
+
+pub use maps::{Mapping, mapping_at, maps, smaps};
+
 use crate::error::{Error, Result};
 use std::fs;
 use std::io::Read;
@@ -7,93 +11,6 @@ use std::time::{Duration, Instant};
 
 /// Maximum time to wait for a thread that has made a system call to sleep in it.
 const MAX_SLEEP_WAIT: Duration = Duration::from_secs(1);
-
-/// A line of /proc/PID/maps, with the flags of smaps if they were read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mapping {
-    /// First address.
-    pub start: u64,
-    /// The first address after it.
-    pub end: u64,
-    /// PROT_READ, PROT_WRITE, PROT_EXEC.
-    pub prot: u32,
-    /// MAP_SHARED.
-    pub shared: bool,
-    /// Offset in the file, in bytes.
-    pub offset: u64,
-    /// Device of the file, as `major << 20 | minor`.
-    pub device: u64,
-    /// Inode of the file; 0 for anonymous memory.
-    pub inode: u64,
-    /// Path or pseudo-name as the kernel prints it (newline as `\012`). Empty for anonymous memory.
-    pub name: Vec<u8>,
-    /// Two-letter flags of smaps (proc_pid_smaps(5)). Empty if smaps was not read.
-    pub flags: Vec<[u8; 2]>,
-}
-
-impl Mapping {
-    /// Parses a line of maps. `None` for other lines of smaps.
-    #[must_use]
-    pub fn parse(line: &[u8]) -> Option<Self> {
-        mapping(line)
-    }
-
-    /// Formats the line as in maps.
-    #[must_use]
-    pub fn line(&self) -> Vec<u8> {
-        let bit = |bit: i32, letter: char| if self.prot & bit as u32 != 0 { letter } else { '-' };
-        let mut line = format!(
-            "{:08x}-{:08x} {}{}{}{} {:08x} {:02x}:{:02x} {} ",
-            self.start,
-            self.end,
-            bit(libc::PROT_READ, 'r'),
-            bit(libc::PROT_WRITE, 'w'),
-            bit(libc::PROT_EXEC, 'x'),
-            if self.shared { 's' } else { 'p' },
-            self.offset,
-            self.device >> 20,
-            self.device & 0xf_ffff,
-            self.inode
-        );
-        if !self.name.is_empty() {
-            line = format!("{line:<73}");
-        }
-        let mut line = line.into_bytes();
-        line.extend_from_slice(&self.name);
-        line.push(b'\n');
-        line
-    }
-
-    /// Whether smaps shows this flag.
-    #[must_use]
-    pub fn has(&self, flag: &[u8; 2]) -> bool {
-        self.flags.contains(flag)
-    }
-
-    /// Whether it maps no file. The first System V segment has inode 0, but a device.
-    #[must_use]
-    pub fn is_anonymous(&self) -> bool {
-        (self.device, self.inode) == (0, 0)
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.end - self.start
-    }
-
-    /// Always false: the kernel shows no empty mappings.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.end <= self.start
-    }
-
-    /// Whether it is a mapping of the kernel: vDSO, vvar, vsyscall.
-    #[must_use]
-    pub fn is_kernel_mapping(&self) -> bool {
-        self.name.starts_with(b"[v")
-    }
-}
 
 pub(crate) fn read(pid: i32, what: &'static str) -> Result<Vec<u8>> {
     read_all(&format!("/proc/{pid}/{what}")).map_err(|e| match e.kind() {
@@ -108,53 +25,6 @@ fn read_all(path: &str) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::with_capacity(4096);
     fs::File::open(path)?.read_to_end(&mut text)?;
     Ok(text)
-}
-
-/// The mappings of a process, by address, without the flags of smaps.
-///
-/// # Errors
-/// If the process is gone, or a line cannot be parsed.
-pub fn maps(pid: i32) -> Result<Vec<Mapping>> {
-    parse(pid, &read(pid, "maps")?)
-}
-
-/// The mappings with flags. Slower, since the kernel counts pages for it.
-///
-/// # Errors
-/// Those of [`maps`].
-pub fn smaps(pid: i32) -> Result<Vec<Mapping>> {
-    parse(pid, &read(pid, "smaps")?)
-}
-
-fn parse(pid: i32, text: &[u8]) -> Result<Vec<Mapping>> {
-    let mut all: Vec<Mapping> = Vec::new();
-    for line in text.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
-        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            if let Some(last) = all.last_mut() {
-                last.flags = flags.split(|b| *b == b' ').filter_map(|f| f.try_into().ok()).collect();
-            }
-        } else if line[0].is_ascii_digit() || (b'a'..=b'f').contains(&line[0]) {
-            all.push(mapping(line).ok_or(Error::Unreadable { what: "maps", pid })?);
-        }
-    }
-    Ok(all)
-}
-
-fn mapping(line: &[u8]) -> Option<Mapping> {
-    let mut fields = line.splitn(6, |b| *b == b' ');
-    let mut range = fields.next()?.split(|b| *b == b'-');
-    let (start, end) = (hex(range.next()?)?, hex(range.next()?)?);
-    let perms = fields.next()?;
-    let offset = hex(fields.next()?)?;
-    let mut dev = fields.next()?.split(|b| *b == b':');
-    let device = hex(dev.next()?)? << 20 | hex(dev.next()?)?;
-    let inode = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let name = fields.next().unwrap_or_default().trim_ascii_start().to_vec();
-    let bit =
-        |at: usize, letter: u8, value: i32| if perms.get(at) == Some(&letter) { value as u32 } else { 0 };
-    let prot = bit(0, b'r', libc::PROT_READ) | bit(1, b'w', libc::PROT_WRITE) | bit(2, b'x', libc::PROT_EXEC);
-    let shared = perms.get(3) == Some(&b's');
-    Some(Mapping { start, end, prot, shared, offset, device, inode, name, flags: Vec::new() })
 }
 
 fn hex(digits: &[u8]) -> Option<u64> {
@@ -391,6 +261,15 @@ pub fn auxv(pid: i32) -> Result<Vec<u8>> {
     read(pid, "auxv")
 }
 
+/// The address where the kernel has mapped the vDSO, in an auxiliary vector.
+pub(crate) fn vdso_address(auxv: &[u8]) -> Option<u64> {
+    let (words, _) = auxv.as_chunks::<8>();
+    let entries = words.chunks_exact(2).map(|entry| entry.iter().map(|word| u64::from_le_bytes(*word)));
+    let mut found = entries
+        .filter_map(|mut entry| (entry.next() == Some(libc::AT_SYSINFO_EHDR)).then(|| entry.next())?);
+    found.next()
+}
+
 /// The threads of a process.
 ///
 /// # Errors
@@ -472,20 +351,12 @@ mod tests {
     }
 
     #[test]
-    fn mapping_names_keep_any_bytes() {
-        let line = b"7f00-8f00 rw-s 00001000 fe:0a 42                         /tmp/a b\xff (deleted)";
-        let m = mapping(line).unwrap();
-        assert_eq!((m.start, m.end, m.offset, m.inode, m.shared), (0x7f00, 0x8f00, 0x1000, 42, true));
-        assert_eq!(m.name, b"/tmp/a b\xff (deleted)");
-        assert_eq!(m.prot, 3);
-        assert!(mapping(b"garbage").is_none());
-    }
-
-    #[test]
     fn own_process_can_be_read() {
         let me = std::process::id() as i32;
         assert!(smaps(me).unwrap().iter().any(|m| m.has(b"gd")), "the stack grows down");
         assert_eq!(status(me).unwrap().own_pid, me);
         assert!(stat(me).unwrap().start_time() > 0);
+        let vdso = vdso_address(&auxv(me).unwrap()).unwrap();
+        assert_eq!(mapping_at(me, vdso).unwrap().unwrap().name, b"[vdso]");
     }
 }

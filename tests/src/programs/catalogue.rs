@@ -66,6 +66,7 @@ pub const ENTRIES: &[Entry] = &[
     entry("vm", Kind::Computes),
     entry("brk", Kind::Calls),
     entry("vast", Kind::Calls),
+    entry("manymaps", Kind::Calls),
     entry("jit", Kind::Computes),
     entry("remap", Kind::Computes),
     entry("advice", Kind::Calls),

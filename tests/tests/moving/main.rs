@@ -8,6 +8,7 @@ mod faults;
 mod home_load;
 mod journeys;
 mod leaks;
+mod many_mappings;
 mod many_threads;
 mod native;
 mod real_programs;

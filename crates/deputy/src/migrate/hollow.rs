@@ -16,7 +16,6 @@ use crate::process::{Process, State};
 use crate::waker::Waker;
 use std::collections::HashSet;
 use tern_ids::{HomePid, NodeId, ShimId};
-use tern_image::apply::subtract;
 use tern_image::object::ObjectId;
 use tern_image::pages::PageFinder;
 use tern_image::process::{Action, SIG_IGN, Unmovable, check_registers, is_ignored_by_default};
@@ -72,7 +71,7 @@ impl Process {
         work: impl FnOnce(&mut Self, &mut Injection) -> Result<T>,
     ) -> Result<T> {
         let tid = self.any_thread()?;
-        let (mut injection, _, _) = inject::through_vdso(self.take_stopped(tid)?)?;
+        let (mut injection, _) = inject::through_vdso(self.take_stopped(tid)?)?;
         let done = work(self, &mut injection);
         self.set_stopped(injection.finish()?)?;
         done
@@ -252,7 +251,7 @@ impl Process {
     pub(crate) fn injections(&mut self) -> Result<Vec<Injection>> {
         let mut tids: Vec<HomePid> = self.live_threads().map(|thread| thread.tid).collect();
         tids.sort_by_key(|tid| self.is_draining(*tid));
-        let site = Site::in_vdso(&self.memory, &procfs::maps(self.memory.pid())?)?;
+        let site = Site::in_vdso(&self.memory)?;
         tids.into_iter().map(|tid| Injection::begin(self.take_stopped(tid)?, site)).collect()
     }
 
@@ -367,7 +366,7 @@ impl Process {
             // Signals that were sent to a guest that never ran.
             self.raise_unacked((injection, &memory), reserve, tid)?;
         }
-        let vdso = Site::in_vdso(&memory, &procfs::maps(self.memory.pid())?)?;
+        let vdso = Site::in_vdso(&memory)?;
         let last = injections.len().checked_sub(1).filter(|_| draining.is_empty());
         for ((at, mut injection), thread) in injections.into_iter().enumerate().zip(images) {
             if Some(at) == last {
@@ -439,16 +438,8 @@ impl Process {
         let keep = procfs::stat(stopped.pid())?.argument_pages();
         let Some(reserve) = self.reserve else { return self.resume_unnoticed(stopped) };
         let mut injection = Injection::begin(stopped, Site(reserve.start + blob::call_site()))?;
-        for region in image.layout.regions.iter().filter(|r| r.is_private()) {
-            for (start, end) in subtract(region.start, region.end, [keep].into_iter()) {
-                // Sealed memory stays, and before Linux 5.18 locked memory; that only costs memory.
-                for how in [target::MADV_DONTNEED_LOCKED, libc::MADV_DONTNEED as u64] {
-                    if injection.call(libc::SYS_madvise, [start, end - start, how, 0, 0, 0])? == 0 {
-                        break;
-                    }
-                }
-            }
-        }
+        let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &[]);
+        target::free_pages(&mut space, &image.layout, keep)?;
         let stopped = injection.finish()?;
         self.resume_unnoticed(stopped)
     }

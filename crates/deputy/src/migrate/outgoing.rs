@@ -169,8 +169,8 @@ impl Shim {
     }
 
     pub(crate) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) {
-        self.with_outgoing(pid, |outgoing, source, _link| match &mut outgoing.sending {
-            Some(sending) => sending.handle_file_request(indices, source).map(|()| false),
+        self.with_outgoing(pid, |outgoing, _source, _link| match &mut outgoing.sending {
+            Some(sending) => sending.handle_file_request(indices).map(|()| false),
             None => Ok(false),
         });
     }

@@ -72,8 +72,8 @@ impl Process {
         let mut steps = apply::plan(&now, layout, Some(reserve), &identify);
         // A later layout may need the mappings that keep files. They are unmapped with the reserved
         // range.
-        let own_ranges: Vec<(u64, u64)> = self.own_ranges(reserve).collect();
-        let is_ours = |start: u64, end: u64| own_ranges.iter().any(|(a, b)| start < *b && *a < end);
+        let own_ranges = apply::joined(self.own_ranges(reserve).collect());
+        let is_ours = |start: u64, end: u64| apply::overlaps(&own_ranges, start, end);
         steps.retain(|s| !matches!(s, apply::MapStep::Unmap { start, end } if is_ours(*start, *end)));
         let mut space = HomeSpace::new(&mut injection, &self.memory, reserve, &layout.files);
         space.open_files(&steps, &now, &self.files);
@@ -199,7 +199,7 @@ impl Process {
             home.into_iter().map(|home| (home.injection, (home.registers, home.pending_signals))).unzip();
         let desk = if last { reserve.large_batch_area() } else { reserve.small_batch_area() };
         tern_image::thread::restore(&mut injections, &images, &memory, desk)?;
-        let vdso = Site::in_vdso(&memory, &procfs::maps(memory.pid())?)?;
+        let vdso = Site::in_vdso(&memory)?;
         let count = injections.len();
         for (at, ((mut injection, image), (registers, pending_signals))) in
             injections.into_iter().zip(images).zip(rest).enumerate()

@@ -6,6 +6,7 @@ use crate::process::space::HomeSpace;
 use std::collections::HashSet;
 use std::fs::File;
 use tern_ids::HomePid;
+use tern_image::apply;
 use tern_image::layout::Layout;
 use tern_image::object::{ObjectId, SharedObjects};
 use tern_image::{FileRef, ProcessImage, Reserve, ThreadImage};
@@ -155,9 +156,9 @@ impl Process {
     /// These mappings without those that are not part of the program.
     pub(crate) fn program_part(&self, maps: Vec<Mapping>) -> Vec<Mapping> {
         let Some(reserve) = self.reserve else { return maps };
-        let own: Vec<(u64, u64)> = self.own_ranges(reserve).collect();
+        let own_ranges = apply::joined(self.own_ranges(reserve).collect());
         let mut maps = Reserve::exclude(Some(reserve), &maps);
-        maps.retain(|m| !own.iter().any(|(start, end)| m.start < *end && *start < m.end));
+        maps.retain(|m| !apply::overlaps(&own_ranges, m.start, m.end));
         maps
     }
 
@@ -188,6 +189,5 @@ impl Process {
 
 /// Opens the content of a file that a process maps.
 pub(crate) fn open_mapped(process: &Process, file: &FileRef) -> std::io::Result<File> {
-    let maps = procfs::maps(process.memory.pid()).map_err(std::io::Error::other)?;
-    process.files.content(file, &maps)
+    process.files.content(file, || procfs::maps(process.memory.pid()).map_err(std::io::Error::other))
 }

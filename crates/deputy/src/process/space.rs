@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use tern_image::Reserve;
 use tern_image::apply::{self, InjectedSpace, MapStep};
-use tern_image::content::HomeFiles;
+use tern_image::content::{self, HomeFiles};
 use tern_image::layout::{Backing, FileRef, Region};
+use tern_tracee::batch::{BatchArea, InjectedCall, run_calls, wait_briefly};
 use tern_tracee::inject::Injection;
 use tern_tracee::pidfd::Pidfd;
 use tern_tracee::procfs::{self, Mapping};
@@ -22,6 +23,8 @@ pub(crate) struct HomeSpace<'a> {
     memory: &'a Memory,
     /// Address of scratch memory in the process.
     scratch: u64,
+    /// Memory in the process for batched calls.
+    batch_area: BatchArea,
     /// The files that regions refer to.
     files: &'a [FileRef],
     /// The files that the shim has open, by index into `files`.
@@ -35,23 +38,27 @@ impl<'a> HomeSpace<'a> {
         reserve: Reserve,
         files: &'a [FileRef],
     ) -> Self {
-        Self { injection, memory, scratch: reserve.scratch(), files, opened: HashMap::new() }
+        let (scratch, batch_area) = (reserve.scratch(), reserve.small_batch_area());
+        Self { injection, memory, scratch, batch_area, files, opened: HashMap::new() }
     }
 
     /// Opens the files that these steps will map while the current mappings (`now`) still keep them
     /// reachable. Files that can be opened by name later are skipped.
     pub(crate) fn open_files(&mut self, steps: &[MapStep], now: &[Mapping], known: &HomeFiles) {
+        let mapped = content::by_file(now);
         for step in steps {
             let MapStep::Map(Region { backing: Backing::File { file, .. }, .. }) = step else { continue };
             let Some(reference) = self.files.get(*file as usize).filter(|file| !file.is_object) else {
                 continue;
             };
-            let is_it = |m: &Mapping| (m.device, m.inode) == (reference.device, reference.inode);
-            let named = !now.iter().any(is_it) && known.open_by_name(reference).is_ok();
-            if named || self.opened.contains_key(file) {
+            if self.opened.contains_key(file) {
                 continue;
             }
-            if let Ok(open) = known.open_like(reference, now) {
+            let is_mapped = mapped.contains_key(&(reference.device, reference.inode));
+            if !is_mapped && known.open_by_name(reference).is_ok() {
+                continue;
+            }
+            if let Ok(open) = known.open_like(reference, &mapped) {
                 self.opened.insert(*file, open);
             }
         }
@@ -140,9 +147,28 @@ impl InjectedSpace for HomeSpace<'_> {
         self.injection.must(operation, nr, args)
     }
 
-    /// Maps a file by its name, or one that the shim has open. Most files are mapped already, since
-    /// the skeleton of the address space stays at home; this is for files that were mapped or moved
-    /// away.
+    fn call_all(&mut self, calls: &[InjectedCall]) -> Result<Vec<i64>> {
+        if let [(nr, args)] = calls {
+            return Ok(vec![self.injection.call(*nr, *args)?]);
+        }
+        // Not by its pid: the first thread may have exited.
+        let memory = Memory::open(self.injection.pid())?;
+        run_calls(self.injection, &memory, self.batch_area, calls, &mut wait_briefly)
+    }
+
+    /// Maps files by their names, or those that the shim has open. Most files are mapped already,
+    /// since the skeleton of the address space stays at home; this is for files that were mapped or
+    /// moved away.
+    fn map_files(&mut self, regions: &[Region]) -> Result<()> {
+        for region in regions {
+            let Backing::File { file, offset } = region.backing else { continue };
+            self.map_file(region, file, offset)?;
+        }
+        Ok(())
+    }
+}
+
+impl HomeSpace<'_> {
     fn map_file(&mut self, region: &Region, file: u32, offset: u64) -> Result<()> {
         let pid = self.injection.pid();
         let inconsistent = |what: String| Error::Inconsistent { what, pid };

@@ -115,7 +115,7 @@ impl Process {
             if signals == 0 {
                 continue;
             }
-            let (mut injection, _, memory) = inject::through_vdso(self.take_stopped(tid)?)?;
+            let (mut injection, memory) = inject::through_vdso(self.take_stopped(tid)?)?;
             let taken = dequeue(&mut injection, &memory, reserve, signals, &actions);
             self.set_stopped(injection.finish()?)?;
             let thread = self.thread(tid)?;

@@ -193,7 +193,9 @@ impl Arriving {
                 listener
             }
         };
-        let mut space = GuestSpace { injection, listener: &listener, cache, files: &layout.files };
+        let batch_area = Some(reserve.large_batch_area());
+        let mut space =
+            GuestSpace { injection, listener: &listener, cache, files: &layout.files, batch_area };
         apply(&mut space, layout, (reserve, self.foreign_vdso.as_ref()), &mut self.mapped_files)?;
         // Shared memory that was unmapped at an earlier node still goes home with the process.
         // Memory that was unmapped at home while it was sent does not.
@@ -289,7 +291,8 @@ impl Arriving {
             return Err(inconsistent);
         };
         let pid = injection.pid();
-        let mut space = GuestSpace { injection, listener, cache, files: &[] };
+        let batch_area = Some(reserve.large_batch_area());
+        let mut space = GuestSpace { injection, listener, cache, files: &[], batch_area };
         target::discard_pages(&mut space, pid, runs)
     }
 
@@ -330,7 +333,9 @@ impl Arriving {
         else {
             return Err(inconsistent.into());
         };
-        let mut space = GuestSpace { injection: &mut injection, listener, cache, files: &image.layout.files };
+        let batch_area = Some(reserve.large_batch_area());
+        let files = &image.layout.files;
+        let mut space = GuestSpace { injection: &mut injection, listener, cache, files, batch_area };
         image.restore(&mut space, memory, reserve, Some(&title))?;
         let target = CloneTarget { reserve, memory, listener, sandbox };
         // The tids were checked with the image.

@@ -229,7 +229,13 @@ impl Thread {
         let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let mut registers = *injection.saved_registers();
-        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let mut space = GuestSpace {
+            injection: &mut injection,
+            listener: &self.listener,
+            cache,
+            files: &[],
+            batch_area: None,
+        };
         let [addr, length, prot, flags, ..] = pending.trap.args;
         let at = match &file {
             Some(file) => space.map(file, pending.trap.args)?,
@@ -242,8 +248,7 @@ impl Thread {
             tracing::warn!(pid = %process.pid, errno = -at, args = ?pending.trap.args, "a file could not be mapped here");
         }
         if let Some(file) = file.filter(|_| at > 0) {
-            let maps = tern_tracee::procfs::maps(self.host_tid)?;
-            let mapping = maps.iter().find(|m| m.start <= at.cast_unsigned() && at.cast_unsigned() < m.end);
+            let mapping = tern_tracee::procfs::mapping_at(self.host_tid, at.cast_unsigned())?;
             // Another thread may have unmapped it since, or mapped private memory there.
             if let Some(mapping) = mapping.filter(|mapping| !mapping.is_anonymous()) {
                 process.mapped_files.insert((mapping.device, mapping.inode), file);
@@ -303,7 +308,13 @@ impl Thread {
         let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let (mut registers, mask) = (*injection.saved_registers(), injection.saved_mask());
-        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let mut space = GuestSpace {
+            injection: &mut injection,
+            listener: &self.listener,
+            cache,
+            files: &[],
+            batch_area: None,
+        };
         let ret = space.call_through(libc::SYS_rt_sigaction, pending.trap.args)?;
         (registers.rax, registers.orig_rax) = (ret.cast_unsigned(), u64::MAX);
         let stopped = injection.finish_with(&registers, mask)?;

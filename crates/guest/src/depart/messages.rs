@@ -123,7 +123,8 @@ impl Shim {
         mut link: Option<Link>,
     ) -> anyhow::Result<()> {
         let Some(guest) = self.guests.get_mut(&pid) else { return Ok(()) };
-        let source = guest.prepare_departure(&self.cache)?;
+        let to_new_process = matches!(departure, Departure::Onward { .. });
+        let source = guest.prepare_departure(&self.cache, to_new_process)?;
         let next_link = link.as_mut().or(self.home.as_mut()).ok_or(tern_wire::LinkError::Closed)?;
         let first_message = match &departure {
             Departure::Home { migration, .. } => Message::Departing(*migration),
@@ -195,8 +196,8 @@ impl Shim {
     }
 
     pub(crate) fn handle_file_request(&mut self, pid: HomePid, indices: &[u32]) -> GuestResult {
-        self.with_departing(pid, |sending, guest_source, _link| {
-            sending.handle_file_request(indices, guest_source).map(|()| false)
+        self.with_departing(pid, |sending, _source, _link| {
+            sending.handle_file_request(indices).map(|()| false)
         });
         Ok(())
     }

@@ -186,7 +186,8 @@ impl MigrationSource for GuestSource<'_> {
         let mut captured = tern_image::thread::capture(&mut injections, &numbers, &process.memory, area);
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
             let listener = &order[0].listener;
-            let mut space = GuestSpace { injection, listener, cache: self.cache, files: &[] };
+            let mut space =
+                GuestSpace { injection, listener, cache: self.cache, files: &[], batch_area: None };
             captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
         }
         // Also after a failure: the guest then continues here.
@@ -214,7 +215,13 @@ impl Thread {
         let stopped = self.stopped.take();
         let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: self.host_tid })?;
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
-        let mut space = GuestSpace { injection: &mut injection, listener: &self.listener, cache, files: &[] };
+        let mut space = GuestSpace {
+            injection: &mut injection,
+            listener: &self.listener,
+            cache,
+            files: &[],
+            batch_area: None,
+        };
         let result = act(&mut space);
         // Also after a failure: the guest then continues here.
         self.stopped = Some(injection.finish()?);
@@ -224,11 +231,16 @@ impl Thread {
 
 impl Guest {
     /// Prepares a guest for its departure: starts tracking its writes if that is worthwhile. It
-    /// keeps running, unless it is stopped already.
+    /// keeps running, unless it is stopped already. `to_new_process` says that the receiver is a new
+    /// process, and not the deputy.
     ///
     /// # Errors
     /// If it is gone.
-    pub(crate) fn prepare_departure(&mut self, cache: &ContentCache) -> Result<MemorySender> {
+    pub(crate) fn prepare_departure(
+        &mut self,
+        cache: &ContentCache,
+        to_new_process: bool,
+    ) -> Result<MemorySender> {
         let Self { process, threads } = self;
         let mut tracker = None;
         // A child in its parent's memory needs no tracker of its own: the parent's covers it.
@@ -255,7 +267,7 @@ impl Guest {
             }
             break;
         }
-        let finder = PageFinder::new(process.memory.pid(), tracker, false)?;
+        let finder = PageFinder::new(process.memory.pid(), tracker, to_new_process)?;
         Ok(MemorySender::new(process.pid, Memory::open(process.memory.pid())?, finder))
     }
 

@@ -3,12 +3,13 @@
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::HashMap;
 use tern_image::content::ContentCache;
-use tern_image::layout::{FileRef, Layout, Region};
+use tern_image::layout::{Backing, FileRef, Layout, Region};
 use tern_image::{Reserve, apply};
 use tern_syscall::Route;
+use tern_tracee::batch::{BatchArea, InjectedCall, run_calls, wait_briefly};
 use tern_tracee::inject::Injection;
-use tern_tracee::listener::Listener;
-use tern_tracee::{Error, Result, procfs};
+use tern_tracee::listener::{Listener, TrappedCall};
+use tern_tracee::{Error, Memory, Result, procfs};
 
 /// The descriptor under which a guest has a file while it maps it. Its only other descriptors are
 /// those of local files ([`crate::files::local`]), which never have this number.
@@ -24,6 +25,8 @@ pub(crate) struct GuestSpace<'a> {
     pub(crate) cache: &'a ContentCache,
     /// The files that regions name.
     pub(crate) files: &'a [FileRef],
+    /// Memory of the guest for batched calls, if it has any that is not in use.
+    pub(crate) batch_area: Option<BatchArea>,
 }
 
 impl std::fmt::Debug for GuestSpace<'_> {
@@ -89,18 +92,53 @@ impl apply::InjectedSpace for GuestSpace<'_> {
         Ok(ret.cast_unsigned())
     }
 
-    fn map_file(&mut self, region: &Region, file: u32, offset: u64) -> Result<()> {
-        let pid = self.injection.pid();
-        let file = self.files.get(file as usize);
-        let file =
-            file.ok_or_else(|| Error::Inconsistent { what: "a region names an unknown file".into(), pid })?;
-        let flags = apply::mmap_flags(region);
-        let at = self.map(file, [region.start, region.len(), u64::from(region.prot), flags, 0, offset])?;
-        if at.cast_unsigned() == region.start {
-            return Ok(());
+    fn call_all(&mut self, calls: &[InjectedCall]) -> Result<Vec<i64>> {
+        let is_trapped = |(nr, args): &InjectedCall| tern_syscall::route(*nr as u32, args) != Route::Here;
+        match self.batch_area {
+            Some(area) if calls.len() > 1 && !calls.iter().any(is_trapped) => {
+                let memory = Memory::open(self.injection.pid())?;
+                run_calls(self.injection, &memory, area, calls, &mut wait_briefly)
+            }
+            _ => calls.iter().map(|(nr, args)| self.call_through(*nr, *args)).collect(),
         }
-        let source = std::io::Error::from_raw_os_error((-at) as i32);
-        Err(Error::Refused { operation: "map a file", pid, source })
+    }
+
+    /// The guest gets a descriptor of each file before it maps the file. The next file takes its
+    /// place, and the last one is closed at the end.
+    fn map_files(&mut self, regions: &[Region]) -> Result<()> {
+        let pid = self.injection.pid();
+        let unknown = |what: &str| Error::Inconsistent { what: what.into(), pid };
+        let mut calls = Vec::with_capacity(regions.len() + 1);
+        let mut given = None;
+        for region in regions {
+            let Backing::File { file: index, offset } = region.backing else { continue };
+            let file = self.files.get(index as usize);
+            let file = file.ok_or_else(|| unknown("a region names an unknown file"))?;
+            let content = self.cache.get(file);
+            let content = content.ok_or_else(|| unknown("the content of a mapped file is missing"))?;
+            let flags = apply::mmap_flags(region);
+            let args =
+                [region.start, region.len(), u64::from(region.prot), flags, MAPPED_FILE as u64, offset];
+            let is_given = given.replace(index) == Some(index);
+            let new_fd = (!is_given).then_some((content, MAPPED_FILE));
+            calls.push(TrappedCall { call: (libc::SYS_mmap, args), new_fd });
+        }
+        calls
+            .push(TrappedCall { call: (libc::SYS_close, [MAPPED_FILE as u64, 0, 0, 0, 0, 0]), new_fd: None });
+        let results = match self.batch_area {
+            Some(area) => self.listener.run_calls_through(self.injection, area, &calls)?,
+            None => {
+                let mut make = |one: &TrappedCall<'_>| {
+                    self.listener.call_through(self.injection, one.call.0, one.call.1, one.new_fd)
+                };
+                calls.iter().map(&mut make).collect::<Result<_>>()?
+            }
+        };
+        let failed = regions.iter().zip(results).find(|(region, at)| at.cast_unsigned() != region.start);
+        failed.map_or(Ok(()), |(_, at)| {
+            let source = std::io::Error::from_raw_os_error((-at) as i32);
+            Err(Error::Refused { operation: "map a file", pid, source })
+        })
     }
 }
 
@@ -114,11 +152,14 @@ pub(crate) type MappedFiles = HashMap<(u64, u64), FileRef>;
 pub(crate) fn record_mapped_files(pid: i32, layout: &Layout, mapped_files: &mut MappedFiles) -> Result<()> {
     let maps = procfs::maps(pid)?;
     for region in &layout.regions {
-        let tern_image::Backing::File { file, .. } = region.backing else { continue };
+        let Backing::File { file, .. } = region.backing else { continue };
         let Some(file) = layout.files.get(file as usize) else { continue };
         let at = maps.partition_point(|m| m.end <= region.start);
         if let Some(m) = maps.get(at).filter(|m| m.start <= region.start && !m.is_anonymous()) {
-            mapped_files.insert((m.device, m.inode), file.clone());
+            let known = mapped_files.entry((m.device, m.inode)).or_insert_with(|| file.clone());
+            if known != file {
+                known.clone_from(file);
+            }
         }
     }
     Ok(())

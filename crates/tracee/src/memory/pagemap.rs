@@ -138,7 +138,7 @@ impl Pagemap {
             return_mask: PRESENT,
             ..ScanArg::default()
         };
-        let done = self.scan(start, end, query, |r| push_run(&mut runs, r.start, r.end));
+        let done = self.scan(start, end, query, |r| push_run(&mut runs, (r.start, r.end - r.start)));
         Ok((runs, done.map_err(|e| Error::from_io("scan pages", self.pid, e))?))
     }
 
@@ -180,7 +180,7 @@ impl Pagemap {
                 let entry = u64::from_le_bytes(*entry);
                 let (present, swapped, file) = (entry >> 63 & 1, entry >> 62 & 1, entry >> 61 & 1);
                 if (present | swapped) == 1 && file == 0 {
-                    push_run(&mut runs, at, at + PAGE);
+                    push_run(&mut runs, (at, PAGE));
                 }
                 at += PAGE;
             }
@@ -224,7 +224,8 @@ impl Pagemap {
         let mut written = Written::default();
         let done = self.scan(start, end, query, |r| {
             let has_content = r.categories & (PRESENT | SWAPPED) != 0 && r.categories & (FILE | ZERO) == 0;
-            push_run(if has_content { &mut written.content } else { &mut written.dropped }, r.start, r.end);
+            let runs = if has_content { &mut written.content } else { &mut written.dropped };
+            push_run(runs, (r.start, r.end - r.start));
         });
         match done {
             Ok(end) => Ok(Some((written, end))),
@@ -234,9 +235,10 @@ impl Pagemap {
     }
 }
 
-fn push_run(runs: &mut Vec<Run>, start: u64, end: u64) {
+/// Adds a run behind others, and joins it with the last one if they are adjacent.
+pub fn push_run(runs: &mut Vec<Run>, (start, len): Run) {
     match runs.last_mut() {
-        Some(last) if last.0 + last.1 == start => last.1 += end - start,
-        _ => runs.push((start, end - start)),
+        Some(last) if last.0 + last.1 == start => last.1 += len,
+        _ => runs.push((start, len)),
     }
 }

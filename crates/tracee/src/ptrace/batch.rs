@@ -7,11 +7,14 @@
 //! sleeps on a futex until the tracer interrupts it. It then stops where the kernel checks for
 //! signals, from where it can be resumed with any registers, also into the restart of a call. The
 //! tracer waits for the flag only, for a limited time.
+//!
+//! A list for a single thread may be as long as the memory for it allows, and longer lists are made
+//! in parts ([`run_calls`]). If a filter traps the calls, the tracer answers the traps meanwhile.
 
 use crate::error::{Error, Result};
 use crate::inject::Injection;
 use crate::memory::Memory;
-use crate::stop::{self, Stop, WaitEvent};
+use crate::stop::{self, Stop, Stopped, WaitEvent};
 use std::time::{Duration, Instant};
 
 /// Memory for batches in a process.
@@ -25,11 +28,14 @@ pub struct BatchArea {
     pub end: u64,
 }
 
+/// A call to inject: its number and arguments.
+pub type InjectedCall = (i64, [u64; 6]);
+
 /// The calls of one thread.
 #[derive(Debug, Clone, Default)]
 pub struct InjectBatch {
     /// The calls, [`MAX_BATCH_CALLS`] at most.
-    pub calls: Vec<(i64, [u64; 6])>,
+    pub calls: Vec<InjectedCall>,
     /// Data of the thread that the calls point to, and may write.
     pub data: [u64; DATA_WORDS],
 }
@@ -53,8 +59,10 @@ const ENTRY_WORDS: usize = 7;
 /// Ends a list: takes the place of a number, and is followed by a word that is set to 1 when all
 /// calls are made.
 const END_MARK: u64 = u64::MAX;
+/// Words of a list's end: [`END_MARK`] and the flag.
+const END_WORDS: usize = 2;
 /// Words of a list with its data.
-const SLOT_WORDS: usize = MAX_BATCH_CALLS * ENTRY_WORDS + 2 + DATA_WORDS;
+const SLOT_WORDS: usize = MAX_BATCH_CALLS * ENTRY_WORDS + END_WORDS + DATA_WORDS;
 const SLOT_BYTES: u64 = SLOT_WORDS as u64 * 8;
 /// Maximum time for all calls of a batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -149,6 +157,56 @@ pub fn run_batches(
     Ok(all)
 }
 
+/// Has one stopped thread make these calls in order, and returns their results, errors as negative
+/// numbers. A call that fails does not end the list. `wait` is called again and again until the calls
+/// are made: it waits a short time, and answers the calls that a filter has trapped.
+///
+/// # Errors
+/// If the thread is gone or in an unexpected state, if the calls take too long, or the error of
+/// `wait`.
+pub fn run_calls(
+    thread: &mut Injection,
+    memory: &Memory,
+    area: BatchArea,
+    calls: &[InjectedCall],
+    wait: &mut dyn FnMut() -> Result<()>,
+) -> Result<Vec<i64>> {
+    // Written each time: a hostile process may have changed it.
+    memory.write_forced(area.code, code())?;
+    let mut results = Vec::with_capacity(calls.len());
+    for part in calls.chunks(max_list_calls(area)) {
+        let made = thread.run_list(memory, area, part, wait);
+        results.extend(thread.note_gone(made)?);
+    }
+    Ok(results)
+}
+
+/// The default `wait` of [`run_calls`].
+///
+/// # Errors
+/// None.
+pub fn wait_briefly() -> Result<()> {
+    std::thread::sleep(POLL_INTERVAL);
+    Ok(())
+}
+
+/// Number of calls in the longest list for which an area has space.
+fn max_list_calls(area: BatchArea) -> usize {
+    let words = (area.end - area.start) as usize / 8;
+    (words.saturating_sub(END_WORDS) / ENTRY_WORDS).max(1)
+}
+
+/// The words of a list of calls.
+fn list_of(calls: &[InjectedCall]) -> Vec<u64> {
+    let mut list = Vec::with_capacity(calls.len() * ENTRY_WORDS + END_WORDS);
+    for (nr, args) in calls {
+        list.push(nr.cast_unsigned());
+        list.extend_from_slice(args);
+    }
+    list.extend([END_MARK, 0]);
+    list
+}
+
 /// Waits until all threads have made their calls, and returns their lists.
 fn wait_for_all(
     threads: &mut [Injection],
@@ -186,11 +244,8 @@ impl InjectBatch {
             return Err(Error::Inconsistent { what: "a batch with too many calls".into(), pid });
         }
         let mut list = [0; SLOT_WORDS];
-        for (entry, (nr, args)) in list.chunks_exact_mut(ENTRY_WORDS).zip(&self.calls) {
-            entry[0] = nr.cast_unsigned();
-            entry[1..].copy_from_slice(args);
-        }
-        list[self.calls.len() * ENTRY_WORDS] = END_MARK;
+        let calls = list_of(&self.calls);
+        list[..calls.len()].copy_from_slice(&calls);
         list[SLOT_WORDS - DATA_WORDS..].copy_from_slice(&self.data);
         Ok(list)
     }
@@ -204,6 +259,44 @@ impl InjectBatch {
 }
 
 impl Injection {
+    /// Makes the calls of one list.
+    fn run_list(
+        &mut self,
+        memory: &Memory,
+        area: BatchArea,
+        calls: &[InjectedCall],
+        wait: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<i64>> {
+        /// Number of polls before the first wait: most lists are short.
+        const MAX_YIELDS: u32 = 20;
+        let list: Vec<u8> = list_of(calls).iter().flat_map(|word| word.to_le_bytes()).collect();
+        memory.write_forced(area.start, &list)?;
+        self.start_batch(area.code, area.start)?;
+        let flag = area.start + list.len() as u64 - 8;
+        let deadline = Instant::now() + BATCH_TIMEOUT;
+        for turn in 0u32.. {
+            let state = memory.word(flag);
+            // A thread that is gone reports that here, and its memory cannot be read.
+            if let Some((_, change)) = stop::wait(self.pid(), false)? {
+                self.stopped_early(change)?;
+            }
+            if state? == 1 {
+                break;
+            }
+            if Instant::now() > deadline {
+                let what = "it did not make the injected calls in time".into();
+                return Err(Error::Inconsistent { what, pid: self.pid() });
+            }
+            if turn < MAX_YIELDS { std::thread::yield_now() } else { wait()? }
+        }
+        let mut made = vec![0; calls.len() * ENTRY_WORDS * 8];
+        memory.read(area.start, &mut made)?;
+        stop::interrupt(self.pid())?;
+        self.finish_batch()?;
+        let (words, _) = made.as_chunks::<8>();
+        Ok(words.iter().step_by(ENTRY_WORDS).map(|word| i64::from_le_bytes(*word)).collect())
+    }
+
     fn start_batch(&mut self, code: u64, list: u64) -> Result<()> {
         let registers = self.saved_registers().calling(code, 0, &[0; 6]);
         let stopped = self.take()?;
@@ -240,7 +333,29 @@ impl Injection {
         }
     }
 
+    /// At the exec stop another thread has executed a program, and has this thread's number now.
     fn unexpected_stop(&self, stop: Stop) -> Error {
+        if stop == Stop::Exec {
+            stop::defer(Stopped::again(self.pid(), stop));
+            return Error::Gone { pid: self.pid() };
+        }
         Error::Inconsistent { what: format!("{stop:?} during batched calls"), pid: self.pid() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_fill_their_area() {
+        let area = BatchArea { code: 0, start: 0x1000, end: 0x1800 };
+        let most = max_list_calls(area);
+        let calls = vec![(libc::SYS_munmap, [1, 2, 3, 4, 5, 6]); most];
+        let list = list_of(&calls);
+        assert!(list.len() * 8 <= 0x800 && (list.len() + ENTRY_WORDS) * 8 > 0x800);
+        assert_eq!(list[..ENTRY_WORDS], [11, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(list[list.len() - END_WORDS..], [END_MARK, 0]);
+        assert_eq!(max_list_calls(BatchArea { end: area.start, ..area }), 1);
     }
 }

@@ -29,13 +29,20 @@ impl Site {
     ///
     /// # Errors
     /// If it has no vDSO, or that has no such instruction.
-    pub fn in_vdso(memory: &Memory, maps: &[Mapping]) -> Result<Self> {
+    pub fn in_vdso(memory: &Memory) -> Result<Self> {
         let pid = memory.pid();
-        let none = Error::Unreadable { what: "vDSO", pid };
-        let Some(vdso) = maps.iter().find(|m| m.name == b"[vdso]") else { return Err(none) };
+        let none = || Error::Unreadable { what: "vDSO", pid };
+        let is_vdso = |m: &Mapping| m.name == b"[vdso]";
+        // The kernel mapped it there. The process may have moved it since.
+        let address = procfs::vdso_address(&procfs::auxv(pid)?);
+        let found = address.map_or(Ok(None), |address| procfs::mapping_at(pid, address))?;
+        let vdso = match found.filter(is_vdso) {
+            Some(vdso) => vdso,
+            None => procfs::maps(pid)?.into_iter().find(is_vdso).ok_or_else(none)?,
+        };
         let mut code = vec![0; (vdso.end - vdso.start) as usize];
         memory.read(vdso.start, &mut code)?;
-        let at = code.windows(2).position(|w| w == SYSCALL).ok_or(none)?;
+        let at = code.windows(2).position(|w| w == SYSCALL).ok_or_else(none)?;
         Ok(Self(vdso.start + at as u64))
     }
 }
@@ -330,15 +337,14 @@ impl Injection {
     }
 }
 
-/// Reads the mappings and starts an injection through the vDSO.
+/// Starts an injection through the vDSO.
 ///
 /// # Errors
 /// If the process is gone or has no usable vDSO.
-pub fn through_vdso(stopped: Stopped) -> Result<(Injection, Vec<Mapping>, Memory)> {
-    let maps = procfs::maps(stopped.pid())?;
+pub fn through_vdso(stopped: Stopped) -> Result<(Injection, Memory)> {
     let memory = Memory::open(stopped.pid())?;
-    let site = Site::in_vdso(&memory, &maps)?;
-    Ok((Injection::begin(stopped, site)?, maps, memory))
+    let site = Site::in_vdso(&memory)?;
+    Ok((Injection::begin(stopped, site)?, memory))
 }
 
 /// The address of a `syscall` instruction in this program: a site for processes forked from it that
