@@ -13,6 +13,7 @@ use crate::migrate::hollow::Outgoing;
 use crate::migrate::restore::Returning;
 use crate::process::mailbox::MailboxArea;
 use crate::process::thread::Thread;
+use crate::time::fire::DueSignal;
 use crate::time::rusage::EndedChild;
 use crate::time::timers::Timers;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -93,6 +94,8 @@ pub(crate) struct Process {
     pub(crate) cpu_limits: Option<([Option<u64>; 2], Instant)>,
     /// When its timers were last checked.
     pub(crate) timers_checked: Instant,
+    /// Expired timers and limits that are to be fired as soon as a thread can be stopped.
+    pub(crate) unfired: Vec<DueSignal>,
     /// POSIX timers whose signals may have been lost when they were taken from the kernel.
     pub(crate) to_refire: Vec<i32>,
     /// The demand of the current guest on its node.
@@ -221,6 +224,7 @@ impl Process {
             cpu_thresholds: BTreeMap::new(),
             cpu_limits: None,
             timers_checked: Instant::now(),
+            unfired: Vec::new(),
             to_refire: Vec::new(),
             demand: GuestDemand::default(),
             call_count: 0,

@@ -89,6 +89,8 @@ impl Shim {
         self.handle_events();
         self.handle_stops();
         self.handle_messages();
+        self.fire_late();
+        self.continue_returns();
         self.collect_finished_calls();
         self.collect_scans();
         self.handle_opens();

@@ -15,3 +15,4 @@ mod recovery;
 mod refusals;
 mod shutdown;
 mod stopped;
+mod uninterruptible;

@@ -49,6 +49,7 @@ impl Shim {
         process.timers.handle_exec();
         process.cpu_thresholds.clear();
         process.to_refire.clear();
+        process.unfired.clear();
         process.exec_count += 1;
         (process.area_count, process.free_areas, process.orphaned_mappings) = (0, Vec::new(), Vec::new());
         process.placeholders.clear();

@@ -320,7 +320,10 @@ impl Shim {
                 self.complete_task(pid);
                 self.resend_thresholds(pid);
                 let Some(image) = outgoing.image else { return };
-                let freed = self.with_process(pid, |process, stopped| process.free_memory(stopped, &image));
+                // Its threads have made no call yet. If none can stop all the same, the memory is
+                // kept.
+                let freed =
+                    self.with_any_thread(pid, None, |process, stopped| process.free_memory(stopped, &image));
                 if let Err(error) = freed {
                     self.handle_error(pid, &error);
                 }
@@ -343,7 +346,7 @@ impl Shim {
         }
         // From here on all messages of its guest are ignored.
         process.epoch = process.epoch.next();
-        let back = self.quiesce_deputy(pid).and_then(|stopped| {
+        let back = self.quiesce_idle_deputy(pid).and_then(|stopped| {
             let Some(process) = self.processes.get_mut(&pid).filter(|_| stopped) else { return Ok(false) };
             let State::HandedOver(outgoing) = std::mem::replace(&mut process.state, State::Resident) else {
                 return Ok(false);
