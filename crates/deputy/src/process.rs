@@ -13,6 +13,7 @@ use crate::migrate::hollow::Outgoing;
 use crate::migrate::restore::Returning;
 use crate::process::mailbox::MailboxArea;
 use crate::process::thread::Thread;
+use crate::stops::resident::WhenStopped;
 use crate::time::fire::DueSignal;
 use crate::time::rusage::EndedChild;
 use crate::time::timers::Timers;
@@ -110,6 +111,11 @@ pub(crate) struct Process {
     pub(crate) delegations: Delegations,
     /// The names cached at its guest.
     pub(crate) names: DelegatedNames,
+    /// The work that begins when all its threads, which run at home, have stopped, and since when it
+    /// has waited.
+    pub(crate) when_stopped: Option<(WhenStopped, Instant)>,
+    /// Since when its move waits for a thread that cannot be stopped.
+    pub(crate) blocked_since: Option<Instant>,
     /// When to ask a busy guest again to depart.
     pub(crate) retry_at: Option<Instant>,
     /// Stopped by job control.
@@ -232,6 +238,8 @@ impl Process {
             placeholders: Vec::new(),
             delegations: Delegations::default(),
             names: DelegatedNames::default(),
+            when_stopped: None,
+            blocked_since: None,
             retry_at: None,
             job_stopped: false,
             fetched_for_core: false,
@@ -309,6 +317,13 @@ impl Process {
         let thread = self.thread(HomePid(stopped.pid()))?;
         thread.stopped = Some(stopped);
         Ok(())
+    }
+
+    /// Records whether its move waits for a thread that cannot be stopped. Returns for how long it
+    /// has waited.
+    pub(crate) fn note_blocked(&mut self, is_blocked: bool) -> Duration {
+        self.blocked_since = is_blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
+        self.blocked_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Whether all its live threads are stopped.

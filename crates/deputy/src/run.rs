@@ -88,6 +88,7 @@ impl Shim {
         self.handle_requests();
         self.handle_events();
         self.handle_stops();
+        self.continue_stops();
         self.handle_messages();
         self.fire_late();
         self.continue_returns();
@@ -113,8 +114,8 @@ impl Shim {
         if threads.any(Thread::needs_polling) {
             timeout = Duration::from_millis(5);
         }
-        if !self.queued_moves.is_empty() || self.processes.values().any(|process| process.retry_at.is_some())
-        {
+        let is_retried = |process: &Process| process.retry_at.is_some() || process.when_stopped.is_some();
+        if !self.queued_moves.is_empty() || self.processes.values().any(is_retried) {
             timeout = Duration::from_millis(5);
         }
         if self.processes.values().any(Process::waits_for_group) {

@@ -19,7 +19,7 @@ const MOUNT: &str = "/tmp/slow";
 /// The file that ends the fsync.
 const RELEASE: &str = "/tmp/release";
 
-/// A file system with one file, `f`, whose fsync lasts until a file exists. A thread that is
+/// A file system with one file, `f`. An fsync of it lasts until a file exists. A thread that is
 /// interrupted in it is then in an uninterruptible sleep, since the server has read the request.
 const SERVER: &str = "
 import ctypes, os, struct, sys, threading, time
@@ -69,7 +69,7 @@ while True:
         reply(unique, error=38)
 ";
 
-/// A program on node 2 whose second thread is in an fsync at home, and its server.
+/// A program whose second thread is in an fsync at home, and the server of the file.
 struct Synchronising {
     cluster: Cluster,
     server: Child,
@@ -77,7 +77,8 @@ struct Synchronising {
 }
 
 impl Synchronising {
-    fn start(name: &str) -> Result<Self> {
+    /// Starts it with this option of mosrun.
+    fn start(name: &str, option: &str) -> Result<Self> {
         let program = named("siblings", Flavour::Static)?;
         let cluster = Cluster::without_quotas(name, 2)?;
         let mut server = cluster.command(1, "python3");
@@ -86,7 +87,7 @@ impl Synchronising {
         BufReader::new(server.stdout.take().context("no output")?).read_line(&mut line)?;
         ensure!(line == "ready\n", "the file system is not mounted");
         let mut command = cluster.command(1, "sh");
-        command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program);
+        command.args(["-c", ANNOUNCE, "sh", "mosrun", option]).arg(program);
         command
             .args(["syncs", &format!("{MOUNT}/f")])
             .env("TERN_UNTIL", "/tmp/until")
@@ -125,7 +126,7 @@ impl Synchronising {
 /// The move is refused while the call lasts, and the program and its child go on where they are.
 #[test]
 fn fetching_a_process_in_an_fsync_delays_no_relative() -> Result<()> {
-    let this = Synchronising::start("fsync-home")?;
+    let this = Synchronising::start("fsync-home", "-2")?;
     let pid = this.running.pid;
     let refused = this.cluster.migrate(pid, "home").err().context("it came home in its fsync")?;
     ensure!(refused.message.contains("busy"), "{refused:?}");
@@ -139,7 +140,7 @@ fn fetching_a_process_in_an_fsync_delays_no_relative() -> Result<()> {
 /// The call waits for the fsync of the other thread, and is then made.
 #[test]
 fn call_that_needs_home_during_an_fsync_delays_no_relative() -> Result<()> {
-    let mut this = Synchronising::start("fsync-fetch")?;
+    let mut this = Synchronising::start("fsync-fetch", "-2")?;
     this.running.send_input("go\n")?;
     let is_fetched = || matches!(this.location(), Ok((2, why)) if why.contains("ioctl"));
     wait_until("it is fetched home", STEP_TIMEOUT, is_fetched)?;
@@ -148,5 +149,20 @@ fn call_that_needs_home_during_an_fsync_delays_no_relative() -> Result<()> {
     ensure!(this.location()?.0 == 2, "{:?}", this.location()?);
     this.release()?;
     this.running.await_output("made")?;
+    this.finish()
+}
+
+/// A process that runs at home is not moved or frozen in its fsync, and goes on.
+#[test]
+fn process_in_an_fsync_at_home_is_refused() -> Result<()> {
+    let this = Synchronising::start("fsync-leave", "-L")?;
+    let pid = this.running.pid;
+    let refused = this.cluster.migrate(pid, "2").err().context("it left in its fsync")?;
+    ensure!(refused.message.contains("busy"), "{refused:?}");
+    let frozen = this.cluster.run(1, &["migrate", &pid.to_string(), "freeze"]);
+    ensure!(frozen.is_err_and(|why| format!("{why:#}").contains("busy")), "it was frozen in its fsync");
+    this.release()?;
+    let moved = this.cluster.migrate(pid, "2");
+    moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
     this.finish()
 }

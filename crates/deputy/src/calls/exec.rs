@@ -103,7 +103,7 @@ impl Shim {
         process.thread(pid)?.stop_wanted = true;
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
-        if !self.quiesce_resident(pid)? {
+        if !self.quiesce_new_program(pid)? {
             return Ok(());
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
@@ -130,7 +130,7 @@ impl Shim {
         process.thread(pid)?.stop_wanted = true;
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
-        if !self.quiesce_resident(pid)? {
+        if !self.quiesce_new_program(pid)? {
             return Ok(None);
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };

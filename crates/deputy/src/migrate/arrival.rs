@@ -24,7 +24,7 @@ use tern_tracee::{Error, Result};
 /// How long the parts of a process may wait for a deputy thread to stop. As long as calls in an
 /// uninterruptible sleep are shorter than this, a process that makes one after the other still comes
 /// home: the deputy stops at the end of one.
-const MAX_BLOCKED: Duration = Duration::from_secs(1);
+pub(crate) const MAX_BLOCKED: Duration = Duration::from_secs(1);
 
 /// Upper bound on the parts of one process that wait.
 const MAX_WAITING_PARTS: usize = 64;
@@ -32,8 +32,9 @@ const MAX_WAITING_PARTS: usize = 64;
 /// How often to look whether a deputy's long call has finished.
 const BLOCKED_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The reason of a journey home that is refused because of a deputy's call.
-const CALL_LASTS: &str = "busy: a call of it at home cannot be interrupted and does not end; try again";
+/// The reason of a move that is refused because a thread cannot be stopped.
+pub(crate) const CALL_LASTS: &str =
+    "busy: a call of it at home cannot be interrupted and does not end; try again";
 
 impl Shim {
     /// Handles a part of a process that comes home.
@@ -62,11 +63,9 @@ impl Shim {
             let done = self.take_part(pid, &part);
             let is_blocked = matches!(done, Ok(None));
             let Some(process) = self.processes.get_mut(&pid) else { return };
-            if let State::Returning(returning) = &mut process.state {
-                returning.note_blocked(is_blocked);
-                if is_blocked {
-                    return returning.waiting.push_front(part);
-                }
+            process.note_blocked(is_blocked);
+            if is_blocked && let State::Returning(returning) = &mut process.state {
+                return returning.waiting.push_front(part);
             }
             match done {
                 Ok(_) if matches!(part.message, Message::Space(_)) => {
@@ -141,8 +140,8 @@ impl Shim {
         }
         for pid in &group {
             let quiesced = self.quiesce_deputy(*pid);
-            if let Some(State::Returning(returning)) = self.processes.get_mut(pid).map(|p| &mut p.state) {
-                returning.note_blocked(matches!(quiesced, Ok(Quiesced::Blocked)));
+            if let Some(process) = self.processes.get_mut(pid) {
+                process.note_blocked(matches!(quiesced, Ok(Quiesced::Blocked)));
             }
             match quiesced {
                 Ok(Quiesced::Stopped | Quiesced::Gone) => {}
@@ -155,15 +154,12 @@ impl Shim {
 
     /// Continues the journeys home for which a deputy thread has to stop.
     pub(crate) fn continue_returns(&mut self) {
-        let is_blocked =
-            |process: &&Process| matches!(&process.state, State::Returning(r) if r.blocked_since.is_some());
+        let is_blocked = |process: &&Process| process.blocked_since.is_some();
         let blocked: Vec<HomePid> = self.processes.values().filter(is_blocked).map(|p| p.pid).collect();
         for pid in blocked {
-            let Some(State::Returning(returning)) = self.processes.get(&pid).map(|process| &process.state)
-            else {
-                continue;
-            };
-            let too_long = returning.blocked_since.is_some_and(|since| since.elapsed() > MAX_BLOCKED);
+            let Some(process) = self.processes.get(&pid) else { continue };
+            let State::Returning(returning) = &process.state else { continue };
+            let too_long = process.blocked_since.is_some_and(|since| since.elapsed() > MAX_BLOCKED);
             if too_long || returning.waiting.len() > MAX_WAITING_PARTS {
                 self.postpone_return(pid);
             } else if returning.arrived.is_some() {
@@ -181,8 +177,9 @@ impl Shim {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             let State::Returning(returning) = &mut process.state else { continue };
             let has_departed = std::mem::take(&mut returning.has_departed);
-            (returning.arrived, returning.blocked_since) = (None, None);
+            returning.arrived = None;
             returning.waiting.clear();
+            process.note_blocked(false);
             let is_job_stopped = process.job_stopped;
             if let Err(error) = process.withdraw_stops() {
                 self.handle_error(pid, &error);

@@ -1,10 +1,12 @@
 //! A process leaves home: its sending, the hand-over, and the way back if that fails.
 
 use crate::links::peers::PeerId;
+use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
 use crate::migrate::hollow::Outgoing;
 use crate::migrate::source::OutgoingSource;
 use crate::process::{Process, State};
 use crate::shim::Shim;
+use crate::stops::quiesce::Quiesced;
 use tern_ids::HomePid;
 use tern_image::content::ShowableFiles;
 use tern_migrate::message::Message;
@@ -62,15 +64,8 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         // An exec from now on must not begin the move again.
         process.state = State::Resident;
-        let done = self.quiesce_resident(pid).and_then(|stopped| match self.processes.get_mut(&pid) {
-            Some(process) if stopped => process.undo_prepare().map(|()| true),
-            _ => Ok(false),
-        });
-        match done {
-            Ok(true) => self.detach(pid),
-            Ok(false) => {}
-            Err(error) => self.handle_error(pid, &error),
-        }
+        process.note_blocked(false);
+        self.release(pid);
     }
 
     /// Runs `work` on a departing process and its link. If the process must be stopped for the work
@@ -117,16 +112,32 @@ impl Shim {
             let peer = outgoing.peer;
             process.state = State::Outgoing(outgoing);
             match done {
-                Ok(_) | Err(SendError::AddressSpaceBusy) if must_stop => match self.quiesce_resident(pid) {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) => return self.handle_error(pid, &error),
-                },
+                Ok(_) | Err(SendError::AddressSpaceBusy) if must_stop => {
+                    let quiesced = self.quiesce_resident(pid);
+                    let Some(process) = self.processes.get_mut(&pid) else { return };
+                    match quiesced {
+                        Ok(Quiesced::Stopped) => drop(process.note_blocked(false)),
+                        Ok(Quiesced::Gone) => return,
+                        // The main loop tries again.
+                        Ok(Quiesced::Blocked) if process.note_blocked(true) < MAX_BLOCKED => return,
+                        Ok(Quiesced::Blocked) => {
+                            if let Err(error) = process.resume_at_home() {
+                                self.handle_error(pid, &error);
+                            }
+                            self.send_to_peer(peer, pid, &Message::Drop);
+                            return self.cancel_outgoing(pid, CALL_LASTS);
+                        }
+                        Err(error) => return self.handle_error(pid, &error),
+                    }
+                }
                 Ok(_) => return,
                 Err(error) => {
                     // It may be in the middle of an exec, which only its exec stop reveals.
                     let unclear = matches!(error, SendError::Process(_) | SendError::File(_));
-                    if unclear && !process.is_stopped() && matches!(self.quiesce_resident(pid), Ok(false)) {
+                    if unclear
+                        && !process.is_stopped()
+                        && matches!(self.quiesce_resident(pid), Ok(Quiesced::Gone))
+                    {
                         return;
                     }
                     self.send_to_peer(peer, pid, &Message::Drop);

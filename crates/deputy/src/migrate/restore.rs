@@ -11,7 +11,6 @@ use crate::process::space::HomeSpace;
 use crate::process::{Process, State};
 use crate::shim::Shim;
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::layout::Layout;
 use tern_image::process::{SIG_DFL, SIG_IGN};
@@ -42,15 +41,6 @@ pub(crate) struct Returning {
     /// Its image, while others of its group are still on their way, or a thread of the deputy is to
     /// stop.
     pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
-    /// Since when it has waited for a thread of the deputy.
-    pub(crate) blocked_since: Option<Instant>,
-}
-
-impl Returning {
-    /// Records whether it waits for a thread of the deputy.
-    pub(crate) fn note_blocked(&mut self, is_blocked: bool) {
-        self.blocked_since = is_blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
-    }
 }
 
 /// The state of a draining thread: it is home except for its last call.

@@ -33,36 +33,33 @@ const MAX_YIELDS: u32 = 20;
 /// Number of polls between two looks at a thread's state.
 const POLLS_PER_LOOK: u32 = 16;
 
-/// The result of an attempt to stop all threads of a deputy.
+/// The result of an attempt to stop all threads of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quiesced {
     /// All threads are stopped.
     Stopped,
     /// A thread is in an uninterruptible sleep. It stops when it wakes.
     Blocked,
-    /// The process is gone, or is not a deputy any more.
+    /// The process is gone, or is not to be stopped any more.
     Gone,
 }
 
 impl Shim {
-    /// Waits for the next wait status while a process at home is quiesced. If its first thread
-    /// exits before others the kernel reports nothing, so that is polled.
-    fn wait_for_change_of(&mut self, pid: HomePid) -> Result<()> {
-        let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
-        let awaited = process.live_threads().any(|thread| thread.tid == pid && thread.stopped.is_none());
-        if !awaited || process.live_threads().count() == 1 {
-            return self.wait_for_change();
-        }
-        if procfs::has_exited(pid.0) {
+    /// Handles the next wait status, or waits a moment for one, while a process at home is quiesced.
+    /// If its first thread exits before others the kernel reports nothing, so that is polled.
+    /// Returns false if a thread is in an uninterruptible sleep.
+    fn poll_for_stop_of(&mut self, pid: HomePid, polls: &mut u32) -> Result<bool> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(true) };
+        let Some(awaited) = process.live_threads().find(|thread| thread.stopped.is_none()) else {
+            return Ok(true);
+        };
+        let tid = awaited.tid;
+        if tid == pid && process.live_threads().count() > 1 && procfs::has_exited(pid.0) {
             process.thread(pid)?.is_exiting = true;
             process.stop_reading_through(pid);
-            return Ok(());
+            return Ok(true);
         }
-        match stop::wait(-1, false)? {
-            Some((host, change)) => self.handle_change(HomePid(host), change),
-            None => std::thread::sleep(POLL_INTERVAL),
-        }
-        Ok(())
+        self.poll_for_stop(tid, polls)
     }
 
     /// Waits for the next wait status of any thread.
@@ -74,22 +71,23 @@ impl Shim {
     }
 
     /// Stops all threads of a process that runs at home. Signals are delivered meanwhile as if it
-    /// were not traced. Returns false if the process is gone, not traced any more, or already doing
-    /// what comes next: a departing process that executes a program begins its move again by
-    /// itself.
+    /// were not traced. The process counts as gone if it is not traced any more, or is already
+    /// doing what comes next: a departing process that executes a program begins its move again by
+    /// itself. If a thread is in an uninterruptible sleep, the others stay stopped.
     ///
     /// # Errors
     /// If a thread cannot be waited for.
-    pub(crate) fn quiesce_resident(&mut self, pid: HomePid) -> Result<bool> {
+    pub(crate) fn quiesce_resident(&mut self, pid: HomePid) -> Result<Quiesced> {
+        let mut polls = 0;
         let exec_count = self.processes.get(&pid).map(|process| process.exec_count);
         loop {
             if self.is_frozen(pid) {
-                return Ok(false);
+                return Ok(Quiesced::Gone);
             }
-            let Some(process) = self.processes.get_mut(&pid) else { return Ok(false) };
+            let Some(process) = self.processes.get_mut(&pid) else { return Ok(Quiesced::Gone) };
             let anew = matches!(process.state, State::Outgoing(_)) && Some(process.exec_count) != exec_count;
             if process.is_away() || anew || process.threads.is_empty() {
-                return Ok(false);
+                return Ok(Quiesced::Gone);
             }
             // A thread that executes a program has taken over the pid: all others are gone, and its
             // exec stop is to come.
@@ -97,7 +95,7 @@ impl Shim {
                 process.threads.insert(pid, Thread::new_resident(pid)?);
             }
             if process.is_stopped() {
-                return Ok(true);
+                return Ok(Quiesced::Stopped);
             }
             let mut gone = Vec::new();
             for thread in process.threads.values_mut().filter(|t| t.stopped.is_none() && !t.is_exiting) {
@@ -114,8 +112,22 @@ impl Shim {
                     process.thread_exited(*tid);
                 }
             }
-            if gone.is_empty() {
-                self.wait_for_change_of(pid)?;
+            if gone.is_empty() && !self.poll_for_stop_of(pid, &mut polls)? {
+                return Ok(Quiesced::Blocked);
+            }
+        }
+    }
+
+    /// Stops a process at home that has just executed a program, before its first instruction: it
+    /// is in no sleep that lasts. Returns false if it is gone.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub(crate) fn quiesce_new_program(&mut self, pid: HomePid) -> Result<bool> {
+        loop {
+            match self.quiesce_resident(pid)? {
+                Quiesced::Blocked => std::thread::sleep(POLL_INTERVAL),
+                quiesced => return Ok(quiesced == Quiesced::Stopped),
             }
         }
     }
@@ -306,7 +318,7 @@ impl Process {
 }
 
 /// Whether a thread is in an uninterruptible sleep (state D).
-fn is_uninterruptible(tid: HomePid) -> bool {
+pub(super) fn is_uninterruptible(tid: HomePid) -> bool {
     procfs::status(tid.0).is_ok_and(|status| status.state == b'D')
 }
 
