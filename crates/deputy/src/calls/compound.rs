@@ -31,11 +31,6 @@ impl Compound {
         (first, Self { remaining, ..Self::default() })
     }
 
-    /// Whether the guest's own call is the only one.
-    pub(crate) fn is_single(&self) -> bool {
-        !self.has_more() && self.results.is_empty()
-    }
-
     /// Whether something follows the call that was made.
     pub(crate) fn has_more(&self) -> bool {
         self.prelude_only || !self.remaining.is_empty()

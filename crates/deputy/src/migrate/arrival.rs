@@ -177,18 +177,25 @@ impl Shim {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
             let State::Returning(returning) = &mut process.state else { continue };
             let has_departed = std::mem::take(&mut returning.has_departed);
-            returning.arrived = None;
-            returning.waiting.clear();
-            process.note_blocked(false);
             let is_job_stopped = process.job_stopped;
-            if let Err(error) = process.withdraw_stops() {
-                self.handle_error(pid, &error);
-            }
+            self.drop_parts(pid);
             if has_departed || !is_job_stopped {
                 self.send(pid, &Message::Thaw);
             }
         }
         self.await_long_calls(pid);
+    }
+
+    /// Drops the parts of a process that wait. Its deputy threads continue their calls.
+    pub(crate) fn drop_parts(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let State::Returning(returning) = &mut process.state else { return };
+        returning.waiting.clear();
+        returning.arrived = None;
+        process.note_blocked(false);
+        if let Err(error) = process.withdraw_stops() {
+            self.handle_error(pid, &error);
+        }
     }
 
     /// Whether a process of this group has a deputy in a call that may last and cannot be

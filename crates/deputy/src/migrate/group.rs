@@ -429,7 +429,10 @@ impl Shim {
                 self.send_to_peer(peer, pid, &Message::Drop);
             }
             State::Returning(_) => {
-                process.state = State::Away;
+                self.drop_parts(pid);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.state = State::Away;
+                }
                 self.abort_task(pid, why);
                 self.send(pid, &Message::Thaw);
             }

@@ -104,6 +104,7 @@ impl Shim {
 
     /// The guest did not depart, and continues where it is.
     pub(crate) fn departure_failed(&mut self, pid: HomePid, why: &str) {
+        self.drop_parts(pid);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let patient = process.task.as_ref().is_some_and(|t| t.started_at.elapsed() < RETRY_TIMEOUT);
         if why.starts_with("busy")

@@ -100,7 +100,7 @@ impl Process {
         };
         let code = now.rax.cast_signed();
         let nr = current.request.call.nr;
-        if has_not_begun && sync.partial.is_none() && current.compound.is_single() {
+        if has_not_begun && sync.partial.is_none() && !current.compound.has_more() {
             // As if it had never arrived. If the deputy were resumed it might begin a sleep that
             // cannot be interrupted, and home is past the point of no return.
             thread.current = None;

@@ -227,9 +227,9 @@ impl Shim {
             return Ok(false);
         }
         if *polls < MAX_YIELDS {
-            std::thread::yield_now()
+            std::thread::yield_now();
         } else {
-            std::thread::sleep(POLL_INTERVAL)
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(true)
     }

@@ -72,7 +72,7 @@ impl Shim {
                 // A thread may be gone, as when another one executes a program; not the process.
                 match self.processes.get_mut(&pid) {
                     Some(process) if since.elapsed() < MAX_BLOCKED => {
-                        process.when_stopped = Some((then, since))
+                        process.when_stopped = Some((then, since));
                     }
                     _ => self.not_stopped(pid, then),
                 }
