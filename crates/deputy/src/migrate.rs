@@ -1,5 +1,6 @@
 //! Moves of processes: requests, departures, moves between other nodes, and returns.
 
+pub(crate) mod arrival;
 pub(crate) mod draining;
 pub(crate) mod frozen;
 pub(crate) mod group;

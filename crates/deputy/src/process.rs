@@ -13,6 +13,8 @@ use crate::migrate::hollow::Outgoing;
 use crate::migrate::restore::Returning;
 use crate::process::mailbox::{Mailbox, MailboxArea};
 use crate::process::thread::Thread;
+use crate::stops::resident::WhenStopped;
+use crate::time::fire::DueSignal;
 use crate::time::rusage::EndedChild;
 use crate::time::timers::Timers;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,10 +23,10 @@ use std::time::{Duration, Instant};
 use tern_control::Destination;
 use tern_control::control_socket::PendingRequest;
 use tern_ids::{Epoch, HomePid, MigrationId, NodeId};
-use tern_image::Reserve;
 use tern_image::content::HomeFiles;
 use tern_image::process::{Action, SIGNALS};
-use tern_migrate::message::Machine;
+use tern_image::{ProcessImage, Reserve};
+use tern_migrate::message::{Machine, ProcessSync};
 use tern_migrate::{CpuTime, GuestDemand};
 use tern_tracee::stop::Stopped;
 use tern_tracee::{Error, Memory, Result, procfs};
@@ -93,6 +95,8 @@ pub(crate) struct Process {
     pub(crate) cpu_limits: Option<([Option<u64>; 2], Instant)>,
     /// When its timers were last checked.
     pub(crate) timers_checked: Instant,
+    /// Expired timers and limits that are to be fired as soon as a thread can be stopped.
+    pub(crate) unfired: Vec<DueSignal>,
     /// POSIX timers whose signals may have been lost when they were taken from the kernel.
     pub(crate) to_refire: Vec<i32>,
     /// The demand of the current guest on its node.
@@ -107,6 +111,11 @@ pub(crate) struct Process {
     pub(crate) delegations: Delegations,
     /// The names cached at its guest.
     pub(crate) names: DelegatedNames,
+    /// The work that begins when all its threads, which run at home, have stopped, and since when it
+    /// has waited.
+    pub(crate) when_stopped: Option<(WhenStopped, Instant)>,
+    /// Since when its move waits for a thread that cannot be stopped.
+    pub(crate) blocked_since: Option<Instant>,
     /// When to ask a busy guest again to depart.
     pub(crate) retry_at: Option<Instant>,
     /// Stopped by job control.
@@ -138,6 +147,9 @@ pub(crate) enum State {
     /// Away; its new guest (at the process's peer) was sent `Go`. The guest of the
     /// previous peer is kept frozen until the new one is known to run.
     Switching(PeerId),
+    /// Its hand-over was revoked, for this reason: it becomes the process of this image again as soon
+    /// as its deputy threads have stopped.
+    Revoked(Box<((ProcessImage, ProcessSync), String)>),
     /// Away, coming home.
     Returning(Box<Returning>),
     /// At home, except that the deputies of some threads are still making their last calls. The
@@ -221,6 +233,7 @@ impl Process {
             cpu_thresholds: BTreeMap::new(),
             cpu_limits: None,
             timers_checked: Instant::now(),
+            unfired: Vec::new(),
             to_refire: Vec::new(),
             demand: GuestDemand::default(),
             call_count: 0,
@@ -228,6 +241,8 @@ impl Process {
             placeholders: Vec::new(),
             delegations: Delegations::default(),
             names: DelegatedNames::default(),
+            when_stopped: None,
+            blocked_since: None,
             retry_at: None,
             job_stopped: false,
             fetched_for_core: false,
@@ -318,6 +333,13 @@ impl Process {
         Ok(())
     }
 
+    /// Records whether its move waits for a thread that cannot be stopped. Returns for how long it
+    /// has waited.
+    pub(crate) fn note_blocked(&mut self, is_blocked: bool) -> Duration {
+        self.blocked_since = is_blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
+        self.blocked_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Whether all its live threads are stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.live_threads().all(|thread| thread.stopped.is_some())
@@ -362,6 +384,7 @@ impl Process {
             | State::HandedOver(_)
             | State::Remigrating(_)
             | State::Switching(_)
+            | State::Revoked(_)
             | State::Returning(_) => "migrating",
             State::Away => "running",
         }

@@ -95,8 +95,16 @@ impl Shim {
         self.step_ended("handle_events");
         self.handle_stops();
         self.step_ended("handle_stops");
+        self.continue_stops();
+        self.step_ended("continue_stops");
         self.handle_messages();
         self.step_ended("handle_messages");
+        self.fire_late();
+        self.step_ended("fire_late");
+        self.continue_returns();
+        self.step_ended("continue_returns");
+        self.continue_revocations();
+        self.step_ended("continue_revocations");
         self.collect_finished_calls();
         self.step_ended("collect_finished_calls");
         self.collect_scans();
@@ -135,8 +143,8 @@ impl Shim {
         if threads.any(Thread::needs_polling) {
             timeout = Duration::from_millis(5);
         }
-        if !self.queued_moves.is_empty() || self.processes.values().any(|process| process.retry_at.is_some())
-        {
+        let is_retried = |process: &Process| process.retry_at.is_some() || process.when_stopped.is_some();
+        if !self.queued_moves.is_empty() || self.processes.values().any(is_retried) {
             timeout = Duration::from_millis(5);
         }
         if self.processes.values().any(Process::waits_for_group) {

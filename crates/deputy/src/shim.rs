@@ -312,9 +312,11 @@ impl Shim {
     /// A process has exited at home: its guest is dropped.
     pub(crate) fn process_exited(&mut self, pid: HomePid) {
         let migration = self.end_task(pid, Refusal::new(RefusalKind::NotFound, "it has ended"));
-        let Some(process) = self.processes.remove(&pid) else { return };
+        let Some(mut process) = self.processes.remove(&pid) else { return };
         self.close_unused_objects();
         self.keep_usage_for_parent(&process);
+        let waiting = process.when_stopped.take();
+        waiting.into_iter().for_each(|(then, _)| then.refuse_gone(pid));
         let may_have_carried = process.may_carry_objects();
         for peer in process.peers() {
             self.send_to_peer(peer, pid, &Message::Drop);

@@ -2,3 +2,4 @@
 
 pub(crate) mod events;
 pub(crate) mod quiesce;
+pub(crate) mod resident;

@@ -16,3 +16,4 @@ mod recovery;
 mod refusals;
 mod shutdown;
 mod stopped;
+mod uninterruptible;

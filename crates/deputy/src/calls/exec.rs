@@ -50,6 +50,7 @@ impl Shim {
         process.timers.handle_exec();
         process.cpu_thresholds.clear();
         process.to_refire.clear();
+        process.unfired.clear();
         process.exec_count += 1;
         (process.area_count, process.free_areas, process.orphaned_mappings) = (0, Vec::new(), Vec::new());
         process.placeholders.clear();
@@ -103,7 +104,7 @@ impl Shim {
         process.thread(pid)?.stop_wanted = true;
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
-        if !self.quiesce_resident(pid)? {
+        if !self.quiesce_new_program(pid)? {
             return Ok(());
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
@@ -130,7 +131,7 @@ impl Shim {
         process.thread(pid)?.stop_wanted = true;
         tern_tracee::stop::interrupt(pid.0)?;
         stopped.resume(0)?;
-        if !self.quiesce_resident(pid)? {
+        if !self.quiesce_new_program(pid)? {
             return Ok(None);
         }
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };

@@ -4,9 +4,7 @@ use crate::links::peers::PeerId;
 use crate::process::State;
 use crate::shim::Shim;
 use std::time::{Duration, Instant};
-use tern_ids::{Epoch, HomePid};
-use tern_image::FileRef;
-use tern_image::object::SharedObjects;
+use tern_ids::HomePid;
 use tern_migrate::message::{Message, ReceivedMessage};
 
 impl Shim {
@@ -189,12 +187,16 @@ impl Shim {
         }
         crate::signals::coredump::prevent_core(pid.0);
         tracing::info!(%pid, signal, "the program was killed at its guest");
-        // For the whole process the tag is the pid. The first thread, which has that tid, may have
-        // exited.
-        let is_alive = process.live_threads().any(|thread| thread.tid == tid);
-        let tid = if is_alive { tid } else { process.any_thread().unwrap_or(tid) };
-        if let Err(error) = self.with_deputy(tid, |process, stopped| process.kill_by_signal(stopped, signal))
-        {
+        // The deputy of a thread that faults makes no call. For the whole process the tag is the
+        // pid. The first thread, which has that tid, may have exited, or be in a call that lasts.
+        let killed = self
+            .with_any_thread(pid, Some(tid), |process, stopped| process.kill_by_signal(stopped, signal))
+            .and_then(|done| match (done, self.processes.get_mut(&pid)) {
+                // The node may have killed the program in such a call: the signal waits for its end.
+                (None, Some(process)) => process.signal_when_it_wakes(signal),
+                _ => Ok(()),
+            });
+        if let Err(error) = killed {
             self.handle_error(tid, &error);
         }
     }
@@ -204,76 +206,6 @@ impl Shim {
         tracing::warn!(%pid, why, "the guest's node has killed the program");
         self.abort_task(pid, why);
         crate::signals::coredump::prevent_core(pid.0);
-        if let Err(error) =
-            self.with_process(pid, |process, stopped| process.kill_by_signal(stopped, libc::SIGKILL))
-        {
-            self.handle_error(pid, &error);
-        }
-    }
-
-    /// Writes a part of the shared memory of a process that comes home.
-    fn take_object(
-        &self,
-        pid: HomePid,
-        file: u32,
-        take: impl FnOnce(&SharedObjects, &FileRef) -> std::io::Result<()>,
-    ) -> tern_tracee::Result<()> {
-        let Some(process) = self.processes.get(&pid) else { return Ok(()) };
-        let State::Returning(returning) = &process.state else { return Ok(()) };
-        let file = returning.layout.files.get(file as usize);
-        // Only an object that it shares: its node could name any object of another process here.
-        let own = file.filter(|file| process.files.objects.contains(&(file.device, file.inode)));
-        let taken = own.map(|file| take(&self.objects, file));
-        let inconsistent = |what: String| tern_tracee::Error::Inconsistent { what, pid: pid.0 };
-        match taken {
-            Some(taken) => taken.map_err(|error| inconsistent(format!("shared memory: {error}"))),
-            None => Err(inconsistent("its node sent data for memory that it does not share".into())),
-        }
-    }
-
-    pub(crate) fn handle_returning(&mut self, pid: HomePid, arrived: ReceivedMessage) {
-        let bytes = arrived.bytes();
-        match self.processes.get_mut(&pid).map(|process| &mut process.state) {
-            // Parts of an aborted departure are dropped: its guest continued to run.
-            Some(State::Returning(returning)) if returning.has_departed => {
-                returning.bytes += bytes.len() as u64;
-            }
-            _ => return,
-        }
-        let done = match &arrived.message {
-            Message::Space(layout) => self.with_process(pid, |process, stopped| {
-                if let State::Returning(returning) = &mut process.state {
-                    returning.layout = (**layout).clone();
-                }
-                process.apply_layout(stopped, layout)
-            }),
-            Message::DiscardPages(runs) => {
-                self.with_process(pid, |process, stopped| process.drop_pages(stopped, runs))
-            }
-            Message::Pages(runs) => {
-                self.processes.get_mut(&pid).map_or(Ok(()), |process| process.write_pages(runs, bytes))
-            }
-            Message::Object { file, offset } => {
-                self.take_object(pid, *file, |objects, file| objects.write(file, *offset, bytes))
-            }
-            Message::Hole { file, offset, length } => {
-                self.take_object(pid, *file, |objects, file| objects.punch_hole(file, *offset, *length))
-            }
-            Message::Image(image, sync) => return self.handle_arrival(pid, image, sync),
-            _ => Ok(()),
-        };
-        match done {
-            Ok(()) if matches!(arrived.message, Message::Space(_)) => {
-                self.send(pid, &Message::RequestFiles(Epoch(0), Vec::new()));
-            }
-            Ok(()) => {}
-            Err(error) if error.is_gone() => self.handle_error(pid, &error),
-            Err(error) => {
-                // It cannot be restored here. Its guest is unchanged and continues.
-                tracing::warn!(%pid, %error, "it could not come home");
-                self.departure_failed(pid, &error.to_string());
-                self.send(pid, &Message::Thaw);
-            }
-        }
+        tern_tracee::pidfd::kill(pid.0);
     }
 }

@@ -16,6 +16,7 @@
 
 use crate::process::{Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
+use crate::stops::resident::WhenStopped;
 use std::time::Instant;
 use tern_control::control_socket::PendingRequest;
 use tern_control::shim::ShimReply;
@@ -44,15 +45,7 @@ impl Shim {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.frozen = Some(Frozen::Requested);
-        match self.quiesce_resident(pid) {
-            Ok(true) => self.detach(pid),
-            // It executed a program just then and is frozen where that begins.
-            Ok(false) => {}
-            Err(error) => self.handle_error(pid, &error),
-        }
-        let frozen = self.is_frozen(pid);
-        let gone = || Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
-        caller.reply(&if frozen { ShimReply::Done } else { ShimReply::Refused(gone()) });
+        self.when_stopped(pid, WhenStopped::Freeze(caller));
     }
 
     /// Whether it is frozen and stopped. It must not be waited for: no further stop will come.

@@ -23,6 +23,7 @@ use crate::process::{MigrationTask, Process, State};
 use crate::shim::Shim;
 use crate::shm::open_watch::OpenWatch;
 use crate::shm::sharers::{Opener, SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
+use crate::stops::resident::WhenStopped;
 use rustix::fs::SealFlags;
 use std::collections::{BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt;
@@ -77,7 +78,10 @@ pub(crate) fn not_found(pid: HomePid) -> (Refusal, bool) {
 
 /// Whether a process runs at home and is neither moved nor frozen.
 fn is_idle(process: &Process) -> bool {
-    process.is_at_home() && process.task.is_none() && process.frozen.is_none()
+    process.is_at_home()
+        && process.task.is_none()
+        && process.frozen.is_none()
+        && process.when_stopped.is_none()
 }
 
 impl Shim {
@@ -133,13 +137,8 @@ impl Shim {
     /// Detaches from processes at home that were seized in vain.
     fn detach_idle(&mut self, all: &[HomePid]) {
         for pid in all {
-            if !self.processes.get(pid).is_some_and(is_idle) {
-                continue;
-            }
-            match self.quiesce_resident(*pid) {
-                Ok(true) => self.detach(*pid),
-                Ok(false) => {}
-                Err(error) => self.handle_error(*pid, &error),
+            if self.processes.get(pid).is_some_and(is_idle) {
+                self.release(*pid);
             }
         }
     }
@@ -371,11 +370,7 @@ impl Shim {
             if let Some(process) = self.processes.get_mut(pid) {
                 process.task = Some(MigrationTask { migration, ..MigrationTask::new(None, here) });
             }
-            match self.quiesce_resident(*pid) {
-                Ok(true) => self.begin_outgoing(*pid, peer, true),
-                Ok(false) => {}
-                Err(error) => self.handle_error(*pid, &error),
-            }
+            self.when_stopped(*pid, WhenStopped::Leave(peer, true));
         }
         if rest.is_empty() {
             let sharers = Sharers { pids, objects };
@@ -435,17 +430,16 @@ impl Shim {
                 self.send_to_peer(peer, pid, &Message::Drop);
             }
             State::Returning(_) => {
-                process.state = State::Away;
+                self.drop_parts(pid);
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.state = State::Away;
+                }
                 self.abort_task(pid, why);
                 self.send(pid, &Message::Thaw);
             }
             State::Resident | State::Draining => {
                 self.abort_task(pid, why);
-                match self.quiesce_resident(pid) {
-                    Ok(true) => self.detach(pid),
-                    Ok(false) => {}
-                    Err(error) => self.handle_error(pid, &error),
-                }
+                self.release(pid);
             }
             _ => self.abort_task(pid, why),
         }

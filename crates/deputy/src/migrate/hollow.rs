@@ -197,16 +197,7 @@ impl Process {
     /// If it is gone.
     pub(crate) fn undo_prepare(&mut self) -> Result<()> {
         self.state = State::Resident;
-        for thread in self.threads.values_mut() {
-            // A transfer that the shim has cut short ends as a short count.
-            if let (Some(partial), Some(stopped)) = (thread.partial.take(), &thread.stopped) {
-                let mut registers = stopped.registers()?;
-                partial.restore_arguments(&mut registers);
-                (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
-                registers.rip += 2;
-                stopped.set_registers(&registers)?;
-            }
-        }
+        self.end_partials()?;
         let Some(reserve) = self.reserve else { return Ok(()) };
         let tids: Vec<HomePid> = self.threads.keys().copied().collect();
         let memory = Memory::open(self.memory.pid())?;
@@ -216,6 +207,29 @@ impl Process {
             }
             if process.has_draining_threads() { Ok(()) } else { process.release_reserve(injection, reserve) }
         })
+    }
+
+    /// Resumes the stopped threads of a process that is not leaving now after all.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn resume_at_home(&mut self) -> Result<()> {
+        self.end_partials()?;
+        self.resume_all()
+    }
+
+    /// Ends the transfers that the shim has cut short, in stopped threads, as short counts.
+    fn end_partials(&mut self) -> Result<()> {
+        for thread in self.threads.values_mut() {
+            if let (Some(partial), Some(stopped)) = (thread.partial.take(), &thread.stopped) {
+                let mut registers = stopped.registers()?;
+                partial.restore_arguments(&mut registers);
+                (registers.rax, registers.orig_rax) = (partial.done, u64::MAX);
+                registers.rip += 2;
+                stopped.set_registers(&registers)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a stopped and captured process the deputy of its next epoch and lets it wait for

@@ -1,10 +1,12 @@
 //! A process leaves home: its sending, the hand-over, and the way back if that fails.
 
 use crate::links::peers::PeerId;
+use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
 use crate::migrate::hollow::Outgoing;
 use crate::migrate::source::OutgoingSource;
 use crate::process::{Process, State};
 use crate::shim::Shim;
+use crate::stops::quiesce::Quiesced;
 use tern_ids::HomePid;
 use tern_image::content::ShowableFiles;
 use tern_migrate::message::Message;
@@ -62,15 +64,8 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         // An exec from now on must not begin the move again.
         process.state = State::Resident;
-        let done = self.quiesce_resident(pid).and_then(|stopped| match self.processes.get_mut(&pid) {
-            Some(process) if stopped => process.undo_prepare().map(|()| true),
-            _ => Ok(false),
-        });
-        match done {
-            Ok(true) => self.detach(pid),
-            Ok(false) => {}
-            Err(error) => self.handle_error(pid, &error),
-        }
+        process.note_blocked(false);
+        self.release(pid);
     }
 
     /// Runs `work` on a departing process and its link. If the process must be stopped for the work
@@ -117,16 +112,32 @@ impl Shim {
             let peer = outgoing.peer;
             process.state = State::Outgoing(outgoing);
             match done {
-                Ok(_) | Err(SendError::AddressSpaceBusy) if must_stop => match self.quiesce_resident(pid) {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) => return self.handle_error(pid, &error),
-                },
+                Ok(_) | Err(SendError::AddressSpaceBusy) if must_stop => {
+                    let quiesced = self.quiesce_resident(pid);
+                    let Some(process) = self.processes.get_mut(&pid) else { return };
+                    match quiesced {
+                        Ok(Quiesced::Stopped) => drop(process.note_blocked(false)),
+                        Ok(Quiesced::Gone) => return,
+                        // The main loop tries again.
+                        Ok(Quiesced::Blocked) if process.note_blocked(true) < MAX_BLOCKED => return,
+                        Ok(Quiesced::Blocked) => {
+                            if let Err(error) = process.resume_at_home() {
+                                self.handle_error(pid, &error);
+                            }
+                            self.send_to_peer(peer, pid, &Message::Drop);
+                            return self.cancel_outgoing(pid, CALL_LASTS);
+                        }
+                        Err(error) => return self.handle_error(pid, &error),
+                    }
+                }
                 Ok(_) => return,
                 Err(error) => {
                     // It may be in the middle of an exec, which only its exec stop reveals.
                     let unclear = matches!(error, SendError::Process(_) | SendError::File(_));
-                    if unclear && !process.is_stopped() && matches!(self.quiesce_resident(pid), Ok(false)) {
+                    if unclear
+                        && !process.is_stopped()
+                        && matches!(self.quiesce_resident(pid), Ok(Quiesced::Gone))
+                    {
                         return;
                     }
                     self.send_to_peer(peer, pid, &Message::Drop);
@@ -320,7 +331,10 @@ impl Shim {
                 self.complete_task(pid);
                 self.resend_thresholds(pid);
                 let Some(image) = outgoing.image else { return };
-                let freed = self.with_process(pid, |process, stopped| process.free_memory(stopped, &image.0));
+                // Its threads have made no call yet. If none can stop all the same, the memory is
+                // kept.
+                let freed = self
+                    .with_any_thread(pid, None, |process, stopped| process.free_memory(stopped, &image.0));
                 if let Err(error) = freed {
                     self.handle_error(pid, &error);
                 }
@@ -343,17 +357,36 @@ impl Shim {
         }
         // From here on all messages of its guest are ignored.
         process.epoch = process.epoch.next();
-        let State::HandedOver(outgoing) =
-            std::mem::replace(&mut process.state, State::Returning(Box::default()))
-        else {
-            return;
+        let State::HandedOver(outgoing) = std::mem::replace(&mut process.state, State::Away) else { return };
+        let Some(image) = outgoing.image else {
+            let what = "revoked without an image".into();
+            return self.handle_error(pid, &tern_tracee::Error::Inconsistent { what, pid: pid.0 });
         };
-        let inconsistent =
-            || tern_tracee::Error::Inconsistent { what: "revoked without an image".into(), pid: pid.0 };
-        let back = outgoing.image.ok_or_else(inconsistent);
-        match back.and_then(|image| self.restore_process(pid, &image.0, &image.1)) {
+        process.state = State::Revoked(Box::new((*image, why.to_owned())));
+        process.peer = PeerId::NONE;
+        self.continue_revocation(pid);
+    }
+
+    /// Continues the revocations for which a deputy thread has to stop: one may be in a call that
+    /// was pending when the process left.
+    pub(crate) fn continue_revocations(&mut self) {
+        let is_revoked = |process: &&Process| matches!(process.state, State::Revoked(_));
+        let revoked: Vec<HomePid> = self.processes.values().filter(is_revoked).map(|one| one.pid).collect();
+        revoked.into_iter().for_each(|pid| self.continue_revocation(pid));
+    }
+
+    fn continue_revocation(&mut self, pid: HomePid) {
+        match self.quiesce_deputy(pid) {
+            Ok(Quiesced::Stopped) => {}
+            Ok(Quiesced::Blocked | Quiesced::Gone) => return,
+            Err(error) => return self.handle_error(pid, &error),
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let State::Revoked(revoked) = std::mem::replace(&mut process.state, State::Away) else { return };
+        let ((image, sync), why) = *revoked;
+        match self.restore_process(pid, &image, &sync) {
             Ok(Some(remainders)) => {
-                self.abort_task(pid, why);
+                self.abort_task(pid, &why);
                 self.detach_with_remainders(pid, remainders);
             }
             Ok(None) => {}

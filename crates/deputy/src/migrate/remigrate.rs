@@ -5,9 +5,7 @@ use crate::process::{MigrationTask, Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim};
 use std::time::{Duration, Instant};
 use tern_ids::HomePid;
-use tern_image::ProcessImage;
-use tern_migrate::message::{Departure, Message, ProcessSync};
-use tern_migrate::{Phase, fault};
+use tern_migrate::message::{Departure, Message};
 
 impl Shim {
     pub(crate) fn begin_remigration(&mut self, pid: HomePid, next: PeerId) {
@@ -69,6 +67,9 @@ impl Shim {
         if !matches!(process.state, State::Returning(_)) {
             process.state = State::Returning(Box::default());
         }
+        if self.has_long_call(&self.sharers_away(pid)) {
+            return self.await_long_calls(pid);
+        }
         let together = self.return_with_sharers(pid, migration);
         // The process itself last: until then it does not depart, and none of the group can
         // complete.
@@ -103,6 +104,7 @@ impl Shim {
 
     /// The guest did not depart, and continues where it is.
     pub(crate) fn departure_failed(&mut self, pid: HomePid, why: &str) {
+        self.drop_parts(pid);
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let patient = process.task.as_ref().is_some_and(|t| t.started_at.elapsed() < RETRY_TIMEOUT);
         if why.starts_with("busy")
@@ -136,58 +138,6 @@ impl Shim {
                 State::Returning(_) => self.begin_return(pid),
                 _ => {}
             }
-        }
-    }
-
-    /// A process on its way home has arrived completely. It waits for the rest of its group.
-    pub(crate) fn handle_arrival(&mut self, pid: HomePid, image: &ProcessImage, sync: &ProcessSync) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        let State::Returning(returning) = &mut process.state else { return };
-        returning.arrived = Some(Box::new((image.clone(), sync.clone())));
-        self.restore_group(pid);
-    }
-
-    /// Restores the group of a process at home if the last one has arrived.
-    pub(crate) fn restore_group(&mut self, pid: HomePid) {
-        let group = self.group_of(pid);
-        let arrived = |process: &Process| matches!(&process.state, State::Returning(returning) if returning.arrived.is_some());
-        if group.iter().filter_map(|pid| self.processes.get(pid)).all(arrived) {
-            group.into_iter().for_each(|pid| self.finish_return(pid));
-        }
-    }
-
-    fn finish_return(&mut self, pid: HomePid) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        let State::Returning(returning) = &mut process.state else { return };
-        let Some(arrived) = returning.arrived.take() else { return };
-        let (image, sync) = (&arrived.0, &arrived.1);
-        if let Some(task) = &mut process.task {
-            task.bytes = returning.bytes;
-            task.frozen_at = Instant::now().checked_sub(Duration::from_micros(sync.frozen_us));
-        }
-        fault::point("home", Phase::HandOver);
-        // If the clock was set back here while the process was away, the process sees it go back,
-        // like all others on this node.
-        if let Err(behind) = tern_migrate::wall::wait_until(sync.wall) {
-            tracing::warn!(%pid, %behind);
-        }
-        // The point of no return of a journey home: the guest's epoch ends here. None of its calls
-        // is performed any more, whether or not the `Drop` below arrives.
-        process.epoch = process.epoch.next();
-        process.in_parent_memory = false;
-        process.usage_away = sync.used;
-        process.thread_usage =
-            image.threads.iter().zip(&sync.threads).map(|(thread, sync)| (thread.tid, sync.used)).collect();
-        let peer = process.peer;
-        let home = self.restore_process(pid, image, sync);
-        self.send_to_peer(peer, pid, &Message::Drop);
-        match home {
-            Ok(Some(remainders)) => {
-                self.complete_task(pid);
-                self.detach_with_remainders(pid, remainders);
-            }
-            Ok(None) => {}
-            Err(error) => self.handle_error(pid, &error),
         }
     }
 }

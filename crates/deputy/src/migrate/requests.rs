@@ -7,6 +7,7 @@ use crate::migrate::group::{GroupRefusal, not_found};
 use crate::process::thread::Thread;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::{RETRY_TIMEOUT, Shim, ShimEvent};
+use crate::stops::resident::WhenStopped;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tern_control::control_socket::{self, PendingRequest};
@@ -352,10 +353,8 @@ impl Shim {
             Ok(peer) => self.peers.insert(*peer),
             Err(refusal) => {
                 self.abort_task_with(pid, refusal);
-                if !self.processes.get(&pid).is_some_and(Process::is_away)
-                    && let Ok(true) = self.quiesce_resident(pid)
-                {
-                    self.detach(pid);
+                if !self.processes.get(&pid).is_some_and(Process::is_away) {
+                    self.release(pid);
                 }
                 return;
             }
@@ -377,32 +376,13 @@ impl Shim {
             return;
         }
         for pid in self.group_of(pid) {
-            for _ in 0..MAX_QUIESCE_ATTEMPTS {
-                match self.quiesce_resident(pid) {
-                    Ok(true) => self.begin_outgoing(pid, peer, false),
-                    Ok(false) => {}
-                    Err(error) => {
-                        self.handle_error(pid, &error);
-                        // A thread is gone, as when another one executes a program; not the
-                        // process.
-                        continue;
-                    }
-                }
-                break;
-            }
-            let unbegun = |process: &Process| process.is_at_home() && process.task.is_some();
-            if self.processes.get(&pid).is_some_and(unbegun) {
-                self.abort_task(pid, "busy: it cannot be stopped; try again");
-            }
+            self.when_stopped(pid, WhenStopped::Leave(peer, false));
         }
     }
 }
 
 /// The reason of a move that is refused since no helper thread can be started.
 const NO_THREAD: &str = "home's limit on processes is reached, so that no thread can be started; try again";
-
-/// How often to retry quiescing a process when one of its threads exits meanwhile.
-const MAX_QUIESCE_ATTEMPTS: u32 = 16;
 
 /// Seizes all threads of a process. Threads that a seized thread creates are seized as well, so
 /// when a pass finds no other thread, there is none.
@@ -472,7 +452,7 @@ fn exited_before_others(tid: HomePid) -> Option<bool> {
 
 /// Whether a move of it is in progress.
 fn is_busy(process: &Process) -> bool {
-    process.task.is_some()
+    process.task.is_some() || process.when_stopped.is_some()
 }
 
 /// Whether these clock samples suffice: the fastest is fast enough, or several are about as fast.

@@ -11,11 +11,11 @@ use crate::process::blob;
 use crate::process::space::HomeSpace;
 use crate::process::{Process, State};
 use crate::shim::Shim;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use tern_ids::HomePid;
 use tern_image::layout::Layout;
 use tern_image::{ProcessImage, Reserve, ThreadImage, apply};
-use tern_migrate::message::{CallRequest, ProcessSync};
+use tern_migrate::message::{CallRequest, ProcessSync, ReceivedMessage};
 use tern_migrate::target;
 use tern_tracee::inject::{Injection, Site};
 use tern_tracee::pagemap::Run;
@@ -36,7 +36,10 @@ pub(crate) struct Returning {
     /// Pages of its arguments and environment that are to be dropped and were not sent again since.
     /// `ps` reads them, as may a call that is still being made here, so they stay until the end.
     dropped_pages: BTreeSet<u64>,
-    /// Its image, while others of its group are still on their way.
+    /// Parts that wait until a thread of the deputy can be stopped.
+    pub(crate) waiting: VecDeque<ReceivedMessage>,
+    /// Its image, while others of its group are still on their way, or a thread of the deputy is to
+    /// stop.
     pub(crate) arrived: Option<Box<(ProcessImage, ProcessSync)>>,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  finished             its result is delivered: memory, rax
-//!  never arrived here   the kernel makes it again, natively
+//!  never arrived here,
+//!  or was not begun     the kernel makes it again, natively
 //!  pending, and the
 //!  kernel restarts it   likewise: the interrupted call has had no effect
 //!  pending, and only this thread's kernel state knows the rest (sleeps, polls with a timeout),
@@ -42,7 +43,7 @@ pub(crate) enum CallResolution {
     Drain(Stopped, Registers),
     /// The deputy makes the call in these registers, for the rest of this transfer.
     Remainder(Stopped, Registers, Partial),
-    /// The deputy was resumed and is about to begin or finish its call: quiesce it again and retry.
+    /// The deputy was resumed and is about to finish its call: quiesce it again and retry.
     Retry,
 }
 
@@ -57,6 +58,7 @@ impl Process {
         let memory = Memory::open(self.memory.pid())?;
         let now = stopped.registers()?;
         let in_call = self.is_in_call(&now);
+        let has_not_begun = self.is_before_call(image.tid, &now);
         let thread = self.thread(image.tid)?;
         let mut registers = image.registers;
         let rest = sync.partial.is_some() && !thread.has_seen(sync.call);
@@ -98,8 +100,14 @@ impl Process {
         };
         let code = now.rax.cast_signed();
         let nr = current.request.call.nr;
+        if has_not_begun && sync.partial.is_none() && !current.compound.has_more() {
+            // As if it had never arrived. If the deputy were resumed it might begin a sleep that
+            // cannot be interrupted, and home is past the point of no return.
+            thread.current = None;
+            return Ok(CallResolution::Registers(stopped, registers));
+        }
         if !in_call {
-            // The blob has not begun the call, or is storing its result.
+            // The blob is storing the result of the call, or has more to do than this call.
             stopped.resume(0)?;
             return Ok(CallResolution::Retry);
         }

@@ -120,6 +120,11 @@ impl Thread {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::is_done)
     }
 
+    /// Whether the deputy makes no call.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.current.is_none() || self.has_finished_call()
+    }
+
     /// Whether a call is pending whose end the main loop must look for by itself.
     pub(crate) fn needs_polling(&self) -> bool {
         self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)

@@ -132,13 +132,25 @@ impl Process {
         stopped.resume(0)
     }
 
+    /// Sends a deputy that cannot be stopped now the signal that killed its program at the guest.
+    ///
+    /// # Errors
+    /// If it is gone, or this is not a signal number.
+    pub(crate) fn signal_when_it_wakes(&mut self, signal: i32) -> Result<()> {
+        if let Some(action) = self.actions.get_mut((signal as usize).wrapping_sub(1)) {
+            *action = [SIG_DFL; 4];
+        }
+        self.withdraw_stops()?;
+        tern_tracee::pidfd::signal_thread(self.pid.0, self.any_thread()?.0, signal)
+    }
+
     /// Whether a stopped deputy is right behind the `syscall` of the requested call.
     pub(crate) fn is_in_call(&self, registers: &Registers) -> bool {
         self.reserve.is_some_and(|r| registers.rip == r.start + blob::after_call())
     }
 
     /// Whether a stopped deputy was requested to make a call and has not begun it.
-    fn is_before_call(&self, tid: HomePid, registers: &Registers) -> bool {
+    pub(crate) fn is_before_call(&self, tid: HomePid, registers: &Registers) -> bool {
         let requested = self.threads.get(&tid).is_some_and(|thread| {
             thread.current.is_some() && thread.mailbox.as_ref().is_some_and(|m| !m.is_done())
         });

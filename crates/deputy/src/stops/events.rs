@@ -3,7 +3,8 @@
 //! Every wait status goes through [`Shim::handle_change`], also while one thread is waited for: an
 //! exec by one thread, for example, completes only when the exits of all others have been reaped.
 //! So code that waits for a thread to stop sets `stop_wanted` and handles whatever is reported, for
-//! any thread, until the stop has arrived.
+//! any thread, until the stop has arrived. Where that may take long the main loop does this
+//! (`quiesce.rs`).
 
 use super::quiesce::interrupt_thread;
 use crate::process::thread::Thread;

@@ -1,34 +1,65 @@
 //! Quiescing: stopping all threads of a process or of a deputy.
+//!
+//! A thread in an uninterruptible sleep (state D), such as an fsync that a server does not answer,
+//! stops only when that sleep ends. The shim serves the whole family, so it must not wait for such
+//! a thread:
+//!
+//! - Work that needs one particular thread, such as a larger mailbox, is done between two calls of
+//!   that thread. Its deputy then waits in the blob and stops at once ([`Shim::with_deputy`]).
+//! - Work that any thread can do is done by one that makes no call ([`Shim::with_any_thread`]).
+//! - If all threads must stop, or no thread is free, the threads are asked to stop and the caller
+//!   returns to the main loop ([`Quiesced::Blocked`]). The request stays pending. When the thread
+//!   wakes, its stop is a wait status like any other, and the caller tries again.
+//!
+//! To wait for a deputy in an fsync of 25 s would delay each call of its relatives by up to 23 s.
+//!
+//! A request that a FUSE server has read is interruptible until the first interrupt, and then not.
+//! So the state of a thread does not show beforehand whether it can be stopped.
 
 use crate::process::thread::Thread;
 use crate::process::{Process, State};
 use crate::shim::Shim;
+use std::time::Duration;
 use tern_ids::HomePid;
 use tern_tracee::stop::{self, Stopped};
 use tern_tracee::{Result, procfs};
 
 /// How long to sleep between polls where the kernel would not wake the shim.
-pub(crate) const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_micros(100);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(100);
+
+/// Number of polls before the shim sleeps between them: most stops arrive soon.
+const MAX_YIELDS: u32 = 20;
+
+/// Number of polls between two looks at a thread's state.
+const POLLS_PER_LOOK: u32 = 16;
+
+/// The result of an attempt to stop all threads of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Quiesced {
+    /// All threads are stopped.
+    Stopped,
+    /// A thread is in an uninterruptible sleep. It stops when it wakes.
+    Blocked,
+    /// The process is gone, or is not to be stopped any more.
+    Gone,
+}
 
 impl Shim {
-    /// Waits for the next wait status while a process at home is quiesced. If its first thread
-    /// exits before others the kernel reports nothing, so that is polled.
-    fn wait_for_change_of(&mut self, pid: HomePid) -> Result<()> {
-        let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
-        let awaited = process.live_threads().any(|thread| thread.tid == pid && thread.stopped.is_none());
-        if !awaited || process.live_threads().count() == 1 {
-            return self.wait_for_change();
-        }
-        if procfs::has_exited(pid.0) {
+    /// Handles the next wait status, or waits a moment for one, while a process at home is quiesced.
+    /// If its first thread exits before others the kernel reports nothing, so that is polled.
+    /// Returns false if a thread is in an uninterruptible sleep.
+    fn poll_for_stop_of(&mut self, pid: HomePid, polls: &mut u32) -> Result<bool> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(true) };
+        let Some(awaited) = process.live_threads().find(|thread| thread.stopped.is_none()) else {
+            return Ok(true);
+        };
+        let tid = awaited.tid;
+        if tid == pid && process.live_threads().count() > 1 && procfs::has_exited(pid.0) {
             process.thread(pid)?.is_exiting = true;
             process.stop_reading_through(pid);
-            return Ok(());
+            return Ok(true);
         }
-        match stop::wait(-1, false)? {
-            Some((host, change)) => self.handle_change(HomePid(host), change),
-            None => std::thread::sleep(POLL_INTERVAL),
-        }
-        Ok(())
+        self.poll_for_stop(tid, polls)
     }
 
     /// Waits for the next wait status of any thread.
@@ -40,22 +71,23 @@ impl Shim {
     }
 
     /// Stops all threads of a process that runs at home. Signals are delivered meanwhile as if it
-    /// were not traced. Returns false if the process is gone, not traced any more, or already doing
-    /// what comes next: a departing process that executes a program begins its move again by
-    /// itself.
+    /// were not traced. The process counts as gone if it is not traced any more, or is already
+    /// doing what comes next: a departing process that executes a program begins its move again by
+    /// itself. If a thread is in an uninterruptible sleep, the others stay stopped.
     ///
     /// # Errors
     /// If a thread cannot be waited for.
-    pub(crate) fn quiesce_resident(&mut self, pid: HomePid) -> Result<bool> {
+    pub(crate) fn quiesce_resident(&mut self, pid: HomePid) -> Result<Quiesced> {
+        let mut polls = 0;
         let exec_count = self.processes.get(&pid).map(|process| process.exec_count);
         loop {
             if self.is_frozen(pid) {
-                return Ok(false);
+                return Ok(Quiesced::Gone);
             }
-            let Some(process) = self.processes.get_mut(&pid) else { return Ok(false) };
+            let Some(process) = self.processes.get_mut(&pid) else { return Ok(Quiesced::Gone) };
             let anew = matches!(process.state, State::Outgoing(_)) && Some(process.exec_count) != exec_count;
             if process.is_away() || anew || process.threads.is_empty() {
-                return Ok(false);
+                return Ok(Quiesced::Gone);
             }
             // A thread that executes a program has taken over the pid: all others are gone, and its
             // exec stop is to come.
@@ -63,7 +95,7 @@ impl Shim {
                 process.threads.insert(pid, Thread::new_resident(pid)?);
             }
             if process.is_stopped() {
-                return Ok(true);
+                return Ok(Quiesced::Stopped);
             }
             let mut gone = Vec::new();
             for thread in process.threads.values_mut().filter(|t| t.stopped.is_none() && !t.is_exiting) {
@@ -80,8 +112,22 @@ impl Shim {
                     process.thread_exited(*tid);
                 }
             }
-            if gone.is_empty() {
-                self.wait_for_change_of(pid)?;
+            if gone.is_empty() && !self.poll_for_stop_of(pid, &mut polls)? {
+                return Ok(Quiesced::Blocked);
+            }
+        }
+    }
+
+    /// Stops a process at home that has just executed a program, before its first instruction: it
+    /// is in no sleep that lasts. Returns false if it is gone.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub(crate) fn quiesce_new_program(&mut self, pid: HomePid) -> Result<bool> {
+        loop {
+            match self.quiesce_resident(pid)? {
+                Quiesced::Blocked => std::thread::sleep(POLL_INTERVAL),
+                quiesced => return Ok(quiesced == Quiesced::Stopped),
             }
         }
     }
@@ -128,7 +174,53 @@ impl Shim {
         Ok(())
     }
 
-    /// Stops a deputy thread and runs `work` on it.
+    /// Stops all threads of a deputy. If one is in an uninterruptible sleep it is not waited for;
+    /// the others stay stopped, and the caller either tries again or withdraws the request
+    /// ([`Process::withdraw_stops`]).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn quiesce_deputy(&mut self, pid: HomePid) -> Result<Quiesced> {
+        self.interrupt_all(pid)?;
+        let mut polls = 0;
+        loop {
+            let Some(process) = self.processes.get(&pid).filter(|process| process.is_away()) else {
+                return Ok(Quiesced::Gone);
+            };
+            let Some(awaited) = process.live_threads().find(|thread| thread.stopped.is_none()) else {
+                return Ok(Quiesced::Stopped);
+            };
+            let (tid, is_asked) = (awaited.tid, awaited.stop_wanted);
+            if !is_asked {
+                // It is new, or did something for the shim meanwhile.
+                self.interrupt_all(pid)?;
+            }
+            if !self.poll_for_stop(tid, &mut polls)? {
+                return Ok(Quiesced::Blocked);
+            }
+        }
+    }
+
+    /// Handles the next wait status of any thread, or waits a moment for one. Returns false if the
+    /// thread, which was asked to stop, is in an uninterruptible sleep.
+    fn poll_for_stop(&mut self, tid: HomePid, polls: &mut u32) -> Result<bool> {
+        if let Some((host, change)) = stop::wait(-1, false)? {
+            self.handle_change(HomePid(host), change);
+            return Ok(true);
+        }
+        *polls += 1;
+        if *polls % POLLS_PER_LOOK == 1 && is_uninterruptible(tid) {
+            return Ok(false);
+        }
+        if *polls < MAX_YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(true)
+    }
+
+    /// Stops a deputy thread that makes no call and runs `work` on it.
     pub(crate) fn with_deputy<T: Default>(
         &mut self,
         tid: HomePid,
@@ -140,17 +232,80 @@ impl Shim {
         }
     }
 
-    /// Stops any deputy thread of a process that is away and runs `work` on it.
-    pub(crate) fn with_process<T: Default>(
+    /// Stops a deputy thread of a process that is away, `preferred` if possible and else any, and
+    /// runs `work` on it. Returns none if no thread can be stopped now. One of them is then to stop
+    /// when it wakes.
+    pub(crate) fn with_any_thread<T: Default>(
         &mut self,
         pid: HomePid,
+        preferred: Option<HomePid>,
         work: impl FnOnce(&mut Process, Stopped) -> Result<T>,
-    ) -> Result<T> {
-        match self.processes.get(&pid).map(Process::any_thread) {
-            Some(any) => self.with_deputy(any?, work),
-            None => Ok(T::default()),
-        }
+    ) -> Result<Option<T>> {
+        let mut polls = 0;
+        let stopped = loop {
+            let Some(process) = self.processes.get_mut(&pid).filter(|process| process.is_away()) else {
+                return Ok(Some(T::default()));
+            };
+            if let Some(stopped) = process.live_threads().find(|thread| thread.stopped.is_some()) {
+                break stopped.tid;
+            }
+            let candidate = process.interruptible_thread(preferred);
+            let tid = candidate.map_or_else(|| process.any_thread(), Ok)?;
+            let thread = process.thread(tid)?;
+            if !std::mem::replace(&mut thread.stop_wanted, true) {
+                stop::interrupt(tid.0)?;
+            }
+            // A request to a FUSE server is such a sleep only once it is interrupted. Then another
+            // thread is tried.
+            if !self.poll_for_stop(tid, &mut polls)? && candidate.is_none() {
+                return Ok(None);
+            }
+        };
+        let done = self.with_deputy(stopped, work)?;
+        // Others may have been asked to stop before.
+        self.processes.get_mut(&pid).map_or(Ok(()), Process::withdraw_stops)?;
+        Ok(Some(done))
     }
+}
+
+impl Process {
+    /// A thread that stops soon when it is asked to: the preferred one if possible, else one whose
+    /// deputy makes no call, else one that is not in an uninterruptible sleep.
+    fn interruptible_thread(&self, preferred: Option<HomePid>) -> Option<HomePid> {
+        let stops_soon = |thread: &&Thread| thread.is_idle() || !is_uninterruptible(thread.tid);
+        let preferred = self.live_threads().filter(|thread| Some(thread.tid) == preferred).find(stops_soon);
+        let idle = || self.live_threads().find(|thread| thread.is_idle());
+        let other = || self.live_threads().find(stops_soon);
+        preferred.or_else(idle).or_else(other).map(|thread| thread.tid)
+    }
+
+    /// Whether a thread has been in an uninterruptible sleep, in one call, for longer than this.
+    pub(crate) fn is_blocked_for(&self, time: Duration) -> bool {
+        let lasts = |thread: &&Thread| {
+            let current = thread.current.as_ref().filter(|_| !thread.has_finished_call());
+            current.is_some_and(|current| current.posted_at.elapsed() > time)
+        };
+        self.live_threads().filter(lasts).any(|thread| is_uninterruptible(thread.tid))
+    }
+
+    /// Withdraws the requests that threads of a deputy stop. Those that are stopped continue their
+    /// calls.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub(crate) fn withdraw_stops(&mut self) -> Result<()> {
+        let mut stops = Vec::new();
+        for thread in self.threads.values_mut().filter(|thread| thread.stop_wanted) {
+            thread.stop_wanted = false;
+            stops.extend(thread.stopped.take());
+        }
+        stops.into_iter().try_for_each(|stopped| self.resume_unnoticed(stopped))
+    }
+}
+
+/// Whether a thread is in an uninterruptible sleep (state D).
+pub(super) fn is_uninterruptible(tid: HomePid) -> bool {
+    procfs::status(tid.0).is_ok_and(|status| status.state == b'D')
 }
 
 /// Interrupts a thread. Returns false if it is gone; its exit is reported by a wait status, unless

@@ -211,15 +211,34 @@ impl Shim {
         if untimed && process.cpu_limits() == [None; 2] {
             return;
         }
-        let due = process.take_expired(of);
-        if !due.is_empty() {
-            let first = process.live_threads().any(|thread| thread.tid == pid);
-            let Ok(tid) = (if first { Ok(pid) } else { process.any_thread() }) else { return };
-            if let Err(error) = self.with_deputy(tid, |process, stopped| process.fire(stopped, &due)) {
-                return self.handle_error(tid, &error);
-            }
-        }
+        let new = process.take_expired(of);
+        process.unfired.extend(new);
+        self.fire_expired(pid);
         self.send_thresholds(pid, of);
+    }
+
+    /// Fires the timers and limits of a process that have expired. If all its threads are in calls
+    /// that cannot be interrupted, that is done when the first of these calls has ended.
+    fn fire_expired(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let due = std::mem::take(&mut process.unfired);
+        if due.is_empty() {
+            return;
+        }
+        // The first thread if possible: only it can signal the whole process.
+        let fired = self.with_any_thread(pid, Some(pid), |process, stopped| process.fire(stopped, &due));
+        match (fired, self.processes.get_mut(&pid)) {
+            (Ok(None), Some(process)) => process.unfired = due,
+            (Err(error), _) => self.handle_error(pid, &error),
+            _ => {}
+        }
+    }
+
+    /// Fires what could not be fired before.
+    pub(crate) fn fire_late(&mut self) {
+        let is_late = |process: &&Process| !process.unfired.is_empty();
+        let late: Vec<HomePid> = self.processes.values().filter(is_late).map(|process| process.pid).collect();
+        late.into_iter().for_each(|pid| self.fire_expired(pid));
     }
 
     /// A new guest holds a process, or its link is back: sends all thresholds again.

@@ -1,0 +1,160 @@
+//! Work on processes at home that begins when all their threads have stopped.
+//!
+//! A thread in an uninterruptible sleep stops only when it wakes. The main loop does not wait for
+//! it, but serves the family and tries again. A move or freeze for which this lasts is refused.
+
+use super::quiesce::{Quiesced, is_uninterruptible};
+use crate::links::peers::PeerId;
+use crate::migrate::arrival::{CALL_LASTS, MAX_BLOCKED};
+use crate::process::Process;
+use crate::shim::{RETRY_TIMEOUT, Shim};
+use std::time::Instant;
+use tern_control::control_socket::PendingRequest;
+use tern_control::shim::ShimReply;
+use tern_control::{Refusal, RefusalKind};
+use tern_ids::HomePid;
+
+/// What is done with a process at home when all its threads have stopped.
+#[derive(Debug)]
+pub(crate) enum WhenStopped {
+    /// It leaves for this peer. The flag says whether it stays stopped while it is sent.
+    Leave(PeerId, bool),
+    /// It is frozen, as this caller asked.
+    Freeze(PendingRequest),
+    /// It runs on, untraced.
+    Release,
+}
+
+impl Shim {
+    /// Has a process that stays at home run on, untraced.
+    pub(crate) fn release(&mut self, pid: HomePid) {
+        self.when_stopped(pid, WhenStopped::Release);
+    }
+
+    /// Does this as soon as all threads of a process at home have stopped.
+    pub(crate) fn when_stopped(&mut self, pid: HomePid, then: WhenStopped) {
+        let Some(process) = self.processes.get_mut(&pid) else { return then.refuse_gone(pid) };
+        process.when_stopped = Some((then, Instant::now()));
+        self.continue_stop(pid);
+    }
+
+    /// Continues what waits for stops of processes at home.
+    pub(crate) fn continue_stops(&mut self) {
+        let waits = |process: &&Process| process.when_stopped.is_some();
+        let waiting: Vec<HomePid> = self.processes.values().filter(waits).map(|one| one.pid).collect();
+        waiting.into_iter().for_each(|pid| self.continue_stop(pid));
+    }
+
+    fn continue_stop(&mut self, pid: HomePid) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let Some((then, since)) = &process.when_stopped else { return };
+        // One that is only to be released runs until then, if possible.
+        if matches!(then, WhenStopped::Release)
+            && since.elapsed() < RETRY_TIMEOUT
+            && process.cannot_stop_now()
+        {
+            return;
+        }
+        let quiesced = self.quiesce_resident(pid);
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let Some((then, since)) = process.when_stopped.take() else { return };
+        match quiesced {
+            Ok(Quiesced::Stopped) => self.do_when_stopped(pid, then),
+            Ok(Quiesced::Gone) => self.not_stopped(pid, then),
+            Ok(Quiesced::Blocked)
+                if since.elapsed() > MAX_BLOCKED && !matches!(then, WhenStopped::Release) =>
+            {
+                self.refuse_blocked(pid, then);
+            }
+            Ok(Quiesced::Blocked) if matches!(then, WhenStopped::Release) => {
+                // Its other threads run on until this one wakes.
+                process.when_stopped = Some((then, Instant::now()));
+                if let Err(error) = process.resume_at_home() {
+                    self.handle_error(pid, &error);
+                }
+            }
+            Ok(Quiesced::Blocked) => process.when_stopped = Some((then, since)),
+            Err(error) => {
+                self.handle_error(pid, &error);
+                // A thread may be gone, as when another one executes a program; not the process.
+                match self.processes.get_mut(&pid) {
+                    Some(process) if since.elapsed() < MAX_BLOCKED => {
+                        process.when_stopped = Some((then, since));
+                    }
+                    _ => self.not_stopped(pid, then),
+                }
+            }
+        }
+    }
+
+    fn do_when_stopped(&mut self, pid: HomePid, then: WhenStopped) {
+        match then {
+            WhenStopped::Leave(peer, stays_stopped) => self.begin_outgoing(pid, peer, stays_stopped),
+            WhenStopped::Freeze(caller) => {
+                self.detach(pid);
+                self.reply_to_freeze(pid, caller);
+            }
+            WhenStopped::Release => match self.processes.get_mut(&pid).map(Process::undo_prepare) {
+                Some(Ok(())) => self.detach(pid),
+                Some(Err(error)) => self.handle_error(pid, &error),
+                None => {}
+            },
+        }
+    }
+
+    /// The process is gone, or has executed a program: then it is frozen, or has left, where that
+    /// begins.
+    fn not_stopped(&mut self, pid: HomePid, then: WhenStopped) {
+        match then {
+            WhenStopped::Leave(..) => {
+                let stays = |process: &Process| process.is_at_home() && process.task.is_some();
+                if self.processes.get(&pid).is_some_and(stays) {
+                    self.abort_task(pid, "busy: it cannot be stopped; try again");
+                }
+            }
+            WhenStopped::Freeze(caller) => self.reply_to_freeze(pid, caller),
+            WhenStopped::Release => {}
+        }
+    }
+
+    fn refuse_blocked(&mut self, pid: HomePid, then: WhenStopped) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.frozen = None;
+        if let Err(error) = process.resume_at_home() {
+            self.handle_error(pid, &error);
+        }
+        match then {
+            WhenStopped::Leave(..) => self.abort_task(pid, CALL_LASTS),
+            WhenStopped::Freeze(caller) => {
+                caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, CALL_LASTS)));
+            }
+            WhenStopped::Release => {}
+        }
+        self.release(pid);
+    }
+
+    fn reply_to_freeze(&self, pid: HomePid, caller: PendingRequest) {
+        match self.is_frozen(pid) {
+            true => caller.reply(&ShimReply::Done),
+            false => WhenStopped::Freeze(caller).refuse_gone(pid),
+        }
+    }
+}
+
+impl WhenStopped {
+    /// Replies to its caller, if it has one, that the process is gone.
+    pub(crate) fn refuse_gone(self, pid: HomePid) {
+        if let Self::Freeze(caller) = self {
+            let gone = Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"));
+            caller.reply(&ShimReply::Refused(gone));
+        }
+    }
+}
+
+impl Process {
+    /// Whether a thread that was not asked to stop yet is in an uninterruptible sleep.
+    fn cannot_stop_now(&self) -> bool {
+        let runs = |thread: &&crate::process::thread::Thread| thread.stopped.is_none() && !thread.stop_wanted;
+        self.live_threads().filter(runs).any(|thread| is_uninterruptible(thread.tid))
+    }
+}
