@@ -67,8 +67,9 @@ pub struct Policy {
     pub max_moves: u32,
     /// A move without any report for this long is dropped (milliseconds).
     pub move_timeout_ms: u64,
-    /// Time constant of the nodes' sampled load: milliseconds to 63% of a step. It must be that of
-    /// the sampler.
+    /// Time constant with which sampled loads are assumed to follow a change: milliseconds to 63% of
+    /// a step. The sampler's is 1,250 (tern-load), but a sample averages a whole second. So the first
+    /// sample after a change shows, on average, what a constant of about 1,500 predicts.
     pub load_time_constant_ms: u64,
     /// Seconds that a forwarded call takes besides the round trip: trap, deputy, path to the link.
     /// docs/benchmarks.md: 46 µs.
@@ -116,7 +117,7 @@ impl Default for Policy {
             max_moves_per_pair: 2,
             max_moves: 8,
             move_timeout_ms: 600_000,
-            load_time_constant_ms: 1_250,
+            load_time_constant_ms: 1_500,
             per_call_s: 50e-6,
             freeze_s: 0.015,
             bytes_per_cpu_s: 600e6,

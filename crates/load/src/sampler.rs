@@ -47,7 +47,7 @@ pub struct Sampler {
 
 /// Time constant of the load: a process that starts or ends shows within 2 or 3 s, a scheduler time
 /// slice does not.
-pub const LOAD_TIME_CONSTANT: Duration = Duration::from_millis(1250);
+const LOAD_TIME_CONSTANT: Duration = Duration::from_millis(1250);
 
 impl Sampler {
     /// `speed` is that of one CPU of this machine, as measured by

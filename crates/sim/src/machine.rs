@@ -48,8 +48,8 @@ pub(crate) struct Machine {
     pub(crate) moves: u32,
 }
 
-/// Time constant of the simulated nodes' sampled load, in seconds; the policy's is set to the same.
-/// tern-load's is 1.25 s. The results in docs/design/balancing.md were measured with this value.
+/// Time constant of the simulated nodes' sampled load, in seconds. tern-load's is 1.25 s, but it
+/// averages whole seconds. The results in docs/design/balancing.md were measured with this value.
 pub(crate) const SAMPLER_S: f64 = 1.5;
 
 impl Machine {

@@ -3,7 +3,7 @@
 use crate::fair::Pool;
 use crate::information::{InformationSource, LoadEntry, NodeInfo};
 use crate::job::{End, Running};
-use crate::machine::{Machine, SAMPLER_S};
+use crate::machine::Machine;
 use crate::migration::Migration;
 use crate::mix::{NodeEvent, Scenario};
 use crate::report::{Counters, RunResult};
@@ -67,10 +67,6 @@ pub struct SimSettings {
 /// Runs a scenario to its end.
 #[must_use]
 pub fn run(scenario: &Scenario, settings: &SimSettings) -> RunResult {
-    // The policy must have the time constant of the nodes' sampler.
-    let load_time_constant_ms = (SAMPLER_S * 1000.0) as u64;
-    let policy = Policy { load_time_constant_ms, ..settings.policy.clone() };
-    let settings = &SimSettings { policy, ..settings.clone() };
     let mut world = World::new(scenario, settings);
     let mut now_ms = 0;
     while now_ms < scenario.until_ms && !world.is_over() {

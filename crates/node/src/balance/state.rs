@@ -70,15 +70,3 @@ impl BalancerState {
         (pending_changes.expected_load(own, policy, boot_ms()), pending_changes.advertised_free(own, policy))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tern_load::sampler::LOAD_TIME_CONSTANT;
-
-    #[test]
-    fn policy_has_the_time_constant_of_the_sampler() {
-        let policy = BalancerState::default().policy;
-        assert_eq!(u128::from(policy.load_time_constant_ms), LOAD_TIME_CONSTANT.as_millis());
-    }
-}
