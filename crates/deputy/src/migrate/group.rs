@@ -24,7 +24,7 @@ use crate::shim::Shim;
 use crate::shm::open_watch::OpenWatch;
 use crate::shm::sharers::{Opener, SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
 use rustix::fs::SealFlags;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId};
@@ -172,11 +172,12 @@ impl Shim {
 
     /// Opens the memory that these seized processes share, unless another process has it open too.
     fn open_objects(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
-        for id in &sharers.objects {
-            if self.objects.get(*id).is_none() {
-                let inode = self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?;
-                self.unchecked_inodes.extend(inode);
-            }
+        let closed = sharers.objects.iter().filter(|id| self.objects.get(**id).is_none());
+        let closed: Vec<ObjectId> = closed.copied().collect();
+        let mapped = if closed.is_empty() { Vec::new() } else { self.writable_mappings(&sharers.pids) };
+        for id in closed {
+            let inode = self.open_object_of(&mapped, id).map_err(|why| shared_refusal(why, false))?;
+            self.unchecked_inodes.extend(inode);
         }
         let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
         let unchecked: HashSet<_> =
@@ -205,15 +206,32 @@ impl Shim {
         Ok(())
     }
 
+    /// The first writable mapping of each object that these processes map, for each process that
+    /// this shim holds. The mappings of a process are read once, however many objects it maps.
+    fn writable_mappings(&self, pids: &BTreeSet<i32>) -> Vec<(HomePid, HashMap<ObjectId, Mapping>)> {
+        let held = pids.iter().map(|pid| HomePid(*pid)).filter(|pid| self.processes.contains_key(pid));
+        let writable = |pid: HomePid| {
+            let mut writable = HashMap::new();
+            for m in procfs::smaps(pid.0).unwrap_or_default() {
+                // Only a writable mapping: on some file systems another file has the same device
+                // and inode.
+                if layout::writes_are_visible_to_others(&m) {
+                    writable.entry(object::id(&m)).or_insert(m);
+                }
+            }
+            (pid, writable)
+        };
+        held.map(writable).collect()
+    }
+
     /// Opens one object, if it is still shared. Returns its inode if other processes could open it.
-    fn open_object_of(&mut self, sharers: &Sharers, id: ObjectId) -> Result<Option<(u64, u64)>, String> {
-        for pid in &sharers.pids {
-            let Some(process) = self.processes.get(&HomePid(*pid)) else { continue };
-            let maps = procfs::smaps(*pid).unwrap_or_default();
-            // Only a writable mapping: on some file systems another file has the same device and
-            // inode.
-            let writes = |m: &&Mapping| layout::writes_are_visible_to_others(m) && object::id(m) == id;
-            let Some(m) = maps.iter().find(writes) else { continue };
+    fn open_object_of(
+        &mut self,
+        mapped: &[(HomePid, HashMap<ObjectId, Mapping>)],
+        id: ObjectId,
+    ) -> Result<Option<(u64, u64)>, String> {
+        for (pid, writable) in mapped {
+            let (Some(process), Some(m)) = (self.processes.get(pid), writable.get(&id)) else { continue };
             match process.files.open_object(m) {
                 Ok(file) => {
                     self.track_object(id, file).map_err(|error| error.to_string())?;
@@ -261,8 +279,8 @@ impl Shim {
         let in_use = |id: &ObjectId| processes.values().any(|process| process.files.objects.contains(id));
         self.objects.retain(in_use);
         self.inodes.retain(|id, _| in_use(id));
-        let inodes = &self.inodes;
-        self.unchecked_inodes.retain(|inode| inodes.values().any(|known| known == inode));
+        let inodes: HashSet<(u64, u64)> = self.inodes.values().copied().collect();
+        self.unchecked_inodes.retain(|inode| inodes.contains(inode));
         if let Some(watch) = &mut self.open_watch {
             watch.retain(in_use);
         }
