@@ -1,5 +1,6 @@
-/* Proves: very many mappings, of memory (`manymaps memory N`) or of as many files
- * (`manymaps files N`), keep their content and protection; without arguments a few of both. */
+/* Proves: very many mappings, of memory (`manymaps memory N`) or of as many files, private or shared
+ * (`manymaps files N`, `manymaps shared N`), keep their content and protection; without arguments
+ * a few of each. */
 #include "program.h"
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -51,7 +52,7 @@ static void use_memory(long count)
 	CHECK_IS(munmap(pages, (size_t)count * PAGE), 0);
 }
 
-static void use_files(long count)
+static void use_files(long count, int sharing)
 {
 	static uint64_t *maps[MOST];
 	char name[32];
@@ -62,11 +63,11 @@ static void use_files(long count)
 		int fd = open(name, O_RDWR | O_CREAT, 0600);
 		CHECK(fd >= 0);
 		CHECK_IS(write(fd, content, sizeof content), sizeof content);
-		maps[i] = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+		maps[i] = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, sharing, fd, 0);
 		CHECK(maps[i] != MAP_FAILED);
 		CHECK_IS(close(fd), 0);
 		if (i % 16 == 0)
-			maps[i][1] = mark(i, 2); /* a page of its own */
+			maps[i][1] = mark(i, 2);
 	}
 	say("mapped\n");
 	for (long round = 0; round == 0 || going(); round++) {
@@ -90,6 +91,8 @@ int main(int argc, char **argv)
 	if (argc < 2 || !strcmp(argv[1], "memory"))
 		use_memory(count);
 	if (argc < 2 || !strcmp(argv[1], "files"))
-		use_files(count);
+		use_files(count, MAP_PRIVATE);
+	if (argc < 2 || !strcmp(argv[1], "shared"))
+		use_files(count, MAP_SHARED);
 	return pass();
 }

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use tern_tracee::procfs::Mapping;
 
 /// Maximum size of an object, in bytes: an address space.
@@ -28,14 +29,15 @@ pub fn id(m: &Mapping) -> ObjectId {
     (m.device, m.inode)
 }
 
-/// The open objects of a family.
+/// The open objects of a family. A process may share more than half as many objects as a shim may
+/// have descriptors, so a transfer does not duplicate theirs.
 #[derive(Debug, Default)]
-pub struct SharedObjects(HashMap<ObjectId, File>);
+pub struct SharedObjects(HashMap<ObjectId, Arc<File>>);
 
 impl SharedObjects {
     /// Adds an object that is open for reading and writing.
     pub fn add(&mut self, id: ObjectId, file: File) {
-        self.0.insert(id, file);
+        self.0.insert(id, Arc::new(file));
     }
 
     /// Closes the objects for which `is_used` returns false.
@@ -45,7 +47,7 @@ impl SharedObjects {
 
     /// An open object.
     #[must_use]
-    pub fn get(&self, id: ObjectId) -> Option<&File> {
+    pub fn get(&self, id: ObjectId) -> Option<&Arc<File>> {
         self.0.get(&id)
     }
 
@@ -66,14 +68,14 @@ impl SharedObjects {
         }
         let memfd = File::from(rustix::fs::memfd_create("tern-shared", rustix::fs::MemfdFlags::CLOEXEC)?);
         memfd.set_len(file.size)?;
-        self.0.insert(id, memfd);
+        self.0.insert(id, Arc::new(memfd));
         Ok(())
     }
 
     /// The descriptor of an object, for mapping it.
     #[must_use]
     pub fn fd(&self, file: &FileRef) -> Option<BorrowedFd<'_>> {
-        self.0.get(&(file.device, file.inode)).map(AsFd::as_fd)
+        self.0.get(&(file.device, file.inode)).map(|object| object.as_fd())
     }
 
     /// Writes a piece of an object's content.

@@ -9,6 +9,7 @@ use crate::message::{Message, ProcessSync, send};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Instant;
 use tern_ids::HomePid;
 use tern_image::object::{self, Extent, ObjectId, SharedObjects};
@@ -34,7 +35,7 @@ const MIN_SHRINK_PERCENT: u64 = 75;
 #[derive(Debug)]
 enum Item {
     File { file: u32, offset: u64, size: (u64, bool) },
-    Object { file: u32, object: File, offset: u64, size: u64 },
+    Object { file: u32, object: Arc<File>, offset: u64, size: u64 },
     Discard(Vec<Run>),
     NewPart(NewPart),
     Pages { runs: Vec<Run>, send_zeroes: bool },
@@ -218,7 +219,7 @@ impl MemorySender {
     fn send_object(
         &mut self,
         file: u32,
-        object: File,
+        object: Arc<File>,
         (offset, size): (u64, u64),
         link: &mut Link,
     ) -> std::result::Result<(), SendError> {
@@ -281,7 +282,7 @@ pub struct SharedObject {
     /// Its entry in the layout.
     pub file: FileRef,
     /// A descriptor of the object.
-    pub object: File,
+    pub object: Arc<File>,
 }
 
 impl SharedObject {
@@ -300,7 +301,7 @@ impl SharedObject {
         for file in files.iter().filter(|file| file.is_object) {
             let id = (file.device, file.inode);
             if !taken.contains(&id) && carries.insert(id) {
-                let object = objects.get(id).ok_or(std::io::ErrorKind::NotFound)?.try_clone()?;
+                let object = Arc::clone(objects.get(id).ok_or(std::io::ErrorKind::NotFound)?);
                 shared.push(Self { file: file.clone(), object });
             }
         }

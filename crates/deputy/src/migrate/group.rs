@@ -21,19 +21,15 @@
 use crate::links::peers::PeerId;
 use crate::process::{MigrationTask, Process, State};
 use crate::shim::Shim;
-use crate::shm::open_watch::OpenWatch;
-use crate::shm::sharers::{Opener, SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
+use crate::shm::sharers::{SharedMaps, Sharers, Unopened, find_unmovable, is_shim, shared_maps};
 use crate::stops::resident::WhenStopped;
-use rustix::fs::SealFlags;
 use std::collections::{BTreeSet, HashSet};
-use std::os::unix::fs::MetadataExt;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::{HomePid, MigrationId};
 use tern_image::Unmovable;
-use tern_image::layout;
-use tern_image::object::{self, ObjectId};
+use tern_image::object::ObjectId;
 use tern_migrate::message::Message;
-use tern_tracee::procfs::{self, Mapping};
+use tern_tracee::procfs;
 
 /// The progress of the other processes in the group that a process leaves with.
 #[derive(Debug)]
@@ -66,7 +62,7 @@ impl From<(Refusal, bool)> for GroupRefusal {
     }
 }
 
-fn shared_refusal(why: String, is_transient: bool) -> (Refusal, bool) {
+pub(crate) fn shared_refusal(why: String, is_transient: bool) -> (Refusal, bool) {
     (Refusal::new(RefusalKind::CannotMove, Unmovable::SharedWith(why).to_string()), is_transient)
 }
 
@@ -167,108 +163,6 @@ impl Shim {
                 is_transient,
             ),
         })
-    }
-
-    /// Opens the memory that these seized processes share, unless another process has it open too.
-    fn open_objects(&mut self, sharers: &Sharers) -> Result<(), Unopened> {
-        for id in &sharers.objects {
-            if self.objects.get(*id).is_none() {
-                let inode = self.open_object_of(sharers, *id).map_err(|why| shared_refusal(why, false))?;
-                self.unchecked_inodes.extend(inode);
-            }
-        }
-        let inodes = sharers.objects.iter().filter_map(|id| self.inodes.get(id));
-        let unchecked: HashSet<_> =
-            inodes.filter(|inode| self.unchecked_inodes.contains(inode)).copied().collect();
-        if !unchecked.is_empty() {
-            match self.find_opener(unchecked.clone(), sharers.pids.clone()) {
-                Opener::None => self.unchecked_inodes.retain(|inode| !unchecked.contains(inode)),
-                Opener::Pending => return Err(Unopened::ScanPending),
-                // A process that inherits or opens it may be about to map it.
-                Opener::Process(other) => {
-                    return Err(
-                        shared_refusal(format!("process {other} has open what it shares"), true).into()
-                    );
-                }
-                Opener::Unknown => {
-                    let why = "it takes too long to learn which other processes have open what it shares";
-                    return Err(shared_refusal(why.into(), true).into());
-                }
-            }
-        }
-        for pid in &sharers.pids {
-            if let Some(process) = self.processes.get_mut(&HomePid(*pid)) {
-                process.files.set_objects(&sharers.objects);
-            }
-        }
-        Ok(())
-    }
-
-    /// Opens one object, if it is still shared. Returns its inode if other processes could open it.
-    fn open_object_of(&mut self, sharers: &Sharers, id: ObjectId) -> Result<Option<(u64, u64)>, String> {
-        for pid in &sharers.pids {
-            let Some(process) = self.processes.get(&HomePid(*pid)) else { continue };
-            let maps = self.program_maps(*pid).unwrap_or_default();
-            // Only a writable mapping: on some file systems another file has the same device and
-            // inode.
-            let writes = |m: &&Mapping| layout::writes_are_visible_to_others(m) && object::id(m) == id;
-            let Some(m) = maps.iter().find(writes) else { continue };
-            match process.files.open_object(m) {
-                Ok(file) => {
-                    self.track_object(id, file).map_err(|error| error.to_string())?;
-                    let nameless = m.name.starts_with(b"/dev/zero") || m.name.starts_with(b"/SYSV");
-                    return Ok(self.inodes.get(&id).copied().filter(|_| !nameless));
-                }
-                // It was unmapped just now.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    let name = String::from_utf8_lossy(&m.name);
-                    return Err(format!("{name:?}, which it shares, cannot be opened: {error}"));
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Keeps an object open, watched and guarded while it is shared away.
-    pub(crate) fn track_object(&mut self, id: ObjectId, file: std::fs::File) -> std::io::Result<()> {
-        let meta = file.metadata()?;
-        // A sealed object could not be written when the process comes home.
-        const SEALED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
-        if rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.intersects(SEALED)) {
-            return Err(std::io::Error::other("it is sealed against writing"));
-        }
-        if meta.nlink() > 0 {
-            let owner = self.processes.values().next().map_or(0, |process| process.uid);
-            let watch = match &mut self.open_watch {
-                Some(watch) => watch,
-                none => none.insert(OpenWatch::new(owner)?),
-            };
-            watch.add(id, &file)?;
-            self.guard_object(id, &file);
-        }
-        self.inodes.insert(id, (meta.dev(), meta.ino()));
-        self.objects.add(id, file);
-        Ok(())
-    }
-
-    /// Closes the objects that no process of this shim shares any more.
-    pub(crate) fn close_unused_objects(&mut self) {
-        if self.inodes.is_empty() {
-            return;
-        }
-        let processes = &self.processes;
-        let in_use = |id: &ObjectId| processes.values().any(|process| process.files.objects.contains(id));
-        self.objects.retain(in_use);
-        self.inodes.retain(|id, _| in_use(id));
-        let inodes = &self.inodes;
-        self.unchecked_inodes.retain(|inode| inodes.values().any(|known| known == inode));
-        if let Some(watch) = &mut self.open_watch {
-            watch.retain(in_use);
-        }
-        if let Some(open_blocker) = &mut self.open_blocker {
-            open_blocker.retain(in_use);
-        }
     }
 
     /// The group that a process moves with, including itself: those with the same migration.

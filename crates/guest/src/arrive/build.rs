@@ -19,7 +19,6 @@ use crate::sandbox::Sandbox;
 use crate::sandbox::empty::empty;
 use crate::vdso::foreign::ForeignVdso;
 use std::collections::HashSet;
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -203,7 +202,9 @@ impl Arriving {
             layout.files.iter().filter(|f| f.is_object).map(|f| (f.device, f.inode)).collect();
         self.mapped_files.retain(|_, file| !file.is_object || live.contains(&(file.device, file.inode)));
         for file in layout.files.iter().filter(|file| file.is_object) {
-            if let Some(Ok(meta)) = cache.objects.get((file.device, file.inode)).map(File::metadata) {
+            if let Some(Ok(meta)) =
+                cache.objects.get((file.device, file.inode)).map(|object| object.metadata())
+            {
                 self.mapped_files.entry((meta.dev(), meta.ino())).or_insert_with(|| file.clone());
             }
         }
