@@ -125,6 +125,7 @@ impl Shim {
                                 self.handle_error(pid, &error);
                             }
                             self.send_to_peer(peer, pid, &Message::Drop);
+                            self.requeue_task(pid);
                             return self.cancel_outgoing(pid, CALL_LASTS);
                         }
                         Err(error) => return self.handle_error(pid, &error),

@@ -1,7 +1,8 @@
 //! Work on processes at home that begins when all their threads have stopped.
 //!
 //! A thread in an uninterruptible sleep stops only when it wakes. The main loop does not wait for
-//! it, but serves the family and tries again. A move or freeze for which this lasts is refused.
+//! it, but serves the family and tries again. A move for which this lasts begins again, and is
+//! refused in the end; a freeze is refused at once.
 
 use super::quiesce::{Quiesced, is_uninterruptible};
 use crate::links::peers::PeerId;
@@ -118,7 +119,10 @@ impl Shim {
             self.handle_error(pid, &error);
         }
         match then {
-            WhenStopped::Leave(..) => self.abort_task(pid, CALL_LASTS),
+            WhenStopped::Leave(..) => {
+                self.requeue_task(pid);
+                self.abort_task(pid, CALL_LASTS);
+            }
             WhenStopped::Freeze(caller) => {
                 caller.reply(&ShimReply::Refused(Refusal::new(RefusalKind::CannotMove, CALL_LASTS)));
             }
