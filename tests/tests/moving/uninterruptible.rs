@@ -13,6 +13,10 @@ use tern_tests::runs::running::{ANNOUNCE, Running};
 /// Limit for a step of a test.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Limit for a call of the child, in seconds. A busy machine takes some of it. To wait for the fsync
+/// takes longer, even if that ends when the journey home is postponed, after a second.
+const SLOWEST_CALL: &str = "0.8";
+
 /// Where the file system is mounted.
 const MOUNT: &str = "/tmp/slow";
 
@@ -91,7 +95,7 @@ impl Synchronising {
         command
             .args(["syncs", &format!("{MOUNT}/f")])
             .env("TERN_UNTIL", "/tmp/until")
-            .env("TERN_SLOWEST", "0.3");
+            .env("TERN_SLOWEST", SLOWEST_CALL);
         let running = Running::start(&mut command, false)?;
         running.await_output("syncing")?;
         let syncs = format!("grep -q '^{} ' /proc/{}/task/*/syscall", libc::SYS_fsync, running.pid);

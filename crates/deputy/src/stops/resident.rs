@@ -15,7 +15,7 @@ use tern_control::shim::ShimReply;
 use tern_control::{Refusal, RefusalKind};
 use tern_ids::HomePid;
 
-/// What is done with a process at home when all its threads have stopped.
+/// The work that begins when all threads of a process at home have stopped.
 #[derive(Debug)]
 pub(crate) enum WhenStopped {
     /// It leaves for this peer. The flag says whether it stays stopped while it is sent.
