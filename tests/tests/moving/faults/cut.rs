@@ -69,7 +69,7 @@ fn cut_and_not_healed(cluster: &Cluster) -> Result<()> {
     process.migrate("2")?;
     let cut = || Ok(cluster.lab().cut(Cable::between(2, 3))?);
     match damaged_move(&process, cluster, &fault, "3", cut)? {
-        Err(refused) if refused.message.contains("takes nothing") => {}
+        Err(refused) if refused.message.contains("does not receive") => {}
         other => bail!("migrate said {other:?}"),
     }
     match cluster.location(process.pid())? {
