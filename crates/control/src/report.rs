@@ -123,11 +123,15 @@ pub struct PlacedRow {
     pub pid: HomePid,
     /// The user at home.
     pub uid: u32,
-    /// The node where it runs; `None` while it is queued.
+    /// The node where it runs; `None` before that.
     pub r#where: Option<NodeId>,
+    /// It waits for free capacity. Otherwise, if it does not run, a node is chosen or asked for it: if
+    /// that node is lost now, it is not known whether the command was run.
+    #[serde(default)]
+    pub is_queued: bool,
     /// For another node's command: its home.
     pub from: Option<NodeId>,
-    /// How long it has been running, or queued.
+    /// How long it has been running, or waiting to run.
     pub seconds: f64,
     /// The beginning of its command line.
     pub command: String,

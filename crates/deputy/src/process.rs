@@ -269,7 +269,12 @@ impl Process {
             State::Remigrating(other) | State::Switching(other) => Some(*other),
             _ => None,
         };
-        [Some(self.peer), other.filter(|other| *other != self.peer)].into_iter().flatten()
+        // A move that begins when its threads have stopped.
+        let next = match &self.when_stopped {
+            Some((WhenStopped::Leave(peer, _), _)) => Some(*peer),
+            _ => None,
+        };
+        [Some(self.peer), other.filter(|other| *other != self.peer), next].into_iter().flatten()
     }
 
     /// A thread of it.

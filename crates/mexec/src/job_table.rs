@@ -25,13 +25,13 @@ struct Rows {
 }
 
 impl JobTable {
-    /// Adds a command of this node (or of the node `from`). It is queued until
-    /// [`JobEntry::set_running`].
+    /// Adds a command of this node (or of the node `from`), for which no node is chosen yet.
     pub(crate) fn add(self: &Arc<Self>, task: &Task, uid: u32, from: Option<NodeId>) -> JobEntry {
         let row = PlacedRow {
             pid: HomePid(task.pid),
             uid,
             r#where: None,
+            is_queued: false,
             from,
             seconds: 0.0,
             command: task.summary(MAX_COMMAND_LEN),
@@ -61,16 +61,19 @@ pub(crate) struct JobEntry(Arc<JobTable>, u64);
 impl JobEntry {
     /// It runs on this node.
     pub(crate) fn set_running(&self, node: NodeId) {
-        self.set(Some(node));
+        self.set(Some(node), false);
     }
 
-    /// It is queued.
-    pub(crate) fn set_queued(&self) {
-        self.set(None);
+    /// It does not run. It is queued, or a node is chosen or asked.
+    pub(crate) fn set_pending(&self, is_queued: bool) {
+        self.set(None, is_queued);
     }
 
-    fn set(&self, node: Option<NodeId>) {
-        if let Some((since, row)) = lock(&self.0.0).rows.get_mut(&self.1).filter(|(_, r)| r.r#where != node) {
+    fn set(&self, node: Option<NodeId>, is_queued: bool) {
+        let mut table = lock(&self.0.0);
+        let Some((since, row)) = table.rows.get_mut(&self.1) else { return };
+        row.is_queued = is_queued;
+        if row.r#where != node {
             (*since, row.r#where) = (Instant::now(), node);
         }
     }
@@ -97,9 +100,10 @@ mod tests {
         own.set_running(NodeId(2));
         other.set_running(NodeId(1));
         assert_eq!(listed(), [(7, Some(NodeId(2)), None), (8, Some(NodeId(1)), Some(NodeId(3)))]);
-        own.set_queued();
+        own.set_pending(true);
         drop(other);
         assert_eq!(listed(), [(7, None, None)]);
+        assert!(table.rows()[0].is_queued);
         assert_eq!(table.rows()[0].command, "gcc x.c");
     }
 }

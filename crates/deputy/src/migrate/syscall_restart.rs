@@ -100,9 +100,16 @@ impl Process {
         };
         let code = now.rax.cast_signed();
         let nr = current.request.call.nr;
-        if has_not_begun && sync.partial.is_none() && !current.compound.has_more() {
-            // As if it had never arrived. If the deputy were resumed it might begin a sleep that
-            // cannot be interrupted, and home is past the point of no return.
+        if has_not_begun && !current.compound.has_more() {
+            // If the shim waited for the end of the call, it might wait for a sleep that cannot be
+            // interrupted, and home is past the point of no return.
+            // It may be about to continue a transfer or a wait that the shim has interrupted before:
+            // only the deputy knows what was done, and how much of the time is left.
+            let has_begun_before = sync.partial.is_some() || current.partial.is_some();
+            if has_begun_before || may_have_timeout(&current.request.call) {
+                return Ok(CallResolution::Drain(stopped, registers));
+            }
+            // As if it had never arrived.
             thread.current = None;
             return Ok(CallResolution::Registers(stopped, registers));
         }
@@ -245,6 +252,11 @@ fn carries_mask(memory: &Memory, registers: &Registers) -> bool {
     let nr = registers.call().unwrap_or_default() as u32;
     let gathered = gather(nr, &registers.arguments(), &mut HomeMemory(memory));
     gathered.is_ok_and(|gathered| gathered.call.mask().is_some())
+}
+
+/// Whether a call waits, perhaps with a timeout that could have partly elapsed.
+fn may_have_timeout(call: &tern_syscall::Call) -> bool {
+    tern_syscall::row(call.nr).is_some_and(|row| row.wait.is_some()) && !has_no_timeout(call)
 }
 
 /// Whether a call that was interrupted has no timeout that could have partly elapsed.

@@ -43,7 +43,7 @@ impl<'a> Caller<'a> {
     }
 
     pub(super) fn set_pending(&mut self, reason: PendingReason) -> Result<()> {
-        self.entry.set_queued();
+        self.entry.set_pending(!matches!(reason, PendingReason::NodeReply(_)));
         if self.wants_progress { self.reply(&ExecReply::Pending(reason)) } else { Ok(()) }
     }
 

@@ -4,7 +4,7 @@ use crate::event::Query;
 use crate::model::Model;
 use crate::request::TopError;
 use crate::view::format;
-use tern_control::{MigrationReport, Reply};
+use tern_control::{MigrationReport, PlacedRow, Reply};
 
 /// Applies the reply to a query, or its error.
 pub(super) fn apply(model: &mut Model, query: Query, reply: Result<Reply, TopError>) {
@@ -14,7 +14,8 @@ pub(super) fn apply(model: &mut Model, query: Query, reply: Result<Reply, TopErr
             model.placed.clear();
             // A ternd that does not support the query has no placed commands.
             if let Ok(Reply::Placed(rows)) = reply {
-                for row in rows.iter().filter(|row| row.from.is_none()) {
+                let is_counted = |row: &&PlacedRow| row.r#where.is_some() || row.is_queued;
+                for row in rows.iter().filter(|row| row.from.is_none()).filter(is_counted) {
                     *model.placed.entry(row.r#where).or_default() += 1;
                 }
             }

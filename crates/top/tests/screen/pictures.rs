@@ -263,6 +263,7 @@ fn placed_commands_are_counted_where_they_run() {
         pid: HomePid(7),
         uid: 1000,
         r#where: r#where.map(NodeId),
+        is_queued: r#where.is_none(),
         from: from.map(NodeId),
         seconds: 1.0,
         command: "gcc".into(),

@@ -35,8 +35,8 @@ pub(crate) fn describe() -> Command {
              TIME     CPU time used, as known to this node\n  \
              MIGS     number of migrations\n  \
              REASON   why it cannot move, or why it came home\n\n\
-             For a placed command, WHERE is queued while it waits for free capacity, and TIME is how long it has run \
-             or waited.",
+             For a placed command, WHERE is placing while a node is chosen, queued while it waits for free capacity, \
+             and TIME is how long it has run or waited.",
         )
         .after_help(help::after_help(
             "  mps\n  mps -J 7\n  mps -x                  what mexec and mpmake run\n  mps --json | jq '.[] | select(.where == 2) | .pid'",
@@ -98,7 +98,11 @@ fn placed_table(rows: &[PlacedRow]) -> output::Table {
         table.push(vec![
             row.pid.to_string(),
             row.uid.to_string(),
-            row.r#where.map_or_else(|| "queued".into(), |node| node.to_string()),
+            match row.r#where {
+                Some(node) => node.to_string(),
+                None if row.is_queued => "queued".into(),
+                None => "placing".into(),
+            },
             row.from.map_or_else(|| "-".into(), |node| node.to_string()),
             output::cpu_time(row.seconds),
             output::sanitize(&row.command),
@@ -153,16 +157,19 @@ mod tests {
             pid: HomePid(1234),
             uid: 1000,
             r#where: r#where.map(NodeId),
+            is_queued: r#where.is_none(),
             from: from.map(NodeId),
             seconds: 65.0,
             command: "gcc -c a.c".into(),
         };
+        let placing = PlacedRow { is_queued: false, ..row(None, None) };
         assert_eq!(
-            placed_table(&[row(Some(2), None), row(None, None), row(Some(1), Some(3))]).render(None),
-            " PID  USER   WHERE  FROM  TIME  COMMAND\n\
-             1234  1000       2     -  1:05  gcc -c a.c\n\
-             1234  1000  queued     -  1:05  gcc -c a.c\n\
-             1234  1000       1     3  1:05  gcc -c a.c\n"
+            placed_table(&[row(Some(2), None), row(None, None), row(Some(1), Some(3)), placing]).render(None),
+            " PID  USER    WHERE  FROM  TIME  COMMAND\n\
+             1234  1000        2     -  1:05  gcc -c a.c\n\
+             1234  1000   queued     -  1:05  gcc -c a.c\n\
+             1234  1000        1     3  1:05  gcc -c a.c\n\
+             1234  1000  placing     -  1:05  gcc -c a.c\n"
         );
     }
 
