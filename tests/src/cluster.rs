@@ -293,18 +293,17 @@ impl Drop for Cluster {
     /// with the name of the lab.
     fn drop(&mut self) {
         let Ok(collection) = programs::build_directory().map(|folder| folder.join(REPORTS)) else { return };
+        let mut lines = String::new();
         for node in self.lab.nodes() {
-            let reports =
-                node.path(&format!("/run/tern/{REPORTS}")).ok().and_then(|p| std::fs::read_to_string(p).ok());
-            let lines: String = reports
-                .iter()
-                .flat_map(|text| text.lines())
-                .map(|line| format!("{} node {}: {line}\n", self.lab.name(), node.number()))
-                .collect();
-            if let Ok(mut file) = File::options().append(true).create(true).open(&collection) {
-                // A report is lost if the disk is full; the test is not about that.
-                let _unreported = file.write_all(lines.as_bytes());
+            let path = node.path(format!("/run/tern/{REPORTS}"));
+            let reports = path.ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+            for line in reports.lines() {
+                lines += &format!("{} node {}: {line}\n", self.lab.name(), node.number());
             }
+        }
+        if let Ok(mut file) = File::options().append(true).create(true).open(&collection) {
+            // A report is lost if the disk is full; the test is not about that.
+            let _unreported = file.write_all(lines.as_bytes());
         }
     }
 }
