@@ -15,8 +15,8 @@ all:
 demo:
 	scripts/demo
 
-# Four clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
-test: export TERN_LABS ?= 4
+# Three clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
+test: export TERN_LABS ?= 3
 test: test-build
 	cargo nextest run --workspace
 

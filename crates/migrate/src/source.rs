@@ -553,3 +553,45 @@ pub enum SendError {
     #[error("cannot read a mapped file: {0}")]
     File(std::io::Error),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tern_ids::ContentHash;
+
+    /// The receiver is another node: it may name one file very often.
+    #[test]
+    fn file_is_queued_once_however_often_it_is_requested() {
+        let me = std::process::id() as i32;
+        let finder = PageFinder::new(me, None, true).unwrap();
+        let source = MemorySender::new(HomePid(me), Memory::open(me).unwrap(), finder);
+        let file = |inode: u64| FileRef {
+            device: 1,
+            inode,
+            path: b"/lib/x".to_vec(),
+            size: 7,
+            hash: ContentHash([0; 32]),
+            shareable: true,
+            is_object: false,
+            location: None,
+        };
+        let mut sender = ProcessSender {
+            source,
+            layout: Layout { files: vec![file(1), file(2)], ..Layout::default() },
+            maps: Vec::new(),
+            awaits_file_request: true,
+            scan_pending: false,
+            next: None,
+            vanished: 0,
+            frozen: None,
+            sent: false,
+        };
+        sender.handle_file_request(&vec![1; 1_000_000]).unwrap();
+        assert_eq!(sender.source.queue.len(), 1);
+        // Without a new address space a second request is none.
+        sender.handle_file_request(&[0, 1]).unwrap();
+        assert_eq!(sender.source.queue.len(), 1);
+        sender.awaits_file_request = true;
+        assert!(sender.handle_file_request(&[2]).is_err(), "there is no such file");
+    }
+}
