@@ -37,6 +37,14 @@ pub struct Refused {
     pub message: String,
 }
 
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 impl Cluster {
     /// Three nodes, each with its daemon running. Waits for a free lab slot first.
     ///

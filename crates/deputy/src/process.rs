@@ -149,7 +149,7 @@ pub(crate) enum State {
     Switching(PeerId),
     /// Its hand-over was revoked, for this reason: it becomes the process of this image again as soon
     /// as its deputy threads have stopped.
-    Revoked(Box<((ProcessImage, ProcessSync), String)>),
+    Revoked(Box<(ProcessImage, ProcessSync)>, String),
     /// Away, coming home.
     Returning(Box<Returning>),
     /// At home, except that the deputies of some threads are still making their last calls. The
@@ -389,7 +389,7 @@ impl Process {
             | State::HandedOver(_)
             | State::Remigrating(_)
             | State::Switching(_)
-            | State::Revoked(_)
+            | State::Revoked(..)
             | State::Returning(_) => "migrating",
             State::Away => "running",
         }

@@ -299,7 +299,8 @@ impl Shim {
             let exited: Vec<HomePid> =
                 process.threads.values().filter(exited).map(|thread| thread.tid).collect();
             exited.into_iter().for_each(|tid| process.thread_exited(tid));
-            if gone(pid) && !process.threads.keys().any(|tid| *tid != pid) {
+            let has_others = process.threads.keys().any(|tid| *tid != pid);
+            if !has_others && !tern_tracee::procfs::is_alive(pid.0) {
                 self.process_exited(pid);
             }
             return;

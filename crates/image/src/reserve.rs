@@ -95,6 +95,20 @@ impl Reserve {
             .map(drop)
     }
 
+    /// Sets whether children that the process forks from now on inherit the range.
+    ///
+    /// # Errors
+    /// If the process is gone, or the kernel refuses.
+    pub fn set_inherited(&self, injection: &mut Injection, is_inherited: bool) -> Result<()> {
+        let (operation, advice) = if is_inherited {
+            ("let children inherit the reserved range", libc::MADV_DOFORK)
+        } else {
+            ("keep the reserved range out of children", libc::MADV_DONTFORK)
+        };
+        let args = [self.start, Self::LEN, advice as u64, 0, 0, 0];
+        injection.must(operation, libc::SYS_madvise, args).map(drop)
+    }
+
     /// Unmaps the range.
     ///
     /// # Errors

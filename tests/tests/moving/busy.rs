@@ -101,7 +101,7 @@ fn process_that_forks_all_the_time_moves() -> Result<()> {
     let mut running = Running::start(&mut command, false)?;
     running.await_output("forking")?;
     for to in ["3", "2", "home"] {
-        let moved = cluster.migrate(running.pid, to).map_err(|refused| anyhow::anyhow!(refused.message));
+        let moved = cluster.migrate(running.pid, to);
         moved.with_context(|| format!("to {to}\n{}", cluster.diagnostics(running.pid)))?;
     }
     running.close_input();
@@ -130,7 +130,7 @@ fn process_that_waits_leaves_home_again() -> Result<()> {
         let mut running = Running::start(&mut command, false)?;
         running.await_output("waiting")?;
         for to in ["home", "2", "home", "3", "2", "home", "2"] {
-            let moved = cluster.migrate(running.pid, to).map_err(|refused| anyhow::anyhow!(refused.message));
+            let moved = cluster.migrate(running.pid, to);
             moved.with_context(|| format!("to {to}\n{}", cluster.diagnostics(running.pid)))?;
         }
         let end =

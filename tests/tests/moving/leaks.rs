@@ -44,7 +44,7 @@ fn ten_thousand_moves_leak_nothing() -> Result<()> {
     let wanted = std::env::var("TERN_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
     let cluster = Cluster::up("leaks")?;
     let running = job(&cluster, "mosrun -L")?;
-    cluster.migrate(running.pid, "2").map_err(|r| anyhow!("{}", r.message))?;
+    cluster.migrate(running.pid, "2")?;
     move_onward(&cluster, running.pid, WARM_UP_MOVES)?;
     let check = ResourceCheck { cluster: &cluster, programs: "ternd|tern-shim", slack };
     let shims = shims_at_home(&cluster)?;

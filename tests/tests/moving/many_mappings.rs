@@ -1,7 +1,7 @@
 //! A process of very many mappings is migrated out, onward and home. The time of each journey grows
 //! no faster than the number of its mappings.
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 use tern_tests::cluster::Cluster;
 use tern_tests::programs::{Flavour, named};
@@ -41,9 +41,7 @@ fn journeys(cluster: &Cluster, what: &str, count: u32) -> Result<[Duration; LEGS
         for (to, shortest) in LEGS.iter().zip(&mut shortest) {
             let begun = Instant::now();
             let moved = cluster.migrate(pid, to);
-            moved.map_err(|r| {
-                anyhow!("{count} {what} to {to}: {}\n{}", r.message, cluster.diagnostics(pid))
-            })?;
+            moved.with_context(|| format!("{count} {what} to {to}\n{}", cluster.diagnostics(pid)))?;
             *shortest = begun.elapsed().min(*shortest);
         }
     }

@@ -136,8 +136,7 @@ fn fetching_a_process_in_an_fsync_delays_no_relative() -> Result<()> {
     ensure!(refused.message.contains("busy"), "{refused:?}");
     ensure!(this.location()?.0 == 2, "{:?}", this.location()?);
     this.release()?;
-    let moved = this.cluster.migrate(pid, "home");
-    moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+    this.cluster.migrate(pid, "home")?;
     this.finish()
 }
 
@@ -166,7 +165,6 @@ fn process_in_an_fsync_at_home_is_refused() -> Result<()> {
     let frozen = this.cluster.run(1, &["migrate", &pid.to_string(), "freeze"]);
     ensure!(frozen.is_err_and(|why| format!("{why:#}").contains("busy")), "it was frozen in its fsync");
     this.release()?;
-    let moved = this.cluster.migrate(pid, "2");
-    moved.map_err(|refused| anyhow::anyhow!("{}", refused.message))?;
+    this.cluster.migrate(pid, "2")?;
     this.finish()
 }

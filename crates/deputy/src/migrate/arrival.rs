@@ -192,7 +192,7 @@ impl Shim {
         let State::Returning(returning) = &mut process.state else { return };
         returning.waiting.clear();
         returning.arrived = None;
-        process.note_blocked(false);
+        process.blocked_since = None;
         if let Err(error) = process.withdraw_stops() {
             self.handle_error(pid, &error);
         }

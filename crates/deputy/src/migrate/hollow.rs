@@ -91,12 +91,7 @@ impl Process {
                 None => {
                     let reserve = Reserve::map_new(injection)?;
                     // A child that it forks before it leaves must not inherit the reserved range.
-                    let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
-                    injection.must(
-                        "keep the reserved range out of children",
-                        libc::SYS_madvise,
-                        dont_fork,
-                    )?;
+                    reserve.set_inherited(injection, false)?;
                     reserve
                 }
             };
@@ -308,8 +303,7 @@ impl Process {
         areas.extend(self.free_areas.drain(..reused));
         let others: Vec<MailboxArea> = (areas.len()..home).map(|_| self.next_area()).collect();
         let first = injections.first_mut().ok_or(Error::Gone { pid: self.pid.0 })?;
-        let do_fork = [reserve.start, Reserve::LEN, libc::MADV_DOFORK as u64, 0, 0, 0];
-        first.must("let children inherit the reserved range", libc::SYS_madvise, do_fork)?;
+        reserve.set_inherited(first, true)?;
         self.reset_handlers(first, &memory, reserve, image)?;
         let mut mailboxes = Vec::with_capacity(home);
         for area in areas {

@@ -64,7 +64,7 @@ impl Shim {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         // An exec from now on must not begin the move again.
         process.state = State::Resident;
-        process.note_blocked(false);
+        process.blocked_since = None;
         self.release(pid);
     }
 
@@ -116,7 +116,7 @@ impl Shim {
                     let quiesced = self.quiesce_resident(pid);
                     let Some(process) = self.processes.get_mut(&pid) else { return };
                     match quiesced {
-                        Ok(Quiesced::Stopped) => drop(process.note_blocked(false)),
+                        Ok(Quiesced::Stopped) => process.blocked_since = None,
                         Ok(Quiesced::Gone) => return,
                         // The main loop tries again.
                         Ok(Quiesced::Blocked) if process.note_blocked(true) < MAX_BLOCKED => return,
@@ -332,8 +332,8 @@ impl Shim {
                 self.complete_task(pid);
                 self.resend_thresholds(pid);
                 let Some(image) = outgoing.image else { return };
-                // Its threads have made no call yet. If none can stop all the same, the memory is
-                // kept.
+                // If no thread can stop, since each is in a call that was pending when the process
+                // left, the memory is kept.
                 let freed = self
                     .with_any_thread(pid, None, |process, stopped| process.free_memory(stopped, &image.0));
                 if let Err(error) = freed {
@@ -353,17 +353,15 @@ impl Shim {
     /// anything.
     pub(crate) fn revoke(&mut self, pid: HomePid, why: &str) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        if !matches!(process.state, State::HandedOver(_)) {
-            return;
-        }
+        let State::HandedOver(outgoing) = &mut process.state else { return };
+        let image = outgoing.image.take();
         // From here on all messages of its guest are ignored.
         process.epoch = process.epoch.next();
-        let State::HandedOver(outgoing) = std::mem::replace(&mut process.state, State::Away) else { return };
-        let Some(image) = outgoing.image else {
+        let Some(image) = image else {
             let what = "revoked without an image".into();
             return self.handle_error(pid, &tern_tracee::Error::Inconsistent { what, pid: pid.0 });
         };
-        process.state = State::Revoked(Box::new((*image, why.to_owned())));
+        process.state = State::Revoked(image, why.to_owned());
         process.peer = PeerId::NONE;
         self.continue_revocation(pid);
     }
@@ -371,7 +369,7 @@ impl Shim {
     /// Continues the revocations for which a deputy thread has to stop: one may be in a call that
     /// was pending when the process left.
     pub(crate) fn continue_revocations(&mut self) {
-        let is_revoked = |process: &&Process| matches!(process.state, State::Revoked(_));
+        let is_revoked = |process: &&Process| matches!(process.state, State::Revoked(..));
         let revoked: Vec<HomePid> = self.processes.values().filter(is_revoked).map(|one| one.pid).collect();
         revoked.into_iter().for_each(|pid| self.continue_revocation(pid));
     }
@@ -383,9 +381,8 @@ impl Shim {
             Err(error) => return self.handle_error(pid, &error),
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let State::Revoked(revoked) = std::mem::replace(&mut process.state, State::Away) else { return };
-        let ((image, sync), why) = *revoked;
-        match self.restore_process(pid, &image, &sync) {
+        let State::Revoked(image, why) = std::mem::replace(&mut process.state, State::Away) else { return };
+        match self.restore_process(pid, &image.0, &image.1) {
             Ok(Some(remainders)) => {
                 self.abort_task(pid, &why);
                 self.detach_with_remainders(pid, remainders);

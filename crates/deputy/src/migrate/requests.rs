@@ -412,7 +412,7 @@ fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Resul
             if !with_reaper && tid != pid {
                 return Ok(false);
             }
-            let is_first = process.threads.values().all(|thread| thread.draining.is_some());
+            let is_none_seized = process.threads.values().all(|thread| thread.draining.is_some());
             let seized = match ended {
                 Some(false) => return Err(tern_tracee::Error::Gone { pid: pid.0 }),
                 Some(true) => Ok(()),
@@ -424,7 +424,7 @@ fn seize_threads(process: &mut Process, with_reaper: bool) -> tern_tracee::Resul
                     process.threads.insert(tid, Thread { is_exiting: ended.is_some(), ..thread });
                     new = true;
                 }
-                Err(error) if tid == pid && is_first => return Err(error),
+                Err(error) if tid == pid && is_none_seized => return Err(error),
                 // It has exited; or an unseized thread executes a program, which is checked below.
                 Err(_) => {}
             }

@@ -181,12 +181,11 @@ impl Process {
         let memory = Memory::open(first.pid())?;
         self.restore_timers(first, &memory, reserve)?;
         self.actions.clone_from(&image.actions);
-        if self.threads.values().all(|thread| thread.draining.is_none()) {
+        if !self.has_draining_threads() {
             return Ok(());
         }
         // A child that it forks at home from now on is not traced and must not inherit the range.
-        let dont_fork = [reserve.start, Reserve::LEN, libc::MADV_DONTFORK as u64, 0, 0, 0];
-        first.must("keep the reserved range out of children", libc::SYS_madvise, dont_fork).map(drop)
+        reserve.set_inherited(first, false)
     }
 
     /// Restores the state of threads, which stay stopped. With the last ones the reserved range is
@@ -208,8 +207,7 @@ impl Process {
             injections.into_iter().zip(images).zip(rest).enumerate()
         {
             // Draining threads may need their large mailboxes longer than this one.
-            let mailbox = self.thread(image.tid)?.mailbox.take();
-            if let Some(mailbox) = mailbox {
+            if let Some(mailbox) = self.thread(image.tid)?.mailbox.take() {
                 self.drop_mailbox(&mailbox);
             }
             let own = (self.own_pid, image.own_tid);

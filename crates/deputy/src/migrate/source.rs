@@ -54,7 +54,7 @@ impl MigrationSource for OutgoingSource<'_> {
         // last.
         let expected = self.process.machine.as_ref().map_or(0, |m| m.vdso.lengths.len());
         for _ in 0..MAX_MAP_READS {
-            let maps = self.process.program_part(procfs::smaps(pid)?);
+            let maps = self.process.without_own_ranges(procfs::smaps(pid)?);
             let layout = Layout::describe(&maps, self.process.reserve, &mut self.process.files);
             if is_stopped {
                 let layout = layout?;
@@ -153,12 +153,12 @@ impl MigrationSource for OutgoingSource<'_> {
 }
 
 impl Process {
-    /// These mappings without those that are not part of the program.
-    pub(crate) fn program_part(&self, maps: Vec<Mapping>) -> Vec<Mapping> {
-        let Some(reserve) = self.reserve else { return maps };
-        let own_ranges = apply::joined(self.own_ranges(reserve).collect());
-        let mut maps = Reserve::exclude(Some(reserve), &maps);
-        maps.retain(|m| !apply::overlaps(&own_ranges, m.start, m.end));
+    /// These mappings without those outside of the reserved range that are not part of the program.
+    pub(crate) fn without_own_ranges(&self, mut maps: Vec<Mapping>) -> Vec<Mapping> {
+        if let Some(reserve) = self.reserve {
+            let own_ranges = apply::joined(self.own_ranges(reserve).collect());
+            maps.retain(|m| !apply::overlaps(&own_ranges, m.start, m.end));
+        }
         maps
     }
 

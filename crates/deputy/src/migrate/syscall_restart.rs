@@ -100,11 +100,11 @@ impl Process {
         };
         let code = now.rax.cast_signed();
         let nr = current.request.call.nr;
+        // The call is not waited for: it may be a sleep that cannot be interrupted, and home is past
+        // the point of no return.
         if has_not_begun && !current.compound.has_more() {
-            // If the shim waited for the end of the call, it might wait for a sleep that cannot be
-            // interrupted, and home is past the point of no return.
-            // It may be about to continue a transfer or a wait that the shim has interrupted before:
-            // only the deputy knows what was done, and how much of the time is left.
+            // The deputy may be about to continue a transfer or a wait that the shim has interrupted
+            // before. Then only the deputy knows what was done, and how much of the time is left.
             let has_begun_before = sync.partial.is_some() || current.partial.is_some();
             if has_begun_before || may_have_timeout(&current.request.call) {
                 return Ok(CallResolution::Drain(stopped, registers));

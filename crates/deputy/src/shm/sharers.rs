@@ -9,9 +9,9 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use tern_control::Refusal;
 use tern_ids::HomePid;
-use tern_image::Unmovable;
 use tern_image::layout::{self, writes_are_visible_to_others};
 use tern_image::object::{self, ObjectId};
+use tern_image::{Reserve, Unmovable};
 use tern_tracee::procfs::{self, Mapping};
 
 /// The shared memory that each process maps, by pid.
@@ -122,7 +122,7 @@ impl Shim {
     pub(crate) fn program_maps(&self, pid: i32) -> tern_tracee::Result<Vec<Mapping>> {
         let maps = procfs::smaps(procfs::live_thread(pid))?;
         Ok(match self.processes.get(&HomePid(pid)) {
-            Some(process) => process.program_part(maps),
+            Some(process) => process.without_own_ranges(Reserve::exclude(process.reserve, &maps)),
             None => maps,
         })
     }

@@ -6,7 +6,7 @@
 //! any thread, until the stop has arrived. Where that may take long the main loop does this
 //! (`quiesce.rs`).
 
-use super::quiesce::{has_ended, interrupt_thread};
+use super::quiesce::interrupt_thread;
 use crate::process::thread::Thread;
 use crate::process::{Process, State};
 use crate::shim::Shim;
@@ -54,7 +54,7 @@ impl Shim {
                     process.thread_exited(tid);
                     let (pid, all_exited) = (process.pid, process.live_threads().next().is_none());
                     // The exit of a first thread that was a zombie when seized is not reported.
-                    if all_exited && has_ended(pid) {
+                    if all_exited && !procfs::is_alive(pid.0) {
                         self.process_exited(pid);
                     }
                 }

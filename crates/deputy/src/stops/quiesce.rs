@@ -103,13 +103,13 @@ impl Shim {
                     gone.push(thread.tid);
                 }
             }
-            // No more is reported of threads whose exit was reaped already.
+            // No more is reported of threads whose exit was reaped already. The first thread also looks
+            // like that while another one, which executes a program, takes over the pid.
             gone.retain(|tid| procfs::status(tid.0).map_or(true, |s| s.has_exited() && s.tracer == 0));
+            gone.retain(|tid| *tid != pid || !procfs::is_alive(pid.0));
             for tid in &gone {
                 if *tid == pid {
-                    if has_ended(pid) {
-                        self.process_exited(pid);
-                    }
+                    self.process_exited(pid);
                 } else if let Some(process) = self.processes.get_mut(&pid) {
                     process.thread_exited(*tid);
                 }
@@ -308,18 +308,6 @@ impl Process {
 /// Whether a thread is in an uninterruptible sleep (state D).
 pub(super) fn is_uninterruptible(tid: HomePid) -> bool {
     procfs::status(tid.0).is_ok_and(|status| status.state == b'D')
-}
-
-/// Whether a process has ended. While a thread other than the first executes a program, it takes over
-/// the pid: for a moment /proc shows the first thread, which has ended, or nothing.
-pub(super) fn has_ended(pid: HomePid) -> bool {
-    const LOOKS: u32 = 10;
-    (0..LOOKS).all(|look| {
-        if look > 0 {
-            std::thread::sleep(POLL_INTERVAL * 10);
-        }
-        procfs::status(pid.0).map_or(true, |status| status.has_exited())
-    })
 }
 
 /// Interrupts a thread. Returns false if it is gone; its exit is reported by a wait status, unless

@@ -229,13 +229,7 @@ impl Thread {
         let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let mut registers = *injection.saved_registers();
-        let mut space = GuestSpace {
-            injection: &mut injection,
-            listener: &self.listener,
-            cache,
-            files: &[],
-            batch_area: None,
-        };
+        let mut space = GuestSpace::for_single_calls(&mut injection, &self.listener, cache);
         let [addr, length, prot, flags, ..] = pending.trap.args;
         let at = match &file {
             Some(file) => space.map(file, pending.trap.args)?,
@@ -308,13 +302,7 @@ impl Thread {
         let Some(stopped) = self.stop_in_call(pending.trap.id, process)? else { return Ok(()) };
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
         let (mut registers, mask) = (*injection.saved_registers(), injection.saved_mask());
-        let mut space = GuestSpace {
-            injection: &mut injection,
-            listener: &self.listener,
-            cache,
-            files: &[],
-            batch_area: None,
-        };
+        let mut space = GuestSpace::for_single_calls(&mut injection, &self.listener, cache);
         let ret = space.call_through(libc::SYS_rt_sigaction, pending.trap.args)?;
         (registers.rax, registers.orig_rax) = (ret.cast_unsigned(), u64::MAX);
         let stopped = injection.finish_with(&registers, mask)?;

@@ -185,9 +185,7 @@ impl MigrationSource for GuestSource<'_> {
         let area = process.reserve.large_batch_area();
         let mut captured = tern_image::thread::capture(&mut injections, &numbers, &process.memory, area);
         if let (Ok(threads), Some(injection)) = (&mut captured, injections.first_mut()) {
-            let listener = &order[0].listener;
-            let mut space =
-                GuestSpace { injection, listener, cache: self.cache, files: &[], batch_area: None };
+            let mut space = GuestSpace::for_single_calls(injection, &order[0].listener, self.cache);
             captured = image.update_guest(&mut space, layout, std::mem::take(threads)).map(|()| Vec::new());
         }
         // Also after a failure: the guest then continues here.
@@ -215,13 +213,7 @@ impl Thread {
         let stopped = self.stopped.take();
         let stopped = stopped.ok_or(tern_tracee::Error::Gone { pid: self.host_tid })?;
         let mut injection = Injection::begin(stopped, Site(process.reserve.start))?;
-        let mut space = GuestSpace {
-            injection: &mut injection,
-            listener: &self.listener,
-            cache,
-            files: &[],
-            batch_area: None,
-        };
+        let mut space = GuestSpace::for_single_calls(&mut injection, &self.listener, cache);
         let result = act(&mut space);
         // Also after a failure: the guest then continues here.
         self.stopped = Some(injection.finish()?);

@@ -35,7 +35,17 @@ impl std::fmt::Debug for GuestSpace<'_> {
     }
 }
 
-impl GuestSpace<'_> {
+impl<'a> GuestSpace<'a> {
+    /// For a few calls of a guest that may be in use, so that each is made singly. No region names a
+    /// file.
+    pub(crate) fn for_single_calls(
+        injection: &'a mut Injection,
+        listener: &'a Listener,
+        cache: &'a ContentCache,
+    ) -> Self {
+        Self { injection, listener, cache, files: &[], batch_area: None }
+    }
+
     /// Makes a call, and lets it through the filter if it is trapped.
     ///
     /// # Errors
