@@ -92,13 +92,16 @@ fn switch_root(root: &Path) -> Result<()> {
 }
 
 /// Mounts an overlay of `lower` at `at`, with `layer` as the upper layer.
+///
+/// `xino` gives a directory the same inode number again after the kernel has dropped its inode, as
+/// other file systems do (Documentation/filesystems/overlayfs.rst, "Inode properties").
 fn mount_overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
     let (upper, work) = (layer.join("upper"), layer.join("work"));
     for directory in [&upper, &work] {
         fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
     }
-    let mut options = Vec::new();
-    for (key, path) in [("lowerdir", lower), (",upperdir", upper.as_path()), (",workdir", work.as_path())] {
+    let mut options = b"xino=on".to_vec();
+    for (key, path) in [(",lowerdir", lower), (",upperdir", upper.as_path()), (",workdir", work.as_path())] {
         options.extend_from_slice(key.as_bytes());
         options.push(b'=');
         // Colons and commas separate layers and options.
