@@ -19,7 +19,8 @@ use tern_tests::runs::verdict::Verdict;
 
 /// Number of moves for each program.
 const MIN_MOVES: u32 = 10;
-/// A quick program is run again until it has been moved that often; at most this many times.
+/// A program is run again until it has been moved that often, and has used enough of its CPU time
+/// away; at most this many times. Which of its processes are moved is left to chance.
 const MAX_ROUNDS: u32 = 8;
 /// Minimum fraction of the CPU time that must be used away.
 const MIN_AWAY_SHARE: f64 = 0.3;
@@ -206,8 +207,10 @@ fn task(cluster: &Cluster, name: &str, script: &str, seed: u64) -> Result<Vec<St
     let wanted = native(script, &input)?;
     let cpu = |node| cluster.cpu_seconds(node);
     let before = [cpu(1)?, cpu(2)?, cpu(3)?];
+    let used = || -> Result<[f64; 3]> { Ok([cpu(1)? - before[0], cpu(2)? - before[1], cpu(3)? - before[2]]) };
+    let share_away = |used: [f64; 3]| (used[1] + used[2]) / used.iter().sum::<f64>();
     let (mut moves, mut round, mut refused, begun) = (0, 0, Vec::new(), Instant::now());
-    while moves < MIN_MOVES && round < MAX_ROUNDS {
+    while round < MAX_ROUNDS && (moves < MIN_MOVES || share_away(used()?) < MIN_AWAY_SHARE) {
         let (result, done) = moved(cluster, script, &input, seed + u64::from(round))?;
         if let Some(text) = difference(&result, &wanted) {
             bail!("round {round}, seed {seed}, after {} moves: {text}", done.done);
@@ -218,8 +221,8 @@ fn task(cluster: &Cluster, name: &str, script: &str, seed: u64) -> Result<Vec<St
         round += 1;
     }
     ensure!(moves >= MIN_MOVES, "moved only {moves} times in {round} rounds; refused: {refused:?}");
-    let used = [cpu(1)? - before[0], cpu(2)? - before[1], cpu(3)? - before[2]];
-    let share = (used[1] + used[2]) / (used[0] + used[1] + used[2]);
+    let used = used()?;
+    let share = share_away(used);
     ensure!(
         share >= MIN_AWAY_SHARE,
         "only {:.0} % of the CPU time was used away: {used:.2?} s",
