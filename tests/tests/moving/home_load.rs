@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tern_lab::Cable;
 use tern_tests::cluster::Cluster;
@@ -77,7 +77,7 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     let delegated = || cluster.run(1, &["sh", "-c", is_checked]).is_ok();
     wait_until("home checks the file", Duration::from_secs(20), delegated)?;
     cluster.lab().cut(Cable::Node(3))?;
-    // The attributes that home has cached are valid for a shorter time.
+    // Longer than the attributes that home has cached are valid.
     std::thread::sleep(Duration::from_secs(8));
     cluster.lab().heal(Cable::Node(3))?;
     cluster.touch(until)?;
@@ -86,8 +86,59 @@ fn unreachable_node_of_a_file_delays_no_other_program() -> Result<()> {
     Ok(())
 }
 
-/// A deputy that waits for a CPU has not taken a timer's signal yet when the shim, which does not
-/// wait, answers the call that stops the timer: the signal must still come before that answer.
+/// A control group, removed when this is dropped, after the lab has ended its processes.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// Where version 2 of control groups is mounted, perhaps beside version 1.
+    fn new() -> Result<Self> {
+        let found = Command::new("findmnt").args(["-n", "-o", "TARGET", "-t", "cgroup2"]).output()?;
+        let found = String::from_utf8_lossy(&found.stdout).into_owned();
+        let root = found.lines().next().context("no control groups of version 2")?;
+        let group = Path::new(root).join(format!("tern-frozen-{}", std::process::id()));
+        fs::create_dir(&group)?;
+        Ok(Self(group))
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let _is_reported_by_the_next_run = fs::remove_dir(&self.0);
+    }
+}
+
+/// The stop of a frozen deputy for a signal does not come. Only the program that sent the signal
+/// waits for it.
+#[test]
+fn frozen_deputy_delays_no_other_program() -> Result<()> {
+    let program = named("siblings", Flavour::Static)?;
+    let group = ControlGroup::new()?;
+    let cluster = Cluster::without_quotas("frozen-deputy", 2)?;
+    let mut command = cluster.command(1, "sh");
+    command.args(["-c", ANNOUNCE, "sh", "mosrun", "-2"]).arg(program).arg("kills");
+    let until = "/tmp/until-siblings";
+    command.env("TERN_UNTIL", until).env("TERN_SLOWEST", "0.8");
+    let mut running = Running::start(&mut command, false)?;
+    running.await_output("target")?;
+    let group = &group.0;
+    let enter = format!("pgrep -n siblings > {}/cgroup.procs", group.display());
+    cluster.run(1, &["sh", "-c", &enter])?;
+    fs::write(group.join("cgroup.freeze"), "1")?;
+    let is_frozen =
+        || fs::read_to_string(group.join("cgroup.events")).is_ok_and(|is| is.contains("frozen 1"));
+    wait_until("the deputy is frozen", Duration::from_secs(20), is_frozen)?;
+    // Three times as long as the sender of a signal waits.
+    std::thread::sleep(Duration::from_secs(3));
+    fs::write(group.join("cgroup.freeze"), "0")?;
+    running.send_input("enough\n")?;
+    cluster.touch(until)?;
+    let outcome = running.finish(RUN_TIMEOUT)?;
+    ensure!(outcome.status == 0 && outcome.out.ends_with(b"PASS\n"), "{outcome:?}");
+    Ok(())
+}
+
+/// The deputy waits for a CPU and has not taken a timer's signal yet. Meanwhile the shim, which has
+/// a CPU, answers the call that stops the timer. The signal must still come before that answer.
 #[test]
 fn timer_signals_precede_the_call_that_stops_the_timer() -> Result<()> {
     let program = named("cputimers", Flavour::Static)?;
@@ -107,13 +158,15 @@ fn timer_signals_precede_the_call_that_stops_the_timer() -> Result<()> {
 }
 
 /// Natively the kernel refuses a real-time signal when RLIMIT_SIGPENDING of them are pending. While
-/// a program cannot be reached home does not keep more, and none that was accepted is lost.
+/// the guest cannot be reached, further signals stay in home's kernel, so that this limit still
+/// holds, and no accepted signal is lost.
 #[test]
 fn flood_of_signals_stays_in_the_kernel_while_the_link_is_cut() -> Result<()> {
     let program = named("sigflood", Flavour::Static)?.display().to_string();
     let cluster = Cluster::without_quotas("signal-flood", 2)?;
     let mut command = cluster.command(1, "sh");
-    // Both nodes of a lab count the pending signals of one kernel: the guest needs some too.
+    // The nodes of a lab share one kernel, which counts the pending signals of both: the guest
+    // needs a part of the limit too.
     let limited = ["prlimit", "--sigpending=20000"];
     command.args(["-c", ANNOUNCE, "sh"]).args(limited).args(["mosrun", "-2", &program, "count"]);
     let mut running = Running::start(&mut command, false)?;
@@ -151,7 +204,7 @@ fn await_line(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Where the home shim may start no thread, calls that wait are still made, a move is refused by a
+/// If the home shim may start no thread, calls that wait are still made, a move is refused with a
 /// reason, and no process is lost.
 #[test]
 fn shim_at_its_limit_of_processes_loses_nothing() -> Result<()> {
@@ -204,7 +257,7 @@ impl PidsLimit {
             }
         }
         ensure!(found > 0, "node 1 has no shim");
-        // Less than there are: none can be added, also when some have ended.
+        // Fewer than the group has: no thread can be added, even when some have ended.
         fs::write(limit.group.join("pids.max"), "1")?;
         Ok(limit)
     }

@@ -78,9 +78,9 @@ impl Shim {
         if let Some(sharer) = sharer.filter(|_| !prelude_only) {
             return self.redirect_home(tid, sharer, &request);
         }
-        let bound = is_split_call(request.call.nr) || may_be_internal_call(request.call.nr);
+        let must_complete = is_split_call(request.call.nr) || may_be_internal_call(request.call.nr);
         // A prelude must be made once it has arrived, and then the call is pending.
-        if !bound && self.test_freezes(tid, number, false) && request.prelude.is_empty() {
+        if !must_complete && self.test_freezes(tid, number, false) && request.prelude.is_empty() {
             return;
         }
         if let Some(outcome) = self.answer_timer_call(pid, tid, &request.call) {
@@ -129,9 +129,10 @@ impl Shim {
         }
     }
 
-    /// A call of a thread has finished: its result is sent to the guest.
+    /// A call of a thread has finished: its result is sent to the guest. If signals that it has sent
+    /// must be forwarded first, the main loop comes back to it.
     pub(crate) fn call_finished(&mut self, tid: HomePid) {
-        if !self.advance_compound(tid) {
+        if !self.advance_compound(tid) || self.must_await_sent_signals(tid) {
             return;
         }
         let Some(process) = self.process_of_thread(tid) else { return };
@@ -145,7 +146,8 @@ impl Shim {
         let outcome = mailbox.collect(&current.layout, current.partial);
         if current.request.number == INTERNAL_CALL_NUMBER {
             let prefetch = thread.prefetch.take();
-            // Interrupted by a signal before it began, it was not made. A newer mask replaces it.
+            // A call that a signal has interrupted was not made: its mask is set next, unless a
+            // newer one replaces it.
             if restart::is(outcome.ret) {
                 thread.pending_mask = thread.pending_mask.or(mask_of(&current.request));
             }
@@ -163,7 +165,6 @@ impl Shim {
         self.add_file_notices(pid, &current, &mut result);
         self.note_lookup(pid, tid, &current, &result.outcome);
         self.add_children_usage(pid, &current.request.call, &mut result.outcome);
-        self.forward_sent_signals(&current.request.call);
         let timers_due = self.note_timer_call(pid, tid, &current.request.call, &result.outcome);
         let Some(process) = self.process_of_thread(tid) else { return };
         let nr = current.request.call.nr;
@@ -208,16 +209,16 @@ impl Shim {
         thread.apply_pending_mask();
         // A call with a local part cannot be left half done. And a guest that was sent a signal
         // cannot be frozen before it has the result of the call that the signal interrupted.
-        let bound = is_split_call(nr) || may_be_internal_call(nr) || !thread.unacked.is_empty();
+        let must_complete = is_split_call(nr) || may_be_internal_call(nr) || !thread.unacked.is_empty();
         let number = result.number;
         if self.test_freeze.is_some() && !result.prelude.is_empty() {
             self.send(tid, &Message::PreludeDone(number, result.prelude.clone()));
         }
-        let prefetches = |shim: &mut Self| !bound && shim.start_prefetch(tid, &current, &result);
-        if bound || !self.test_freezes(tid, number, true) && !prefetches(self) {
+        let prefetches = |shim: &mut Self| !must_complete && shim.start_prefetch(tid, &current, &result);
+        if must_complete || !self.test_freezes(tid, number, true) && !prefetches(self) {
             self.send(tid, &Message::Result(Box::new(result)));
         }
-        if bound && (self.test_freezes(tid, number, true) || self.test_freezes(tid, number, false)) {
+        if must_complete && (self.test_freezes(tid, number, true) || self.test_freezes(tid, number, false)) {
             tracing::debug!(%tid, number, "it comes home after this call");
         }
         if let Some((start, length)) = surplus
@@ -320,8 +321,8 @@ impl Process {
                 call.args = [const { Arg::Value(0) }; 6];
                 call.args[0] = Arg::Value(flags as u64);
             }
-            // So do the child's memory and tid addresses. At home it is a child in what concerns
-            // the system: its parent, what it shares, its exit signal.
+            // The same holds for a child's memory and tid addresses. At home it is a child only in
+            // what concerns the system: its parent, what it shares, its exit signal.
             libc::SYS_clone => {
                 let away = libc::CLONE_VM
                     | libc::CLONE_VFORK
@@ -355,7 +356,8 @@ impl Process {
         }
     }
 
-    /// The address ranges of such mappings that are being made, or are made and not recorded yet.
+    /// The address ranges of placeholder mappings that are being made, or are made and not recorded
+    /// yet.
     pub(crate) fn pending_placeholders(&self) -> impl Iterator<Item = (u64, u64)> {
         let calls = self.threads.values().filter_map(|thread| Some(&thread.current.as_ref()?.request.call));
         calls.filter(|call| i64::from(call.nr) == libc::SYS_mmap).filter_map(|call| match call.args {

@@ -84,7 +84,7 @@ struct Delegable {
 struct WriteDelegation {
     /// Number of bytes of delayed writes.
     bytes: u64,
-    /// Its device and inode, if it is in MFS and its location has not been sent.
+    /// Its device and inode, if it may be in MFS and its location has not been looked up yet.
     elsewhere: Option<(u64, u64)>,
 }
 
@@ -103,14 +103,14 @@ pub(crate) struct ReadDelegation {
     may_wait: bool,
     /// Since when this version has been observed.
     observed_since: SystemTime,
-    /// Its location has been sent, for this version.
+    /// Its location has been sent for this version, or cannot be.
     pub(crate) location_sent: bool,
 }
 
 impl ReadDelegation {
     /// Whether every change since that time has changed its version. If its times are from a
-    /// server's clock, that holds once this version has been observed for longer than the timestamp
-    /// granularity.
+    /// server's clock, that holds if they are older than any error of that clock, or once this
+    /// version has been observed for longer than the timestamp granularity.
     pub(crate) fn was_settled(&self, at: SystemTime) -> bool {
         let Self { version, granularity, is_shared, .. } = self;
         if !is_shared {
@@ -146,7 +146,8 @@ impl FileVersion {
         self.changed.subsec_nanos() == 0 && self.modified.subsec_nanos() == 0
     }
 
-    /// Whether every change since that time has changed the version, if changes that far apart do.
+    /// Whether every change since `at` has changed the version, if changes that are more than
+    /// `granularity` apart get different timestamps.
     fn was_settled(&self, at: SystemTime, granularity: Duration) -> bool {
         let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.changed + granularity < at && self.modified + granularity < at
@@ -157,7 +158,8 @@ impl Shim {
     /// Adds file notices to the result of this call. An error of a delayed write is returned by the
     /// next call that reports such errors, at the latest by close.
     pub(crate) fn add_file_notices(&mut self, pid: HomePid, current: &CurrentCall, result: &mut CallResult) {
-        // A process that returns brings its shared memory; delayed writes to that would be lost.
+        // Shared memory is not delegated: a process that returns overwrites it at home with its own
+        // content, and delayed writes would be lost.
         let shared: Vec<(u64, u64)> = self.inodes.values().copied().collect();
         let Self { processes, shared_filesystems, .. } = self;
         let Some(process) = processes.get_mut(&pid) else { return };
@@ -208,7 +210,8 @@ impl Process {
         if self.threads.len() > 1 || !self.files.objects.is_empty() || self.in_parent_memory {
             return false;
         }
-        // Descriptors shared since before this epoch are found here, later sharing at the guest.
+        // Sharing of descriptors that began before this epoch is found here, later sharing at the
+        // guest.
         let pid = self.memory.pid();
         *self
             .delegations
@@ -269,8 +272,8 @@ impl Process {
             fstat(&*opened).ok().map(|stat| (stat, attributes))
         };
         let (stat, attributes) = if elsewhere { worker.run(examine)?? } else { examine()? };
-        // A file opened for reading and writing is not prefetched; a long one is worth opening at
-        // once.
+        // Worth opening at once: a file opened for reading and writing, which is not prefetched,
+        // and a long one.
         let worth_opening =
             reads && writes || u64::try_from(stat.st_size).is_ok_and(|size| size >= MIN_LOCAL_OPEN_SIZE);
         let location = if elsewhere && worth_opening && !is_shared {
@@ -333,21 +336,26 @@ impl Delegations {
     /// Records the result of a prelude call: a close or a delayed write.
     pub(crate) fn prelude_call_done(&mut self, call: &Call, ret: i64) {
         let [fd, _, length, ..] = call.values();
-        if i64::from(call.nr) == libc::SYS_close {
-            self.forget_descriptors(libc::SYS_close, &call.values());
-        } else if i64::from(call.nr) == libc::SYS_pwrite64 && ret != length.cast_signed() {
-            let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
-            tracing::warn!(fd, ret, length, "a delayed write failed");
-            self.errors.insert(fd as i32, error);
-        } else if let Some(written) = self.write_delegations.get_mut(&(fd as i32)) {
-            written.bytes += length;
+        match i64::from(call.nr) {
+            libc::SYS_close => self.forget_descriptors(libc::SYS_close, &call.values()),
+            libc::SYS_pwrite64 if ret == length.cast_signed() => {
+                if let Some(written) = self.write_delegations.get_mut(&(fd as i32)) {
+                    written.bytes = written.bytes.saturating_add(length);
+                }
+            }
+            libc::SYS_pwrite64 => {
+                let error = if ret < 0 { ret } else { -i64::from(libc::ENOSPC) };
+                tracing::warn!(fd, ret, length, "a delayed write failed");
+                self.errors.insert(fd as i32, error);
+            }
+            _ => {}
         }
     }
 
     /// The error of an earlier delayed write, if this call, which has succeeded, reports such
     /// errors.
     fn take_write_error(&mut self, nr: i64, args: &[u64; 6], ret: i64) -> Option<i64> {
-        let tells = [
+        let reporting_calls = [
             libc::SYS_write,
             libc::SYS_writev,
             libc::SYS_pwrite64,
@@ -355,7 +363,7 @@ impl Delegations {
             libc::SYS_fdatasync,
             libc::SYS_close,
         ];
-        if ret < 0 || !tells.contains(&nr) { None } else { self.errors.remove(&(args[0] as i32)) }
+        if ret < 0 || !reporting_calls.contains(&nr) { None } else { self.errors.remove(&(args[0] as i32)) }
     }
 
     /// Forgets descriptors that this call has closed or reused.
@@ -396,7 +404,8 @@ impl Delegations {
         Some((other, FileNotice::Changed))
     }
 
-    /// The location of a file of which enough was written that it is worth opening there.
+    /// The location of a file of which so much was written that it is worth opening on its own
+    /// node.
     fn offer_written_location(&mut self, pid: i32) -> Option<(i32, FileNotice)> {
         let Self { write_delegations, trees, worker, .. } = self;
         let (fd, written) = write_delegations
@@ -474,7 +483,8 @@ impl Delegations {
             }
             libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 if ret >= 0 => {
                 let fd = args[0] as i32;
-                // The guest requests a small transfer of a delegated file only after its return.
+                // A guest requests a small transfer from home only after it has returned the
+                // delegation of the file.
                 let small = args[2] <= MAX_DELEGATED_IO;
                 if small && nr == libc::SYS_read {
                     self.read_delegations.remove(&fd);

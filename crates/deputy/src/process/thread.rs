@@ -28,10 +28,10 @@ pub(crate) struct Thread {
     /// Number of signals sent to the guest, and those that the guest has not acknowledged.
     pub(crate) signals_sent: u64,
     pub(crate) unacked: VecDeque<(u64, Siginfo)>,
-    /// Signals that its deputy blocks although the program does not, because the guest has not
-    /// acknowledged too many. The kernel keeps them, up to the user's RLIMIT_SIGPENDING.
+    /// Signals that its deputy blocks although the program does not, because too many are
+    /// unacknowledged. The kernel keeps them, up to the user's RLIMIT_SIGPENDING.
     pub(crate) held_signals: u64,
-    /// A transfer that the shim's own interruption at home cut short.
+    /// The finished part of a transfer that the shim cut short by interrupting the thread at home.
     pub(crate) partial: Option<Partial>,
     /// The file opened by its last call. The result is sent when the deputy has read the file's
     /// start.
@@ -49,8 +49,8 @@ pub(crate) struct Thread {
     pub(crate) draining: Option<Box<Draining>>,
 }
 
-/// From this number of unacknowledged signals on a thread's signals stay in the kernel. A guest
-/// acknowledges at least each sixty-fourth.
+/// A thread with this many unacknowledged signals leaves further ones in the kernel. A guest
+/// acknowledges at least every sixty-fourth signal.
 const MAX_UNACKED_SIGNALS: usize = 1024;
 
 /// A call that a deputy is making.
@@ -63,8 +63,10 @@ pub(crate) struct CurrentCall {
     pub(crate) partial: Option<Partial>,
     /// The child of a fork, or a new thread.
     pub(crate) child: Option<HomePid>,
-    /// The child runs in its parent's memory away.
+    /// Away, the child runs in its parent's memory.
     pub(crate) child_in_parent_memory: bool,
+    /// Since when its result waits until the signals that it has sent are forwarded.
+    pub(crate) awaits_signals_since: Option<Instant>,
     /// The calls of the request that are still to be made, and the results of those that were.
     pub(crate) compound: Compound,
 }
@@ -84,6 +86,7 @@ impl CurrentCall {
             partial: None,
             child: None,
             child_in_parent_memory,
+            awaits_signals_since: None,
             compound,
         }
     }
@@ -125,13 +128,16 @@ impl Thread {
         self.current.is_none() || self.has_finished_call()
     }
 
-    /// Whether a call is pending whose end the main loop must look for by itself.
+    /// Whether a call is pending whose end the main loop must poll for.
     pub(crate) fn needs_polling(&self) -> bool {
-        self.current.is_some() && self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
+        self.current.as_ref().is_some_and(|current| {
+            current.awaits_signals_since.is_some()
+                || self.mailbox.as_ref().is_some_and(Mailbox::needs_polling)
+        })
     }
 
-    /// The guest has received this many signals. The deputy may then be making an internal call, for
-    /// signals that were held.
+    /// Forgets the first `signals` signals, which the guest has received. This may release held
+    /// signals, by an internal call of the deputy.
     pub(crate) fn acknowledge_signals(&mut self, signals: u64) {
         while self.unacked.front().is_some_and(|(count, _)| *count <= signals) {
             self.unacked.pop_front();
@@ -147,9 +153,9 @@ impl Thread {
         self.held_signals = 0;
     }
 
-    /// Whether its deputy, stopped for a signal, is to leave further ones in the kernel, because the
-    /// guest has not acknowledged very many. Not in a call with a mask of its own, which the kernel
-    /// would forget; that call is over with this signal.
+    /// Whether its deputy, stopped for a signal, is to leave further ones in the kernel, because
+    /// too many are unacknowledged. Not in a call with a signal mask of its own: the kernel would
+    /// drop that mask when another is set, and this signal ends the call anyway.
     pub(crate) fn has_excess_signals(&self) -> bool {
         let in_masked_call = || self.current.as_ref().is_some_and(|call| call.request.call.mask().is_some());
         self.unacked.len() >= MAX_UNACKED_SIGNALS && self.held_signals == 0 && !in_masked_call()
@@ -165,7 +171,7 @@ impl Thread {
         stopped.set_sigmask(mask | handled)
     }
 
-    /// Has an idle deputy take the held signals again, once the guest has acknowledged most of the
+    /// Has an idle deputy take the held signals again, once the guest has acknowledged half of the
     /// others.
     fn release_signals(&mut self) {
         if self.held_signals == 0 || self.unacked.len() > MAX_UNACKED_SIGNALS / 2 || self.current.is_some() {

@@ -18,8 +18,8 @@ pub(crate) fn dumps_core(signal: i32) -> bool {
     is_repeatable_fault(signal) || matches!(signal, SIGABRT | SIGQUIT | SIGSYS | SIGTRAP | SIGXCPU | SIGXFSZ)
 }
 
-/// Whether this is a fault that the same instruction raises again. A breakpoint is reported behind
-/// its instruction.
+/// Whether this is a fault that the same instruction raises again. SIGTRAP is not: a breakpoint is
+/// reported behind its instruction.
 pub(crate) fn is_repeatable_fault(signal: i32) -> bool {
     matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL)
 }
@@ -29,15 +29,13 @@ pub(crate) fn is_permitted(pid: i32) -> bool {
     tern_tracee::limit::get(pid, libc::RLIMIT_CORE).is_ok_and(|(soft, _)| soft >= MIN_CORE_LIMIT)
 }
 
-/// Prevents a core of a deputy that is about to be killed.
+/// Prevents a core of a deputy that is about to be killed. Where the hard limit is 0 that takes
+/// privilege; without it a `core_pattern` that names a pipe still gets a core.
 pub(crate) fn prevent_core(pid: i32) {
     let Some(pid) = Pid::from_raw(pid) else { return };
-    // Where the hard limit is 0 the first try raises it, which needs privilege.
-    for maximum in [Some(NO_CORE_LIMIT), None] {
-        let done = prlimit(Some(pid), Resource::Core, Rlimit { current: Some(NO_CORE_LIMIT), maximum });
-        if done.is_ok() {
-            return;
-        }
+    let limit = Rlimit { current: Some(NO_CORE_LIMIT), maximum: Some(NO_CORE_LIMIT) };
+    if let Err(error) = prlimit(Some(pid), Resource::Core, limit) {
+        tracing::debug!(%error, "a core of a deputy cannot be prevented");
     }
 }
 

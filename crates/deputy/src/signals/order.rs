@@ -25,6 +25,9 @@ use tern_tracee::{Memory, Result, procfs};
 /// How long to wait for the stop of a pending signal. In a frozen control group it does not come.
 const SIGNAL_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long the main loop waits for it. A deputy that gets a CPU stops within microseconds.
+const INLINE_STOP_TIMEOUT: Duration = Duration::from_millis(1);
+
 /// The target of a call that sends signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalTarget {
@@ -48,24 +51,28 @@ fn signal_target(call: &Call) -> Option<SignalTarget> {
 }
 
 impl Shim {
-    /// Handles the stops for the signals that this call has sent to deputies, which forwards them.
+    /// Handles the stops for the signals that the finished call of this thread has sent to deputies,
+    /// which forwards them. Returns whether a stop is still to come: then the call's result must
+    /// wait, and the main loop goes on.
     ///
     /// The kernel dequeues a signal and stops the thread for its tracer in one step. So if no
     /// signal is pending its stop is available, or was handled. And after each stop that is handled
     /// there may be another signal.
-    pub(crate) fn forward_sent_signals(&mut self, call: &Call) {
-        if let Some(to) = signal_target(call) {
-            self.handle_stops_until(|shim| !shim.has_pending_signal(to));
-        }
-    }
-
-    /// Handles stops until the condition holds and no stop is left, or a time limit has passed.
-    fn handle_stops_until(&mut self, done: impl Fn(&mut Self) -> bool) {
-        let give_up = Instant::now() + SIGNAL_STOP_TIMEOUT;
+    pub(crate) fn must_await_sent_signals(&mut self, tid: HomePid) -> bool {
+        let thread = self.process_of_thread(tid).and_then(|process| process.threads.get_mut(&tid));
+        let Some(current) =
+            thread.filter(|thread| thread.draining.is_none()).and_then(|t| t.current.as_mut())
+        else {
+            return false;
+        };
+        let Some(target) = signal_target(&current.request.call) else { return false };
+        let begun = Instant::now();
+        let since = *current.awaits_signals_since.get_or_insert(begun);
         loop {
-            let awaited = !done(self) && Instant::now() < give_up;
-            match (awaited, self.handle_all_stops()) {
-                (false, false) => return,
+            let is_pending = since.elapsed() < SIGNAL_STOP_TIMEOUT && self.has_pending_signal(target);
+            match (is_pending, self.handle_all_stops()) {
+                (false, false) => return false,
+                (true, _) if begun.elapsed() > INLINE_STOP_TIMEOUT => return true,
                 (true, false) => std::thread::sleep(POLL_INTERVAL),
                 (_, true) => {}
             }
@@ -105,8 +112,8 @@ impl Process {
         let mut messages = Vec::new();
         for tid in self.live_tids() {
             let thread = self.thread(tid)?;
-            // A signal that interrupts a transfer cut short by the shim must end it, by the deputy; so
-            // must one that interrupts the call of a draining thread.
+            // If the shim has cut a transfer short, a signal must interrupt the rest, which the
+            // deputy makes. Likewise it must interrupt the call of a draining thread.
             let is_taken_here = thread.partial.is_none() && thread.draining.is_none();
             let Some(stopped) = thread.stopped.as_ref().filter(|_| is_taken_here) else {
                 continue;
@@ -191,8 +198,8 @@ fn dequeue(
 }
 
 /// Whether one of these threads is about to take a signal. A thread that is stopped, or in a vfork,
-/// takes none now. As the kernel may have chosen that thread for a signal that others could take
-/// too, no thread of its process is waited for then.
+/// takes none now. The kernel may have chosen it for a signal that others could take too, so then
+/// no thread of its process is waited for.
 pub(crate) fn will_take_signal(threads: &[HomePid]) -> bool {
     let mut takes = false;
     for tid in threads {

@@ -1,9 +1,9 @@
 //! Stores the CPU time that processes have used away, while no shim holds them.
 //!
 //! Home's kernel does not know that time. While a shim holds a process it keeps the time in memory.
-//! When it detaches from a process at home, it saves the time in `RUN/spent/PID`. The next
-//! shim that seizes the process reads it there; and if the process ends at home, its parent's
-//! deputy finds there what to add when it waits for it.
+//! When it detaches from a process at home, it saves the time in `RUN/spent/PID`. The next shim
+//! that seizes the process reads it there. If the process ends at home while its parent is away,
+//! the parent's shim adds the saved time to the result of the parent's wait.
 //!
 //! An entry belongs to a process identified by pid and start time. Parents that run untraced at
 //! home never collect their children's entries; those left over are removed when a shim ends.
@@ -71,9 +71,12 @@ impl UsageStore {
         }
     }
 
-    /// The CPU time of a process that is alive, or was just now. The entry stays.
+    /// The CPU time of a process that is alive, or was just now. The entry stays. If the process is
+    /// gone, so is its start time, and the entry is taken for its own.
     pub(crate) fn peek(&self, pid: HomePid) -> Option<SavedUsage> {
-        self.entry(pid).ok().map(|(_, saved_usage)| saved_usage)
+        let (started, saved_usage) = self.entry(pid).ok()?;
+        let is_another = procfs::stat(pid.0).is_ok_and(|stat| stat.start_time() != started);
+        (!is_another).then_some(saved_usage)
     }
 
     /// Returns the CPU time of this process and removes its entry.
@@ -178,12 +181,13 @@ mod tests {
         usage_store.save(me, started + 1, &saved_usage());
         assert_eq!(usage_store.take(me, started), None, "another process had that pid");
         usage_store.save(me, started + 1, &saved_usage());
+        assert_eq!(usage_store.peek(me), None, "another process had that pid");
         usage_store.sweep();
-        assert!(usage_store.peek(me).is_some(), "it may have been waited for just now");
+        assert!(usage_store.entry(me).is_ok(), "it may have been waited for just now");
         let old = std::time::SystemTime::now() - 2 * MIN_SWEEP_AGE;
         fs::File::options().write(true).open(usage_store.path(me)).unwrap().set_modified(old).unwrap();
         usage_store.sweep();
-        assert_eq!(usage_store.peek(me), None);
+        assert!(usage_store.entry(me).is_err());
         fs::remove_dir_all(dir).unwrap();
     }
 }
