@@ -6,11 +6,11 @@
 //!                                  │                  └─▶ the command, as its user
 //!                                  └─▶ tern-mfs, which mounts the files of its home
 //! ```
-//! There is one for each home. Its process has one thread, so that it may fork and continue as any
-//! program may. Its root directory has the contents of its home's, mounted from `/mfs/HOME`, and
-//! this node's own /dev, /sys and /run. Each command has a /proc of its own. The container ends
-//! with the executor, and all its commands with it, since the kernel kills every process of a pid
-//! namespace whose init is gone.
+//! There is one for each home. Its process has one thread, so that a forked child may run any code,
+//! not only async-signal-safe functions. Its root directory has the contents of home's, mounted
+//! from `/mfs/HOME`, and this node's own /dev, /sys and /run. Each command has a /proc of its own.
+//! The container ends with the executor, and all its commands with it, since the kernel kills every
+//! process of a pid namespace whose init is gone.
 
 mod init;
 mod mounts;
@@ -29,8 +29,8 @@ use std::path::PathBuf;
 use tern_ids::{Credentials, NodeId};
 use tern_node::Config;
 
-/// Used instead of a home's number: the container of this node's own commands, which has the node's
-/// own files.
+/// Used instead of a home's number for the container of the gatekeeper's jobs, which has this
+/// node's own files.
 pub(crate) const LOCAL: NodeId = NodeId(0);
 
 /// Number of descriptors sent with a launch request: standard input, output and error, and the
@@ -83,7 +83,7 @@ impl InitEvent {
     }
 }
 
-/// Requests the container at the other end of this socket to start a command.
+/// Asks the container at the other end of this socket to start a command.
 ///
 /// # Errors
 /// If the container is gone.
@@ -103,7 +103,8 @@ pub(crate) fn send_launch(
     Ok(())
 }
 
-/// Sends the root of the container's MFS tree to the executor, if it has one.
+/// Sends one byte to the executor, and with it the root of the container's MFS tree, if the
+/// container has one.
 fn send_tree(executor: &UnixStream, tree: Option<&OwnedFd>) -> Result<()> {
     let fds: Vec<_> = tree.into_iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -115,7 +116,7 @@ fn send_tree(executor: &UnixStream, tree: Option<&OwnedFd>) -> Result<()> {
     Ok(())
 }
 
-/// Receives the root of a container's MFS tree; `None` if it has the node's own files.
+/// Receives the root of a container's MFS tree; `None` if the container has the node's own files.
 ///
 /// # Errors
 /// If the container is gone.
@@ -169,7 +170,8 @@ impl LaunchRequest {
 /// other end of standard input, is gone.
 ///
 /// # Errors
-/// If the container cannot be set up; nothing is left then.
+/// If the container cannot be set up, or a launch request is malformed. The container's mounts end
+/// with this process.
 pub fn run(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<()> {
     let mut executor = UnixStream::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
@@ -196,8 +198,6 @@ pub fn run(config: &Config, home: NodeId, shared: &[PathBuf]) -> Result<()> {
             request.task.nice = request.task.nice.max(config.guest_nice.into());
         }
         if let Err(error) = init::start(&request, &tmp_dir) {
-            // This closes the socket of its init, which reports to the executor that nothing was
-            // started.
             tracing::warn!(%error, "a command could not be started");
         }
     }

@@ -1,9 +1,9 @@
 //! Starts a command: first its init, in namespaces of the command's own, then the command itself.
 //!
-//! The container has one thread, so its forked children may do what any program may. Init is pid 1
-//! of the command's pid namespace. It stays root, so that the command cannot signal it. It reaps
-//! orphans, forwards signals, and exits when the command has ended or the executor has closed its
-//! socket. The kernel then kills all other processes of the namespace.
+//! The container has one thread, so its forked children may run any code. Init is pid 1 of the
+//! command's pid namespace. It stays root, so that the command cannot signal it. It reaps orphans,
+//! forwards signals, and exits when the command has ended or the executor has closed its socket.
+//! The kernel then kills all other processes of the namespace.
 
 #![allow(unsafe_code, reason = "clone, and what lies between fork and exec")]
 
@@ -50,7 +50,7 @@ pub(super) fn reap_automatically() {
 /// Starts a command.
 ///
 /// # Errors
-/// If its init cannot be forked.
+/// If its init cannot be forked; the executor has been notified, as of any failure to start.
 pub(super) fn start(request: &LaunchRequest, tmp_dir: &Path) -> io::Result<()> {
     let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::SIGCHLD;
     // SAFETY: as fork(2), in a process with one thread.
@@ -62,7 +62,13 @@ pub(super) fn start(request: &LaunchRequest, tmp_dir: &Path) -> io::Result<()> {
             });
             run_init(request, tmp_dir, executor)
         }
-        failed if failed < 0 => Err(io::Error::last_os_error()),
+        failed if failed < 0 => {
+            let error = io::Error::last_os_error();
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let event = InitEvent::StartFailed(StartFailure::Setup, errno);
+            UnixStream::from(request.fds[3].try_clone()?).write_all(&event.to_bytes())?;
+            Err(error)
+        }
         _ => Ok(()),
     }
 }
@@ -86,8 +92,8 @@ fn run_init(request: &LaunchRequest, tmp_dir: &Path, mut executor: UnixStream) -
             Some(event) => event,
             None => {
                 let _gone = executor.write_all(&InitEvent::Started.to_bytes());
-                // Dropped before `close_all_but` closes its number: an owned descriptor must not
-                // be closed by anything but its owner.
+                // Dropped before `close_all_but` would close its descriptor: an owned descriptor
+                // must not be closed by anything but its owner.
                 drop(failure);
                 close_all_but(executor.as_raw_fd());
                 match supervise(command, &mut executor) {
@@ -106,8 +112,8 @@ fn run_init(request: &LaunchRequest, tmp_dir: &Path, mut executor: UnixStream) -
 fn mount_private(task: &Task, tmp_dir: &Path) -> io::Result<Option<Vec<u8>>> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", flags | MountFlags::NOEXEC, None)?;
-    // No other command looks for temporary files of a command that may run twice, so they need not
-    // be sent home: a compiler's next step reads them here.
+    // No other command looks for the temporary files of a repeatable command, so they need not be
+    // sent home: a compiler's next step reads them here.
     if !task.private_tmp || task.environment.iter().any(|pair| pair.starts_with(b"TMPDIR=")) {
         return Ok(None);
     }

@@ -34,18 +34,17 @@ pub(super) fn clamp(task: &mut Task, pid: i32) -> std::io::Result<()> {
     let process = rustix::process::Pid::from_raw(pid).ok_or_else(gone)?;
     task.nice = task.nice.max(rustix::process::getpriority_process(Some(process))?);
     let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    let requested = std::mem::take(&mut task.limits);
+    // One entry for each resource that this kernel lists, whatever the request contains: of two
+    // entries for one resource the last would hold.
     for (number, name) in LIMIT_NAMES {
         let Some(max) = limits.lines().find_map(|line| hard_limit(line.strip_prefix(name)?)) else {
             continue;
         };
-        match task.limits.iter_mut().find(|(of, ..)| *of == number) {
-            Some((_, soft, hard)) => (*soft, *hard) = ((*soft).min(max), (*hard).min(max)),
-            None => task.limits.push((number, max, max)),
-        }
+        let wanted = requested.iter().find(|(of, ..)| *of == number);
+        let (soft, hard) = wanted.map_or((max, max), |(_, soft, hard)| ((*soft).min(max), (*hard).min(max)));
+        task.limits.push((number, soft, hard));
     }
-    // At most one entry for each known resource.
-    task.limits.retain(|(of, ..)| LIMIT_NAMES.iter().any(|(number, _)| number == of));
-    task.limits.truncate(LIMIT_NAMES.len());
     Ok(())
 }
 
@@ -88,6 +87,10 @@ mod tests {
         task.limits = vec![(7, current.min(5), 9)];
         clamp(&mut task, pid).unwrap();
         assert!(task.limits.contains(&(7, current.min(5), 9)), "lower limits are kept");
+        task.limits = vec![(7, 5, 9), (7, u64::MAX, u64::MAX), (14, 0, 0), (14, u64::MAX, u64::MAX)];
+        clamp(&mut task, pid).unwrap();
+        let of = |number| task.limits.iter().filter(|(of, ..)| *of == number).copied().collect::<Vec<_>>();
+        assert_eq!((of(7), of(14)), (vec![(7, 5, 9)], vec![(14, 0, 0)]), "a second entry has no effect");
         assert!(clamp(&mut task, i32::MAX).is_err());
     }
 }
