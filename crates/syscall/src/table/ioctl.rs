@@ -179,15 +179,25 @@ const REQUESTS: &[(u32, Payload)] = &[
 const IOC_WRITE: u32 = 1;
 const IOC_READ: u32 = 2;
 
-/// Families whose request numbers state the size of a payload without pointers: input devices
-/// (except force feedback and mask requests, which have pointers), joysticks, raw HID, clocks,
-/// watchdogs.
+/// Families whose request numbers state the size of a payload without pointers: input devices,
+/// joysticks, raw HID and HID, clocks, watchdogs and raw MIDI. Left out are the requests of the same
+/// letters (Documentation/userspace-api/ioctl/ioctl-number.rst) that state another size or direction
+/// than the kernel transfers, take a number, or have a pointer in their payload.
 fn by_number(request: u32) -> Option<Payload> {
     let (direction, size) = (request >> 30, request >> 16 & 0x3fff);
     let (family, number) = ((request >> 8) as u8, request as u8);
     let flat = match family {
+        // Force feedback and masks have pointers.
         b'E' => !matches!(number, 0x80 | 0x92 | 0x93),
-        b'j' | b'H' | b'p' | b'W' => true,
+        // The correction of all axes states the size of that of one.
+        b'j' => !matches!(number, 0x21 | 0x22),
+        // From 0xc8 on Bluetooth, with pointers and larger payloads. Loading a program into a sound
+        // device (3, written) has a pointer.
+        b'H' => number <= 0x14 && (number, direction) != (3, IOC_WRITE),
+        // The interrupt rate and the epoch (0xc, 0xe) are set by a number; parameters (0x15, 0x16)
+        // have a pointer. From 0xa1 on those of PPS state the size of a pointer.
+        b'p' => number <= 0x14 && !(matches!(number, 0xc | 0xe) && direction == IOC_WRITE),
+        b'W' => true,
         _ => false,
     };
     match (direction, size) {
@@ -244,17 +254,35 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_could_hide_pointers_go_home() {
-        for request in [SIOCGIFCONF, FIDEDUPERANGE, TIOCLINUX, EVIOCSFF, EVIOCGMASK, EVIOCSMASK, 0x8946] {
+    fn requests_that_could_hide_pointers_are_homeward() {
+        let listed = [SIOCGIFCONF, FIDEDUPERANGE, TIOCLINUX, EVIOCSFF, EVIOCGMASK, EVIOCSMASK, 0x8946];
+        let unlisted = [
+            0x4004_48c8, // HIDPCONNADD
+            0x8004_48d2, // HIDPGETCONNLIST
+            0x4068_4803, // SNDRV_HWDEP_IOCTL_DSP_LOAD
+            0x4024_6a21, // JSIOCSCORR
+            0x8024_6a22, // JSIOCGCORR
+            0x4008_700c, // RTC_IRQP_SET
+            0x4018_7015, // RTC_PARAM_GET
+            0x8008_70a1, // PPS_GETPARAMS
+        ];
+        for request in listed.into_iter().chain(unlisted) {
             let route = route(&[0, request.into(), 0, 0, 0, 0]);
             assert_eq!(route, Route::Homeward(reason::UNKNOWN_IOCTL), "{request:#x}");
         }
     }
 
     #[test]
+    fn requests_that_state_their_payload_are_made_at_home() {
+        for request in [EVIOCGVERSION, 0x8008_4803, 0x8004_6a01, RTC_RD_TIME, WDIOC_GETTIMEOUT] {
+            assert_eq!(route(&[0, request.into(), 0, 0, 0, 0]), Route::Home, "{request:#x}");
+        }
+    }
+
+    #[test]
     fn sizes_agree_with_the_numbers_that_state_them() {
-        // Among the requests whose number states a size, only these differ: an int for a long, or
-        // no pointer at all.
+        // Among the requests whose number states a size, only these differ: they transfer an int in
+        // place of a long, or a variable length (FIEMAP), or have no pointer.
         let odd = [FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IOC_GETVERSION, FS_IOC_SETVERSION, FS_IOC_FIEMAP];
         let longs = [BLKBSZGET, BLKBSZSET, FICLONE, FIFREEZE, FITHAW, TIOCSIG];
         for (request, payload) in REQUESTS {
