@@ -1,4 +1,4 @@
-//! The meaning of a value written to a file: one value, in one write.
+//! The meaning of a value written to a file. Each write contains one whole value.
 
 use crate::inode::{Dir, Inode, Leaf};
 use rustix::io::Errno;
@@ -25,11 +25,11 @@ pub(crate) enum WriteAction {
     SetDecay(Leaf, u32),
 }
 
-/// The action for a value written to a file; `writer` is the process that opened the file.
+/// The action for a value written to a file that the process `opened_by` has opened.
 ///
 /// # Errors
 /// `EINVAL` if the value is not valid, `EACCES` if the file is not writable.
-pub(crate) fn parse(inode: Inode, data: &[u8], writer: Option<HomePid>) -> Result<WriteAction, Errno> {
+pub(crate) fn parse(inode: Inode, data: &[u8], opened_by: Option<HomePid>) -> Result<WriteAction, Errno> {
     let Some(leaf) = inode.leaf.filter(|_| inode.is_writable()) else { return Err(Errno::ACCESS) };
     if data.len() > MAX_VALUE_LEN {
         return Err(Errno::INVAL);
@@ -37,9 +37,9 @@ pub(crate) fn parse(inode: Inode, data: &[u8], writer: Option<HomePid>) -> Resul
     let word = std::str::from_utf8(data).map_err(|_not_text| Errno::INVAL)?.trim();
     match inode.dir {
         Dir::Admin => parse_admin(leaf, word),
-        Dir::Decay => parse_decay(leaf, word, writer.ok_or(Errno::SRCH)?),
+        Dir::Decay => parse_decay(leaf, word, opened_by.ok_or(Errno::SRCH)?),
         Dir::Process(pid) => parse_process(leaf, word, pid),
-        // A guest can only be sent home from here: its home decides about other nodes.
+        // Whichever of these values is written, the guest's home chooses where it goes.
         Dir::Guest(home, pid)
             if matches!(word, "0" | "home" | "-1" | "balance") || word == home.to_string() =>
         {

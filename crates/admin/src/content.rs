@@ -1,4 +1,4 @@
-//! The content of files: one value and a newline, as with MOSIX; booleans are 0 and 1.
+//! The content of files. Most contain one value and a newline, as with MOSIX; booleans are 0 and 1.
 
 use crate::inode::{Dir, Inode, Leaf};
 use crate::ternd::Ternd;
@@ -40,7 +40,7 @@ pub(crate) fn guests(ternd: &Ternd) -> Result<Vec<ProcessRow>, Errno> {
     }
 }
 
-/// File name of a guest: its pid, followed by its home if an earlier row has the same pid.
+/// File name of a guest: `PID`, or `PID.HOME` if an earlier row has the same pid.
 pub(crate) fn guest_name(rows: &[ProcessRow], row: &ProcessRow) -> String {
     let first = rows.iter().find(|other| other.pid == row.pid);
     match row.from {
@@ -142,7 +142,7 @@ fn of_node(node: &NodeLoad, leaf: Leaf) -> i64 {
         ];
         return bits.into_iter().filter(|(set, _)| *set).map(|(_, bit)| i64::from(bit)).sum();
     }
-    // The node is up, but its load is not known yet.
+    // A node with speed 0 is up, but its load is not known yet.
     if !up || node.speed == 0 {
         return UNREACHABLE.into();
     }
@@ -183,7 +183,7 @@ fn of_process(row: &ProcessRow, leaf: Leaf, me: NodeId) -> String {
         // A process that the cluster does not move by itself counts as locked.
         Leaf::Lock => line(u8::from(row.started.is_none_or(|started| started.locked || started.never))),
         Leaf::Nmigs => line(row.migrations),
-        // The last destination: where the process is.
+        // MOSIX shows the last destination here. That is where the process is.
         Leaf::Goto | Leaf::Migrate => line(row.r#where.filter(|node| *node != me).map_or(0, |node| node.0)),
         _ => String::new(),
     }

@@ -57,7 +57,8 @@ impl Filesystem for Tree {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // The shell's `>` truncates a file before it writes; these files are always empty.
+        // The shell's `>` truncates a file before it writes. The size of these files is always 0,
+        // so there is nothing to do.
         let allowed =
             if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::PERM) } else { Ok(()) };
         match allowed.and_then(|()| inode(number)).and_then(Self::attr) {

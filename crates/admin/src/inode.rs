@@ -11,7 +11,7 @@ pub(crate) enum Dir {
     Root,
     /// `admin`: this node.
     Admin,
-    /// `decay`: the writing process.
+    /// `decay`: the process that opens a file in it.
     Decay,
     /// `nodes`.
     Nodes,
@@ -19,7 +19,7 @@ pub(crate) enum Dir {
     Remote,
     /// `proc`: the processes of this node.
     Proc,
-    /// `proc/self`: a link to the process that follows it.
+    /// `proc/self`: a link to the directory of the process that follows it.
     SelfLink,
     /// A node.
     Node(NodeId),
@@ -199,8 +199,8 @@ impl Inode {
         self.leaf.is_some() && self.mode() & 0o222 != 0
     }
 
-    /// The inode number: `type << 56 | node << 40 | pid << 8 | file`, plus 1, since the root's is
-    /// 1.
+    /// The inode number: `type << 56 | node << 40 | pid << 8 | file`, plus 1, since FUSE gives the
+    /// root number 1.
     pub(crate) fn number(self) -> u64 {
         let (node, pid) = match self.dir {
             Dir::Node(node) => (node.0, 0),

@@ -5,15 +5,16 @@
 //!  cat, echo ─▶ kernel ─FUSE─▶ fuse ─▶ tree
 //!                                      ├▶ inode   a file or directory, encoded in its inode number
 //!                                      ├▶ content the content of a file
-//!                                      └▶ action  the request for a value written to a file
-//!                                           └▶ ternd ──on behalf of the user──▶ ternd
+//!                                      ├▶ action  the request for a value written to a file
+//!                                      └▶ ternd   sends requests to the daemon, for a user
 //! ```
 //! The tree is served by a process of its own (`tern-admin`), which ternd starts and restarts. It
-//! keeps no state that matters: each read is a request to ternd, and fails with `ENOTCONN` at once
-//! if ternd is not running.
+//! stores nothing: nearly every file that is read needs a request to ternd, which fails at once
+//! with `ENOTCONN` if ternd is not running.
 //!
-//! Requests are made on behalf of the user that opened the file, not the one that writes to it: a
-//! program of root's may write to a descriptor that another user has opened and passed to it.
+//! Requests are made on behalf of the user that opened the file, not the one that writes to it. So
+//! if another user opens a file and passes the descriptor to a program of root, a write by that
+//! program does not lend root's rights to that user.
 #![forbid(unsafe_code)]
 
 mod action;

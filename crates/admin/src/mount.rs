@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Type of the mount in `/proc/self/mountinfo`, by which this node's file server recognises it.
 const FS_TYPE: &str = "fuse.mosix";
 
-/// Number of threads that read the kernel's requests. Other threads wait for requests that take
-/// long.
+/// Number of threads that serve the kernel's requests. A write that takes long waits in a thread of
+/// its own.
 const THREADS: usize = 8;
 
 /// Maximum number of stacked mounts to remove, left by earlier processes that were killed.
@@ -66,7 +66,7 @@ fn open_and_mount(at: &Path) -> Result<OwnedFd> {
 /// Unmounts the tree at this path, even if it is in use.
 pub fn unmount(at: &Path) {
     for _ in 0..MAX_STALE_MOUNTS {
-        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let table = tern_control::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
         if !is_mounted(&table, at) {
             return;
         }

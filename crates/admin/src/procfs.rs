@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use tern_control::procfs::read_text;
 use tern_ids::HomePid;
 
 fn status(tid: i32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{tid}/status")).ok()
+    read_text(format!("/proc/{tid}/status")).ok()
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
@@ -19,7 +20,7 @@ pub(crate) fn process_of(tid: u32) -> Option<HomePid> {
     field(&status(tid)?, "Tgid:")?.parse().ok().map(HomePid)
 }
 
-/// Whether this is the number of a process, and not of another thread.
+/// Whether this is the pid of a process, and not the tid of one of its other threads.
 pub(crate) fn is_process(pid: HomePid) -> bool {
     pid.0 > 0 && process_of(pid.0.cast_unsigned()) == Some(pid)
 }
@@ -32,7 +33,7 @@ pub(crate) fn owner(pid: HomePid) -> Option<(u32, u32)> {
 
 /// Start time of a process; together with the pid it is unique.
 pub(crate) fn start_time(pid: HomePid) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = read_text(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 

@@ -38,8 +38,8 @@ impl Ternd {
         self.send(request)?.receive()
     }
 
-    /// Makes a request on behalf of a user, with no other rights: ternd accepts the user ID since
-    /// this process is root's.
+    /// Makes a request on behalf of a user, with that user's rights only. ternd accepts the user ID
+    /// since this process runs as root.
     ///
     /// # Errors
     /// As [`request`](Self::request).
@@ -57,7 +57,7 @@ impl Ternd {
 
     fn send(&self, request: &Request) -> Result<PendingReply, Errno> {
         let send = || {
-            // Do not block in connect: if ternd hangs its queue may be full.
+            // Do not block in connect: if ternd hangs, its backlog may be full.
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
@@ -83,7 +83,7 @@ impl PendingReply {
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Receives the reply, which must be about to arrive.
+    /// Receives the reply; times out after [`REPLY_TIMEOUT`].
     ///
     /// # Errors
     /// As defined by [`errno`].
@@ -118,7 +118,7 @@ fn connection_errno(error: &io::Error) -> Errno {
         | io::ErrorKind::BrokenPipe
         | io::ErrorKind::ConnectionReset
         | io::ErrorKind::UnexpectedEof => Errno::NOTCONN,
-        // The queue is full, or the reply is late.
+        // The backlog is full, or the reply is late.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Errno::TIMEDOUT,
         _ => Errno::IO,
     }

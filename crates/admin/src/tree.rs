@@ -34,8 +34,9 @@ pub(crate) struct Tree {
     handles: Mutex<HashMap<u64, Arc<Handle>>>,
     next_handle: AtomicU64,
     wait_limit: Arc<WaitLimit>,
-    /// An evacuation is in progress.
+    /// An evacuation that was started by a write to `bring` is in progress.
     is_bringing: Arc<AtomicBool>,
+    /// The same for `expel`.
     is_expelling: Arc<AtomicBool>,
 }
 
@@ -45,7 +46,7 @@ struct Handle {
     inode: Inode,
     /// The user that opened it.
     opener: Opener,
-    process: Option<HomePid>,
+    opened_by: Option<HomePid>,
     /// Start time of the process that the file is about, to detect that its pid was reused.
     start_time: Option<u64>,
     /// Content when the file was last read from offset 0.
@@ -148,7 +149,7 @@ impl Tree {
 
     /// The entries of a directory, each with its cookie, in ascending order.
     pub(crate) fn entries(&self, inode: Inode) -> Outcome<Vec<(u64, Inode, String)>> {
-        // 1 and 2 are `.` and `..`.
+        // Cookies 1 and 2 belong to `.` and `..`.
         let numbered = |entries: &mut dyn Iterator<Item = (Inode, String)>| {
             entries.zip(3..).map(|((inode, name), cookie)| (cookie, inode, name)).collect()
         };
@@ -190,7 +191,7 @@ impl Tree {
         let handle = Handle {
             inode,
             opener: Opener { uid: request.uid(), gid: request.gid() },
-            process: procfs::process_of(request.pid()),
+            opened_by: procfs::process_of(request.pid()),
             start_time: pid_of(inode).and_then(procfs::start_time),
             content: Mutex::default(),
         };
@@ -226,7 +227,7 @@ impl Tree {
         Ok(bytes[at..end].to_vec())
     }
 
-    /// Performs a write, and sends the reply now or when it is done.
+    /// Performs a write. Sends the reply at once, or when the write is done.
     pub(crate) fn write_to(&self, request: &Request, number: FileHandle, data: &[u8], reply: ReplyWrite) {
         let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
         match self.start_write(request, number, data) {
@@ -248,7 +249,7 @@ impl Tree {
     fn start_write(&self, request: &Request, number: FileHandle, data: &[u8]) -> Outcome<WriteState> {
         let handle = self.handle(number)?;
         let opener = handle.opener;
-        match action::parse(handle.inode, data, handle.process)? {
+        match action::parse(handle.inode, data, handle.opened_by)? {
             WriteAction::Nothing => {}
             WriteAction::Immediate(request) => drop(self.ternd.request_for(opener, request)?),
             WriteAction::SetDecay(leaf, value) => {

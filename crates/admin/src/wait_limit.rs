@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tern_control::Reply;
 
-/// Maximum number of waiting writes in all and per user. Each is a connection of root's to ternd,
-/// which allows 256.
+/// Maximum number of waiting writes in all and per user. Each holds one of the 256 connections that
+/// ternd allows to one user, here root.
 const MAX_WAITS: usize = 64;
 const MAX_WAITS_PER_USER: usize = 16;
 
@@ -57,8 +57,8 @@ impl Drop for WaitPermit {
     }
 }
 
-/// Waits for ternd's reply, or until a signal is pending for this thread; the request continues
-/// then.
+/// Waits for ternd's reply, or until a signal is pending for the writing thread `tid`. In that case
+/// ternd continues to perform the request.
 ///
 /// # Errors
 /// `EINTR`, or those of ternd's reply.
@@ -71,7 +71,7 @@ pub(crate) fn wait(pending: PendingReply, tid: u32) -> Result<Reply, Errno> {
     pending.receive()
 }
 
-/// Waits for ternd's reply on behalf of no thread.
+/// Waits for ternd's reply, however long that takes.
 pub(crate) fn wait_uninterruptibly(pending: PendingReply) -> Result<Reply, Errno> {
     while !pending.is_ready_within(Duration::from_secs(3600)) {}
     pending.receive()

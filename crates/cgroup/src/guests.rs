@@ -1,12 +1,13 @@
 //! `tern/guests`: the control group of all guests on a node, and of commands that other nodes have
-//! placed on it, in every hierarchy that is useful to the node's owner. There the owner can
-//! measure, limit, freeze or kill them all at once.
+//! placed on it. It exists in each version 2 hierarchy and in each version 1 hierarchy with one of
+//! the controllers used here. Through it the node's owner can measure, limit, freeze or kill its
+//! members all at once.
 //!
-//! The group is created next to the daemon: in the daemon's own group, or in the parent if the
+//! The group `tern` is created in the daemon's own group, or in the parent of that group if the
 //! daemon is in a leaf group named `main` (in version 2 only then can controllers be enabled for
-//! child groups). Shims and the processes that run placed commands are children of the daemon and
-//! find the same place. So a limit of the daemon's own group, such as a lab node's speed, applies
-//! to its guests as well.
+//! child groups). Shims and the processes that run placed commands inherit the daemon's group, and
+//! so find the same location. A limit on the group that contains `tern`, such as a lab node's
+//! speed, applies to the guests as well.
 //!
 //! Several of these processes use the group at a time. Each creates it when needed, and removes it
 //! when it exits; the kernel refuses to remove a group that has members. If another process removes
@@ -29,8 +30,8 @@ const MAX_ATTEMPTS: usize = 20;
 /// The location of `tern/guests` in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestGroup {
-    /// The useful controllers of this hierarchy; only `freezer` in a version 2 hierarchy without
-    /// controllers, which still accounts CPU time, freezes and kills.
+    /// Those of `CONTROLLERS` that this hierarchy has. Version 2 always counts as having
+    /// `freezer`: even without controllers its groups account CPU time, freeze and kill.
     pub controllers: Vec<&'static str>,
     /// Whether the hierarchy is of version 2.
     pub unified: bool,
@@ -108,7 +109,7 @@ impl GuestGroup {
         let group = self.path();
         let empty = fs::read(group.join("cgroup.procs")).is_ok_and(|members| members.is_empty());
         if empty && hierarchy::remove(&group, timeout).is_ok() {
-            // Fails if it has other groups.
+            // Fails if `tern` has other groups.
             let _stays = fs::remove_dir(self.parent.join("tern"));
         }
     }
@@ -132,8 +133,8 @@ fn enable_controllers(parent: &Path) {
 /// `cpus` CPUs.
 ///
 /// # Errors
-/// If no hierarchy is useful, or the first error of entering a group. The process is in the other
-/// groups all the same.
+/// If no mounted hierarchy can be used, or the first error of entering a group. All groups are
+/// tried, so the process may have entered the others.
 pub fn enter(pid: i32, cpus: Option<f64>) -> io::Result<()> {
     let groups = groups()?;
     if groups.is_empty() {
@@ -153,7 +154,7 @@ pub fn remove_if_empty() {
     }
 }
 
-/// Removes the group, waiting up to `timeout` for members to exit whose parent has just ended.
+/// Removes the group. Waits up to `timeout` for members to exit, since their parent has just ended.
 pub fn remove_within(timeout: Duration) {
     let end = Instant::now() + timeout;
     let groups = groups().unwrap_or_default();

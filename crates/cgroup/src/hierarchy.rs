@@ -81,7 +81,7 @@ pub fn walk(group: &Path, visit: &mut impl FnMut(&Path)) {
 /// exist. A group stays busy for a moment after its last process has died.
 ///
 /// # Errors
-/// If they still have members after `timeout`.
+/// The kernel's, if a group cannot be removed within `timeout`, for example since it has members.
 pub fn remove(group: &Path, timeout: Duration) -> io::Result<()> {
     let end = Instant::now() + timeout;
     loop {

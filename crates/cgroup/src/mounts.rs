@@ -23,7 +23,9 @@ pub struct Mount {
 /// # Errors
 /// If /proc cannot be read.
 pub fn table() -> io::Result<Vec<Mount>> {
-    Ok(std::fs::read_to_string("/proc/self/mountinfo")?.lines().filter_map(parse).collect())
+    // Of all bytes the kernel escapes only blanks and backslashes.
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(String::from_utf8_lossy(&table).lines().filter_map(parse).collect())
 }
 
 fn parse(line: &str) -> Option<Mount> {

@@ -1,7 +1,8 @@
 //! Sends one request to the node's daemon over its control socket.
 //!
-//! `mosrun` runs between a user and each of their programs, so a request is one connect, one write
-//! and one read. The descriptor is close-on-exec and is closed before the reply is examined.
+//! `mosrun` sends a request before each program that it starts, so a request has no handshake: the
+//! tool connects, sends one document and reads one. The descriptor is close-on-exec and is closed
+//! before the reply is examined.
 
 use crate::Failure;
 use rustix::net::SendFlags;
@@ -11,9 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use tern_control::{RefusalKind, Reply, Request, stream};
 
-/// The directory of the daemon's sockets: `TERN_RUN_DIR` if set; for a plain user who runs a node
-/// of their own, `$XDG_RUNTIME_DIR/tern` or `~/.local/run/tern` if it exists; otherwise
-/// `/run/tern`.
+/// The directory of the daemon's sockets: `TERN_RUN_DIR` if set; else, for a user other than root,
+/// `$XDG_RUNTIME_DIR/tern` or `~/.local/run/tern` if one of them exists (the user runs a node of
+/// their own); otherwise `/run/tern`.
 pub(crate) fn run_dir() -> PathBuf {
     if let Some(set) = std::env::var_os("TERN_RUN_DIR") {
         return set.into();

@@ -1,5 +1,5 @@
-//! Selects a user's movable processes: those that mosrun started for them and their descendants,
-//! wherever they run, optionally only those of one job.
+//! Selects a user's movable processes, wherever they run: those started with mosrun, their
+//! descendants, and others that have moved; optionally only those of one job.
 
 use crate::{Failure, client};
 use tern_control::{ProcessRow, RefusalKind, Reply, Request};
@@ -22,12 +22,13 @@ pub(crate) fn contains(row: &ProcessRow, job: u32) -> bool {
 }
 
 /// Selects from `rows` the caller's movable processes, or for root those of all users, optionally
-/// only those of a job. Processes started by nomig belong to no job.
+/// only those of a job. Processes started by nomig are never selected.
 #[must_use]
 pub(crate) fn members(rows: Vec<ProcessRow>, job: Option<u32>, caller: u32) -> Vec<ProcessRow> {
     let is_member = |row: &ProcessRow| {
         let is_movable = row.started.is_some_and(|started| !started.never)
-            // Moved by hand: not started with mosrun, but away now or earlier.
+            // Not started with mosrun, but away now or earlier: moved by hand, or by the balancer
+            // (`balance_users`).
             || (row.started.is_none() && row.from.is_none());
         is_movable && job.is_none_or(|job| contains(row, job)) && (caller == 0 || row.uid == caller)
     };

@@ -36,7 +36,7 @@ pub(crate) fn print_json(document: &impl Serialize) -> Result<(), Failure> {
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     for (size, name) in UNITS {
-        // From 999,950 on, one decimal would show 1000.0 of the smaller unit.
+        // From 999.95 of the smaller unit on, one decimal would show 1000.0.
         if count >= size - size / 20_000 {
             return format!("{:.1} {name}", count as f64 / size as f64);
         }
@@ -44,7 +44,7 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{count} B")
 }
 
-/// Formats milliseconds: two significant digits below ten, no decimals above, seconds from 10 s on.
+/// Formats milliseconds: two decimals below 1 ms, one below 10 ms, then none; seconds from 10 s on.
 pub(crate) fn milliseconds(time: f64) -> String {
     match time {
         t if t < 1.0 => format!("{t:.2} ms"),
@@ -68,7 +68,8 @@ pub(crate) fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The error's text without Rust's `(os error 19)` suffix, in lower case as part of a sentence.
+/// The error's text without Rust's `(os error 19)` suffix, and with a small first letter, for use
+/// inside a sentence.
 pub(crate) fn error_text(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();

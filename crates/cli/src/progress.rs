@@ -9,8 +9,9 @@ use tern_control::{Reply, Request};
 /// How long a reply may take before progress is shown.
 const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
-/// Sends a request. While the reply is pending for long, shows `doing` and the elapsed time on
-/// standard error, if that is a terminal, in one line that is erased when the reply arrives.
+/// Sends a request. If the reply takes longer than `PROGRESS_DELAY` and standard error is a
+/// terminal, shows `doing` and the elapsed time there, in one line that is erased when the reply
+/// arrives.
 ///
 /// # Errors
 /// As [`client::request`].

@@ -80,7 +80,7 @@ pub(crate) const TOOLS: [Tool; 34] = [
 /// code.
 ///
 /// `mosrun` and its variants do not return when they succeed, because the program replaces this
-/// process. They are dispatched before anything is set up for other tools.
+/// process. So nothing that the program would inherit is changed before a tool is called.
 pub fn main(program: &OsStr, args: &[OsString]) -> u8 {
     let program = Path::new(program).file_name().unwrap_or(program);
     if program == "tern-lab-init" {

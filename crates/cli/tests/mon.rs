@@ -12,7 +12,7 @@ use tern_ids::{HomePid, MigrationId, NodeId};
 use ternd::{Ternd, cluster, row};
 use tmux::Terminal;
 
-/// Two nodes and thirteen encoders, as in the tutorial article.
+/// Two nodes and thirteen encoders, as in the MOSIX tutorial (docs/benchmarks.md).
 fn tutorial(request: &Request) -> Reply {
     match request {
         Request::Cluster => Reply::Cluster(cluster(&[700.0, 600.0])),

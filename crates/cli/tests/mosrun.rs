@@ -138,7 +138,7 @@ fn refusal_runs_nothing_without_fallback() {
     let at_home = Request::Register { lock: Lock::Locked, never: false, advice: Advice::default() };
     assert_eq!(requests.recv().unwrap().1, at_home);
 
-    // A start at home needs no permission.
+    // A start at home succeeds even if ternd refuses the request.
     let output = dir.run("runhome", &["true"]);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
     assert_eq!(requests.recv().unwrap().1, at_home);

@@ -1,5 +1,5 @@
 //! The control socket of a shim or other helper daemon, on which the node's daemon and the shims
-//! send it requests; and the poll loop that waits for this socket and everything else.
+//! send it requests. The owner's main loop also waits here for its other descriptors.
 //!
 //! Only root and the user who runs the node may connect. The kernel's peer credentials decide.
 
@@ -25,8 +25,8 @@ use tern_ids::ShimId;
 /// Time limit for a connected caller to send its request, and for the reply to be written.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A listening control socket. Dropping it removes the socket file. Callers that have connected but
-/// were not accepted get the reply that nothing is held here.
+/// A listening control socket. Dropping it removes the socket file, and refuses the requests of
+/// callers that have connected but were not accepted, with [`not_held`].
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,
@@ -38,8 +38,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `RUN/shims/ID.sock`, and watches children and tracees of this thread through a
-    /// signalfd, for which SIGCHLD is blocked.
+    /// Listens at `RUN/shims/ID.sock`, and watches children and tracees through a signalfd, for
+    /// which SIGCHLD is blocked in this thread.
     ///
     /// # Errors
     /// If the socket cannot be created.
@@ -218,8 +218,9 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// Requests a descriptor, which the server sends with [`PendingRequest::reply_with_fd`]. Returns it
-/// with the connection, through which each end notices when the other one releases it.
+/// Requests a descriptor, which the server sends with [`PendingRequest::reply_with_fd`]. Returns
+/// the descriptor and the connection. Each end closes the connection when it releases the
+/// descriptor, which the other end notices.
 ///
 /// # Errors
 /// Those of the socket, the refusal's message, or a timeout.
@@ -319,7 +320,7 @@ mod tests {
         let socket = ControlSocket::open_for_shim(&dir, ShimId([8; 16])).unwrap();
         let other = ControlSocket::bind(dir.join("other")).unwrap();
         raise_sigchld();
-        // It has no signalfd that could stay readable for ever.
+        // `other` has no signalfd that could stay readable for ever.
         assert!(other.wait(&[], Duration::ZERO).unwrap().is_empty() && !other.has_child_event());
         assert!(socket.wait(&[], Duration::ZERO).unwrap().is_empty() && socket.has_child_event());
         socket.clear_child_event().unwrap();

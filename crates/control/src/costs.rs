@@ -15,7 +15,8 @@ pub struct Costs {
     pub bytes_per_s: u64,
     /// Throughput from that node, in bytes per second.
     pub back_bytes_per_s: u64,
-    /// Cost of a system call to home, in nanoseconds; `None` if no process could be moved there.
+    /// Cost of a system call that is forwarded home, in nanoseconds; `None` if no process could be
+    /// moved there.
     pub call_ns: Option<u64>,
     /// Cost of moving a process there.
     pub migration: Option<MigrationCosts>,
@@ -37,11 +38,11 @@ pub struct MigrationCosts {
 pub struct LinkRow {
     /// The node.
     pub node: NodeId,
-    /// Round trip that the balancer uses now, in microseconds, from recent round trips. 0 if there
-    /// were none.
+    /// Round trip that the balancer uses now, in microseconds: the measurement of `tune`, corrected
+    /// by recent round trips. 0 if there is neither.
     pub rtt_us: u32,
-    /// Throughput that the balancer uses now, in bytes per second, from recent migrations. 0 if
-    /// there were none.
+    /// Throughput that the balancer uses now, in bytes per second: the measurement of `tune`,
+    /// corrected by recent migrations. 0 if there is neither.
     pub bytes_per_s: u64,
     /// The measurement of `tune`, if there is one.
     pub tuned: Option<Costs>,

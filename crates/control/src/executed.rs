@@ -1,10 +1,10 @@
-//! Records the node on which a program was executed, for programs that run, or ran, away. `/mfs/lastexec` reads
-//! these records.
+//! Records of the node on which a program was executed, for processes that were away when they
+//! called execve. `/mfs/lastexec` reads them.
 //!
-//! A home shim writes a record and may exit before it is read. A process that is at home again can
-//! execute a program unobserved; so a record's key is not the process but the addresses of its
-//! program, which an exec randomises and a fork copies. A program without a record was executed at
-//! home.
+//! A home shim writes each record to a file, since the shim may exit before the record is read. A
+//! process that is at home again can execute another program without a shim that observes it. So
+//! the key of a record is not the pid but the addresses of the program, which execve randomises and
+//! fork copies. A program without a record was executed at home.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +14,8 @@ use tern_ids::NodeId;
 /// The maximum number of records; the newest are kept.
 const MAX_RECORDS: usize = 4096;
 
-/// Indices of fields in `/proc/PID/stat`, counted from the first after the name: the bounds of code, data, heap and stack.
+/// Indices of fields in `/proc/PID/stat`, counted from the first after the name: the start and end
+/// of code, the start of the stack, the start and end of data, and the start of the heap.
 const ADDRESS_FIELDS: [usize; 6] = [23, 24, 25, 42, 43, 44];
 
 fn records_dir(run_dir: &Path) -> PathBuf {
@@ -24,7 +25,7 @@ fn records_dir(run_dir: &Path) -> PathBuf {
 /// The key of a process' program: a hash of its addresses. `None` if the process is gone, or hides
 /// its addresses.
 fn program_key(pid: i32) -> Option<String> {
-    program_key_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    program_key_in(&crate::procfs::read_text(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn program_key_in(stat: &str) -> Option<String> {
@@ -34,14 +35,14 @@ fn program_key_in(stat: &str) -> Option<String> {
     let mut is_visible = false;
     for at in ADDRESS_FIELDS {
         let address: u64 = fields.get(at)?.parse().ok()?;
-        // Hidden addresses are shown as 0 or 1.
+        // The kernel shows hidden addresses as 0 or 1.
         is_visible |= address > 1;
         address.hash(&mut hasher);
     }
     is_visible.then(|| format!("{:016x}", hasher.finish()))
 }
 
-/// Records that the program which a process has just started was executed on `node`.
+/// Records that a process has just executed its program on `node`.
 pub fn record(run_dir: &Path, pid: i32, node: NodeId) {
     let Some(key) = program_key(pid) else { return };
     let dir = records_dir(run_dir);

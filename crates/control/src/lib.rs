@@ -6,8 +6,8 @@
 //! caller is identified by the socket's peer credentials, never by the request.
 //!
 //! ```text
-//!  tool ──Request──▶ ternd         RUN/control          (RUN is the node's run directory, /run/tern)
-//!  shim ──Request──▶ ternd         RUN/control          (only root, or the user who runs ternd)
+//!  tool ──Request──▶ ternd         RUN/control         (RUN is the run directory, /run/tern)
+//!  shim ──Request──▶ ternd         RUN/control         (only root, or the user who runs ternd)
 //!  ternd ──ShimRequest──▶ shim     RUN/shims/ID.sock
 //!  tool, ternd ──GatekeeperRequest──▶ gatekeeper   RUN/outside.sock
 //! ```
@@ -24,6 +24,7 @@ mod costs;
 pub mod executed;
 pub mod gatekeeper;
 pub mod handle;
+pub mod procfs;
 mod report;
 mod request;
 mod settings;

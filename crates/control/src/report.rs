@@ -37,10 +37,10 @@ pub enum RefusalKind {
     NotFound,
     /// The caller lacks the right.
     NotAllowed,
-    /// The process cannot be moved. The message gives the reason (docs/reference/limits.md lists the
-    /// reasons).
+    /// The process cannot be moved. The message gives the reason (docs/reference/limits.md lists
+    /// all reasons).
     CannotMove,
-    /// The node is down, unreachable, or refuses guests.
+    /// The request cannot be performed now; for example, the node is down or accepts no guests.
     Unavailable,
     /// The request itself is wrong.
     BadRequest,
@@ -69,7 +69,7 @@ impl RefusalKind {
 /// One finished migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MigrationReport {
-    /// The process at home.
+    /// The process' pid at home.
     pub pid: HomePid,
     /// Its command name.
     pub command: String,
@@ -111,7 +111,7 @@ pub struct ProcessRow {
     pub command: String,
     /// Its resource usage where it runs, as far as known to this node.
     pub usage: Usage,
-    /// How it or an ancestor was started by mosrun or nomig, if it was. Known to the home's ternd.
+    /// How it or an ancestor was started by mosrun or nomig, if it was. Set by the home's ternd.
     #[serde(default)]
     pub started: Option<StartedAs>,
 }
@@ -119,14 +119,14 @@ pub struct ProcessRow {
 /// A command placed by mexec: one of this node's, or another node's that runs here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlacedRow {
-    /// At its home, the pid of the mexec that waits for it; or its own pid, if it runs there.
+    /// A pid on its home: that of the mexec that waits for it, or its own if it runs on its home.
     pub pid: HomePid,
     /// The user at home.
     pub uid: u32,
     /// The node where it runs; `None` before that.
     pub r#where: Option<NodeId>,
-    /// It waits for free capacity. Otherwise, if it does not run, a node is chosen or asked for it: if
-    /// that node is lost now, it is not known whether the command was run.
+    /// Whether it waits for free capacity. If it neither waits nor runs, a node is being chosen or
+    /// asked for it. If that node is lost meanwhile, it is not known whether the command was run.
     #[serde(default)]
     pub is_queued: bool,
     /// For another node's command: its home.
@@ -148,8 +148,8 @@ pub struct StartedAs {
     pub never: bool,
 }
 
-/// A process' use of its node and of the link to its home. All counts start when it first leaves
-/// home.
+/// A process' use of its node and of the link to its home. Unless noted, counts start when it first
+/// leaves home.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Bytes of memory where it runs; 0 if not known to this node.
@@ -193,6 +193,6 @@ pub struct NodeRow {
     pub up: bool,
     /// The round trip of that response.
     pub rtt_ms: Option<f64>,
-    /// The node's own note, or why it did not respond.
+    /// Its versions, number of guests and restrictions, or why it did not respond.
     pub note: String,
 }

@@ -51,8 +51,8 @@ pub enum Request {
         /// Where to.
         to: Destination,
     },
-    /// Move a guest away from this node, to the node that its home chooses, or a process of this
-    /// node that is at home to the best other node. Answered when it has left.
+    /// Move a process off this node: a guest to the node that its home chooses, a process that is
+    /// at home to the best other node. Answered when it has left.
     Out {
         /// The process' pid at its home.
         pid: HomePid,
@@ -69,9 +69,9 @@ pub enum Request {
         /// The node.
         node: NodeId,
     },
-    /// Store additional measurements of a node.
+    /// Replace the stored costs of a node by these, which `tune` has completed.
     KeepCosts(Costs),
-    /// The measured costs, and those that the balancer uses now.
+    /// The costs of the links to other nodes: as measured by `tune`, and as the balancer uses them.
     Links,
     /// Let a frozen process continue. Answered with `Done`.
     Continue {
@@ -128,8 +128,8 @@ pub enum Request {
         #[serde(rename = "of")]
         name: SymbolicNode,
     },
-    /// Set the node that `selected` or (root only) `magic` stands for in a process and its future
-    /// children.
+    /// Set the node that `selected` or `magic` stands for in a process and its future children.
+    /// `magic`: only from root or the user who runs ternd.
     #[serde(rename = "choose")]
     SetSymbolicNode {
         /// The process.
@@ -137,10 +137,11 @@ pub enum Request {
         /// `Selected` or `Magic`.
         #[serde(rename = "of")]
         name: SymbolicNode,
-        /// The node; `None` is its home.
+        /// The node; `None` is the process' home.
         node: Option<NodeId>,
     },
-    /// Recent file traffic of this node's processes to other nodes (root only).
+    /// Recent traffic of this node's processes on files of other nodes. Only from root or the user
+    /// who runs ternd.
     FileTraffic(Vec<FileTraffic>),
     /// Set whether the cluster may move a running process and its future children. `Keep` is
     /// refused.
@@ -191,8 +192,8 @@ pub enum Request {
     /// run. Answered with `Done`.
     #[serde(rename = "mexec")]
     StartMexec,
-    /// Start the file tree from which guests map files of this home, at `RUN/homeN.sock`, if it
-    /// does not run. Root only. Answered with `Done`.
+    /// Start the file tree from which guests map files of `home`, at `RUN/homeN.sock`, if it does
+    /// not run. Only from root or the user who runs ternd. Answered with `Done`.
     #[serde(rename = "homes")]
     StartRemoteMaps {
         /// The home node whose files are mapped.
@@ -226,8 +227,8 @@ pub enum Request {
     },
     /// Set how fast old observations of processes lose weight.
     SetDecay(DecayRates),
-    /// Send guests away, bring own processes home. Answered with `Done` when complete. Refused,
-    /// with the remaining processes, if it takes longer than the time limit.
+    /// Send guests away, bring own processes home, or both. Answered with `Done` when complete.
+    /// Refused, with the numbers of remaining processes, if it takes longer than the time limit.
     Evacuate {
         /// Which processes.
         what: Evacuation,
@@ -237,7 +238,7 @@ pub enum Request {
     /// Undo `Evacuate`: guests may arrive, own processes may leave, and the node publishes its load
     /// again.
     Rejoin,
-    /// From a home shim only: let `node` start a shim for a guest.
+    /// From a home shim only: make `node` start a shim for a guest.
     Prepare {
         /// The destination.
         node: NodeId,
@@ -262,8 +263,8 @@ pub enum Request {
         /// The peer shim.
         shim: ShimId,
     },
-    /// From a guest shim only, when it has lost its home: like `Locate`, but "not alive" also if
-    /// home no longer waits for this epoch of the process.
+    /// From a guest shim only, when it has lost its home: like `Locate`, but `alive` is also
+    /// `Some(false)` if home no longer waits for this epoch of the process.
     #[serde(rename = "awaited")]
     IsGuestAwaited {
         /// The home node.
@@ -281,7 +282,7 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// Not done; nothing has changed.
+    /// The request was refused, or it failed.
     Refused(Refusal),
     /// Done. No data.
     Done,
@@ -329,8 +330,9 @@ pub enum Reply {
     Located {
         /// `HOST:PORT` of that node's daemon, if it is reachable.
         address: Option<String>,
-        /// `Some(false)` only with proof: that daemon reports that the shim (or the process with
-        /// it) is gone, or the node has rebooted.
+        /// `Some(false)` only if that node's daemon reports that the shim is gone, or
+        /// (`IsGuestAwaited`) that it no longer waits for the guest. `None` if that daemon cannot
+        /// be asked.
         alive: Option<bool>,
     },
 }

@@ -79,12 +79,12 @@ impl Default for DecayRates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evacuation {
-    /// Guests go home or to other nodes, and none arrive: `block`.
+    /// Guests go home or to other nodes, and none arrive: turns `block` on.
     Expel,
-    /// Processes whose home is this node come back, and stay: `lstay`.
+    /// Processes whose home is this node come back, and stay: turns `lstay` on.
     Bring,
-    /// Expel and bring.
+    /// Expel and bring. Also turns `stay` on.
     Isolate,
-    /// Expel and bring, and the node does not publish its load any more: `quiet`.
+    /// Like `Isolate`, and then the node does not publish its load any more: turns `quiet` on.
     Shutdown,
 }

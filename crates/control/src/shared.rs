@@ -26,7 +26,7 @@ pub struct SharedDir {
     /// unseen.
     pub is_nocto: bool,
     /// How long its mount caches names and attributes that others may have changed, in words;
-    /// `None` if it does not cache them.
+    /// `None` if what it caches is never out of date.
     pub cache_time: Option<String>,
     /// No other file system is mounted below it.
     pub has_no_submounts: bool,
@@ -74,7 +74,7 @@ impl SharedDir {
         let directory = openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let device = fstat(&directory)?.st_dev;
         let mount = statx(&directory, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
-        let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let table = crate::procfs::read_text("/proc/self/mountinfo")?;
         let (kind, options) = mount_in(&table, mount).ok_or(io::ErrorKind::NotFound)?;
         let is_nocto = options.split(',').any(|option| option == "nocto");
         let (cache_time, has_no_submounts) = (cache_time(&kind, &options), has_no_submounts(&table, path));
@@ -101,8 +101,8 @@ impl SharedDir {
     /// unchanged.
     ///
     /// # Errors
-    /// `ESTALE` if it is another file or has changed; `ELOOP` and `EXDEV` if a link or a mount
-    /// leads out of the directory; else as open(2).
+    /// `ESTALE` if it is another file or has changed; `ELOOP` if the path contains a symbolic link;
+    /// `EXDEV` if it leads out of the directory or into another mount; else as open(2).
     pub fn open_file(&self, path: &Path, file: &SharedFile) -> io::Result<OwnedFd> {
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let is_expected =

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use tern_ids::{Credentials, Epoch, Fingerprint, HomePid, MigrationId, NodeId, SharedFile, ShimId};
 
 /// The start-up data of a shim. ternd writes it as one JSON document to the new shim's standard
-/// input and closes that. The shim listens at `run_dir/shims/ID.sock`, writes one line to its
-/// standard output, and closes that: `ready FINGERPRINT` (64 hexadecimal digits: the SHA-256 of its
-/// ephemeral certificate), or `failed REASON`.
+/// input, and closes the pipe. The shim listens at `run_dir/shims/ID.sock`, writes one line to its
+/// standard output, and closes the pipe. The line is `ready FINGERPRINT` (64 hexadecimal digits:
+/// the SHA-256 of its ephemeral certificate) or `failed REASON`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ShimStart {
     /// Its id, which names its control socket.
@@ -28,7 +28,7 @@ pub struct ShimStart {
     pub give_up_after: u32,
     /// Niceness of guests: 0 to 19.
     pub guest_nice: u8,
-    /// Whether frequent file calls of guests are made by patched call sites, without a stop.
+    /// Whether frequent file calls of guests are made by patched call sites, without a trap.
     #[serde(alias = "hot_calls")]
     pub fastpath: bool,
     /// Maximum number of CPUs that all guests of the node use together; `None`: no limit.
@@ -51,8 +51,8 @@ pub fn remote_map_socket(run_dir: &Path, home: NodeId) -> PathBuf {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShimRole {
-    /// The home half of the family that begins with this process. A request follows that says what
-    /// to do with it.
+    /// The home half of the family that begins with this process. The first request to the shim
+    /// says what to do with the process.
     Deputy {
         /// The process.
         pid: HomePid,
@@ -83,8 +83,8 @@ pub enum ShimRequest {
         /// The process.
         pid: HomePid,
     },
-    /// Whether this epoch of the process runs, or may still run, under this shim. Deputy only.
-    /// (`Done`, or `Refused` with `NotFound`: it has ended.)
+    /// Whether home still waits for a guest of this epoch: it is the current one or may become it.
+    /// Deputy only. (`Done`, or `Refused` with `NotFound`: the guest must end.)
     #[serde(rename = "awaits")]
     IsGuestAwaited {
         /// The process.
@@ -125,7 +125,7 @@ pub enum ShimRequest {
     OpenFile {
         /// The path, without symbolic links.
         path: Vec<u8>,
-        /// Its inode number in MFS. Another file is not opened.
+        /// Its inode number in MFS. A file with another number is not opened.
         number: u64,
         /// The credentials to open it with.
         #[serde(rename = "who")]
@@ -140,7 +140,8 @@ pub enum ShimRequest {
         root: Vec<u8>,
         /// The path below it, without symbolic links.
         path: Vec<u8>,
-        /// The file as its home sees it. Another file, or another state of it, is not opened.
+        /// The file as the guest's home sees it. Another file, or another state of it, is not
+        /// opened.
         file: SharedFile,
         /// The credentials to open it with.
         #[serde(rename = "who")]

@@ -11,8 +11,8 @@ pub enum SymbolicNode {
     /// `selected`: the node last written to its `selected` file, by it or by an ancestor before the
     /// fork.
     Selected,
-    /// `magic`: the node where it, or an ancestor before the fork, last created a file below that
-    /// name.
+    /// `magic`: the node where it, or an ancestor before the fork, last created a file below
+    /// `magic`.
     Magic,
     /// `lastexec`: the node where it ran when it last executed a program.
     LastExec,

@@ -2,8 +2,8 @@
 //!
 //! A loop that serves others must not wait. In a build with debug assertions each step of a turn
 //! that takes longer than [`MAX_STEP`] is reported in the loop's log and in `RUN/slow-turns`, where
-//! the tests find it. The time for which the thread could run and waited for a CPU does not count.
-//! In other builds nothing is measured.
+//! the tests find it. The time for which the thread was runnable but had no CPU does not count. In
+//! other builds nothing is measured.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The longest time that a step may take.
 pub const MAX_STEP: Duration = Duration::from_millis(50);
 
-/// The name of the file of reports in the runtime directory.
+/// The name of the file of reports in the run directory.
 pub const REPORTS: &str = "slow-turns";
 
 /// The watch of one loop. It belongs to the loop's thread.

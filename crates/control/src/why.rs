@@ -34,9 +34,10 @@ pub struct WhyReport {
 pub struct FilesRow {
     /// The node that has the files.
     pub node: NodeId,
-    /// Requests a second that home sends to that node, or would send.
+    /// Requests per second that home sends to that node for it, or would send if the process did
+    /// not run on that node.
     pub calls_per_s: f64,
-    /// Bytes a second of that.
+    /// Bytes per second that these requests transfer, or would transfer.
     pub bytes_per_s: f64,
 }
 
@@ -45,7 +46,7 @@ pub struct FilesRow {
 pub struct CandidateRow {
     /// The node.
     pub node: NodeId,
-    /// Seconds for each second of work on a standard CPU.
+    /// Seconds in which the process would get one standard CPU second of work done there.
     pub pace: f64,
     /// Seconds that the migration would take.
     #[serde(rename = "way_s")]

@@ -17,7 +17,7 @@ use tern_wire::{Ephemeral, Link, Preamble};
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the node's daemon may take, which may ask home's daemon.
+/// How long the node's daemon may take to reply. It may have to ask home's daemon.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit for concurrent workers of a kind. It bounds the threads that incoming connections start.
 const MAX_WORKERS: usize = 16;
@@ -29,7 +29,7 @@ pub(crate) enum WorkerEvent {
     Accepted(u64, Box<Link>),
     /// The connection to the next node of a departing guest, or why it failed.
     Connected(HomePid, Epoch, Result<Box<Link>, String>),
-    /// This node's file server has opened a file for a guest, or not; with the number of the
+    /// The outcome of opening a file for a guest by this node's file server, with the number of the
     /// opening.
     Opened(HomePid, u64, io::Result<LocalFile>),
     /// Home's daemon reports that home no longer waits for guests of these epochs.
@@ -120,6 +120,7 @@ impl Workers {
         if !self.spawn(None, connect) {
             let none = Err("no thread could be started here; try again".into());
             let _we_hold_the_other_end = self.events.0.send(WorkerEvent::Connected(pid, epoch, none));
+            let _full_is_rung = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
         }
     }
 
@@ -134,8 +135,8 @@ impl Workers {
         }
     }
 
-    /// Asks home's daemon, through this node's, for which of these epochs home no longer waits. One
-    /// question at a time; an epoch counts as awaited if there is no answer.
+    /// Asks home's daemon, through this node's, for which of these epochs home no longer waits.
+    /// Only one such request runs at a time. An epoch counts as awaited if there is no answer.
     pub(crate) fn ask_home_daemon(
         &self,
         run_dir: PathBuf,

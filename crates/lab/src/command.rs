@@ -78,8 +78,8 @@ fn code_or_125(result: Result<u8, LabError>) -> Result<ExitCode> {
     }
 }
 
-/// An interrupt also ends the programs that the lab runs. Their failure is then not the cause to
-/// report.
+/// An interrupt also ends the programs that the lab runs. This process then dies by the signal, and
+/// does not report their failure.
 fn die_if_interrupted(error: &LabError) {
     if let LabError::Interrupted(signal) = error {
         signals::die_by_signal(*signal);

@@ -1,4 +1,4 @@
-//! Runs a cluster inside one machine, for the README's first command, for tests and for benchmarks.
+//! Runs a cluster inside one machine, for trying Tern out, for tests and for benchmarks.
 //!
 //! Each node is a set of namespaces (pid, mount, net, uts, ipc) with a small init as its pid 1, a
 //! private writable layer over the machine's files, a share of the CPU, and network links to the

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A node, by name. It may be up or down, and may change state at any time.
+/// A reference to a node. The node may be up or down, and may change state at any time.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub(crate) lab: LabName,

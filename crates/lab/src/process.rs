@@ -53,7 +53,7 @@ impl Process {
 
 /// The start time of the process with this pid; `NotFound` if there is none or it is a zombie.
 fn start_time(pid: i32) -> io::Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let stat = tern_control::procfs::read_text(format!("/proc/{pid}/stat"))?;
     // The command name is in parentheses and may contain any character, so fields are counted from
     // its end.
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
@@ -68,7 +68,7 @@ fn start_time(pid: i32) -> io::Result<u64> {
 
 /// The command name of the process with this pid; empty if there is none.
 pub(crate) fn command_name(pid: i32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+    tern_control::procfs::read_text(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
 #[cfg(test)]

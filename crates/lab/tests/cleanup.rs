@@ -38,7 +38,7 @@ fn a_dropped_lab_leaves_nothing() {
     let lab = lab("switch:10mbit,1ms", 3);
     let name = lab.name().clone();
     lab.node(2).start_daemon("sleep", &["1000"], "sleep").unwrap();
-    // Stopped, and in a group of its own: not the easiest to end.
+    // A process that is stopped, and in a group of its own, is not ended as easily as others.
     output_of(
         &lab.node(3),
         "exec >/dev/null 2>&1; sleep 1000 & kill -STOP $!; \
@@ -48,7 +48,7 @@ fn a_dropped_lab_leaves_nothing() {
     assert!(!remains(&name).is_empty());
     drop(lab);
     assert_gone(&name);
-    // It is idempotent.
+    // Taking it down again succeeds.
     tern_lab::down(&name).unwrap();
 }
 

@@ -150,7 +150,7 @@ fn a_slow_node_gets_less_cpu() {
     let used = |n| lab.node(n).cpu_time().unwrap();
     wait_until("both work", || used(1) > Duration::from_millis(50) && used(2) > Duration::from_millis(50));
     let (start, before) = (Instant::now(), [used(1), used(2)]);
-    // At least two seconds, a hundred times the longest period.
+    // At least two seconds, which are many CFS periods.
     wait_until("they have worked for a while", || start.elapsed() > Duration::from_secs(2));
     let shares: Vec<_> = [1, 2]
         .map(|n| (used(n) - before[usize::from(n) - 1]).as_secs_f64() / start.elapsed().as_secs_f64())

@@ -1,10 +1,11 @@
 //! The balancer of this home: once a second it scans its processes, views the cluster, and moves
 //! the processes that gain by it.
 //!
-//! Between two rounds it decides again on three events that it learns of directly. A move of its
-//! own has completed, so that the next may start. A process of its own has ended, here or elsewhere
-//! ([`exit_watch`]). A process has become old enough to be moved. A decision between rounds uses
-//! the last scan, updated by these events: processes that have moved or ended.
+//! Between two rounds it decides again on three events. A move of its own has completed, so that
+//! the next may start. A target has refused a process, and has sent its actual load. A process of
+//! its own has ended, here or elsewhere ([`exit_watch`]). Such a decision uses the last scan,
+//! updated with the processes that have moved or ended since. A round itself comes early if a
+//! process becomes old enough to be moved before the next one is due.
 //!
 //! The decisions are made by `tern_balancer`, which is pure; this module supplies its input and
 //! carries out its output. Before a move the target is asked. If it accepts, it counts the process
@@ -58,7 +59,8 @@ const MIN_WATCHED_CPU_S: f64 = 0.5;
 /// Timeout of an offer and of the notices about it.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it decides again at once after a refusal, which has brought the node's actual load.
+/// How often it decides again at once after a target has refused a process. The refusal contains
+/// the target's actual load.
 const MAX_RETRIES: u32 = 3;
 
 /// Balances; never returns.
@@ -123,7 +125,8 @@ fn handle_exits(node: &Arc<Node>, ended: &[i32]) {
     }
 }
 
-/// Scans the processes that can be moved. `rows` were requested from the shims at `asked_ms`.
+/// Scans all processes, and updates the data about those that can be moved. `rows` were requested
+/// from the shims at `asked_ms`.
 fn observe(node: &Arc<Node>, watch: &mut ExitWatch, rows: &[ProcessRow], asked_ms: u64) {
     let settings = node.settings.get();
     let now_ms = boot_ms();
@@ -181,8 +184,8 @@ fn start_moves(node: &Arc<Node>, retries: u32) {
 
 fn decide_moves(node: &Node) -> Vec<Move> {
     let balancing = &node.balancing;
-    // One lock over all of it: a process that arrives in between would still be seen where it has
-    // left (see `arrivals`).
+    // Locked throughout. If a process could arrive in between, it would count as arrived and still
+    // be seen on the node that it has left (see `record_arrival`).
     let mut state = lock(&balancing.state);
     let view = view::view(node);
     let candidates = lock(&balancing.candidates);
@@ -222,7 +225,8 @@ fn carry_out(node: &Arc<Node>, next: &Move, retries: u32) {
     let destination = if to == node.me() { Destination::Home } else { Destination::Node(to) };
     let moved = migrate::move_process(node, pid, start, destination);
     if to != node.me() {
-        // A process that ends or moves on before a scan there would be awaited until a timeout.
+        // Without this, the target would wait until a timeout for a process that ends or moves on
+        // before the target's next scan.
         let settled = PeerRequest::OfferOutcome { pid, arrived: moved.is_ok() };
         let _counted_for_a_while = client::call_pooled(node, to, &settled, OFFER_TIMEOUT);
     }

@@ -44,7 +44,7 @@ pub enum ConfigError {
     NoDirectory(&'static str),
 }
 
-/// The keys of the file.
+/// The keys of the file. For an optional key, the default follows after a semicolon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -67,7 +67,7 @@ pub struct File {
     /// The path of the map; `/etc/mosix.map`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub map: Option<PathBuf>,
-    /// Seconds without contact to its home after which a guest freezes; 5.
+    /// Seconds without contact to its home after which a guest is suspended; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspend_after: Option<u32>,
     /// Seconds without contact after which home kills the process of a lost guest; 60.
@@ -80,10 +80,10 @@ pub struct File {
     /// Whether this node accepts guests; true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests: Option<bool>,
-    /// The nice value of guests relative to this node's own processes, 0 to 19; 5.
+    /// The nice value of guests, 0 to 19; 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_nice: Option<u8>,
-    /// Whether frequent calls of guests on their files are made by patched code, without a stop
+    /// Whether frequent calls of guests on their files are made by patched code, without a trap
     /// (docs/design/delegation.md); true. Its former name, `hot_calls`, is accepted too.
     #[serde(alias = "hot_calls", skip_serializing_if = "Option::is_none")]
     pub fastpath: Option<bool>,
@@ -150,8 +150,8 @@ pub struct File {
     /// them: guests read their files locally; none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<Vec<PathBuf>>,
-    /// The path of the administration tree; `/run/mosix` for root's node in /run/tern. Other nodes
-    /// have none by default; nor has a node where this is empty.
+    /// The path of the administration tree; `/run/mosix` for root's node in /run/tern, none for
+    /// others. With an empty path there is no tree.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_tree: Option<PathBuf>,
 }
@@ -169,7 +169,7 @@ pub struct Config {
     pub cache_dir: PathBuf,
     /// The path of the map.
     pub map: PathBuf,
-    /// Seconds without contact to its home after which a guest freezes.
+    /// Seconds without contact to its home after which a guest is suspended.
     pub suspend_after: u32,
     /// Seconds without contact after which home kills the process of a lost guest.
     pub give_up_after: u32,
@@ -179,7 +179,7 @@ pub struct Config {
     pub guests: bool,
     /// The nice value of guests: 0 to 19.
     pub guest_nice: u8,
-    /// Whether frequent calls of guests on their files are made by patched code, without a stop.
+    /// Whether frequent calls of guests on their files are made by patched code, without a trap.
     pub fastpath: bool,
     /// Number of CPUs that all guests together may use; `None` is all.
     pub guest_cpus: Option<f64>,
@@ -295,9 +295,9 @@ impl Config {
             ));
         }
         let run_dir = file.run_dir.clone().map_or_else(run_dir, Ok)?;
-        // If several nodes run on one machine, as in tests, only root's node gets the default path.
-        let of_the_system = is_root() && run_dir == Path::new(RUN_DIR);
-        let admin_tree = file.admin_tree.clone().or_else(|| of_the_system.then(|| PathBuf::from(ADMIN_TREE)));
+        // Several nodes may run on one machine, as in tests. Only one gets the default path.
+        let is_system = is_root() && run_dir == Path::new(RUN_DIR);
+        let admin_tree = file.admin_tree.clone().or_else(|| is_system.then(|| PathBuf::from(ADMIN_TREE)));
         let admin_tree = admin_tree.filter(|tree| !tree.as_os_str().is_empty());
         if admin_tree.as_ref().is_some_and(|tree| !tree.is_absolute()) {
             return Err(wrong("admin_tree must be an absolute path, or empty".into()));
@@ -342,7 +342,7 @@ fn is_canonical_path(path: &Path) -> bool {
         && !path.components().any(|c| c.as_os_str() == "..")
 }
 
-/// The default of `fastpath`. Tests use the variable to run with and without them.
+/// The default of `fastpath`. Tests set the variable to 0 to run without the fast path.
 fn fastpath_by_environment() -> bool {
     env::var_os("TERN_HOT_CALLS").is_none_or(|value| value != "0")
 }
@@ -381,7 +381,8 @@ fn cache_dir() -> Result<PathBuf, ConfigError> {
     if is_root() { Ok("/var/cache/tern".into()) } else { xdg("XDG_CACHE_HOME", ".cache") }
 }
 
-/// The path of MOSIX for root's node; in the configuration directory for any other.
+/// The default path of the map: MOSIX's if `config_dir` is that of root's node, else a file in
+/// `config_dir`.
 pub(crate) fn default_map(config_dir: &Path) -> PathBuf {
     if is_root() && config_dir == Path::new("/etc/tern") {
         "/etc/mosix.map".into()

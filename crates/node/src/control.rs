@@ -121,7 +121,7 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         Request::ProcessesOf { node: on } => process_list::of_node(node, on).map(Reply::Processes),
         Request::Process { pid } => one_process::row(node, caller, pid).map(|row| Reply::Process(row.into())),
         Request::ResolveNode { pid, name: of } => {
-            Ok(Reply::ResolvedNode(one_process::resolve_place(node, pid, of)))
+            Ok(Reply::ResolvedNode(one_process::resolve_node(node, pid, of)))
         }
         Request::SetSymbolicNode { pid, name: of, node: to } => {
             one_process::choose_node(node, caller, pid, of, to)
@@ -190,8 +190,8 @@ fn handle(node: &Arc<Node>, caller: Caller, request: Request) -> Result<Reply, R
         }
         Request::SetDecay(decay) => {
             caller.check_owns_node("set the node's decay")?;
-            let parts = 1..=1000;
-            if decay.interval == 0 || !parts.contains(&decay.slow) || !parts.contains(&decay.fast) {
+            let per_mille = 1..=1000;
+            if decay.interval == 0 || !per_mille.contains(&decay.slow) || !per_mille.contains(&decay.fast) {
                 let message = "a decay needs an interval of at least 1 second and two numbers from 1 to 1000";
                 return Err(Refusal::new(RefusalKind::BadRequest, message));
             }

@@ -20,9 +20,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Raises this process's soft limit on descriptors to the hard one, and so that of its shims and
-/// servers. Each connection and each local tool takes one, and a soft limit is often 1,024 only
-/// because of select(2), which we do not use.
+/// Raises this process's soft limit on descriptors to the hard one; shims and helper programs
+/// inherit it. Each connection takes a descriptor. The soft limit is often 1,024 only because of
+/// select(2), which is not used here.
 fn raise_descriptor_limit() {
     let now = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: now.maximum, maximum: now.maximum };

@@ -26,8 +26,9 @@
 //! | `programs` | the other programs that ternd starts |
 //! | `os` | clocks, locks, files, threads |
 //!
-//! Each connection has a thread, within limits. No lock is held while a thread waits for another
-//! process or node. All state that must outlive ternd is in files or in the shims.
+//! Each connection has a thread, within limits. No lock on the shared state is held while a thread
+//! waits for another process or node. All state that must outlive ternd is in files or in the
+//! shims.
 #![deny(unsafe_code)]
 
 mod balance;

@@ -36,7 +36,7 @@ fn gone(pid: HomePid) -> Refusal {
     refused(RefusalKind::NotFound, format!("there is no process {pid}"))
 }
 
-/// Whether the process with this pid is still the one that started then.
+/// Whether the process with this pid is still the one whose start time is `started`.
 fn is_same_process(pid: HomePid, started: u64) -> bool {
     read_stat(pid.0).is_some_and(|found| found.start == started)
 }

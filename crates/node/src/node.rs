@@ -48,7 +48,7 @@ pub(crate) struct Node {
     pub(crate) link_costs: LinkCostStore,
     pub(crate) balancing: BalancerState,
     pub(crate) owner: OwnerState,
-    /// The nodes to which processes have pointed `/mfs/selected` and `/mfs/magic`.
+    /// The nodes that `/mfs/selected` and `/mfs/magic` stand for in each process.
     pub(crate) selected: NodeChoices,
     pub(crate) magic: NodeChoices,
     /// Processes of this node that are being fetched home or moved off another node.
@@ -148,7 +148,7 @@ impl Node {
         self.install_map(map)
     }
 
-    /// Installs a map that another node sent if it is newer; returns whether it was.
+    /// Installs a map that another node sent, if it is newer; returns whether it was.
     pub(crate) fn adopt_map(&self, text: &str) -> Result<bool, Refusal> {
         let bad = |e: MapError| Refusal::new(RefusalKind::BadRequest, e.to_string());
         let map = Map::parse(text).and_then(|map| map.check_contains(self.me())).map_err(bad)?;

@@ -1,7 +1,7 @@
-//! Helper programs of ternd: the file server and the command server, which other nodes' connections
-//! are passed on to; the gatekeeper, which has connections of its own; and the file tree for
-//! guests. Each is a process of its own that is started when it is first needed, and outlives
-//! ternd.
+//! Helper programs of ternd: the file server and the command server, to which ternd passes
+//! connections of other nodes; the gatekeeper, which listens itself; and the file trees for guests.
+//! Each is a process of its own and outlives ternd. The gatekeeper is started with ternd if it is
+//! configured, the others when they are first needed.
 
 pub(crate) mod admin_tree;
 pub(crate) mod file_server;
@@ -127,10 +127,10 @@ impl<'a> HelperProgram<'a> {
         }
         let mut failed = FAILED_STARTS.lock().unwrap_or_else(PoisonError::into_inner);
         match act() {
-            // No process listens, so a new one may take the name.
+            // No process listens, so a new one may bind the path.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 failed.retain(|(_, at)| at.elapsed() < RESTART_DELAY);
-                // Requests are repeated, also by other nodes; each must not cost a start.
+                // Clients repeat their requests, also other nodes. Not each may cause a start.
                 anyhow::ensure!(
                     failed.iter().all(|(socket_path, _)| *socket_path != self.socket_path),
                     "{} {} did not start a moment ago; see {} in ternd's run directory",
@@ -167,7 +167,8 @@ impl<'a> HelperProgram<'a> {
         let wait = move || {
             let status = child.wait();
             tracing::warn!(?status, name, "a helper program has ended");
-            // The commands of other nodes end with it; remove their control group.
+            // If it was the command server, the commands of other nodes end with it, and their
+            // control group can be removed.
             tern_cgroup::guests::remove_within(EXIT_TIMEOUT);
         };
         std::thread::Builder::new().name("reap".into()).stack_size(64 << 10).spawn(wait)?;
@@ -189,7 +190,7 @@ mod tests {
         (config.run_dir, config.mfs) = (place.clone(), place.join("mfs"));
         fs::write(&config.mfs, format!("#!/bin/sh\necho x >> {}/starts\n", place.display())).unwrap();
         fs::set_permissions(&config.mfs, fs::Permissions::from_mode(0o755)).unwrap();
-        // If the machine is paused between two calls, the program is started in each.
+        // If the machine is paused for `RESTART_DELAY` between two calls, both start the program.
         let mut starts = 0;
         let mut until = |wanted: &str| {
             let end = Instant::now() + 30 * RESTART_DELAY;

@@ -69,8 +69,8 @@ pub(crate) fn is_alive(run_dir: &Path, shim: ShimId) -> bool {
     is_listening(&socket_path(run_dir, shim))
 }
 
-/// Whether this shim runs and waits for this epoch of a process. A shim that does not answer may
-/// wait.
+/// Whether this shim runs and waits for this epoch of a process. A shim that does not answer counts
+/// as waiting.
 pub(crate) fn is_guest_awaited(run_dir: &Path, shim: ShimId, pid: HomePid, epoch: Epoch) -> bool {
     if !is_alive(run_dir, shim) {
         return false;

@@ -13,7 +13,7 @@ pub enum UiEvent {
     Key(KeyEvent),
     /// The terminal has this many columns and rows now.
     Size(u16, u16),
-    /// The time since the start; sent before every event that depends on it.
+    /// The time since the start. Sent once per round of the event loop; starts due queries.
     Time(Duration),
     /// The daemon has replied.
     Reply(Query, Result<Reply, TopError>),
@@ -34,7 +34,7 @@ pub enum UiEvent {
 pub enum Query {
     /// The state of the cluster.
     Cluster,
-    /// The commands placed from this node; sent with `Cluster`.
+    /// The commands placed from this node; sent after each `Cluster`.
     Placed,
     /// The processes of a node; `None` for this one.
     Processes(Option<NodeId>),

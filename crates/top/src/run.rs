@@ -110,8 +110,8 @@ impl EventLoop<'_> {
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
                 Err(RecvTimeoutError::Disconnected) => return Ok(LoopEnd::Quit),
             };
-            // All pending events are handled before drawing, so that a key that repeats does not
-            // fall behind.
+            // All pending events are handled before drawing, so that the picture does not fall
+            // behind a key that repeats.
             while let Ok(event) = self.events.try_recv() {
                 effects.extend(self.handle(event));
             }
@@ -131,8 +131,8 @@ impl EventLoop<'_> {
                 let outcome = send_signal(pid, &command, signal);
                 update(&mut self.model, UiEvent::ActionDone(outcome));
             }
-            // The whole group, so that the program that started this one stops too; this process
-            // receives it as `UiEvent::Stop`.
+            // To the whole group, so that the program that started this one stops too. This
+            // process receives the signal as `UiEvent::Stop`.
             Effect::StopAll => {
                 rustix::process::kill_current_process_group(Signal::TSTP).map_err(io::Error::from)?;
             }
@@ -170,10 +170,11 @@ fn send_signal(pid: HomePid, command: &str, signal: i32) -> Result<String, TopEr
     }
 }
 
-/// Queries once and returns the picture as text.
+/// Queries the daemon and returns one picture as text. A list of processes is queried twice, to
+/// compute the CPU use.
 ///
 /// # Errors
-/// If the daemon does not answer, or the node is in no cluster.
+/// If the daemon does not answer; for the bars, also if the node is in no cluster.
 pub fn print_once(
     view: InitialView,
     settings: ViewSettings,

@@ -125,7 +125,7 @@ pub fn restore() {
 #[must_use]
 pub fn can_be_continued() -> bool {
     let field = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = tern_control::procfs::read_text(format!("/proc/{pid}/stat")).ok()?;
         // The name is in parentheses and may contain some.
         let (_, rest) = stat.rsplit_once(") ")?;
         let mut fields = rest.split(' ').skip(1).map(str::parse::<i32>);

@@ -32,7 +32,7 @@ pub fn draw(model: &Model, buffer: &mut Buffer) {
     };
     status::title(&mut canvas, &layout, next(1));
     bars::draw(&mut canvas, &layout, next(layout.chart));
-    // The line of the axis below the bars; `bars::draw` draws it and the numbers.
+    // `bars::draw` also draws the axis line below the bars and the numbers.
     next(u16::from(layout.numbers > 0) + layout.numbers);
     bars::marks(&mut canvas, &layout, next(layout.marks));
     status::summary(&mut canvas, next(layout.summary), layout.summary);

@@ -44,7 +44,8 @@ pub enum Error {
 
 impl Error {
     /// The last OS error, as a failure of `operation` on `pid`. ESRCH counts as
-    /// [`Gone`](Self::Gone): for a traced process it means nothing else here.
+    /// [`Gone`](Self::Gone). ptrace also returns it for a tracee that is not stopped, but requests
+    /// that need a stopped tracee are made only on a [`Stopped`](crate::Stopped).
     pub(crate) fn last(operation: &'static str, pid: i32) -> Self {
         Self::from_io(operation, pid, io::Error::last_os_error())
     }

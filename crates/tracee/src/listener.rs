@@ -1,9 +1,9 @@
 //! Trapped system calls: the listener of a seccomp filter (seccomp_unotify(2)).
 //!
-//! Always installed with WAIT_KILLABLE_RECV: once a call has been received here, only SIGKILL
-//! interrupts it, so that a call performed elsewhere is never performed twice. A reply may be one
-//! of the kernel's restart codes, *provided that a signal or a ptrace stop is pending on the
-//! thread*. The guest's kernel then restarts or fails the call exactly as it would natively.
+//! The filter is always installed with WAIT_KILLABLE_RECV: once a call has been received here, only
+//! SIGKILL interrupts it. So a call that is performed elsewhere is never performed twice. A reply
+//! may be one of the kernel's restart codes, *provided that a signal or a ptrace stop is pending on
+//! the thread*. The guest's kernel then restarts or fails the call exactly as it would natively.
 
 use crate::batch::{BatchArea, InjectedCall, run_calls, wait_briefly};
 use crate::call_timeout::WaitGuard;
@@ -29,7 +29,7 @@ pub type Instruction = libc::sock_filter;
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
-    /// Calls of other processes of the family, received while waiting for a particular one.
+    /// Calls of other threads that were received while the shim waited for a particular thread's.
     deferred: RefCell<VecDeque<Notification>>,
 }
 
@@ -53,7 +53,7 @@ pub struct Notification {
 pub struct TrappedCall<'a> {
     /// The call.
     pub call: InjectedCall,
-    /// A descriptor to install at that number in the process first.
+    /// A descriptor to install in the process before the call, and its number there.
     pub new_fd: Option<(BorrowedFd<'a>, i32)>,
 }
 
@@ -74,7 +74,7 @@ impl Listener {
     /// trap that `close`, the trap is answered here.
     ///
     /// # Errors
-    /// `Refused` if the kernel is older than 5.19. The process may have no_new_privs set by then.
+    /// `Refused` if the kernel is older than 5.19. In that case no_new_privs may already be set.
     pub fn install(injection: &mut Injection, scratch: u64, program: &[Instruction]) -> Result<Self> {
         let pid = injection.pid();
         let memory = Memory::open(pid)?;
@@ -94,8 +94,8 @@ impl Listener {
         let number = injection.must("install the filter", libc::SYS_seccomp, set_filter)?;
         let fd = Pidfd::open(pid)?.descriptor(number as i32)?;
         let listener = Self { fd, deferred: RefCell::default() };
-        // Since 6.6 the waking thread hands its processor to the waiting one. Older kernels refuse,
-        // which is harmless.
+        // With this flag (Linux 6.6) the kernel wakes the listener on the CPU of the thread that
+        // traps, and the thread on the listener's. Older kernels refuse, which is harmless.
         // SAFETY: an integer argument.
         unsafe { libc::ioctl(listener.fd.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };
         listener.call_through(injection, libc::SYS_close, [number, 0, 0, 0, 0, 0], None)?;
@@ -103,7 +103,8 @@ impl Listener {
     }
 
     /// Makes a process under injection perform a call that its filter may trap, and allows exactly
-    /// that call. `new_fd` is a descriptor to install at that number in the process first.
+    /// that call. `new_fd` is a descriptor to install in the process before the call, with its
+    /// number there.
     ///
     /// A guest cannot substitute another call: the trapped call is compared with the one that was
     /// put into the registers, and such calls depend on registers only.
@@ -130,8 +131,9 @@ impl Listener {
         }
     }
 
-    /// Makes a process under injection perform calls as one batch ([`run_calls`]), each of which its
-    /// filter traps, and allows exactly these calls, as [`call_through`](Self::call_through) does.
+    /// Makes a process under injection perform calls as one batch ([`run_calls`]). Its filter traps
+    /// each of them, and exactly these calls are allowed, as by
+    /// [`call_through`](Self::call_through).
     ///
     /// # Errors
     /// Those of [`run_calls`], and if the process makes another call.

@@ -43,10 +43,10 @@ impl Memory {
         self.pid
     }
 
-    /// Fills `into` from address `from`.
+    /// Fills `into` from address `from`, also from pages that the process itself may not read.
     ///
     /// # Errors
-    /// If a part of it is not readable. `into` may be partly filled.
+    /// If a part of it cannot be read. `into` may be partly filled.
     pub fn read(&self, from: u64, into: &mut [u8]) -> Result<()> {
         let got = self.read_some(from, into)?;
         if got == into.len() { Ok(()) } else { self.read_forced(from, into) }
@@ -79,7 +79,7 @@ impl Memory {
     /// Reads many runs `(address, length)` one after the other into `into`, with few system calls.
     ///
     /// # Errors
-    /// If a run is not readable.
+    /// If a part of a run cannot be read.
     pub fn read_runs(&self, runs: &[(u64, u64)], into: &mut [u8]) -> Result<()> {
         let mut rest = into;
         for some in runs.chunks(MAX_RUNS) {
@@ -167,8 +167,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes to runs of the same length as `data` up to the first page that the process may not
-    /// write, and returns the number of bytes written.
+    /// Writes `data` to runs that together have its length, up to the first page that the process
+    /// may not write. Returns the number of bytes written.
     fn write_some(&self, runs: &[(u64, u64)], data: &[u8]) -> usize {
         let remote: Vec<libc::iovec> = runs.iter().map(|run| remote_part(*run)).collect();
         let local = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
@@ -182,7 +182,7 @@ impl Memory {
     /// Reads a 64-bit word.
     ///
     /// # Errors
-    /// If it is not readable.
+    /// If it cannot be read.
     pub fn word(&self, from: u64) -> Result<u64> {
         let mut bytes = [0; 8];
         self.read(from, &mut bytes)?;

@@ -18,7 +18,7 @@ impl Pidfd {
     pub fn open(pid: i32) -> Result<Self> {
         // SAFETY: integers only.
         let open = |flags: i32| unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
-        // For threads other than the first it needs PIDFD_THREAD (6.9).
+        // A thread other than the first needs PIDFD_THREAD (6.9), which has the value of O_EXCL.
         let fd = Some(open(0)).filter(|fd| *fd >= 0).unwrap_or_else(|| open(libc::O_EXCL));
         if fd < 0 {
             return Err(Error::last("open a handle", pid));
@@ -27,7 +27,7 @@ impl Pidfd {
         Ok(Self { pid, fd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
-    /// Duplicates one of its descriptors into this process (pidfd_getfd, 5.6).
+    /// Duplicates a descriptor of the process into this process (pidfd_getfd, 5.6).
     ///
     /// # Errors
     /// If it has no such descriptor, or may not be traced.

@@ -88,9 +88,9 @@ pub fn has_exited(tid: i32) -> bool {
     status(tid).map_or(true, |status| status.has_exited())
 }
 
-/// Whether any thread of a process is alive. The first thread may exit before others, and a thread
-/// that executes a program then takes over its number. A check in between finds neither, so this
-/// checks twice.
+/// Whether any thread of a process is alive. The first thread may exit before others. If another
+/// thread then executes a program, that thread takes over the first one's number, and a check made
+/// meanwhile may find neither. So this checks twice.
 #[must_use]
 pub fn is_alive(pid: i32) -> bool {
     let look = || status(pid).is_ok_and(|first| !first.has_exited() || first.threads > 1);
@@ -151,7 +151,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Field `number` of proc_pid_stat(5), from 3 on; 0 if the kernel does not show it.
+    /// Field `number` of proc_pid_stat(5), from 4 on; 0 if the kernel does not show it.
     #[must_use]
     pub fn field(&self, number: usize) -> u64 {
         self.fields.get(number.wrapping_sub(4)).copied().unwrap_or(0)
@@ -249,8 +249,8 @@ pub fn command_line(pid: i32) -> String {
     if !line.is_empty() {
         return line;
     }
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    format!("[{}]", name.trim_end())
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("[{}]", String::from_utf8_lossy(&name).trim_end())
 }
 
 /// The auxiliary vector, as bytes.
@@ -290,7 +290,7 @@ pub fn live_thread(pid: i32) -> i32 {
     threads(pid).into_iter().flatten().find(is_alive).unwrap_or(pid)
 }
 
-/// The targets of its descriptors, as the links in /proc/PID/fd show them.
+/// The targets of a process's descriptors, as the links in /proc/PID/fd show them.
 ///
 /// # Errors
 /// If the process is gone, or may not be traced.
@@ -303,7 +303,8 @@ pub fn descriptors(pid: i32) -> Result<Vec<Vec<u8>>> {
         .collect())
 }
 
-/// Bytes that it has read and written by system calls, on files and everything else.
+/// Number of bytes that a process has read and written by system calls, on files and everything
+/// else.
 ///
 /// # Errors
 /// If the process is gone, or may not be traced.

@@ -21,7 +21,7 @@ pub(super) fn probe() -> Vec<Finding> {
 
 fn arch_prctl(code: i32, argument: u64) -> io::Result<u64> {
     // SAFETY: both codes take their argument by value. Called only in a probe's child, which ends
-    // before it could need the instruction or the mapping.
+    // without executing CPUID or calling the vDSO.
     checked(unsafe { libc::syscall(libc::SYS_arch_prctl, code, argument) })
 }
 

@@ -1,4 +1,4 @@
-//! Whether this node can mount the files of other nodes, and which files placed programs and guests
+//! Whether this node can mount the files of other nodes, and which files placed commands and guests
 //! read directly.
 
 use super::Finding;
@@ -16,7 +16,7 @@ pub(super) fn probe() -> Vec<Finding> {
         mfs(OpenOptions::new().read(true).write(true).open("/dev/fuse"), kernel::release()),
         local_changes(mark_root()),
     ];
-    // The configuration finding reports an unreadable configuration.
+    // If the configuration cannot be read, `node::probe` reports that.
     let config = config_dir().and_then(|dir| Config::load(&dir));
     let mut declared = config.ok().and_then(|config| config.file.shared).unwrap_or_default();
     declared.sort();

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Above this difference of clocks, in milliseconds, a node is not a destination.
+/// Maximum error of a destination's clock, in milliseconds.
 const MAX_CLOCK_ERROR_MS: f64 = 50.0;
 
 pub(super) fn probe() -> Vec<Finding> {
@@ -29,7 +29,7 @@ fn pressure() -> Finding {
 }
 
 fn cgroup() -> Finding {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = tern_control::procfs::read_text("/proc/self/mounts").unwrap_or_default();
     let name = "cgroup cpu controller";
     let follows = "the CPU time of guests and the speed of tern lab's nodes cannot be limited; mount the controller writable";
     let Some((version, dir)) = cpu_controller(&mounts, |dir| {
@@ -78,7 +78,7 @@ fn guest_cgroup_finding(places: &[(Vec<&str>, Result<(), String>)]) -> Finding {
     }
 }
 
-/// The mount point of the cpu controller: in cgroup v2 if it has one, otherwise in v1.
+/// The version and the mount point of the cgroup hierarchy with the cpu controller, v2 preferred.
 fn cpu_controller(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<(&'static str, PathBuf)> {
     let mounts_of_cgroup = || {
         mounts.lines().filter_map(|line| {

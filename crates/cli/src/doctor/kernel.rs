@@ -15,16 +15,16 @@ impl Release {
     }
 
     /// The race in SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: a reply that is sent too early is lost.
-    /// It is fixed in 6.17 (cce436aafc2a) and in 6.12 from 6.12.53; which stable releases of 6.6
-    /// and 6.1 have the fix is unknown.
+    /// It is fixed in 6.18 (cce436aafc2a), and in the stable releases of October 2025.
     fn reply_race(self) -> ReplyRace {
         let Self(major, minor, patch) = self;
         match (major, minor) {
-            _ if self >= Self(6, 17, 0) => ReplyRace::Fixed,
+            _ if self >= Self(6, 17, 3) => ReplyRace::Fixed,
             (6, 12) if patch >= 53 => ReplyRace::Fixed,
+            (6, 6) if patch >= 112 => ReplyRace::Fixed,
+            (6, 1) if patch >= 156 => ReplyRace::Fixed,
             // Older than the flag.
             _ if self < Self(5, 19, 0) => ReplyRace::NoFlag,
-            (6, 1 | 6 | 16) => ReplyRace::Unknown,
             _ => ReplyRace::Present,
         }
     }
@@ -34,7 +34,6 @@ impl Release {
 enum ReplyRace {
     Fixed,
     Present,
-    Unknown,
     NoFlag,
 }
 
@@ -77,11 +76,10 @@ fn version(release: Release, text: &str) -> Finding {
 
 fn reply_race(release: Release, text: &str) -> Finding {
     let name = "seccomp reply race";
-    let follows = "a guest's system call can hang if the reply is sent very early; update to 6.17 or 6.12.53";
+    let follows = "a guest's system call can hang if the reply is sent very early; update to 6.17.3, 6.12.53, 6.6.112 or 6.1.156";
     match release.reply_race() {
         ReplyRace::Fixed => Finding::ok(name, format!("fixed in {text}")),
         ReplyRace::Present => Finding::limited(name, format!("not fixed in {text}"), follows),
-        ReplyRace::Unknown => Finding::limited(name, format!("{text} may have the fix"), follows),
         ReplyRace::NoFlag => Finding::limited(
             name,
             format!("{text} has no such flag"),
@@ -123,11 +121,14 @@ mod tests {
     #[test]
     fn reply_race_depends_on_release() {
         let race = |text| Release::parse(text).reply_race();
-        assert_eq!(race("6.17.0"), ReplyRace::Fixed);
+        assert_eq!(race("6.18.0"), ReplyRace::Fixed);
+        assert_eq!(race("6.17.3"), ReplyRace::Fixed);
+        assert_eq!(race("6.17.2"), ReplyRace::Present);
         assert_eq!(race("6.12.53"), ReplyRace::Fixed);
         assert_eq!(race("6.12.52"), ReplyRace::Present);
         assert_eq!(race("6.14.9"), ReplyRace::Present);
-        assert_eq!(race("6.6.113"), ReplyRace::Unknown);
+        assert_eq!(race("6.6.112"), ReplyRace::Fixed);
+        assert_eq!(race("6.1.155"), ReplyRace::Present);
         assert_eq!(race("5.15.0"), ReplyRace::NoFlag);
     }
 }

@@ -75,8 +75,8 @@ impl Pages {
         unsafe { at.write_volatile(1) };
     }
 
-    /// Tracks writes with userfaultfd, as the first rounds of a migration do. Returns 1 if exactly
-    /// the written page is reported.
+    /// Tracks writes with userfaultfd, as the pre-copy rounds of a migration do. Returns 1 if
+    /// exactly the written page is reported.
     fn userfaultfd_finds_written_page(&self) -> io::Result<u64> {
         self.write_page(0);
         self.write_page(1);

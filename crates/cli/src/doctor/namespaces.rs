@@ -6,21 +6,25 @@ use super::child::{checked, in_child};
 use crate::output::error_text;
 use std::io;
 
+/// The namespaces that no guest can do without (guest/sandbox.rs).
 const KINDS: [(&str, i32); 7] = [
     ("user", libc::CLONE_NEWUSER),
     ("pid", libc::CLONE_NEWPID),
-    ("time", 0x80), // CLONE_NEWTIME, which libc has for some targets only
+    ("cgroup", libc::CLONE_NEWCGROUP),
     ("net", libc::CLONE_NEWNET),
     ("mount", libc::CLONE_NEWNS),
     ("ipc", libc::CLONE_NEWIPC),
     ("uts", libc::CLONE_NEWUTS),
 ];
 
+/// CLONE_NEWTIME, which libc has for some targets only.
+const CLONE_NEWTIME: i32 = 0x80;
+
 /// A pid that the kernel is unlikely to assign next.
 const TEST_PID: i32 = 4_321;
 
 pub(super) fn probe() -> Vec<Finding> {
-    vec![kinds(), selectable_pid(), tid_address(), pid_max()]
+    vec![kinds(), time(), selectable_pid(), tid_address(), pid_max()]
 }
 
 fn unshare(flags: i32) -> io::Result<u64> {
@@ -49,6 +53,19 @@ fn kinds() -> Finding {
         found,
         "this node hosts no guests; check sysctl user.max_user_namespaces and kernel.unprivileged_userns_clone",
     )
+}
+
+/// The monotonic and boot clocks continue in a time namespace after a move.
+fn time() -> Finding {
+    let name = "time namespaces";
+    match in_child(|| unshare(libc::CLONE_NEWUSER | CLONE_NEWTIME)) {
+        Ok(_) => Finding::ok(name, "yes"),
+        Err(error) => Finding::limited(
+            name,
+            error_text(&error),
+            "the monotonic clock of a program jumps when it moves to this node; the kernel needs CONFIG_TIME_NS",
+        ),
+    }
 }
 
 /// A guest has the same pid as at home, so pids must be selectable.

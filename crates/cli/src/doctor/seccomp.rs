@@ -15,8 +15,8 @@ pub(super) fn probe() -> Vec<Finding> {
     vec![listener(), sync_wake_up()]
 }
 
-/// Installs a filter that allows all calls, and returns its listener. Only in a child: it cannot be
-/// removed.
+/// Installs a filter that allows all calls, and returns its listener. Called only in a child,
+/// because a filter cannot be removed.
 fn install(flags: u64) -> io::Result<u64> {
     let pass = [libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,

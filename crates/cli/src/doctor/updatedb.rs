@@ -11,7 +11,8 @@ const FS_TYPE: &str = "fuse.mfs";
 /// The path to check while no MFS tree is mounted.
 const DEFAULT_MOUNT: &str = "/mfs";
 
-/// Programs that read this configuration; those of findutils do not.
+/// The updatedb programs of plocate and mlocate, which read /etc/updatedb.conf. findutils has an
+/// updatedb that does not read it.
 const UPDATEDB_PROGRAMS: [&str; 4] = [
     "/usr/sbin/updatedb.plocate",
     "/usr/bin/updatedb.plocate",
@@ -23,7 +24,7 @@ const CONFIGURATION: &str = "/etc/updatedb.conf";
 
 pub(super) fn probe() -> Vec<Finding> {
     let is_installed = UPDATEDB_PROGRAMS.iter().any(|program| Path::new(program).exists());
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = tern_control::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
     // Without a configuration file nothing is pruned.
     let configuration = is_installed.then(|| fs::read_to_string(CONFIGURATION).unwrap_or_default());
     vec![updatedb(configuration.as_deref(), &mfs_mounts(&mounts))]

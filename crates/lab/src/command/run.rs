@@ -34,7 +34,7 @@ pub(crate) fn run_in(options: &LabOptions, command: &[OsString]) -> Result<u8, L
     let status = match end {
         CommandEnd::Exited(status) => status,
         CommandEnd::TimedOut(signal) => {
-            // Taking the lab down has killed it.
+            // Taking the lab down has killed the command.
             let _ = child.wait();
             reap_children();
             return Err(LabError::Interrupted(signal));

@@ -1,4 +1,4 @@
-//! Starting of nodes, in a new lab or after they were killed, and of the lab's other processes.
+//! Starts nodes, in a new lab or after they were killed, and the lab's other processes.
 
 use crate::error::{LabError, Result, WithContext};
 use crate::lab::state::LabState;

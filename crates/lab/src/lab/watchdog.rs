@@ -22,7 +22,8 @@ impl Watchdog {
     pub(crate) fn start(helper: &Path, lab: &LabName) -> Result<Self> {
         let mut command = roles::command(helper, "watchdog", lab);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
-        // A signal to our process group, or a hangup of our terminal, must not reach the watchdog.
+        // A signal to the owner's process group, or a hangup of its terminal, must not reach the
+        // watchdog.
         namespaces::set_new_session(&mut command);
         let mut child = command.spawn().with_context(|| format!("start {}", helper.display()))?;
         let pipe = child.stdin.take();

@@ -1,6 +1,6 @@
 //! The link emulator: a process in the switch's network namespace that forwards each frame from
-//! port to port, with the configured delay and loss. It replaces netem where that is missing, and
-//! implements hubs.
+//! port to port, with the configured delay and loss. It replaces netem where the kernel lacks it,
+//! and implements hubs and losses that follow a seed.
 
 use crate::error::{Result, WithContext};
 use crate::lab::options::LabName;
@@ -125,7 +125,7 @@ fn wait_for_frames(ports: &[Port], segments: &[Segment]) -> Result<()> {
 }
 
 /// Waits until the link emulator listens on these ports of the switch; returns false after
-/// `timeout`.
+/// `timeout`, or if the emulator has ended.
 pub(crate) fn wait_for_ports(
     switch: Process,
     emulator: Process,
@@ -147,7 +147,7 @@ pub(crate) fn wait_for_ports(
         // The fifth column is the interface.
         let table = std::fs::read_to_string(format!("/proc/{}/net/packet", emulator.pid)).unwrap_or_default();
         let bound: Vec<_> = table.lines().filter_map(|l| l.split_whitespace().nth(4)).collect();
-        if expected.iter().all(|w| bound.contains(&w.as_str())) {
+        if expected.iter().all(|index| bound.contains(&index.as_str())) {
             return Ok(true);
         }
         if !emulator.is_alive() || Instant::now() > end {

@@ -160,7 +160,7 @@ impl NetworkLayout {
         }
     }
 
-    /// Whether the node must send frames of the size of a real cable's, not 64 KiB at a time. A 64
+    /// Whether the node must send frames as small as on a real cable, not 64 KiB at a time. A 64
     /// KiB frame would be lost, or occupy a hub, as a whole. If it is larger than TBF's bucket, TBF
     /// splits it, TCP counts it as sent, and TCP then floods the queue (measured at 20 Mbit/s: more
     /// retransmissions than segments).

@@ -70,7 +70,6 @@ pub(crate) fn enter(
         }
     };
     let pid = Pid::from_child(&child);
-    // By now this process must not hold the program's pipes: the program must be their only holder.
     let status = supervise(pid, &all_signals)?;
     if was_in_foreground {
         // An interactive shell has put its jobs into the foreground. It cannot restore this process

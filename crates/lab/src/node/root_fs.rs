@@ -104,7 +104,7 @@ fn mount_overlay(lower: &Path, layer: &Path, at: &Path) -> Result<()> {
     for (key, path) in [(",lowerdir", lower), (",upperdir", upper.as_path()), (",workdir", work.as_path())] {
         options.extend_from_slice(key.as_bytes());
         options.push(b'=');
-        // Colons and commas separate layers and options.
+        // Colons separate layers and commas separate options, so these are escaped.
         for &byte in path.as_os_str().as_bytes() {
             if matches!(byte, b':' | b',' | b'\\') {
                 options.push(b'\\');

@@ -62,7 +62,8 @@ impl Hierarchies {
     }
 
     /// Unmounts the hierarchies that the group of this node is not in, so that nothing in the node
-    /// creates groups there, outside of the lab's own. For the mount namespace of the node.
+    /// creates groups there, outside of the lab's own. The caller must be in the node's mount
+    /// namespace.
     pub(crate) fn hide_unused(&self, lab: &LabName, node: u16) -> Result<()> {
         let group = self.node_group(lab, node);
         for (hierarchy, directory) in group.directories() {
@@ -113,7 +114,8 @@ impl Group {
                 continue;
             }
             let leaf = directory.join("main");
-            // Another lab that goes down may remove the empty parent between two steps of this.
+            // Another lab that goes down may remove the empty parent while the directories below it
+            // are created.
             let mut created = fs::create_dir_all(&leaf);
             for _ in 0..10 {
                 if created.is_ok() {

@@ -12,7 +12,9 @@ pub(super) fn list() -> Vec<Process> {
         .flatten()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| Some((pid, parent_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .filter_map(|pid| {
+            Some((pid, parent_of(&tern_control::procfs::read_text(format!("/proc/{pid}/stat")).ok()?)?))
+        })
         .collect();
     let own = rustix::process::getpid().as_raw_nonzero().get();
     descendants(&rows, own).into_iter().filter_map(|pid| Process::find(pid).ok()).collect()

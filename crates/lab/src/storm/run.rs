@@ -10,7 +10,7 @@ use crate::process::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitStatus, pidfd_open};
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -194,7 +194,8 @@ fn describe_processes() -> String {
     let mut text = String::new();
     for process in descendants::list() {
         let pid = process.pid;
-        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let read =
+            |file: &str| tern_control::procfs::read_text(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let words = read("cmdline").replace('\0', " ");
         text += &format!("  {pid} {}: {} in {}", words.trim(), read("syscall").trim(), read("wchan"));
         if let Some(row) = rows.iter().find(|row| row.pid.0 == pid && row.from.is_none()) {

@@ -10,7 +10,7 @@ use tern_ids::{HomePid, NodeId};
 /// ternd's default control socket. The lab does not change it.
 const CONTROL_SOCKET: &str = "/run/tern/control";
 /// Timeout for a move. It is longer than any of ternd's own timeouts, so a move without a reply by
-/// then hangs.
+/// then has hung.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(100);
 /// The node where this program runs, and where every process of the command starts.
 pub(super) const HOME: NodeId = NodeId(1);

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tern_control::procfs::read_text;
 use tern_control::{Reply, Request, SymbolicNode, stream};
 use tern_ids::{Credentials, HomePid, NodeId};
 
@@ -56,11 +57,11 @@ impl CallerCache {
 
 /// A field of /proc/PID/status.
 fn status_field(pid: u32, field: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read_text(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
 }
 
-/// The process of a thread; none if the thread is in no pid namespace below ours.
+/// The process of a thread; none if the thread has exited, or has no number in our pid namespace.
 pub(crate) fn process_of(tid: u32) -> Option<HomePid> {
     status_field(tid, "Tgid:").and_then(|pid| pid.parse().ok()).map(HomePid)
 }

@@ -109,7 +109,7 @@ pub(crate) fn check_exportable(fd: impl AsFd) -> Result<(), Errno> {
 fn check_mount(fd: impl AsFd) -> Result<(), Errno> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH;
     let Ok(stat) = rustix::fs::statx(fd, "", flags, StatxFlags::MNT_ID) else { return Err(Errno::LOOP) };
-    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return Err(Errno::LOOP) };
+    let Ok(table) = tern_control::procfs::read_text("/proc/self/mountinfo") else { return Err(Errno::LOOP) };
     check_mount_in(&table, stat.stx_mnt_id)
 }
 

@@ -10,7 +10,7 @@ use tern_balancer::{MoveOffer, OfferReply, ProcessSnapshot, reply_to_offer};
 use tern_control::ProcessRow;
 use tern_ids::{HomePid, NodeId};
 
-/// Another home offers a process.
+/// Answers the offer of a process by another home.
 pub(crate) fn answer_offer(node: &Node, peer: NodeId, offer: MoveOffer) -> OfferReply {
     // A node can offer its own processes only.
     let offer = MoveOffer { home: peer, ..offer };
@@ -87,7 +87,7 @@ pub(super) fn update_guests(node: &Node, rows: &[ProcessRow]) {
         .filter(|row| row.state != "migrating")
         .filter_map(|row| Some((row.from?, row.pid)))
         .collect();
-    // Before the locks below, which other threads take in the reverse order.
+    // Before the locks below, so that no other lock is taken under them.
     let own = view::local_node(node);
     let mut before = lock(&node.balancing.guests);
     let mut pending_changes = lock(&node.balancing.pending_changes);
@@ -109,8 +109,8 @@ pub(super) fn update_guests(node: &Node, rows: &[ProcessRow]) {
 pub(super) fn update_own_processes(node: &Node, mut processes: Vec<ProcessSnapshot>, now_ms: u64) {
     let me = node.me();
     let mut before = lock(&node.balancing.here);
-    // Arrivals since the scan are in `arrivals`; a concurrent arrival waits for the lock taken
-    // above, or is in there already.
+    // Arrivals since the scan are in `arrivals`. A concurrent arrival is in there already, or waits
+    // for `here`, locked above.
     for (pid, to, _) in lock(&node.balancing.arrivals).iter() {
         set_node(processes.iter_mut(), *pid, *to);
     }

@@ -13,7 +13,6 @@
 use crate::os::sync::lock;
 use crate::process::registry::{RegisteredProcess, Registration};
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::sync::Mutex;
 use std::time::Duration;
 use tern_load::ProcessSample;
@@ -117,7 +116,7 @@ fn is_shell_or_daemon(one: &ProcessSample, all: &HashMap<i32, &ProcessSample>) -
 
 /// Whether a process is in one of these groups; false if that cannot be read.
 fn is_in_groups(pid: i32, groups: &HashSet<u32>) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = tern_control::procfs::read_text(format!("/proc/{pid}/status")).unwrap_or_default();
     let lines = status.lines().filter_map(|l| l.strip_prefix("Gid:").or_else(|| l.strip_prefix("Groups:")));
     lines.flat_map(str::split_whitespace).any(|word| word.parse().is_ok_and(|gid| groups.contains(&gid)))
 }

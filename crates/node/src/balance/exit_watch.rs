@@ -1,9 +1,9 @@
-//! Notifies the balancer at once when one of its larger processes ends.
+//! Notifies the balancer at once when one of the processes that it watches ends.
 //!
 //! Without this, a node that becomes idle stays idle for a while: its own scan comes once a second,
-//! the gossip of it half a second later, and the home's decision up to a second after that. So the
-//! last of a group of processes would find an empty node two seconds late. A home sees the end of
-//! its processes, wherever they run, because their deputies end.
+//! the gossip of it half a second later, and the home's decision up to a second after that. So a
+//! process would move to the idle node two seconds late. A home sees the end of its processes,
+//! wherever they run, because their deputies end.
 
 use crate::process::procfs::read_stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,7 +42,7 @@ impl ExitWatch {
         let left = until.saturating_duration_since(Instant::now());
         let wait = Timespec::try_from(left).ok();
         if poll(&mut polled, wait.as_ref()).is_err() {
-            // Not supported by the kernel; the next scan comes anyway.
+            // Interrupted or out of memory, for example; the next scan comes anyway.
             std::thread::sleep(left.min(Duration::from_millis(100)));
             return Vec::new();
         }
@@ -50,7 +50,7 @@ impl ExitWatch {
         let ended: Vec<(i32, u64)> = keys
             .into_iter()
             .zip(ended_flags)
-            .filter_map(|(key, ended_flags)| ended_flags.then_some(key))
+            .filter_map(|(key, has_ended)| has_ended.then_some(key))
             .collect();
         for key in &ended {
             self.watched.remove(key);

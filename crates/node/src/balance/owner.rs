@@ -49,7 +49,8 @@ pub(crate) fn descendants_of(holder: &str, all: &[ProcessSample]) -> HashSet<i32
     all.iter().filter(is_held).map(|one| one.pid).collect()
 }
 
-/// Measures who needs the node, and has guests moved away if they are too many or too large.
+/// Measures who uses the node, and has guests moved away if own processes need it or guests use too
+/// much memory.
 pub(crate) fn observe(
     node: &Arc<Node>,
     guests: &[ProcessSample],

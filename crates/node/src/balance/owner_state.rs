@@ -28,7 +28,7 @@ impl OwnerState {
         boot_ms() < lock(&self.usage).no_guests_until_ms
     }
 
-    /// This node reduced to the share of its guests.
+    /// The part of this node that its guests may use, in the balancer's form.
     pub(crate) fn guest_share(
         &self,
         config: &Config,

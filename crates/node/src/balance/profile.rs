@@ -222,8 +222,8 @@ impl Profile {
 
     /// Adds the counters of the shim. They arrive once a second, so most scans find no change.
     fn add_counters(&mut self, now: ShimCounters, decay: balancer::Decay, now_ms: u64) {
-        // Until the deputy has received numbers from there, the CPU time is that of the process at
-        // home and the waiting time is missing.
+        // Until the deputy has received numbers from the guest's node, the CPU time is that of the
+        // process at home and the waiting time is missing.
         if now.memory == 0.0 && now.wanted > 0.0 && self.last_counters.is_none() {
             return;
         }
@@ -267,9 +267,9 @@ fn age(start: u64, context: &HomeContext<'_>) -> f64 {
     (context.now_ms as f64 / 1e3 - start as f64 / TICKS_PER_S).max(0.0)
 }
 
-/// Converts the decay per interval of the node's settings into one per second.
-fn decay(forget: Option<DecayClass>, node: DecayRates) -> balancer::Decay {
-    let kept = match forget {
+/// The decay per second of a process of this class. The node's settings give it per interval.
+fn decay(class: Option<DecayClass>, node: DecayRates) -> balancer::Decay {
+    let kept = match class {
         Some(DecayClass::Never) => return balancer::Decay::None,
         Some(DecayClass::Fast) => node.fast,
         Some(DecayClass::Keep(kept)) => kept,

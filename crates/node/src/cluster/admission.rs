@@ -102,7 +102,7 @@ fn assign_number(
     let map = match named {
         Some(map) => map,
         None => map.with_node(id, &request.address, None).map_err(|e| {
-            // The line number means nothing to the applicant.
+            // Without the line number, which means nothing to the applicant.
             let message = e.to_string();
             bad(format!(
                 "{}: {}",

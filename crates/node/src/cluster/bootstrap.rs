@@ -21,9 +21,9 @@ const FIRST_TOKEN_LIFETIME_S: u32 = 3600;
 /// The options of `tern init`.
 #[derive(Debug, Clone, Default)]
 pub struct InitOptions {
-    /// This node's number; the first is 1.
+    /// This node's number; 1 if absent.
     pub node: Option<NodeId>,
-    /// The cluster's name, letters, digits and hyphens; `tern` and a few random letters if absent.
+    /// The cluster's name: letters, digits and hyphens; `tern-` and four random letters if absent.
     pub name: Option<String>,
     /// `HOST` or `HOST:PORT` at which other nodes reach this one; detected if absent.
     pub address: Option<String>,
@@ -86,7 +86,8 @@ pub struct JoinReport {
     pub warnings: Vec<String>,
 }
 
-/// Why a cluster was not founded or joined. Nothing was changed unless the message says so.
+/// Why a cluster was not founded or joined. If a file could not be written, earlier steps are not
+/// undone.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct SetupError {
@@ -179,7 +180,7 @@ pub fn join(options: &JoinOptions) -> Result<JoinReport, SetupError> {
     let map = Map::parse(&text).and_then(|map| map.check_contains(node)).map_err(SetupError::new)?;
     files_of_node.prepare()?;
     identity.save(&files_of_node.config_dir).map_err(SetupError::new)?;
-    // The authority of a cluster that this node had founded itself.
+    // Removes the authority of a cluster that this node founded earlier.
     let _no_authority = std::fs::remove_file(files_of_node.config_dir.join("ca.key"));
     let file = files_of_node.config_file(node, token.node, &address);
     files_of_node.write(&file, &map)?;
@@ -224,7 +225,7 @@ fn request_admission(
 struct NodeFiles {
     config_dir: PathBuf,
     map: PathBuf,
-    /// The existing configuration; keys that are not set here are kept.
+    /// The existing configuration; keys that `init` and `join` do not set are kept.
     file: config::File,
 }
 

@@ -96,8 +96,8 @@ pub(crate) fn run(node: &Arc<Node>) -> ! {
     loop {
         thread::sleep(node.cluster.period);
         let map = node.map();
-        // Computed anew each time, so that guests accepted a moment ago are counted: receivers take
-        // the entry to be as old as the message.
+        // Computed anew for each message, so that guests accepted since the sample are counted.
+        // Receivers take the entry to be as old as the message.
         let entry = *lock(&node.cluster.own);
         let own = entry.map(|(entry, taken_ms)| advertised_entry(node, entry, taken_ms).encode());
         let (next, events) = {

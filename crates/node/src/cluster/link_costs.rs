@@ -9,7 +9,7 @@ use tern_control::{Costs, Refusal, RefusalKind};
 use tern_ids::NodeId;
 use tern_load::LinkEstimate;
 
-/// Maximum size of the file in bytes: one line for each of the 65,535 nodes that a map may have.
+/// Maximum size of the file in bytes: enough for each of the 65,535 nodes that a map may have.
 const MAX_FILE_LEN: usize = 16 << 20;
 
 /// The stored costs, in memory and in a file.

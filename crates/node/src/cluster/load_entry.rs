@@ -1,5 +1,5 @@
 //! The load of one node, as it is gossiped. An entry comes from another machine, so its numbers are
-//! used as plain values only.
+//! used as plain values only, never as sizes or indices.
 
 use serde::{Deserialize, Serialize};
 use tern_control::NodeFlags;

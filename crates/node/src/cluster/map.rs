@@ -244,8 +244,8 @@ impl Map {
         Some(host)
     }
 
-    /// `HOST:PORT` to connect to. A node of a span that begins with a host name needs a name
-    /// lookup.
+    /// `HOST:PORT` to connect to. If a span begins with a host name, its nodes after the first need
+    /// a name lookup.
     ///
     /// # Errors
     /// `NotFound` if the node is not in the map; those of the lookup.

@@ -13,8 +13,8 @@ fn gone(pid: HomePid) -> Refusal {
     Refusal::new(RefusalKind::NotFound, format!("there is no process {pid}"))
 }
 
-/// The row of any process of this node. The command line of a process that was not started with
-/// mosrun is shown to its owner only, as the system may hide it from others (`hidepid`).
+/// The row of any process of this node. The command line of a process that no shim holds is shown
+/// only to its owner and root, as the system may hide it from others (`hidepid`).
 pub(crate) fn row(node: &Node, caller: Caller, pid: HomePid) -> Result<ProcessRow, Refusal> {
     let found = read_stat(pid.0).filter(|_| pid.0 > 0).ok_or_else(|| gone(pid))?;
     let started = started_as(node, pid);
@@ -58,7 +58,7 @@ fn started_as(node: &Node, pid: HomePid) -> Option<StartedAs> {
 }
 
 /// The node that a name below `/mfs` means for a process; `None` is its home.
-pub(crate) fn resolve_place(node: &Node, pid: HomePid, of: SymbolicNode) -> Option<NodeId> {
+pub(crate) fn resolve_node(node: &Node, pid: HomePid, of: SymbolicNode) -> Option<NodeId> {
     let runs_at = || {
         let mut rows = process_list::from_shims(node).into_iter();
         let own = rows.find(|row| row.pid == pid && row.from.is_none());
@@ -67,13 +67,13 @@ pub(crate) fn resolve_place(node: &Node, pid: HomePid, of: SymbolicNode) -> Opti
     match of {
         SymbolicNode::Here => runs_at(),
         SymbolicNode::Selected => node.selected.get(pid.0),
-        // A process that has not chosen a node would create its files where it runs.
+        // Without a choice: the node where the process would create a file now.
         SymbolicNode::Magic => node.magic.get(pid.0).or_else(runs_at),
         SymbolicNode::LastExec => executed::node_of(&node.config.run_dir, pid.0),
     }
 }
 
-/// Sets the node that one of these names means for a process; 0 is its home, as in MOSIX.
+/// Sets the node that one of these names means for a process; `None` is its home.
 pub(crate) fn choose_node(
     node: &Node,
     caller: Caller,
@@ -81,7 +81,7 @@ pub(crate) fn choose_node(
     of: SymbolicNode,
     to: Option<NodeId>,
 ) -> Result<Reply, Refusal> {
-    let places = match of {
+    let choices = match of {
         SymbolicNode::Selected => {
             check_may_move(&node.config, caller, pid.0)?;
             &node.selected
@@ -100,7 +100,7 @@ pub(crate) fn choose_node(
         return Err(Refusal::new(RefusalKind::NotFound, format!("there is no node {to} in the map")));
     }
     let failed = |e| Refusal::new(RefusalKind::Internal, format!("cannot store the choice of {pid}: {e}"));
-    places.choose(pid.0, to).map(|()| Reply::Done).map_err(failed)
+    choices.choose(pid.0, to).map(|()| Reply::Done).map_err(failed)
 }
 
 /// Sets whether the balancer may move a running process. A process that is not registered becomes

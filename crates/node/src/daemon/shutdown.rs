@@ -1,7 +1,8 @@
 //! How ternd ends. The signal that it receives selects one of two ways:
 //!
 //! - SIGTERM (`systemctl stop`, a shutdown of the machine): the node leaves the cluster. Guests are
-//!   sent away and own processes are fetched home, within `stop_within`.
+//!   sent away and own processes are fetched home, within `stop_within`. If that is 0, no process
+//!   moves.
 //! - SIGINT (`systemctl restart`, by the unit's RestartKillSignal; Ctrl-C): only ternd ends.
 //!   Migrated processes continue without it, as after a `kill -9`.
 //!

@@ -1,9 +1,9 @@
 //! Evacuation of a node: guests are sent away, and own processes are fetched home.
 //!
 //! Only the home of a guest can move it, so this node asks the homes, repeatedly, until no guest is
-//! left. A home that does not answer does not block this for ever, since a guest without home ends
-//! after `give_up_after`. When the node leaves the cluster, guests that no other node took within
-//! the time are killed.
+//! left. A home that is down does not block this for ever, since its guests are ended soon after
+//! `give_up_after`. When the node leaves the cluster, guests that no other node took within the
+//! time are killed.
 
 use crate::balance::query;
 use crate::cluster::gossip;
@@ -24,7 +24,7 @@ use tern_control::{
 };
 use tern_ids::{HomePid, NodeId};
 
-/// Maximum number of processes of this node that move at the same time.
+/// Maximum number of processes that one request moves at the same time.
 const MAX_PARALLEL_MOVES: usize = 8;
 
 /// Interval between two checks of the remaining processes.
@@ -135,7 +135,8 @@ pub(crate) fn request_moves(node: &Arc<Node>, guests: &[&ProcessRow]) {
     }
 }
 
-/// A node asks this home to move processes off it. Processes that are not there are ignored.
+/// Moves processes of this home off the node `from`, which has asked for it. Processes that do not
+/// run there are ignored.
 pub(crate) fn move_away(node: &Arc<Node>, from: NodeId, pids: Vec<HomePid>) {
     move_in_background(node, pids, Some(from));
 }

@@ -19,7 +19,7 @@ pub(crate) fn boot_ms() -> u64 {
     now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
 }
 
-/// The time in the clock ticks in which `/proc` shows the start time of a process.
+/// Clock ticks since boot, the unit in which `/proc` shows the start time of a process.
 pub(crate) fn boot_ticks() -> u64 {
     boot_ms() / 10
 }

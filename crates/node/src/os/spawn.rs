@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// How long a program may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts a program that outlives ternd: in a session of its own, with a pipe as its standard
-/// output.
+/// Starts a program that outlives ternd: in a session of its own, with pipes as its standard input
+/// and output.
 #[allow(unsafe_code, reason = "between fork and exec only setsid is called")]
 pub(crate) fn spawn_detached(command: &mut Command, log: fs::File) -> io::Result<Child> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).current_dir("/");

@@ -13,13 +13,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of links that are kept.
 const MAX_IDLE_LINKS: usize = 64;
 
-/// Idle links to other daemons, kept for the next request: a new link for each request of every
-/// second would cost a handshake each time.
+/// Idle links to other daemons, kept for the next request. Some requests are made every second, and
+/// a new link would cost a handshake each time.
 #[derive(Debug, Default)]
 pub(crate) struct LinkPool(Mutex<HashMap<NodeId, (Link, Instant)>>);
 
 impl LinkPool {
-    /// Takes the idle link to a node, if there is one that the node has not closed yet.
+    /// Takes the idle link to a node, if there is one that was used recently enough.
     pub(super) fn take(&self, peer: NodeId) -> Option<Link> {
         lock(&self.0).remove(&peer).filter(|(_, since)| since.elapsed() < IDLE_TIMEOUT).map(|(link, _)| link)
     }

@@ -1,8 +1,8 @@
 //! The messages between daemons, and between a daemon and a machine that joins.
 //!
 //! ```text
-//!  Node:  asker ── Hello ──▶ ◀── Hello ──   then   ── PeerRequest ──▶ ◀── PeerReply ──
-//!  Join:        ◀── Challenge ──   ── JoinRequest ──▶   ◀── JoinReply ──
+//!  Node:  client ── Hello ──▶ ◀── Hello ──   then   ── PeerRequest ──▶ ◀── PeerReply ──
+//!  Join:  client ◀── Challenge ──   ── JoinRequest ──▶   ◀── JoinReply ──
 //! ```
 
 use crate::cluster::users::UserList;
@@ -67,14 +67,15 @@ pub(crate) enum PeerRequest {
     },
     /// A gossip message.
     Gossip(Vec<u8>),
-    /// May this process of the sender come? A node that accepts includes it in its load from then on.
+    /// May this process of the sender come? A node that accepts includes it in its load from then
+    /// on.
     OfferProcess(MoveOffer),
     /// The outcome of an accepted offer: the process has arrived, is not coming after all, or has
     /// ended or left.
     OfferOutcome {
         /// The pid of the process at its home, which is the sender.
         pid: HomePid,
-        /// Whether it arrived. It may have ended or left since.
+        /// Whether it has arrived. `false`: it does not come, or it has ended or left.
         arrived: bool,
     },
     /// Move these processes of the receiver off the sender. Acknowledged at once and done later.
@@ -176,7 +177,7 @@ pub(crate) struct JoinRequest {
 /// The reply to a [`JoinRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JoinReply {
-    /// Not admitted; the token stays valid.
+    /// Not admitted. The token stays valid, unless the new map could not be written.
     Refused(Refusal),
     /// The machine is a member now.
     Admitted {

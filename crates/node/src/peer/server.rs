@@ -19,8 +19,8 @@ use tern_wire::Link;
 /// Timeout of waiting for the next request, and of sending a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum number of keys that the shim of a guest accepts: that of home, and that of the source if
-/// the guest comes from another node.
+/// Maximum number of keys that the shim of a guest accepts. Two are used so far: that of home, and
+/// that of the source if the guest comes from another away node.
 const MAX_ACCEPTED_KEYS: usize = 4;
 
 /// Serves requests of one node until it closes the link.
@@ -34,8 +34,8 @@ pub(crate) fn serve(node: &Arc<Node>, link: &mut Link, peer: NodeId) -> Result<(
     check_protocol(theirs.protocol)?;
     let map = node.map();
     if theirs.map_version > map.version() {
-        // A peer that is not in the map is either new or was expelled; the members have the valid
-        // map.
+        // A peer that is not in the map is either new or was removed from it; the members have the
+        // valid map.
         let from = if map.contains(peer) { vec![peer] } else { node.other_nodes() };
         client::fetch_map(node, from);
     }

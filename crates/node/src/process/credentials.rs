@@ -30,7 +30,8 @@ pub(crate) fn peer_caller(socket: &UnixStream) -> io::Result<Caller> {
     Ok(Caller { pid: credentials.pid, uid: credentials.uid, gid: credentials.gid })
 }
 
-/// The pid and credentials of the peer at the time it connected (`SO_PEERCRED`, `SO_PEERGROUPS`). The pid is 0 if the peer is in a pid namespace that is not visible here.
+/// The pid and credentials of the peer at the time it connected (`SO_PEERCRED`, `SO_PEERGROUPS`).
+/// The pid is 0 if the peer is in a pid namespace that is not visible here.
 ///
 /// # Errors
 /// Those of getsockopt.
@@ -61,7 +62,8 @@ pub fn peer_credentials(socket: &UnixStream) -> io::Result<(i32, Credentials)> {
 /// The user and group that root of another node is mapped to.
 const NOBODY: u32 = 65_534;
 
-/// Maps root of another node to nobody (`mfs_squash_root`): its user, group and supplementary groups.
+/// Maps user and group 0 of another node to `NOBODY`, and drops supplementary group 0
+/// (`mfs_squash_root`).
 #[must_use]
 pub fn squash_root(mut credentials: Credentials) -> Credentials {
     credentials.groups.retain(|group| *group != 0);

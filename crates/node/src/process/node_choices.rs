@@ -1,8 +1,8 @@
 //! The nodes that processes have chosen for their files: `/mfs/selected` and `/mfs/magic`.
 //!
 //! A process uses its own choice, or the choice that its parent had at the time of the fork. To
-//! find that one, each choice is kept with the time at which it was made and compared with the
-//! start time of the child; the resolution is one clock tick, 10 ms. The inherited choice of a
+//! find the latter, each choice is kept with the time at which it was made, which is compared with
+//! the start time of the child; the resolution is one clock tick, 10 ms. The inherited choice of a
 //! process whose parent has ended is taken from the last scan of all processes, made once a second.
 //!
 //! A restarted ternd reads the choices from files: one per process that has chosen, and one with
@@ -19,8 +19,8 @@ use std::sync::Mutex;
 use std::{fs, io};
 use tern_ids::NodeId;
 
-/// Maximum number of choices that are kept of one process; its oldest children use the oldest of
-/// these.
+/// Maximum number of choices that are kept of one process. Children that are older than all of
+/// these have the choice that a scan has recorded for them.
 const MAX_CHOICES: usize = 32;
 
 /// Maximum number of processes with a choice, and of processes with an inherited one.
@@ -159,8 +159,8 @@ impl NodeChoices {
         Ok(())
     }
 
-    /// Records the inherited choice of each process, since its parents may end. `all` lists all
-    /// processes of the node.
+    /// Records the inherited choice of each process, since its parents may end. `all` lists the
+    /// processes of this node, without guests.
     pub(crate) fn record_inherited(&self, all: &[tern_load::ProcessSample]) {
         let mut state = lock(&self.state);
         if state.chosen.is_empty() && state.inherited.is_empty() {
@@ -285,7 +285,7 @@ mod tests {
         let parent = Sleeper::new();
         choices.choose(parent.pid(), Some(NodeId(5))).unwrap();
         let start = read_stat(parent.pid()).unwrap().start;
-        // The test process acts as a child of the sleeper that started later.
+        // The test process acts as a child of the sleeper, forked just after the choice.
         let (pid, kid) = (parent.pid(), std::process::id() as i32);
         let kid_start = read_stat(kid).unwrap().start;
         lock(&choices.state).chosen.get_mut(&pid).unwrap().made[0].0 = kid_start;

@@ -36,10 +36,10 @@ impl Caller {
         self.is_root() || self.uid == geteuid().as_raw()
     }
 
-    /// The user for whom this caller makes a request. Only root may do this. Root could do all of
-    /// it directly, so no user gains rights, whatever identity root names. If root's process
-    /// instead became the user to make the request, the user could signal and trace that process
-    /// for as long.
+    /// The caller that has the rights of this user, for a request on the user's behalf. Only root
+    /// may make such a request. Root has all rights anyway, so it gains none, whatever user it
+    /// names. (If root's process took the user's identity to make the request, the user could
+    /// signal and trace that process meanwhile.)
     ///
     /// The result has no pid, so requests about the calling process are refused.
     pub(crate) fn on_behalf_of(self, uid: u32, gid: u32) -> Result<Self, Refusal> {
@@ -64,11 +64,12 @@ const DENIED: u8 = 1;
 const GONE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// Whether a process is this daemon, a shim, or a file server of ours.
+/// Whether a process is this daemon, or runs the program of the shims, of the file server, of the
+/// administration tree or of the executor.
 pub(crate) fn is_part_of_tern(config: &Config, pid: i32) -> bool {
     let file = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     let program = file(Path::new(&format!("/proc/{pid}/exe")));
-    let ours = [&config.shim, &config.mfs, &config.admin];
+    let ours = [&config.shim, &config.mfs, &config.admin, &config.exec];
     pid.cast_unsigned() == std::process::id()
         || program.is_some() && ours.into_iter().any(|known| program == file(known))
 }
@@ -109,7 +110,8 @@ pub(crate) fn check_may_move(config: &Config, caller: Caller, pid: i32) -> Resul
     }
 }
 
-/// Runs in the child: takes the identity of the user for good and tries. Returns the exit code.
+/// Runs in the child: takes the identity of the user for good, and tries to open the `environ` of
+/// the process. Returns the exit code.
 pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
     if (geteuid().as_raw(), getegid().as_raw()) != (uid, gid)
         && let Err(error) = become_user(Uid::from_raw(uid), Gid::from_raw(gid))
@@ -138,8 +140,8 @@ pub fn check_access(pid: i32, uid: u32, gid: u32) -> u8 {
     Some(look()).filter(|found| *found != GONE).unwrap_or_else(look)
 }
 
-/// The identity of the calling thread is that of the process, which has one thread only. The
-/// supplementary groups do not matter to ptrace, so they are dropped.
+/// Takes the identity of a user in the calling thread, which must be the only one of the process.
+/// The supplementary groups do not matter to ptrace, so they are dropped.
 fn become_user(uid: Uid, gid: Gid) -> rustix::io::Result<()> {
     if geteuid().is_root() {
         set_thread_groups(&[])?;

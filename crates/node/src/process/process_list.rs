@@ -30,7 +30,7 @@ pub(crate) fn all(node: &Node) -> Vec<ProcessRow> {
     let living = node.registry.living();
     let own: Vec<_> = rows.iter().filter(|row| row.from.is_none()).map(|row| row.pid).collect();
     for row in rows.iter_mut().filter(|row| row.from.is_none()) {
-        // A deputy is the process itself, with its pid and its ancestors.
+        // A deputy keeps the pid and the ancestors of its process, so the registry finds it.
         row.started = living.iter().find(|one| one.pid == row.pid.0).map(|one| one.registration.started_as());
     }
     let mut at_home = Registry::rows(&living, &own, node.me());

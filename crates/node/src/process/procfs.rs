@@ -1,6 +1,7 @@
 //! Fields of `/proc` about a process of this node.
 
 use std::fs;
+use tern_control::procfs::read_text;
 
 /// Clock ticks per second in `/proc`; USER_HZ is 100 on all architectures that Tern supports.
 const TICKS_PER_S: f64 = 100.0;
@@ -17,7 +18,7 @@ pub(crate) struct ProcStat {
 
 /// Reads `/proc/PID/stat`; `None` if there is no such process.
 pub(crate) fn read_stat(pid: i32) -> Option<ProcStat> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    parse_stat(&read_text(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn parse_stat(stat: &str) -> Option<ProcStat> {
@@ -35,7 +36,7 @@ fn parse_stat(stat: &str) -> Option<ProcStat> {
 
 /// Real and effective user.
 pub(crate) fn uids(pid: i32) -> Option<(u32, u32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read_text(format!("/proc/{pid}/status")).ok()?;
     let mut numbers = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace();
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
@@ -47,7 +48,7 @@ pub(crate) fn command_line(pid: i32) -> String {
     if !line.trim().is_empty() {
         return line.trim().chars().take(4096).collect();
     }
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().into()
+    read_text(format!("/proc/{pid}/comm")).unwrap_or_default().trim().into()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! with.
 //!
 //! There is one small file per process, named by its pid. So a restarted ternd has the same
-//! registrations, and the cost of a start does not depend on their number.
+//! registrations, and the cost of adding one does not depend on their number.
 
 use crate::os::sync::lock;
 use crate::process::procfs::{self, read_stat};
@@ -15,7 +15,8 @@ use tern_control::{Advice, Lock, ProcessRow, StartedAs, Usage};
 use tern_ids::{HomePid, NodeId};
 use tern_load::{ProcessScanner, ScanScope};
 
-/// Number of registrations between two sweeps for processes that have ended.
+/// Registrations of ended processes are dropped when the number of registrations is a multiple of
+/// this.
 const SWEEP_INTERVAL: usize = 64;
 
 /// The registration of one process.
@@ -37,8 +38,8 @@ impl Registration {
     }
 }
 
-/// A process that was started with mosrun or nomig, a descendant of one, or one whose user is in
-/// `balance_users`.
+/// A process that was started with mosrun or nomig, a descendant of one, or one whose user or group
+/// is in `balance_users`.
 #[derive(Debug, Clone)]
 pub(crate) struct RegisteredProcess {
     pub(crate) pid: i32,
@@ -51,8 +52,8 @@ pub(crate) struct RegisteredProcess {
 pub(crate) struct Registry {
     directory: PathBuf,
     entries: Mutex<HashMap<i32, Registration>>,
-    /// The registration in effect for each process at the last scan, by pid and start time. Used
-    /// for processes whose parents have ended since.
+    /// The registration in effect for each process at the last scan, by pid and start time. `find`
+    /// uses it before it looks at ancestors, which may have ended since.
     inherited_registrations: Mutex<HashMap<(i32, u64), Registration>>,
 }
 
@@ -76,8 +77,8 @@ impl Registry {
         Ok(Self { directory, entries: Mutex::new(entries), inherited_registrations: Mutex::default() })
     }
 
-    /// Registers a process. Values that the request leaves open come from its nearest registered
-    /// ancestor.
+    /// Registers a process. Values that the request leaves open come from its earlier registration,
+    /// or from that of its nearest registered ancestor.
     pub(crate) fn register(
         &self,
         pid: i32,
@@ -146,13 +147,13 @@ impl Registry {
         };
         let climb = |one: &tern_load::ProcessSample| {
             let mut at = one;
-            // No tree is deeper. A parent that was read later than its child could make a cycle.
+            // Bounded, since a parent that was read later than its child could make a cycle.
             for _ in 0..1000 {
                 if let Some(registration) = registration_of(at) {
                     return Some(registration);
                 }
-                // A process group has the pid of its founder, which is not reused while the group
-                // exists.
+                // A process group has the pid of the process that created it. The pid is not reused
+                // while the group exists.
                 if let Some(registration) = found
                     .get(&at.group)
                     .filter(|_| at.group != at.pid)
@@ -171,15 +172,20 @@ impl Registry {
             .collect()
     }
 
-    /// The registration of the process, or of its nearest registered ancestor.
+    /// The registration of the process, or of its nearest registered ancestor. An ancestor that has
+    /// ended is found if it lived at the last scan of all processes.
     fn nearest_registration(&self, pid: i32) -> Option<Registration> {
         let entries = lock(&self.entries).clone();
+        let inherited_registrations = lock(&self.inherited_registrations).clone();
         let mut at = pid;
         // A process can change its parent during the walk, so the walk is bounded.
         for _ in 0..10_000 {
             let found = read_stat(at)?;
             if let Some(entry) = entries.get(&at).filter(|entry| entry.start == found.start) {
                 return Some(entry.clone());
+            }
+            if let Some(inherited) = inherited_registrations.get(&(at, found.start)) {
+                return Some(inherited.clone());
             }
             at = found.parent;
         }
@@ -288,6 +294,30 @@ mod tests {
         assert_eq!(row.command, "sleep 100");
         assert_eq!(row.started, Some(StartedAs { job: None, locked: true, never: true }));
         assert!(rows.iter().all(|row| row.pid != HomePid(own)), "a shim has reported it");
+    }
+
+    #[test]
+    fn orphan_keeps_the_registration_of_its_parent() {
+        use std::io::{BufRead, BufReader};
+        let dir = Scratch::new("orphan");
+        let registry = Registry::open(&dir.0).unwrap();
+        let mut parent = Command::new("sh");
+        let parent = parent.args(["-c", "sleep 100 & echo $!; wait"]).stdout(std::process::Stdio::piped());
+        let mut parent = parent.spawn().unwrap();
+        let mut child = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut child).unwrap();
+        let child: i32 = child.trim().parse().unwrap();
+        registry.register(parent.id() as i32, Lock::Unlocked, true, Advice::default()).unwrap();
+        registry.living();
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        let (never_moves, started_as) = (registry.never_moves(child), registry.started_as(child));
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(child).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        assert!(never_moves && started_as.is_some_and(|started| started.never));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Supervises the server of the administration tree, `tern-admin`, a process of its own that runs
 //! as long as this node is in the cluster.
 //!
-//! The server outlives a restart of ternd; without ternd the tree reports so at once. A server that
-//! was killed is started again, and one of another build is replaced. When the node stops, the
-//! server unmounts the tree and ends.
+//! The server outlives a restart of ternd; while ternd is down, requests to the tree fail at once.
+//! A server that was killed is started again, and one of another build is replaced. When the node
+//! stops, the server unmounts the tree and ends.
 
 use crate::config::Config;
 use crate::node::Node;
@@ -37,7 +37,7 @@ static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 pub(crate) fn supervise(node: &Arc<Node>) -> Result<()> {
     let config = &node.config;
     if config.admin_tree.is_none() {
-        // Ends a server from before a change of the configuration.
+        // Ends a server that was started with an earlier configuration.
         terminate(config);
         return Ok(());
     }
@@ -97,7 +97,8 @@ struct Running {
     at: PathBuf,
 }
 
-/// Finds the running server. The lock proves that there is one; the lock file has its pid and path.
+/// Finds the running server. The lock proves that there is one; the lock file contains its pid and
+/// mount point.
 fn find_running(config: &Config) -> Option<Running> {
     let file = File::open(config.admin_lock()).ok()?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
@@ -119,7 +120,7 @@ fn is_current(config: &Config, running: &Running) -> bool {
         && config.admin_tree.as_ref() == Some(&running.at)
 }
 
-/// Waits for the end of the process, at limit for `limit`; returns whether it has ended.
+/// Waits for the end of the process, at most for `limit`; returns whether it has ended.
 fn wait_exit(process: &OwnedFd, limit: Option<Duration>) -> bool {
     let time = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
     loop {

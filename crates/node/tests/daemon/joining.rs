@@ -32,15 +32,15 @@ fn node_that_was_down_gets_the_newest_map() {
     // It asks for the map when it starts.
     cluster.nodes[1].start();
     until("it has the map", || cluster.nodes[1].map() == map);
-    // It also gets the map when it is asked: an old map and no request at the start simulate a cut
-    // link.
+    // It also gets the map after another node has pinged it. The old map has a wrong address of
+    // node 1, so node 2 cannot fetch the new map when it starts, as if the link were cut.
     cluster.nodes[1].kill();
     let old = "# version 1\n1 127.0.0.1:1 1\n2 127.0.0.1:2 1\n";
     let old = old.replace(":2 ", &format!(":{} ", cluster.nodes[1].port));
     std::fs::write(cluster.nodes[1].dir.join("mosix.map"), old).unwrap();
     cluster.nodes[1].start();
-    // Node 1 has another address in that map, so node 2 gets the new map only because node 1 asks
-    // it; it knows node 1 by number.
+    // Node 1 pings node 2 and then sends its map. Node 2 accepts it, since the old map contains
+    // node 1's number.
     until("it has the map", || {
         cluster.nodes[0].status();
         cluster.nodes[1].map() == map

@@ -146,7 +146,7 @@ fn start_on_another_node_is_prepared() {
         let candidates = candidates.iter().copied().map(NodeId).collect();
         cluster.nodes[0].ask(&Request::AtExec { candidates, lock: Lock::Unlocked, advice: Advice::default() })
     };
-    // Its children, the ternds, are listed as well.
+    // The rows of this test program only: its children, the ternds, are listed as well.
     let own = || -> Vec<ProcessRow> {
         let own = HomePid(std::process::id() as i32);
         rows(&cluster, 0).into_iter().filter(|row| row.pid == own).collect()

@@ -72,7 +72,7 @@ fn request_for_another_user_has_that_users_rights() {
     let stay = || Request::Switch { switch: Switch::Stay, on: true };
     assert_eq!(refused(54_321, stay()), RefusalKind::NotAllowed);
     assert_eq!(refused(54_321, Request::SetLock { pid: own(), lock: Lock::Locked }), RefusalKind::NotAllowed);
-    // Speaking for a user who in turn speaks for root does not give that user root's rights.
+    // A request for a user that contains a request for root does not give that user root's rights.
     let twice = Request::For { uid: 0, gid: 0, request: Box::new(stay()) };
     assert_eq!(refused(54_321, twice), RefusalKind::NotAllowed);
     assert_eq!(node.ask(&Request::Settings), Reply::Settings(NodeSettings::default()));
@@ -154,7 +154,7 @@ fn node_that_left_is_not_put_back_into_the_map() {
     let cluster = Cluster::of(2);
     assert_eq!(cluster.nodes[1].ask(&Request::MapOff), Reply::Done);
     assert_eq!(cluster.nodes[1].map(), "");
-    // The other node has an older map for it, and must not put it back.
+    // Node 1 still has the map, and sends it to node 2, which must not accept it.
     cluster.nodes[0].status();
     let status = cluster.nodes[1].status();
     assert_eq!((status.nodes.len(), &*cluster.nodes[1].map()), (1, ""));

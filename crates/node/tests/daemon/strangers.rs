@@ -50,7 +50,8 @@ fn silent_connections_are_closed_after_the_deadline() {
     let cluster = Cluster::of(2);
     let address = ("127.0.0.1", cluster.nodes[0].port);
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
-    // They take up the limit of one address, and no more; after the deadline they are closed.
+    // The daemon keeps as many of them as the limit of one address permits, and closes these after
+    // the deadline.
     until("the daemon has thrown them out", || cluster.nodes[1].status().nodes.iter().all(|row| row.up));
     drop(silent);
     assert_alive(&cluster);

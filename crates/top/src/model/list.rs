@@ -71,14 +71,15 @@ impl ProcessList {
         Self { node, order, ..Self::default() }
     }
 
-    /// Replaces the processes by the reply that arrived at `now`, and computes their CPU use.
+    /// Replaces the processes by those of a reply that arrived at `now`, and computes their CPU
+    /// use.
     pub fn update(&mut self, rows: Vec<ProcessRow>, now: Duration) {
         let passed = self.received_at.map(|before| now.saturating_sub(before).as_secs_f64());
         let entries = rows.into_iter().map(|row| {
             let key = ProcessKey { from: row.from, pid: row.pid };
             let before = self.entries.iter().find(|entry| entry.key() == key);
             let cpu = match (before, passed) {
-                // Less CPU time than before: the pid belongs to another process now.
+                // If the CPU time has decreased, the pid belongs to another process now.
                 (Some(before), Some(passed)) if passed > 0.0 && row.cpu_seconds >= before.row.cpu_seconds => {
                     Some((row.cpu_seconds - before.row.cpu_seconds) / passed * 100.0)
                 }

@@ -32,7 +32,7 @@ pub enum PromptKind {
     },
 }
 
-/// The maximum length of an answer, in bytes: a host name.
+/// The maximum length of an answer, in bytes: that of a host name.
 pub const MAX_ANSWER_LEN: usize = 255;
 
 impl Prompt {

@@ -12,7 +12,7 @@ pub(super) fn apply(model: &mut Model, query: Query, reply: Result<Reply, TopErr
         Query::Cluster => cluster(model, reply),
         Query::Placed => {
             model.placed.clear();
-            // A ternd that does not support the query has no placed commands.
+            // If ternd does not support the query, no placed commands are shown.
             if let Ok(Reply::Placed(rows)) = reply {
                 let is_counted = |row: &&PlacedRow| row.r#where.is_some() || row.is_queued;
                 for row in rows.iter().filter(|row| row.from.is_none()).filter(is_counted) {
@@ -23,7 +23,7 @@ pub(super) fn apply(model: &mut Model, query: Query, reply: Result<Reply, TopErr
         Query::Processes(node) => {
             let now = model.now;
             let Some(list) = model.list.as_mut().filter(|list| list.node == node) else {
-                // The list has been left meanwhile.
+                // The user has left this list meanwhile.
                 return;
             };
             list.pending_since = None;

@@ -83,8 +83,8 @@ impl Bar<'_> {
             let below = u32::from(height) * 8;
             let sign = match used.saturating_sub(below) {
                 8.. => appearance.choose("█", "#"),
-                // Half a cell is drawn as a full one where partial characters do not exist, or
-                // where `+` for free memory continues above it.
+                // A cell that is at least half filled is drawn full where there are no partial
+                // characters, or where `+` for free memory continues above it.
                 part if free || !appearance.unicode => match (part >= 4, total.saturating_sub(below) >= 4) {
                     (true, _) => appearance.choose("█", "#"),
                     (false, true) if free => "+",
@@ -174,8 +174,8 @@ fn draw_number(canvas: &mut Canvas<'_>, layout: &ScreenLayout, node: &NodeLoad, 
     }
 }
 
-/// Draws the marks below the numbers: a node's state and flags, and with the speed its number of
-/// CPUs.
+/// Draws the marks below the numbers: a node's state and flags, and if speeds are shown, its number
+/// of CPUs.
 pub(super) fn marks(canvas: &mut Canvas<'_>, layout: &ScreenLayout, line: u16) {
     if layout.marks == 0 || canvas.model.nodes().is_empty() {
         return;

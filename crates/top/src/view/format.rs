@@ -31,7 +31,7 @@ fn scaled(count: u64) -> (String, &'static str) {
     const UNITS: [(u64, &str); 4] =
         [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     for (size, name) in UNITS {
-        // From 999,950 on, one decimal would show 1000.0 of the smaller unit.
+        // From 999.95 of the smaller unit on, one decimal would show 1000.0.
         if count >= size - size / 20_000 {
             return (format!("{:.1}", count as f64 / size as f64), name);
         }

@@ -54,10 +54,10 @@ fn lines(columns: u16) -> Vec<(&'static str, String)> {
     lines.collect()
 }
 
-/// Stands in the place of a key for a heading.
+/// The key of a line that is a heading.
 const HEADING: &str = "heading";
 
-/// The highest line to which the help can be scrolled.
+/// The number of lines by which the help can be scrolled: then its last line is on the screen.
 #[must_use]
 pub fn max_scroll((columns, height): (u16, u16)) -> usize {
     lines(columns).len().saturating_sub(usize::from(height).saturating_sub(1))

@@ -81,7 +81,7 @@ pub(super) fn title(canvas: &mut Canvas<'_>, layout: &ScreenLayout, line: u16) {
     }
 }
 
-/// The notice that the picture is old, if it is.
+/// The notice that the picture is stale, if it is.
 pub(super) fn stale_notice(canvas: &Canvas<'_>) -> Option<String> {
     let cluster = &canvas.model.cluster;
     cluster.report.as_ref()?;
@@ -254,7 +254,7 @@ fn migration_line(canvas: &Canvas<'_>, migration: &RecentMigration, since: u64) 
     if whole.chars().count() > usize::from(canvas.columns()) { format!("{moved}, {ago} ago") } else { whole }
 }
 
-/// Draws the keys, as many as fit whole; or the prompt.
+/// Draws the prompt, if there is one; otherwise as many keys as fit.
 pub(super) fn keys(canvas: &mut Canvas<'_>, line: u16, keys: &[(&str, &str)]) {
     if let Some(prompt) = &canvas.model.prompt {
         let label = canvas.model.appearance.sanitize(&prompt.text());
@@ -268,8 +268,8 @@ pub(super) fn keys(canvas: &mut Canvas<'_>, line: u16, keys: &[(&str, &str)]) {
     }
     let mut column = 0;
     for (key, meaning) in keys {
-        let leaves = *key == "q" && canvas.model.list_only;
-        let meaning = if leaves { "quit" } else { meaning };
+        let quits = *key == "q" && canvas.model.list_only;
+        let meaning = if quits { "quit" } else { meaning };
         if column + key.len() + 1 + meaning.len() > usize::from(canvas.columns()) {
             return;
         }

@@ -33,7 +33,8 @@ fn at(size: (u16, u16), report: ClusterReport) -> Model {
     model
 }
 
-/// The cluster of the tutorial article, 15 s after thirteen encoders were started on node 1.
+/// The cluster of the MOSIX tutorial (docs/benchmarks.md), 15 s after thirteen encoders were
+/// started on node 1.
 fn tutorial() -> ClusterReport {
     let mut nodes = vec![node(1, 700.0), node(2, 600.0)];
     (nodes[0].speed, nodes[1].speed) = (9_000, 6_500);

@@ -98,7 +98,7 @@ pub(crate) fn processes(model: &mut Model, of: Option<NodeId>, rows: Vec<Process
     let later = later.collect();
     answer(rows);
     model.now += Duration::from_secs(1);
-    // The picture must show a single moment.
+    // The cluster's report must be as new as the list, so that no age is drawn.
     model.cluster.received_at = model.now;
     update(model, UiEvent::Reply(Query::Processes(of), Ok(Reply::Processes(later))));
 }

@@ -17,9 +17,11 @@ const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
 const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
-/// Regions returned by one call. A gigabyte of which every tenth page is dirty has 26,000.
+/// Maximum number of regions that one call returns. A gigabyte of which every tenth page is dirty
+/// has 26,000.
 const MAX_REGIONS: usize = 8192;
-/// Pages scanned as one part, so that one call can return them all as separate regions.
+/// Maximum number of pages in one part of a scan, so that one call can return them all as separate
+/// regions.
 const PART_PAGES: u64 = MAX_REGIONS as u64;
 
 #[repr(C)]
@@ -142,7 +144,8 @@ impl Pagemap {
         Ok((runs, done.map_err(|e| Error::from_io("scan pages", self.pid, e))?))
     }
 
-    /// The parts of a range that have page tables. All else was never touched.
+    /// The parts of a range that may have content, in units of one page table (2 MiB): those with a
+    /// present or swapped page. The whole range if the kernel does not support PAGEMAP_SCAN.
     ///
     /// # Errors
     /// If the process is gone.

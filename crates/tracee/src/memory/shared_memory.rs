@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct SharedMapping {
     base: *mut u8,
     len: usize,
-    /// Unmapped with the last part.
+    /// Shared by all parts, and unmapped with the last of them.
     mapping: Arc<Mapping>,
 }
 
@@ -53,7 +53,8 @@ impl SharedMapping {
     /// A part of the mapping, which keeps the whole mapped.
     ///
     /// # Panics
-    /// If it is not within the mapping. The arguments are never received from another process.
+    /// If it is not within the mapping, or not aligned to 8 bytes. The arguments are never received
+    /// from another process.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         assert!(offset.is_multiple_of(8) && offset.checked_add(len).is_some_and(|end| end <= self.len));
@@ -112,7 +113,8 @@ pub fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Sleeps until the word differs from `value` or the time is over, and returns the word.
+/// Sleeps until the word differs from `value` or the time is over, and returns the word. A signal
+/// may end the sleep earlier.
 pub fn wait_while(word: &AtomicU32, value: u32, most: Option<Duration>) -> u32 {
     let now = word.load(Ordering::Acquire);
     if now != value {

@@ -110,8 +110,8 @@ pub fn smaps(pid: i32) -> Result<Vec<Mapping>> {
     parse(&text, true).ok_or(Error::Unreadable { what: "smaps", pid })
 }
 
-/// Parses maps, or with flags smaps. The text of smaps is long: the lines between a mapping's first
-/// line and its flags are skipped as a whole.
+/// Parses maps, or smaps if `has_flags` is set. The text of smaps is long: the lines between a
+/// mapping's first line and its flags are skipped as a whole.
 fn parse(text: &[u8], has_flags: bool) -> Option<Vec<Mapping>> {
     const FLAGS: &[u8] = b"\nVmFlags:";
     let mut all: Vec<Mapping> = Vec::new();
@@ -211,13 +211,14 @@ fn query(pid: i32, address: u64) -> std::io::Result<Mapping> {
         vma_name_addr: name.as_mut_ptr() as u64,
         ..ProcmapQuery::default()
     };
-    // SAFETY: `query` is the structure that this request reads and writes. It names `name` with its
-    // size, which the kernel fills.
+    // SAFETY: `query` is the structure that this request reads and writes. It has the address and
+    // the size of `name`, which the kernel fills.
     if unsafe { libc::ioctl(file.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     let prot = |flag: u64, prot: i32| if query.vma_flags & flag != 0 { prot as u32 } else { 0 };
-    // With the zero at its end. As in maps, a newline is escaped.
+    // The size that the kernel returns includes a zero byte at the end. As in maps, a newline is
+    // escaped.
     let name = name.get(..(query.vma_name_size as usize).saturating_sub(1)).unwrap_or_default();
     let escaped = |byte: &u8| if *byte == b'\n' { b"\\012".to_vec() } else { vec![*byte] };
     Ok(Mapping {

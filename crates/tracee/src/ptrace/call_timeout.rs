@@ -38,7 +38,7 @@ pub fn kill_after(pauses: u32, pause: Duration) -> std::io::Result<()> {
     std::thread::Builder::new().name("call timeout".into()).spawn(watch).map(drop)
 }
 
-/// Marks a wait for a process's call, as long as it exists.
+/// While it exists, the tracer waits for an injected call of a process.
 #[derive(Debug)]
 pub(crate) struct WaitGuard(u64);
 

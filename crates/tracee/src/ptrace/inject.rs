@@ -2,10 +2,10 @@
 //!
 //! The process runs over an existing `syscall` instruction (in its vDSO, or put there by Tern),
 //! from the syscall-entry stop to the syscall-exit stop. All its signals are blocked meanwhile, so
-//! that none is delivered with foreign registers; SIGSTOP cannot be blocked, and is sent again
-//! afterwards. Single-stepping is not used: each step is a SIGTRAP, which may coincide with one of
-//! the program's own, and afterwards the kernel delivers a pending fault of the program even though
-//! it is blocked.
+//! that none is delivered while the injected registers are set. SIGSTOP cannot be blocked, and is
+//! sent again afterwards. Single-stepping is not used: each step raises a SIGTRAP, which may
+//! coincide with one of the program's own, and after the step the kernel delivers a pending fault
+//! of the program even if its signal is blocked.
 
 use crate::call_timeout::WaitGuard;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::stop::{self, Stop, Stopped, WaitEvent};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site(pub u64);
 
-/// Maximum number of stops in one injected call: two, and a few more for other events.
+/// Maximum number of stops in one injected call. It takes two, and a few more for other events.
 pub const MAX_STOPS: u32 = 100;
 
 /// The machine code of `syscall`.
@@ -145,8 +145,8 @@ impl Injection {
         Ok(ret.cast_unsigned())
     }
 
-    /// Starts a call, without waiting for its end. For calls that are trapped, which the caller
-    /// answers before [`end_call`](Self::end_call).
+    /// Starts a call, without waiting for its end. If the filter traps the call, the caller answers
+    /// the trap before [`end_call`](Self::end_call).
     ///
     /// # Errors
     /// If the process is gone.
@@ -311,7 +311,8 @@ impl Injection {
             }
         }
         if self.in_group_stop && stop == Stop::Interrupt {
-            // SIGCONT arrived meanwhile. Stop again, so that it is reported.
+            // SIGCONT has ended the group stop meanwhile. A further stop reports that to the
+            // tracer.
             stop::interrupt(self.pid)?;
         }
         stopped.set_sigmask(mask)?;
@@ -319,7 +320,7 @@ impl Injection {
             // SAFETY: plain kill(2).
             unsafe { libc::kill(self.pid, libc::SIGSTOP) };
         }
-        // For the caller the process has not run.
+        // To the caller it looks as if the process had not run.
         Ok(Stopped::again(self.pid, stop))
     }
 

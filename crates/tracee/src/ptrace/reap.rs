@@ -13,7 +13,7 @@ use std::time::Duration;
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs `work`, which attaches to threads of a process while some of its threads are already
-/// attached. Those that exit meanwhile because of an execve are reaped, and their exit is not
+/// attached. Threads other than the first that exit meanwhile are reaped, and their exit is not
 /// reported.
 ///
 /// # Errors

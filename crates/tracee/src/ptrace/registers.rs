@@ -128,9 +128,10 @@ pub fn xstate_len() -> crate::Result<u32> {
     Ok(leaf.ebx)
 }
 
-/// The processor's features as reported by the CPUID instruction, which the kernel cannot filter
-/// unless the processor supports faulting it; `/proc/cpuinfo` omits features disabled in
-/// the kernel. Includes the offsets of the XSAVE components, which differ between vendors.
+/// The processor's features as the CPUID instruction reports them to programs. `/proc/cpuinfo`
+/// omits features that are disabled in the kernel, but the kernel cannot hide them from CPUID
+/// unless the processor supports CPUID faulting. Includes the offsets of the XSAVE components,
+/// which differ between vendors.
 #[must_use]
 pub fn cpuid_features() -> Vec<u32> {
     use std::arch::x86_64::__cpuid_count as cpuid;

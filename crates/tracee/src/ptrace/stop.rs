@@ -98,9 +98,9 @@ pub fn seize(pid: i32, options: u32) -> Result<()> {
     request("seize", libc::PTRACE_SEIZE, pid, 0, options as usize).map(drop)
 }
 
-/// Asks a running tracee to stop, which [`wait`] reports. Requests before the stop count once. The
-/// kernel clears the request at any stop, so a caller that waits for this one must repeat the
-/// request after every other stop.
+/// Asks a running tracee to stop, which [`wait`] reports. Several requests before the stop count as
+/// one. The kernel clears the request at any stop, so a caller that waits for this stop must repeat
+/// the request after every other one.
 ///
 /// # Errors
 /// If it is gone.
@@ -303,8 +303,8 @@ impl Stopped {
     /// # Errors
     /// If it is gone.
     pub fn xstate(&self) -> Result<Xstate> {
-        // The length of the last read plus some, so that a truncated read is noticed.
         const MAX_XSTATE: usize = 64 << 10;
+        // The length of the last read plus some, so that a truncated read is noticed.
         static LENGTH_HINT: AtomicUsize = AtomicUsize::new(MAX_XSTATE);
         let mut bytes = vec![0u8; LENGTH_HINT.load(Ordering::Relaxed)];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -452,7 +452,7 @@ impl Stopped {
         request("detach", libc::PTRACE_DETACH, self.pid, 0, signal as usize).map(drop)
     }
 
-    /// Recreates a stop, for code that resumed the process and got it to stop again.
+    /// Creates a `Stopped` for a process that the caller knows to be stopped for this reason.
     pub(crate) fn again(pid: i32, stop: Stop) -> Self {
         Self { pid, stop }
     }

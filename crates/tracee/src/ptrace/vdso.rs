@@ -9,8 +9,8 @@ use std::ops::Range;
 /// Maximum number of single steps. The vDSO's functions are shorter, unless they retry.
 const MAX_STEPS: u32 = 20_000;
 
-/// Whether a thread with these registers is inside the vDSO. In a system call made from there it
-/// does not use the clock pages any more.
+/// Whether a thread with these registers is inside the vDSO. A thread in a system call that was
+/// made from there does not count, since it no longer uses the clock pages.
 #[must_use]
 pub fn is_inside(vdso: &Range<u64>, registers: &Registers) -> bool {
     vdso.contains(&registers.rip) && registers.call().is_none()

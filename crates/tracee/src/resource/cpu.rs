@@ -29,7 +29,7 @@ pub fn cpu_counters(pid: i32) -> Result<CpuCounters> {
 /// # Errors
 /// If it is gone.
 pub fn cpu_total_ns(pid: i32) -> Result<u64> {
-    /// The kernel counts user and system time.
+    /// The clock type for user and system time.
     const CPUCLOCK_SCHED: i32 = 2;
     read_clock_ns(pid, (!pid << 3) | CPUCLOCK_SCHED)
 }
@@ -41,7 +41,8 @@ pub fn cpu_total_ns(pid: i32) -> Result<u64> {
 pub fn thread_cpu_counters(process: i32, thread: i32) -> Result<CpuCounters> {
     let stat = procfs::thread_stat(process, thread)?;
     let (user, system) = (stat.field(14), stat.field(15));
-    // A kernel without schedstat has only the samples.
+    // While the kernel's scheduling statistics are off, schedstat shows zeroes, and only the
+    // samples are left.
     let total = match schedstat(thread)?.0 {
         0 => (user + system).saturating_mul(10_000_000),
         total => total,
@@ -58,9 +59,13 @@ pub fn run_queue_wait(thread: i32) -> Result<u64> {
     Ok(schedstat(thread)?.1)
 }
 
-/// CPU time and run-queue wait time of a thread (the kernel's sched-stats.rst).
+/// CPU time and run-queue wait time of a thread (the kernel's sched-stats.rst); 0 if the kernel
+/// does not count them, and then has no such file.
 fn schedstat(thread: i32) -> Result<(u64, u64)> {
-    let text = procfs::read(thread, "schedstat")?;
+    let text = match procfs::read(thread, "schedstat") {
+        Err(Error::Gone { .. }) if procfs::is_alive(thread) => return Ok((0, 0)),
+        text => text?,
+    };
     let text = String::from_utf8_lossy(&text);
     let mut words = text.split_ascii_whitespace().map(|word| word.parse().unwrap_or(0));
     Ok((words.next().unwrap_or(0), words.next().unwrap_or(0)))
@@ -81,7 +86,7 @@ pub fn is_cpu_clock(clock: i32) -> bool {
 /// # Errors
 /// If it is gone.
 pub fn user_cpu_ns(pid: i32) -> Result<u64> {
-    /// The kernel counts user time.
+    /// The clock type for user time.
     const CPUCLOCK_VIRT: i32 = 1;
     read_clock_ns(pid, (!pid << 3) | CPUCLOCK_VIRT)
 }

@@ -77,7 +77,7 @@ impl Alarm {
     /// # Errors
     /// If the process is gone, or this process has too many timers.
     pub fn new(pid: i32) -> Result<Self> {
-        // The kernel's name for user and system time.
+        // The clock type for user and system time.
         const CPUCLOCK_SCHED: i32 = 2;
         // SAFETY: all-zero is a valid sigevent.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };

@@ -33,11 +33,11 @@ enum Verb {
     Noblock,
     /// Stop reporting this node's load to other nodes
     Quiet,
-    /// Report it again
+    /// Report this node's load to other nodes again
     Noquiet,
     /// Deny other nodes access to this node's files through /mfs, also to open files, until mfs
     Nomfs,
-    /// Allow access again
+    /// Allow other nodes access to this node's files again
     Mfs,
     /// Send all guests away and accept no new ones; return when they are gone
     Expel(WaitLimit),
@@ -52,7 +52,7 @@ enum Verb {
     /// Also write changes of the map, and nodes that come or die, to the kernel's log and its
     /// console
     Logmap,
-    /// Write them to ternd's log only
+    /// Undo logmap: write these changes to ternd's log only
     Nologmap,
     /// Show the switches and manual settings of this node, or the last report of another node
     #[command(visible_aliases = ["localstatus", "rstatus"])]
@@ -70,14 +70,14 @@ enum Verb {
     },
     /// Set how fast usage profiles decay: after each interval, SLOW or FAST of 1000 parts remain
     Setdecay {
-        /// Seconds
+        /// The interval in seconds
         interval: u32,
-        /// 1 to 1000
+        /// Thousandths of a slowly decaying profile that remain, 1 to 1000
         slow: u16,
-        /// 1 to 1000
+        /// Thousandths of a fast decaying profile that remain, 1 to 1000
         fast: u16,
     },
-    /// Show the decay
+    /// Show the interval, SLOW and FAST of setdecay
     Getdecay,
     /// Show the cost of communicating with other nodes, as measured by tune and as used now
     Gettune {

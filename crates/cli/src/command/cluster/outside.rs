@@ -34,7 +34,7 @@ enum Action {
     },
     /// Revoke a key and end the jobs that run with it
     Revoke {
-        /// The client
+        /// The client's name
         #[arg(value_name = "NAME")]
         name: String,
     },
@@ -48,13 +48,13 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Add {
-    /// The client: letters, digits, - and _
+    /// The client's name: letters, digits, - and _
     #[arg(value_name = "NAME")]
     name: String,
-    /// The user of this node under which its jobs run
+    /// The user of this node under which the client's jobs run
     #[arg(long, value_name = "USER")]
     user: String,
-    /// The maximum number of jobs at a time
+    /// The maximum number of jobs of the client at a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     jobs: Option<u32>,
     /// The number of days for which the key is valid
@@ -205,7 +205,7 @@ fn revoke(config: &Config, name: &str) -> Result<(), Failure> {
     match call(&client::run_dir(), &GatekeeperRequest::CheckKeys) {
         Ok(GatekeeperReply::Ended(0)) => Ok(()),
         Ok(GatekeeperReply::Ended(count)) => output::print(&format!("{count} jobs were ended\n")),
-        // No gatekeeper runs, so no job does either.
+        // No gatekeeper runs, so no job of a client runs either.
         Err(error) if gatekeeper_is_absent(&error) => Ok(()),
         other => {
             let text = format!(

@@ -82,7 +82,7 @@ fn send(request: &Request) -> Result<(), Failure> {
     }
 }
 
-/// Parses the arguments; `-off` is matched first, because it would otherwise be read as `-o -f -f`.
+/// Parses the arguments. clap cannot, because it would read `-off` as `-o -f f`.
 fn parse(args: &[OsString]) -> Result<CommandLine, String> {
     let (mut load, mut check_only, mut show, mut off) = (false, false, false, false);
     let (mut file, mut node) = (None, None);

@@ -1,8 +1,9 @@
 //! `tune`: measures the cost of communicating with other nodes and of moving a process there.
 //!
-//! ternd measures the link. The cost of calls and migrations is measured with a process that exists
-//! only for that: a child running this program in another role, which is moved there and back,
-//! small and large, and makes calls there.
+//! ternd measures the link. To measure the cost of calls and migrations, tune starts a child
+//! process (this program under the name `PROBE_NAME`) and moves it to the other node and back,
+//! first with little memory and then with more. On the other node, the child makes calls that go
+//! home.
 
 use crate::tool::Invocation;
 use crate::{Failure, client, help, node_name, output, progress};
@@ -21,8 +22,8 @@ use tern_ids::{HomePid, NodeId};
 /// The name (argv\[0\]) under which this program runs as the process that is moved.
 pub(crate) const PROBE_NAME: &str = "tern-tune-probe";
 
-/// MiB by which the process grows for the large migration: so many that sending them takes longer
-/// than the fixed cost varies.
+/// MiB by which the process grows before the large migration: enough that sending them takes longer
+/// than the variation of the fixed cost.
 const GROWTH_MIB: usize = 32;
 
 /// Bytes of a page.
@@ -145,8 +146,8 @@ fn measure_process(costs: &mut Costs) -> Result<(), Failure> {
     }
 }
 
-/// The cost of a migration as a linear function of its size. `None` if the larger migration was not
-/// slower, because then something else dominated.
+/// The cost of a migration as a linear function of the bytes sent. `None` if the large migration
+/// did not send at least 1 MiB more, or was not slower: then something else dominated.
 fn migration_costs(small: &MigrationReport, large: &MigrationReport) -> Option<MigrationCosts> {
     let mebibytes = |report: &MigrationReport| report.bytes as f64 / f64::from(1 << 20);
     let (more, longer) = (mebibytes(large) - mebibytes(small), (large.total_ms - small.total_ms) * 1e3);
@@ -176,7 +177,7 @@ impl Probe {
         let no_pipes = || Failure::new(RefusalKind::Internal, "a child process has no pipes");
         let (stdin, stdout) = stdin.zip(stdout).ok_or_else(no_pipes)?;
         let mut probe = Self { child, stdin, stdout: BufReader::new(stdout) };
-        // The reply proves that it has executed its program.
+        // The reply proves that the child has executed this program.
         probe.command("nothing")?;
         Ok(probe)
     }
@@ -235,7 +236,7 @@ pub(crate) fn run_probe() -> u8 {
     0
 }
 
-/// The content of this many pages, no two of which are equal or zero.
+/// The content of `count` pages. All are different, and none is all zeros.
 fn distinct_pages(count: usize) -> impl Iterator<Item = u8> {
     (1..=count).flat_map(|page| std::iter::repeat_n(page.to_le_bytes(), PAGE / size_of::<usize>()).flatten())
 }

@@ -14,8 +14,8 @@ const NOT_MOUNTED: u8 = 32;
 /// The FUSE server's program, in the directory of this one.
 const SERVER: &str = "tern-mfs";
 
-/// Options without effect here. They are for mount, fstab or systemd, request what is the case
-/// anyway, or (`dev`, `suid`) cannot be granted.
+/// Options that have no effect on the server: mount(8), fstab or systemd evaluate them, the server
+/// does what they request anyway, or (`dev`, `suid`) the server cannot grant them.
 const IGNORED_OPTIONS: [&str; 17] = [
     "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "owner", "_netdev", "nofail", "nosuid",
     "nodev", "exec", "relatime", "async", "dev", "suid",
@@ -111,8 +111,8 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
         program.args(["--timeout", &timeout.to_string()]);
     }
     // The server outlives this process and the terminal. It writes one line to a pipe when it is
-    // ready. It does not inherit this tool's standard output: a caller that reads that to the end
-    // would wait for the server.
+    // ready or has failed. It does not inherit this tool's standard output, because a caller that
+    // reads this output to its end would wait for the server.
     program
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -198,7 +198,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     task.private_tmp = options.repeatable;
     let record = CommandRecord::requested(&task.summary(MAX_RECORDED_CHARS));
     let result = run_placed(&options, task, record.as_ref());
-    // If the command has run, its end has been recorded already.
+    // If there is a status, `run_placed` has recorded the end already.
     if let (Some(record), Err(failure)) = (record, &result) {
         record.failed(failure.code);
     }
@@ -209,7 +209,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
 }
 
 /// Has the command placed and waits for its end. Returns its status, or `None` if this process must
-/// become it.
+/// become the command.
 fn run_placed(
     options: &Options<'_>,
     task: Task,
@@ -217,14 +217,14 @@ fn run_placed(
 ) -> Result<Option<i32>, Failure> {
     let class = profile_class(options.program, &options.arguments);
     let ignored = task.signals.0;
-    let order = JobRequest { task, nodes: options.nodes.clone(), repeatable: options.repeatable, class };
-    let mut home = connect()?;
-    match placement::request(&mut home, &order, record)? {
+    let job = JobRequest { task, nodes: options.nodes.clone(), repeatable: options.repeatable, class };
+    let mut executor = connect()?;
+    match placement::request(&mut executor, &job, record)? {
         ExecReply::RunLocally => {
             if options.verbose {
                 report("here");
             }
-            drop(home);
+            drop(executor);
             let Some(record) = record else { return Ok(None) };
             let (status, cpu) = child::run(options.program, &options.arguments, ignored)?;
             record.ended(status, Some(cpu));
@@ -234,7 +234,7 @@ fn run_placed(
             if options.verbose {
                 report(&format!("on node {node}"));
             }
-            match streams::serve(home, &order.task, options.group)? {
+            match streams::serve(executor, &job.task, options.group)? {
                 ExecReply::Exited(ended) => {
                     if let Some(record) = record {
                         record.ended(ended.status, Some(ended.cpu_us));
@@ -316,8 +316,8 @@ fn connection_failure(error: &io::Error) -> Failure {
 /// Connects to the service that places commands; ternd starts it if it does not run.
 fn connect() -> Result<UnixStream, Failure> {
     let socket = client::run_dir().join(tern_mexec::SOCKET);
-    if let Ok(home) = UnixStream::connect(&socket) {
-        return Ok(home);
+    if let Ok(executor) = UnixStream::connect(&socket) {
+        return Ok(executor);
     }
     match client::request(&Request::StartMexec)? {
         Reply::Done => UnixStream::connect(&socket).map_err(|e| connection_failure(&e)),
@@ -325,7 +325,7 @@ fn connect() -> Result<UnixStream, Failure> {
     }
 }
 
-/// The bytes of an argument or variable, for the request.
+/// The bytes of a program name or an argument, for the request.
 fn bytes(word: &OsStr) -> Vec<u8> {
     std::os::unix::ffi::OsStrExt::as_bytes(word).to_vec()
 }

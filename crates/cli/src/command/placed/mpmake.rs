@@ -44,7 +44,7 @@ const SHELL: &str = "mpsh";
 /// SHELL.
 const EXPORT_MAKEFILES: &str = "--eval=export TERN_MAKEFILES = $(MAKEFILE_LIST)";
 
-/// The variable in which make exports them.
+/// The variable in which make exports the names of its makefiles.
 pub(super) const MAKEFILES: &str = "TERN_MAKEFILES";
 
 /// How often the status line is updated.
@@ -89,8 +89,8 @@ pub(crate) fn describe_shell() -> Command {
 /// `mpmake …`.
 ///
 /// # Errors
-/// If make does not exist; if -j is not given and ternd does not answer;
-/// otherwise make's status.
+/// If make does not exist, or -j is not given and ternd does not answer. Otherwise make's status;
+/// if that is 0, a failure to write the report.
 pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     if invocation.args.first().is_some_and(|word| word == "--help") {
         return help::print(describe(), invocation);
@@ -169,7 +169,7 @@ fn cluster() -> Result<ClusterReport, Failure> {
     }
 }
 
-/// The number of commands that all nodes can run at a time: one more than the CPUs of each.
+/// The number of jobs without -j: for each node that is up, the number of its CPUs plus one.
 fn default_jobs(cluster: &ClusterReport) -> u32 {
     nodes_up(cluster).map(|node| node.cpus.ceil() as u32 + 1).sum::<u32>().max(1)
 }
@@ -213,8 +213,9 @@ struct EventLog {
 }
 
 impl EventLog {
-    /// `None` if no log is needed: no report is wanted, standard error is no terminal, and no log is
-    /// named. Also `None` if an outer mpmake keeps the log and no report is wanted.
+    /// `None` if no log is needed: no report is wanted, standard error is no terminal, and no log
+    /// is named. Also `None` if no report is wanted, and an outer mpmake keeps the log or the log
+    /// cannot be created.
     fn open(options: &Options) -> Result<Option<Self>, Failure> {
         let named = std::env::var_os(LOG_VARIABLE).filter(|name| !name.is_empty());
         let is_nested = std::env::var_os("MAKELEVEL").is_some_and(|level| level != "0");
@@ -241,8 +242,8 @@ impl Drop for EventLog {
     }
 }
 
-/// `mpsh …`. Returns only if nothing was run, or when a command has ended that ran elsewhere or
-/// whose end is recorded.
+/// `mpsh …`. Returns only if no command was started, or after the end of a command that ran on
+/// another node or whose end is recorded.
 ///
 /// # Errors
 /// As the shell or mexec, or the command's own status.
@@ -270,8 +271,8 @@ pub(crate) fn run_shell(invocation: &Invocation<'_>) -> Result<(), Failure> {
     let mut args: Vec<OsString> = Vec::new();
     if recipe::is_repeatable(&script) {
         args.push("-r".into());
-        // make's standard input belongs to one job at a time, and a command with input is not run
-        // again.
+        // make gives its standard input to one job at a time, and tern-exec does not repeat a
+        // command that has read input.
         let null = std::fs::File::open("/dev/null")?;
         rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
     }

@@ -142,9 +142,10 @@ fn parse_target(options: &Options) -> Result<(Target, String), String> {
     }
 }
 
-/// Applies `each` to every process of a job. A process that is already in the requested state is
-/// skipped; every other failure is reported, and the remaining processes are still handled. Returns
-/// the first failure's exit code.
+/// Applies `each` to every process of a job. A refusal with the exit code of `BadRequest` is taken
+/// to mean that the process is in the requested state already, and is ignored. Every other failure
+/// is reported, and the remaining processes are still handled. Returns the first such failure's
+/// exit code.
 fn for_each_in_job(
     job: u32,
     each: impl Fn(&ProcessRow) -> Result<(), Failure>,

@@ -1,5 +1,5 @@
-//! `moskillall`: sends a signal to all processes that mosrun started for the caller, or to those of
-//! one job.
+//! `moskillall`: sends a signal to all movable processes of the caller (`job::members`), or to
+//! those of one job.
 //!
 //! A process that is away is signalled at home, where its pid is. A pid can be reused before the
 //! signal is sent, so each process is first opened as a pidfd, and then ternd is asked again
@@ -14,8 +14,8 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use tern_control::{ProcessRow, RefusalKind};
 
-/// The maximum number of rounds that look for processes started meanwhile; faster forking can
-/// escape.
+/// The maximum number of rounds that look for processes started meanwhile. Processes that still
+/// fork after the last round can escape.
 const MAX_ROUNDS: usize = 100;
 
 /// Describes the command line for the help; `parse` parses it.
@@ -132,8 +132,8 @@ fn signal_all(job: Option<u32>, signal: Signal) -> Result<Vec<i32>, Failure> {
         if pidfds.is_empty() {
             break;
         }
-        // A process that matches now and was opened before has matched all along, or has ended;
-        // then the signal has no effect.
+        // If a pid is still listed, its pidfd refers to the listed process, or to an earlier one
+        // with this pid, which has ended; the signal has no effect then.
         for row in members(job)? {
             let Some(pidfd) = pidfds.get(&row.pid.0) else { continue };
             match pidfd_send_signal(pidfd, signal) {
@@ -142,7 +142,7 @@ fn signal_all(job: Option<u32>, signal: Signal) -> Result<Vec<i32>, Failure> {
             }
             sent.push(row.pid.0);
         }
-        // Processes that ended before the second request are not counted and not signalled again.
+        // Processes that ended before the second request are neither signalled nor counted.
     }
     if let Some((pid, error)) = denied {
         let text = format!("process {pid} cannot be signalled: {}", output::error_text(&error.into()));

@@ -68,7 +68,8 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     if options.json { output::print_json(&rows) } else { table(&rows).print() }
 }
 
-/// Whether a process has moved or has a reason not to: more than that it was started with mosrun.
+/// Whether a process has moved, is a guest, or has a reason why it does not move. A process of
+/// mosrun without any of these is listed only with -a.
 fn has_moved(row: &ProcessRow) -> bool {
     row.state != "home" || row.from.is_some() || row.migrations > 0 || !row.reason.is_empty()
 }

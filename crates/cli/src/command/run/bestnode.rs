@@ -78,7 +78,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
         match client::request(&Request::Best { advice: advice.clone() }) {
             Ok(Reply::Best(node)) => break node,
             Ok(other) => return Err(client::unexpected_reply(&other)),
-            // Also while ternd restarts.
+            // No node is suitable, or ternd does not run: it may be restarting.
             Err(failure) if options.wait && failure.code == RefusalKind::Unavailable.exit_code() => {
                 thread::sleep(RETRY_INTERVAL);
             }

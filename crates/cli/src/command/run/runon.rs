@@ -1,4 +1,4 @@
-//! `runon NODE PROGRAM`: the same as `mosrun -NODE -L PROGRAM`; the node has a number or a name.
+//! `runon NODE PROGRAM`: the same as `mosrun -NODE -L PROGRAM`, but NODE may also be a name.
 
 use super::mosrun::options::{Launch, LaunchTarget};
 use super::mosrun::replace_process::argv_of;
@@ -44,7 +44,7 @@ pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     let Some((node, words)) = invocation.args.split_first() else {
         return Err(Failure::usage(invocation.tool, "no node was given"));
     };
-    // The arguments are checked before ternd is asked, so a typing error needs no daemon.
+    // The arguments are checked before ternd is asked, so an error in them is reported without it.
     let (program, arguments) = parse_program(invocation.tool, words)?;
     let target = LaunchTarget::Nodes(vec![node_name::resolve(&node.to_string_lossy())?]);
     match mosrun::launch(&Launch {

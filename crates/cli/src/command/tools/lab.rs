@@ -15,8 +15,8 @@ pub(crate) fn describe() -> Command {
 /// `tern lab …`.
 ///
 /// # Errors
-/// Exit code 1 for failures of the lab; for run and exec 125, or the exit code of the command
-/// without a message.
+/// Exit code 1 for failures of the lab. For run, exec and storm, their own exit code (125 if the
+/// lab failed), without a further message.
 pub(crate) fn run(invocation: &Invocation<'_>) -> Result<(), Failure> {
     ignore_sigpipe();
     let Some(options) = help::parse::<LabArgs>(describe(), invocation)? else {

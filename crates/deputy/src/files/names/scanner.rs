@@ -117,7 +117,7 @@ pub(super) struct DirectoryScanner {
 /// The mounts of which this kernel sees all changes, and which match names exactly. They are
 /// identified by the mount table, since a statfs may wait for a server.
 fn local_mounts() -> io::Result<HashSet<u64>> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = tern_control::procfs::read_text("/proc/self/mountinfo")?;
     let local =
         table.lines().filter_map(parse_mount).filter(|(_, fstype)| is_local(fstype) && *fstype != ZFS);
     Ok(local.map(|(mount, _)| mount).collect())

@@ -1,6 +1,6 @@
 //! The share of a process' I/O at home that would not be forwarded call by call if the process were
-//! away: I/O on files that would be delegated to its node (docs/design/delegation.md) is read ahead and
-//! written behind in large pieces.
+//! away: I/O on files that would be delegated to its node (docs/design/delegation.md) is read ahead
+//! and written behind in large pieces.
 //!
 //! The kernel counts calls and bytes of a process over files, pipes and sockets together. The file
 //! position of each descriptor is in its fdinfo. The bytes by which the positions advance went

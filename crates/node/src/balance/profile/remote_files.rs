@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tern_balancer::{Decay, DecayingRate, Traffic};
 use tern_ids::NodeId;
 
-/// Bytes per round trip, for a process that was not seen to make any: the most that one carries.
+/// The most bytes that one round trip carries. Assumed for a process of which no round trips were
+/// observed.
 pub(super) const BYTES_PER_ROUND_TRIP: f64 = 131_072.0;
 
 /// A process that arrives at the node of its files may need this long, in milliseconds, to have
@@ -98,10 +99,10 @@ impl RemoteFileUse {
         all.filter(|node| !self.opened_through_home.contains(node)).collect()
     }
 
-    /// The part of the bytes of this interval that home has requested from a node. Reports beyond
-    /// the bytes that the process has read and written are read-ahead, or pages of a mapping; these
-    /// would not be local there, so they do not count. Some of the reported bytes may belong to the
-    /// interval before or after this one.
+    /// Takes from the reports about a node at most `left` bytes: those of this interval that are
+    /// not attributed to other nodes. Keeps at most `bytes`, as many as the whole interval has,
+    /// since some reports belong to the interval before or after this one. Drops the rest, which is
+    /// read-ahead or pages of a mapping: these would not be local on that node.
     fn take_reported(&mut self, node: NodeId, bytes: f64, left: f64) -> TrafficSum {
         let Some(reported) = self.reported.get_mut(&node).filter(|reported| reported.bytes > 0.0) else {
             return TrafficSum::default();

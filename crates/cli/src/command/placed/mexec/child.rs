@@ -1,5 +1,5 @@
-//! Runs a command here as a child, when its end must be recorded; this process stands in for it as
-//! a shell does.
+//! Runs a command on this node as a child process, for a caller that records its end. This process
+//! forwards signals to the child, and stops when its terminal stops it, as a shell does.
 
 use super::signals::{SignalEvent, SignalQueue, stop};
 use crate::Failure;
@@ -16,27 +16,29 @@ use crate::command::run::mosrun::replace_process::{fork, replace_process};
 /// An event at which the caller of [`supervise`] may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::command) enum WaitEvent {
-    /// An interval has passed.
+    /// The interval has passed, or signals have been handled.
     Tick,
-    /// The terminal is about to stop both processes.
+    /// This process has received SIGTSTP and is about to stop.
     Stopping,
-    /// Both have been continued.
+    /// This process has been continued.
     Continued,
     /// The terminal's size has changed.
     Resized,
 }
 
 /// Runs a program as a child. Returns its status as of wait(2) and its CPU time in microseconds. In
-/// the child, returns only if the program could not be executed.
+/// the child, returns only if the program could not be executed. `ignored` is the mask of signals
+/// that this process ignores.
 ///
 /// # Errors
-/// In the child, why the program was not executed; in the parent, if there is no child.
+/// In the child, why the program was not executed; in the parent, if the child cannot be created or
+/// waited for.
 pub(super) fn run(program: &OsStr, arguments: &[&OsStr], ignored: u64) -> Result<(i32, u64), Failure> {
     let old_mask = SigSet::thread_get_mask().map_err(io::Error::from)?;
     let signals = SignalQueue::new(ignored).map_err(io::Error::from)?;
     let Some(child) = fork()? else {
         let _restored = old_mask.thread_set_mask();
-        // SIGKILL of this process ends the child as well.
+        // If this process is killed by SIGKILL, the child is killed too.
         let _orphaned = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         return Err(replace_process(program, arguments));
     };
@@ -46,8 +48,8 @@ pub(super) fn run(program: &OsStr, arguments: &[&OsStr], ignored: u64) -> Result
     Ok((status, micros(used.user_time()) + micros(used.system_time())))
 }
 
-/// Waits for a child, forwards signals that it does not receive itself, and stops and continues
-/// with it. Returns its status as of wait(2).
+/// Waits for a child, forwards signals that were sent to this process only, and stops this process
+/// when it receives SIGTSTP. Returns the child's status as of wait(2).
 ///
 /// # Errors
 /// If `child` is not a child of this process.

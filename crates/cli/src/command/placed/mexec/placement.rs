@@ -14,31 +14,32 @@ use tern_mexec::messages::{ExecReply, JobRequest, PendingReason, WANTS_PROGRESS,
 /// How long finding a node may take before the reason is reported.
 const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(2);
 
-/// Sends the order. Returns the first reply that is not about the search for a node.
+/// Sends the request. Returns the first reply that is not about the search for a node.
 ///
 /// # Errors
 /// If the connection to the placing service fails.
 pub(super) fn request(
-    home: &mut UnixStream,
-    order: &JobRequest,
+    executor: &mut UnixStream,
+    job: &JobRequest,
     record: Option<&CommandRecord>,
 ) -> Result<ExecReply, Failure> {
     let started = Instant::now();
     let mut may_notify = record.is_none() && is_run_by_a_user();
     let flags = if may_notify || record.is_some() { WANTS_PROGRESS } else { 0 };
-    let bytes = tern_wire::encode(order).map_err(|e| connection_failure(&io::Error::other(e)))?;
-    home.write_all(&frames::encode_frame(kind::JOB_REQUEST, flags, &bytes))
+    let bytes = tern_wire::encode(job).map_err(|e| connection_failure(&io::Error::other(e)))?;
+    executor
+        .write_all(&frames::encode_frame(kind::JOB_REQUEST, flags, &bytes))
         .map_err(|e| connection_failure(&e))?;
     let (mut wait, mut is_chosen) = (None, false);
     loop {
         if may_notify
             && !is_chosen
-            && !is_readable_within(home, WAIT_NOTICE_DELAY.saturating_sub(started.elapsed()))
+            && !is_readable_within(executor, WAIT_NOTICE_DELAY.saturating_sub(started.elapsed()))
         {
             report(&describe_wait(wait.as_ref()));
             may_notify = false;
         }
-        match receive(home)? {
+        match receive(executor)? {
             ExecReply::Pending(reason) => wait = Some(reason),
             ExecReply::Placed(node, why) => {
                 is_chosen = true;
@@ -51,15 +52,15 @@ pub(super) fn request(
     }
 }
 
-/// Whether a user waits for this command: it is the first process of its group, so a shell has
-/// started it, not a make or a script.
+/// Whether a user at a terminal waits for this command: this process leads its process group, so an
+/// interactive shell has started it, and not make or a script.
 fn is_run_by_a_user() -> bool {
     io::stderr().is_terminal() && rustix::process::getpgrp() == rustix::process::getpid()
 }
 
-fn is_readable_within(home: &UnixStream, timeout: Duration) -> bool {
+fn is_readable_within(executor: &UnixStream, timeout: Duration) -> bool {
     let timeout = Timespec::try_from(timeout).ok();
-    poll(&mut [PollFd::new(home, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+    poll(&mut [PollFd::new(executor, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
 fn describe_wait(wait: Option<&PendingReason>) -> String {
@@ -79,14 +80,14 @@ fn describe_wait(wait: Option<&PendingReason>) -> String {
     }
 }
 
-fn receive(home: &mut UnixStream) -> Result<ExecReply, Failure> {
-    match frames::read_frame(home).map_err(|e| connection_failure(&e))? {
+fn receive(executor: &mut UnixStream) -> Result<ExecReply, Failure> {
+    match frames::read_frame(executor).map_err(|e| connection_failure(&e))? {
         LocalFrame { kind: kind::EXEC_REPLY, payload: bytes, .. } => {
             frames::decode(&bytes).map_err(|e| connection_failure(&e))
         }
-        piece => Err(Failure::new(
+        frame => Err(Failure::new(
             RefusalKind::Internal,
-            format!("tern-exec sent an unexpected message of kind {}", piece.kind),
+            format!("tern-exec sent an unexpected message of kind {}", frame.kind),
         )),
     }
 }

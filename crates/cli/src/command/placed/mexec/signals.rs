@@ -6,7 +6,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tern_mexec::messages::Signal;
 
-/// The signals that are forwarded. One that the caller ignores is ignored by the command as well.
+/// The signals that are forwarded, except those that this process ignores: the command ignores them
+/// as well.
 const FORWARDED: [Number; 10] = [
     Number::SIGINT,
     Number::SIGTERM,
@@ -24,7 +25,7 @@ const FORWARDED: [Number; 10] = [
 pub(in crate::command) enum SignalEvent {
     /// A signal to forward.
     Signal(Signal),
-    /// The terminal stops this process: first the command must be stopped, then this process.
+    /// SIGTSTP: first the command must be stopped, then this process.
     Stop,
     /// The terminal's size has changed.
     Resized,
@@ -34,7 +35,8 @@ pub(in crate::command) enum SignalEvent {
 pub(in crate::command) struct SignalQueue(SignalFd);
 
 impl SignalQueue {
-    /// Blocks the signals, so that they are received here from now on.
+    /// Blocks the signals of `FORWARDED` that are not in the mask `ignored`; from now on they are
+    /// received through the signalfd.
     ///
     /// # Errors
     /// If the kernel cannot create the signalfd.
@@ -86,7 +88,7 @@ pub(in crate::command) fn end_as(status: i32) -> Result<(), Failure> {
         };
     }
     let signal = libc::WTERMSIG(status);
-    // A core of the command, if any, is on the node where it ran.
+    // This process must not dump core: a core dump of the command is on the node where it ran.
     let _no_core = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     if let Ok(number) = Number::try_from(signal) {
         let mut set = SigSet::empty();

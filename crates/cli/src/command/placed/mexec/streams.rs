@@ -20,11 +20,11 @@ use tern_mexec::messages::{ExecReply, MAX_DATA_LEN, STDIN, STREAM_CREDIT, Signal
 /// How often a background process checks whether it has become the terminal's foreground group.
 const FOREGROUND_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The write side of the socket to the home half.
-type HomeSocket = Arc<Mutex<UnixStream>>;
+/// The socket to this node's tern-exec, for writing.
+type ExecutorSocket = Arc<Mutex<UnixStream>>;
 
-fn send(home: &HomeSocket, kind: u8, stream: u8, bytes: &[u8]) -> io::Result<()> {
-    home.lock().unwrap_or_else(PoisonError::into_inner).write_all(&encode_frame(kind, stream, bytes))
+fn send(executor: &ExecutorSocket, kind: u8, stream: u8, bytes: &[u8]) -> io::Result<()> {
+    executor.lock().unwrap_or_else(PoisonError::into_inner).write_all(&encode_frame(kind, stream, bytes))
 }
 
 /// Flow control for standard input.
@@ -48,7 +48,7 @@ impl Credit {
         self.changed.notify_all();
     }
 
-    /// Waits until one more piece may be sent; false if the command has closed its input.
+    /// Waits until one more chunk may be sent; false if the command has closed its input.
     fn wait(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full =
@@ -59,22 +59,23 @@ impl Credit {
 }
 
 /// Serves a command that runs elsewhere until its end and returns the final reply. All output has
-/// been written by then. With `group`, signals that a terminal could have sent go to its whole
-/// process group.
+/// been written by then. With `group`, SIGHUP, SIGINT and SIGQUIT go to the command's whole process
+/// group, whatever sent them.
 ///
 /// # Errors
-/// If the connection to the home half fails.
-pub(super) fn serve(home: UnixStream, task: &Task, group: bool) -> Result<ExecReply, Failure> {
+/// If the connection to tern-exec fails.
+pub(super) fn serve(executor: UnixStream, task: &Task, group: bool) -> Result<ExecReply, Failure> {
     let failure = |error: io::Error| super::connection_failure(&error);
     let signals = SignalQueue::new(task.signals.0).map_err(|e| failure(e.into()))?;
     let _raw = task.terminal.is_some().then(RawTerminal::set).flatten();
-    let mut from = home.try_clone().map_err(failure)?;
-    let home: HomeSocket = Arc::new(Mutex::new(home));
+    let mut from = executor.try_clone().map_err(failure)?;
+    let executor: ExecutorSocket = Arc::new(Mutex::new(executor));
     let credit = Arc::new(Credit::default());
     if task.forwards_stdin {
-        let (home, credit) = (home.clone(), credit.clone());
-        // This thread may be blocked in a read at the end; it ends with the process.
-        spawn(move || read_input(&home, &credit))?;
+        let (executor, credit) = (executor.clone(), credit.clone());
+        // This thread may still be blocked in a read when the command ends; it ends with the
+        // process.
+        spawn(move || read_input(&executor, &credit))?;
     }
     let mut writers = [None, None];
     let mut inbox = FrameReader::default();
@@ -86,13 +87,13 @@ pub(super) fn serve(home: UnixStream, task: &Task, group: bool) -> Result<ExecRe
         }
         let is_readable = !fds[0].revents().is_empty();
         while let Some(event) = signals.next() {
-            forward_signal(&home, event, task, group).map_err(failure)?;
+            forward_signal(&executor, event, task, group).map_err(failure)?;
         }
         if is_readable && !inbox.fill(&mut from).map_err(failure)? {
             return Err(failure(io::ErrorKind::UnexpectedEof.into()));
         }
-        while let Some(piece) = inbox.next_frame().map_err(failure)? {
-            if let Some(reply) = handle_piece(piece, &home, &credit, &mut writers)? {
+        while let Some(frame) = inbox.next_frame().map_err(failure)? {
+            if let Some(reply) = handle_frame(frame, &executor, &credit, &mut writers)? {
                 // All output is written before the end is reported.
                 for writer in writers.into_iter().flatten() {
                     drop(writer.0);
@@ -106,31 +107,31 @@ pub(super) fn serve(home: UnixStream, task: &Task, group: bool) -> Result<ExecRe
 
 type Writer = (Sender<Vec<u8>>, JoinHandle<()>);
 
-fn handle_piece(
-    piece: LocalFrame,
-    home: &HomeSocket,
+fn handle_frame(
+    frame: LocalFrame,
+    executor: &ExecutorSocket,
     credit: &Credit,
     writers: &mut [Option<Writer>; 2],
 ) -> Result<Option<ExecReply>, Failure> {
-    match (piece.kind, piece.stream) {
+    match (frame.kind, frame.stream) {
         (kind::EXEC_REPLY, _) => {
             let reply =
-                tern_mexec::frames::decode(&piece.payload).map_err(|e| super::connection_failure(&e))?;
+                tern_mexec::frames::decode(&frame.payload).map_err(|e| super::connection_failure(&e))?;
             return Ok(Some(reply));
         }
         (kind::DATA, 1 | 2) => {
-            let at = usize::from(piece.stream) - 1;
+            let at = usize::from(frame.stream) - 1;
             if writers[at].is_none() {
                 let (sender, receiver) = channel();
-                let (home, stream) = (home.clone(), piece.stream);
-                writers[at] = Some((sender, spawn(move || write_output(stream, &receiver, &home))?));
+                let (executor, stream) = (executor.clone(), frame.stream);
+                writers[at] = Some((sender, spawn(move || write_output(stream, &receiver, &executor))?));
             }
             if let Some((sender, _)) = &writers[at] {
-                let _ended = sender.send(piece.payload);
+                let _ended = sender.send(frame.payload);
             }
         }
         (kind::CREDIT, STDIN) => {
-            let count = piece.payload.try_into().map_or(0, u32::from_le_bytes) as usize;
+            let count = frame.payload.try_into().map_or(0, u32::from_le_bytes) as usize;
             credit.change(|state| state.unacked = state.unacked.saturating_sub(count));
         }
         (kind::END, STDIN) => credit.change(|state| state.is_closed = true),
@@ -143,28 +144,28 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure
     Ok(thread::Builder::new().stack_size(256 << 10).spawn(work)?)
 }
 
-fn forward_signal(home: &HomeSocket, event: SignalEvent, task: &Task, group: bool) -> io::Result<()> {
+fn forward_signal(executor: &ExecutorSocket, event: SignalEvent, task: &Task, group: bool) -> io::Result<()> {
     let send_signal =
-        |signal: Signal| send(home, kind::SIGNAL, 0, &tern_wire::encode(&signal).unwrap_or_default());
+        |signal: Signal| send(executor, kind::SIGNAL, 0, &tern_wire::encode(&signal).unwrap_or_default());
     match event {
         SignalEvent::Signal(Signal { number, group: own }) => {
             let to_group = group && matches!(number, libc::SIGHUP | libc::SIGINT | libc::SIGQUIT);
             send_signal(Signal { number, group: own || to_group })
         }
         SignalEvent::Stop => {
-            // The command has no controlling terminal that could stop it.
+            // This terminal cannot stop the command, because it is not its controlling terminal.
             send_signal(Signal { number: libc::SIGSTOP, group: true })?;
             signals::stop();
             send_signal(Signal { number: libc::SIGCONT, group: true })
         }
         SignalEvent::Resized => match RawTerminal::window().filter(|_| task.terminal.is_some()) {
-            Some(window) => send(home, kind::WINDOW, 0, &tern_wire::encode(&window).unwrap_or_default()),
+            Some(window) => send(executor, kind::WINDOW, 0, &tern_wire::encode(&window).unwrap_or_default()),
             None => Ok(()),
         },
     }
 }
 
-fn read_input(home: &HomeSocket, credit: &Credit) {
+fn read_input(executor: &ExecutorSocket, credit: &Credit) {
     let input = rustix::stdio::stdin();
     let is_terminal = isatty(input);
     let mut bytes = [0; MAX_DATA_LEN];
@@ -177,7 +178,7 @@ fn read_input(home: &HomeSocket, credit: &Credit) {
             Ok(0) => break,
             Ok(count) => {
                 credit.change(|state| state.unacked += count);
-                if send(home, kind::DATA, STDIN, &bytes[..count]).is_err() {
+                if send(executor, kind::DATA, STDIN, &bytes[..count]).is_err() {
                     return;
                 }
             }
@@ -186,13 +187,13 @@ fn read_input(home: &HomeSocket, credit: &Credit) {
             Err(_) => break,
         }
     }
-    let _gone = send(home, kind::END, STDIN, &[]);
+    let _gone = send(executor, kind::END, STDIN, &[]);
 }
 
-fn write_output(stream: u8, pieces: &Receiver<Vec<u8>>, home: &HomeSocket) {
+fn write_output(stream: u8, chunks: &Receiver<Vec<u8>>, executor: &ExecutorSocket) {
     let mut is_open = true;
-    for piece in pieces {
-        let mut rest = &piece[..];
+    for chunk in chunks {
+        let mut rest = &chunk[..];
         while is_open && !rest.is_empty() {
             let output = if stream == 1 { rustix::stdio::stdout() } else { rustix::stdio::stderr() };
             match rustix::io::write(output, rest) {
@@ -200,13 +201,13 @@ fn write_output(stream: u8, pieces: &Receiver<Vec<u8>>, home: &HomeSocket) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => wait_until_ready(output, PollFlags::OUT),
                 Err(_) => {
-                    // The writer is notified as it would be locally: by SIGPIPE.
+                    // The command is notified by SIGPIPE, as it would be on this node.
                     is_open = false;
-                    let _gone = send(home, kind::END, stream, &[]);
+                    let _gone = send(executor, kind::END, stream, &[]);
                 }
             }
         }
-        let _gone = send(home, kind::CREDIT, stream, &(piece.len() as u32).to_le_bytes());
+        let _gone = send(executor, kind::CREDIT, stream, &(chunk.len() as u32).to_le_bytes());
     }
 }
 

@@ -61,7 +61,7 @@ impl Utilisation {
     }
 }
 
-/// The share of the time in which a backlog waited to be sent.
+/// The share of the time in which data waited to be sent.
 fn backlog_share(build: &Build) -> Option<f64> {
     let shares: Vec<f64> = build.loads.iter().filter_map(|load| load.waits).map(f64::from).collect();
     (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
@@ -91,8 +91,8 @@ pub(super) fn bottleneck(build: &Build, statistics: &Statistics) -> String {
             percent(link)
         );
     }
-    // This also works where no link reports its speed. A backlog caused by receivers without free
-    // CPU is not the link's.
+    // The backlog is known also where no link reports its speed. If the other nodes have no free
+    // CPU, the backlog is not attributed to the link, because slow receivers cause one too.
     let others_are_busy = used.others.is_some_and(|others| others > SATURATED);
     if let (Some(share), false) = (used.waited.filter(|share| *share > DOMINANT), others_are_busy) {
         let (_, sent) = used.net.unwrap_or_default();

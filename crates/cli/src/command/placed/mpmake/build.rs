@@ -49,7 +49,7 @@ pub(super) struct Build {
     pub(super) commands: Vec<Command>,
     /// The number of recursive makes, which are not in `commands`.
     pub(super) makes: usize,
-    /// In order of time, relative to the start of the build.
+    /// In order of time; their times are relative to the start of the build.
     pub(super) loads: Vec<LoadSample>,
 }
 

@@ -1,8 +1,8 @@
 //! The event log of a build: a file of JSON lines to which each tool that places a command appends
 //! its events. The status line, the summary and the report read it.
 //!
-//! Each line is written by one write in append mode and is shorter than a page, so lines of several
-//! writers do not mix.
+//! Each line is written by one write in append mode, and the lines about commands are shorter than
+//! a page, so lines of several writers do not mix.
 
 use serde::{Deserialize, Serialize};
 use std::fs::OpenOptions;
@@ -14,7 +14,7 @@ use tern_mexec::messages::PlacementReason;
 /// The environment variable that names the event log.
 pub(crate) const LOG_VARIABLE: &str = "TERN_PLACED";
 
-/// The maximum length of a line, in bytes.
+/// The length of a line, in bytes, above which its command line is shortened.
 const MAX_LINE: usize = 4000;
 
 /// One line. Times are in microseconds since 1970, by this node's clock.
@@ -157,7 +157,7 @@ pub(crate) struct CommandRecord {
 }
 
 impl CommandRecord {
-    /// Records that a command is to be placed. `None` if no log is wanted.
+    /// Records that a command is to be placed. `None` if no log is named, or it cannot be written.
     pub(crate) fn requested(command: &str) -> Option<Self> {
         let file = PathBuf::from(std::env::var_os(LOG_VARIABLE).filter(|name| !name.is_empty())?);
         let at = now();
@@ -190,20 +190,20 @@ impl CommandRecord {
 ///
 /// # Errors
 /// If the file cannot be opened or written.
-pub(crate) fn append(file: &Path, note: &BuildEvent) -> io::Result<()> {
-    let mut note = note.clone();
-    let mut line = serde_json::to_string(&note)?;
+pub(crate) fn append(file: &Path, event: &BuildEvent) -> io::Result<()> {
+    let mut event = event.clone();
+    let mut line = serde_json::to_string(&event)?;
     while line.len() > MAX_LINE
-        && let BuildEvent::Asked { command, .. } | BuildEvent::Build(BuildStart { command, .. }) = &mut note
+        && let BuildEvent::Asked { command, .. } | BuildEvent::Build(BuildStart { command, .. }) = &mut event
         && !command.is_empty()
     {
         *command = command.chars().take(command.chars().count() / 2).collect();
-        line = serde_json::to_string(&note)?;
+        line = serde_json::to_string(&event)?;
     }
     line.push('\n');
-    // Only first events create the file, so a late event cannot recreate a log that was read and
-    // removed.
-    let creates = matches!(note, BuildEvent::Asked { .. } | BuildEvent::Build(_));
+    // Only the first event of a build or a command creates the file, so a late event cannot
+    // recreate a log that was read and removed.
+    let creates = matches!(event, BuildEvent::Asked { .. } | BuildEvent::Build(_));
     OpenOptions::new().append(true).create(creates).open(file)?.write_all(line.as_bytes())
 }
 

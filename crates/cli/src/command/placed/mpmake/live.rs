@@ -32,13 +32,13 @@ impl LiveBuild {
         let _partial = file.read_to_end(&mut self.partial_line);
         let Some(end) = self.partial_line.iter().rposition(|byte| *byte == b'\n') else { return };
         let lines: Vec<u8> = self.partial_line.drain(..=end).collect();
-        for note in lines.split(|byte| *byte == b'\n').filter_map(event_log::parse) {
-            self.apply(note);
+        for event in lines.split(|byte| *byte == b'\n').filter_map(event_log::parse) {
+            self.apply(event);
         }
     }
 
-    fn apply(&mut self, note: BuildEvent) {
-        match note {
+    fn apply(&mut self, event: BuildEvent) {
+        match event {
             BuildEvent::Build(start) => {
                 let (file, partial_line) = (self.file.take(), std::mem::take(&mut self.partial_line));
                 *self = Self { file, partial_line, start, ..Self::default() };
@@ -82,8 +82,8 @@ impl LiveBuild {
             }
         }
         let waiting = self.active.values().filter(|(_, node, _)| node.is_none()).count();
-        // The rest of the line is divided equally among the nodes, for the command that each
-        // started last.
+        // The rest of the line is divided equally among the nodes. Each part shows the command
+        // that was requested last, of those that the node runs.
         let used: usize = nodes.keys().map(|node| self.name(*node).chars().count() + 11).sum::<usize>() + 40;
         let each = columns.saturating_sub(used) / nodes.len().max(1);
         for (node, (count, _, command)) in nodes {

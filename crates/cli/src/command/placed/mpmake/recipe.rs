@@ -31,7 +31,7 @@ const COMPILERS: [&str; 10] =
     ["cc", "c++", "gcc", "g++", "clang", "clang++", "as", "rustc", "gfortran", "ccache"];
 
 /// The commands of a line: the first word, after assignments, of each part between `;`, `|`, `&`,
-/// parentheses and braces.
+/// parentheses, braces, backquotes and line ends.
 fn commands(script: &str) -> Vec<&str> {
     let parts = script.split([';', '|', '&', '(', ')', '`', '\n', '{', '}']);
     let first = parts.filter_map(|part| part.split_whitespace().find(|word| !is_assignment(word)));
@@ -48,8 +48,8 @@ fn base(command: &str) -> &str {
 }
 
 /// Whether the recipe is a recursive make, which needs the jobserver and runs recipes itself: make
-/// has passed it the jobserver's descriptors, or the command line names make. (make passes a
-/// jobserver that is a named pipe to every recipe, so only the command line tells then.)
+/// has passed it the jobserver's descriptors, or the command line names make or ninja. If the
+/// jobserver is a named pipe, make passes it to every recipe, and only the command line counts.
 pub(super) fn is_recursive(script: &str) -> bool {
     let flags = std::env::var("MAKEFLAGS").unwrap_or_default();
     has_jobserver(&flags) || names_make(script)
@@ -123,7 +123,8 @@ pub(super) fn is_repeatable(script: &str) -> bool {
 }
 
 /// mpmake overrides SHELL on make's command line. This is the shell that the makefiles would have
-/// chosen: that of the last assignment to SHELL in them, or /bin/bash if its value has a variable.
+/// chosen: that of the last assignment to SHELL in them, /bin/bash if its value has a variable, or
+/// /bin/sh if there is none with an absolute path.
 pub(super) fn makefile_shell(makefiles: Option<&OsStr>) -> PathBuf {
     let files = makefiles.map(OsStr::to_string_lossy).unwrap_or_default();
     let texts = files.split_whitespace().filter_map(|file| fs::read_to_string(file).ok());

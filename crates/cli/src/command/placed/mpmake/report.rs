@@ -1,5 +1,5 @@
-//! `--report`: a build as one HTML page that needs nothing but a browser: a chart with a row for
-//! each command that a node ran at a time, and tables of statistics.
+//! `--report`: a build as one HTML page that needs nothing but a browser. It has a chart, in which
+//! a node has as many rows as it ran commands at a time, and tables of statistics.
 //!
 //! Text from programs is escaped everywhere: in the tables as HTML; in the data, `<` is encoded so
 //! that no tag can begin.
@@ -163,7 +163,7 @@ fn key_figures(statistics: &Statistics) -> String {
     format!("<ul class=\"numbers\">{}</ul>", cells.iter().map(cell).collect::<String>())
 }
 
-/// An HTML table; a cell that begins with `>` is a number. Cells are HTML already.
+/// An HTML table; a cell that begins with `>` is right-aligned. Cells are HTML already.
 fn table(heads: &[&str], rows: &[Vec<String>], foot: Option<Vec<String>>) -> String {
     let cell = |tag: &str, text: &str| match text.strip_prefix('>') {
         Some(number) => format!("<{tag} class=\"n\">{number}</{tag}>"),

@@ -19,8 +19,8 @@ const BACKLOG_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The number of polls between two samples.
 const POLLS_PER_SAMPLE: u32 = 10;
 
-/// A backlog of this many bytes means that the network is the bottleneck; one reply in transit is
-/// smaller.
+/// A backlog of this many bytes means that the network is the bottleneck. A single reply that is
+/// being sent is smaller.
 const MIN_BACKLOG: u64 = 64 << 10;
 
 /// The program that serves this node's files.
@@ -101,8 +101,8 @@ fn busy(report: &ClusterReport) -> Vec<(u16, f32)> {
     up.map(|node| (node.node.0, share(node.load, node.speed))).collect()
 }
 
-/// The share of a node's CPUs that a load keeps busy. The unit of load is all CPUs of a node of
-/// standard CPUs (docs/design/load.md).
+/// The share of a node's CPUs that a load keeps busy. On a node whose CPUs have the standard speed,
+/// load 100 is a demand for all of them (docs/design/load.md).
 fn share(load: f32, speed: u32) -> f32 {
     load / 100.0 * (speed as f32 / 10_000.0)
 }
@@ -134,8 +134,8 @@ fn backlog(port: u16) -> Option<u64> {
     tables.into_iter().flatten().map(|table| backlog_in(&table, port)).reduce(|one, other| one + other)
 }
 
-/// The send queues in one of the kernel's socket tables (proc_pid_net(5)): established connections
-/// to other machines.
+/// The sum of the send queues of established connections to other machines, from one of the
+/// kernel's socket tables (proc_pid_net(5)).
 fn backlog_in(table: &str, port: u16) -> u64 {
     let one = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
@@ -155,7 +155,7 @@ fn is_physical(link: &str) -> bool {
 
 /// A link's speed in bits per second, if it reports one.
 fn speed(link: &str) -> Option<u64> {
-    // A virtual link reports a speed without meaning.
+    // The speed that a virtual link reports is meaningless.
     if !is_physical(link) {
         return None;
     }
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn load_is_a_share_of_the_nodes_cpus() {
-        // One thread on each standard CPU, however many there are; and one on a CPU of half the
+        // One thread on each CPU, however many there are: CPUs of standard speed, and of half the
         // speed.
         assert!((share(100.0, 10_000) - 1.0).abs() < 0.01 && (share(200.0, 5_000) - 1.0).abs() < 0.01);
     }

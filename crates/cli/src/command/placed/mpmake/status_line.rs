@@ -2,8 +2,8 @@
 //!
 //! make and its recipes write to the terminal themselves, as they must: they query its size,
 //! colours and keys. So the terminal's scroll region is set to all lines but the last, and the last
-//! line is written with the cursor saved and restored, in one write. The output of others is not
-//! touched, and the next update repairs the line if they overwrite it.
+//! line is written with the cursor saved and restored, in one write. The output of make and its
+//! recipes is not changed. If it overwrites the line, the next update repairs the line.
 
 use rustix::termios::{LocalModes, isatty, tcgetattr, tcgetpgrp, tcgetwinsize};
 use std::io::{self, Write};
@@ -36,14 +36,14 @@ impl StatusLine {
         is_supported.then(|| Self { started: Instant::now(), shown_rows: None, last: (String::new(), None) })
     }
 
-    /// Shows a line made for the given number of columns, unless the terminal belongs to another
-    /// process now.
+    /// Shows the line that `line` makes for a number of columns, unless another program uses the
+    /// terminal now.
     pub(super) fn show(&mut self, line: impl FnOnce(usize) -> String) {
         if self.started.elapsed() < SHOW_DELAY {
             return;
         }
         let Some((rows, columns)) = usable_size() else {
-            // The process that has taken over the terminal has set it up; it must be left
+            // A program that has taken the terminal over has set it up, so it must be left
             // unchanged.
             self.shown_rows = None;
             return;
@@ -96,7 +96,7 @@ fn show_sequence(line: &str, rows: u16, shown_rows: Option<u16>) -> String {
     format!("{before}\x1b7\x1b[1;{}r\x1b[{rows};1H\x1b[0;7m{line}\x1b[0m\x1b[K\x1b8", rows - 1)
 }
 
-/// The escape sequences that remove it.
+/// The escape sequences that remove the line.
 fn clear_sequence(rows: u16) -> String {
     format!("\x1b7\x1b[r\x1b[{rows};1H\x1b[0m\x1b[2K\x1b8")
 }
@@ -171,7 +171,7 @@ mod tests {
                                     c => words.push(c),
                                 }
                             };
-                            self.order(end, &words);
+                            self.apply_sequence(end, &words);
                         }
                         other => panic!("ESC {other}"),
                     },
@@ -180,7 +180,7 @@ mod tests {
             }
         }
 
-        fn order(&mut self, end: char, words: &str) {
+        fn apply_sequence(&mut self, end: char, words: &str) {
             let numbers: Vec<usize> = words.split(';').filter_map(|word| word.parse().ok()).collect();
             match (end, &numbers[..]) {
                 ('A', []) => self.at.0 = self.at.0.saturating_sub(1),

@@ -207,7 +207,8 @@ pub(crate) fn parse_nodes(text: &str) -> Result<Vec<NodeId>, String> {
             return Err(format!("the range '{part}' is descending"));
         }
         nodes.extend((first..=last).map(NodeId));
-        // After each part, so that many overlapping ranges need little memory.
+        // Duplicates are removed after each part, so that many overlapping ranges need little
+        // memory.
         nodes.sort_unstable();
         nodes.dedup();
     }
