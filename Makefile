@@ -4,7 +4,7 @@ prefix  ?= /usr/local
 destdir ?=
 target   = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: all demo test test-build test-alone test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
+.PHONY: all demo test test-build test-alone test-chaos test-flaky test-storm test-kernels test-resets lint bench bench-tutorial bench-others bench-files bench-dfsa test-suites docs man fuzz install uninstall deb clean
 
 # Release binaries, and the names that tern is also called by.
 all:
@@ -15,8 +15,8 @@ all:
 demo:
 	scripts/demo
 
-# Three clusters at a time: one alone leaves two CPUs idle for most of its time, and meets fewer races.
-test: export TERN_LABS ?= 3
+# Four clusters at a time: one alone would leave two CPUs idle for most of its time, and meet fewer races.
+test: export TERN_LABS ?= 4
 test: test-build
 	cargo nextest run --workspace
 
@@ -26,7 +26,7 @@ test-build:
 	cargo build --workspace --bins --tests
 	scripts/links $(target)/debug
 
-# The same with one cluster at a time, for faults that show only without a neighbour: an hour.
+# The same with one cluster at a time, to see whether a failure needs a second cluster beside it: an hour.
 test-alone: test-build
 	cargo nextest run --workspace --profile alone
 
@@ -35,7 +35,12 @@ test-alone: test-build
 test-flaky: test-build
 	scripts/test-flaky
 
-# The tests of the whole once more, with those that are left out of `make test` because they are long.
+# Programs that are moved at random while daemons and shims are killed and stopped, cables cut, and a stranger takes all
+# CPUs and many descriptors. TERN_CHAOS_SECONDS=3600 is how long; tests/tests/chaos/main.rs has the other variables.
+test-chaos: test-build
+	cargo nextest run --profile chaos -p tern-tests
+
+# All tests, with those that `make test` leaves out because they are long, and property tests with more random cases.
 test-storm:
 	scripts/setup ffmpeg:ffmpeg redis-server:redis-server redis-benchmark:redis-tools go:golang-go \
 		javac:default-jdk-headless node:nodejs
@@ -59,7 +64,7 @@ test-suites: all
 		stress-ng:stress-ng /usr/include/xfs/xfs.h:xfslibs-dev
 	scripts/test-suites $(target)/release $(target)/suites $(SUITES)
 
-# Resets two virtual machines in turn and checks that files saved with fsync on the other are still there. Ten minutes.
+# Resets two virtual machines in turn and checks that data saved with fsync on the other machine is still there. Ten minutes.
 # TERN_KERNELS=6.12:6.12 is one cluster, TERN_ROUNDS=3 how often.
 test-resets: all
 	scripts/setup qemu-system-x86_64:qemu-system-x86 /bin/busybox:busybox-static dpkg-deb:dpkg strip:binutils mkfs.ext4:e2fsprogs
@@ -81,7 +86,7 @@ bench-others: all
 	scripts/setup ssh:openssh-client parallel:parallel dropbear:dropbear-bin
 	scripts/bench-others $(target)/release
 
-# Files of another node: through /mfs, through sshfs, and beside them those of the own disk; and `cp` on slow links.
+# Files of another node through /mfs and through sshfs, compared with the local disk; and `cp` over slow links.
 bench-files: all
 	scripts/setup ssh:openssh-client sshfs:sshfs dropbear:dropbear-bin /usr/lib/openssh/sftp-server:openssh-sftp-server
 	scripts/bench-files $(target)/release

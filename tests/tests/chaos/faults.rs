@@ -1,0 +1,166 @@
+//! The faults, one after the other.
+
+use crate::{Chaos, NODES, lock};
+use anyhow::{Result, bail, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tern_control::ProcessRow;
+use tern_lab::Cable;
+use tern_tests::cluster::fault_injection::{kill, pids, start_daemon};
+use tern_tests::programs::generated_input::Sequence;
+use tern_tests::programs::wanted;
+
+/// Seconds for which a cable is cut, or a process stopped. The family of a program is given up
+/// after 60 s.
+const MAX_FAULT_SECONDS: u64 = 30;
+
+/// Pause between two faults.
+const MAX_PAUSE_SECONDS: u64 = 6;
+
+/// Another user's processes: as many as it may have, a million descriptors, and full CPUs.
+const FLOOD: &str = "
+import os, resource, signal
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+each = min(hard, 20000) - 10
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+os.setgid(65534)
+os.setuid(65534)
+null = os.open('/dev/null', os.O_RDWR)
+for _ in range(each - 10):
+    os.dup(null)
+for number in range(50):
+    if os.fork() == 0:
+        while number < 4:
+            pass
+        signal.pause()
+signal.pause()
+";
+
+const KINDS: [&str; 10] = [
+    "cut",
+    "kill-ternd",
+    "stop-ternd",
+    "stop-shim",
+    "kill-guest-shim",
+    "kill-home-shim",
+    "kill-mfs",
+    "stop-mfs",
+    "kill-exec",
+    "flood",
+];
+
+/// Injects faults until the run is over.
+pub(crate) fn inject(chaos: &Chaos) {
+    let mut random = Sequence(chaos.seed ^ 0x6661_756c);
+    let kinds: Vec<&str> = KINDS.into_iter().filter(|kind| wanted("TERN_FAULTS", kind)).collect();
+    while !chaos.is_over() && !kinds.is_empty() {
+        chaos.sleep(Duration::from_millis(random.below(MAX_PAUSE_SECONDS * 1000)));
+        let kind = kinds[random.below(kinds.len() as u64) as usize];
+        let node = 1 + u16::try_from(random.below(NODES.into())).unwrap_or_default();
+        let time = Duration::from_secs(1 + random.below(MAX_FAULT_SECONDS));
+        match fault(chaos, kind, node, time, random.advance()) {
+            Ok(()) => chaos.count(&format!("faults: {kind}")),
+            Err(error) => chaos.fail(format!("{kind} on node {node}: {error:#}")),
+        }
+    }
+}
+
+fn fault(chaos: &Chaos, kind: &str, node: u16, time: Duration, chance: u64) -> Result<()> {
+    let cluster = &chaos.cluster;
+    match kind {
+        "cut" => {
+            cluster.lab().cut(Cable::Node(node))?;
+            chaos.sleep(time);
+            Ok(cluster.lab().heal(Cable::Node(node))?)
+        }
+        "kill-ternd" => {
+            kill(cluster, node, &pids(cluster, node, "ternd")?)?;
+            start_daemon(cluster, node, &[])
+        }
+        "stop-ternd" => stop(chaos, node, &pids(cluster, node, "ternd")?, time),
+        "stop-shim" => {
+            let shims = pids(cluster, node, "tern-shim")?;
+            stop(chaos, node, &one_of(&shims, chance), time)
+        }
+        "kill-guest-shim" => {
+            let node = if node == 1 { 2 } else { node };
+            kill_shim(chaos, node, chance)
+        }
+        "kill-home-shim" => kill_shim(chaos, 1, chance),
+        "kill-mfs" => kill(cluster, node, &pids(cluster, node, "tern-mfs")?),
+        "stop-mfs" => stop(chaos, node, &pids(cluster, node, "tern-mfs")?, time),
+        "kill-exec" => kill(cluster, node, &pids(cluster, node, "tern-exec")?),
+        "flood" => {
+            let mut stranger = cluster.command(node, "python3");
+            let stranger = stranger.args(["-c", FLOOD]).stdout(Stdio::null()).process_group(0).spawn()?;
+            chaos.sleep(time);
+            end_group(stranger)
+        }
+        _ => bail!("there is no such fault"),
+    }
+}
+
+fn one_of(pids: &[i32], chance: u64) -> Vec<i32> {
+    pids.get(usize::try_from(chance).unwrap_or_default() % pids.len().max(1)).copied().into_iter().collect()
+}
+
+/// Stops processes of a node for this time.
+fn stop(chaos: &Chaos, node: u16, stopped: &[i32], time: Duration) -> Result<()> {
+    let signal = |name: &str| {
+        for pid in stopped {
+            // It may have ended.
+            let _gone = chaos.cluster.run(node, &["kill", name, &pid.to_string()]);
+        }
+    };
+    signal("-STOP");
+    chaos.sleep(time);
+    signal("-CONT");
+    Ok(())
+}
+
+/// Kills a shim, and notes the programs that may have needed it.
+fn kill_shim(chaos: &Chaos, node: u16, chance: u64) -> Result<()> {
+    let shims = one_of(&pids(&chaos.cluster, node, "tern-shim")?, chance);
+    endanger(chaos, node)?;
+    let killed = kill(&chaos.cluster, node, &shims);
+    // Others may have arrived there meanwhile.
+    endanger(chaos, node)?;
+    killed
+}
+
+/// Notes that the programs of which a process is on this node may be lost; on node 1, all of them.
+/// So may the one that is being moved.
+fn endanger(chaos: &Chaos, node: u16) -> Result<()> {
+    let running = lock(&chaos.running).clone();
+    let there: BTreeSet<i32> = if node == 1 {
+        running.clone()
+    } else {
+        let rows = chaos.cluster.processes(1)?;
+        let is_there = |row: &&ProcessRow| row.from.is_none() && row.r#where.is_none_or(|at| at.0 == node);
+        rows.iter().filter(is_there).map(|row| row.pid.0).collect()
+    };
+    let table = chaos.cluster.run(1, &["ps", "-e", "-o", "pid=,ppid="])?;
+    let table = String::from_utf8_lossy(&table).into_owned();
+    let row = |line: &str| {
+        let (pid, parent) = line.trim().split_once(' ')?;
+        Some((pid.parse().ok()?, parent.trim().parse().ok()?))
+    };
+    let parents: BTreeMap<i32, i32> = table.lines().filter_map(row).collect();
+    let program_of = |pid: i32| {
+        std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).find(|pid| running.contains(pid))
+    };
+    let moving = *lock(&chaos.moving);
+    lock(&chaos.endangered).extend(there.into_iter().chain(moving).filter_map(program_of));
+    Ok(())
+}
+
+/// Kills a stranger and all its children.
+fn end_group(mut stranger: Child) -> Result<()> {
+    let group = format!("-{}", stranger.id());
+    let killed = Command::new("kill").args(["-KILL", "--", &group]).status()?;
+    stranger.wait()?;
+    ensure!(killed.success(), "the stranger's processes cannot be killed");
+    Ok(())
+}

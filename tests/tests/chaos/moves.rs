@@ -1,0 +1,38 @@
+//! Moves running programs at random.
+
+use crate::{Chaos, lock};
+use std::time::Duration;
+use tern_tests::programs::generated_input::Sequence;
+
+/// Time between two moves: five begin in a second, unless they take longer.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Exit status of migrate for an error inside Tern.
+const EX_SOFTWARE: i32 = 70;
+
+/// Moves programs until the run is over.
+pub(crate) fn move_at_random(chaos: &Chaos) {
+    let mut random = Sequence(chaos.seed ^ 0x6d6f_7665);
+    while !chaos.is_over() {
+        let running: Vec<i32> = lock(&chaos.running).iter().copied().collect();
+        let to = ["2", "3", "2", "3", "home"][random.below(5) as usize];
+        if let Some(&pid) = running.get(random.below(running.len() as u64) as usize) {
+            *lock(&chaos.moving) = Some(pid);
+            match chaos.cluster.migrate(pid, to) {
+                Ok(_) => chaos.count("moves"),
+                // It has ended.
+                Err(refused) if refused.code == 1 => {}
+                Err(refused) if refused.code == EX_SOFTWARE => {
+                    chaos.fail(format!("migrate {pid} {to}: {}", refused.message));
+                }
+                Err(refused) => {
+                    let reason = refused.message.replace(|c: char| c.is_ascii_digit(), "");
+                    let reason: String = reason.lines().next().unwrap_or_default().chars().take(90).collect();
+                    chaos.count(&format!("moves refused: {reason}"));
+                }
+            }
+        }
+        *lock(&chaos.moving) = None;
+        chaos.sleep(INTERVAL);
+    }
+}
