@@ -11,7 +11,7 @@
 //!  migrate                   the migration protocol
 //!  guest    deputy           the two halves of a process, independent of each other
 //!  shim                      the program that runs one of the halves
-//!  node                      starts shims as programs, so it depends only on control, wire
+//!  node                      starts shims as programs, so it depends only on cgroup, control, wire
 //!                            and the crates for decisions: load, gossip, balancer
 //!  mfs                       all nodes' files as one tree; reads the node's map and identity
 //!  mexec                     runs commands on other nodes; reads the node's map and identity
@@ -20,8 +20,8 @@
 //!  lab                       starts nodes, as programs
 //!  top                       displays the cluster, which it queries through control
 //!  cli                       queries the cluster through control, runs commands through mexec, and
-//!                            founds and joins clusters with node; its doctor reads the node's
-//!                            identity, which is in wire
+//!                            sets clusters up and reads their configuration with node; its doctor
+//!                            reads the node's identity, which is in wire
 //! ```
 
 use anyhow::{Context, Result};
@@ -80,7 +80,7 @@ const AWAY: &[&str] = &[
     "tern-control",
 ];
 
-/// The allowed dependencies of a half of a process: everything but the other half.
+/// The allowed dependencies of a half of a process. The other half is not among them.
 const HALF: &[&str] =
     &["tern-tracee", "tern-image", "tern-wire", "tern-syscall", "tern-migrate", "tern-control"];
 
